@@ -1,0 +1,39 @@
+"""Errors a user can cause or mend; the command line shows each as one line, without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class QuarlError(ValueError):
+    """A failure with one clear line: what was wrong, what was received, what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(QuarlError):
+    """A request that cannot be meant as it stands: an unknown name, a value out of range."""
+
+    exit_code = 2
+
+
+class GateError(QuarlError):
+    """A quality gate that did not hold: a scheme loses more reward than the user allows."""
+
+    exit_code = 3
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """Build the error for a name that is not among the known ones, naming the closest.
+
+    Args:
+        kind: What the name stands for, as a user would say it ("environment", "scheme").
+        name: The name received.
+        known: Every name that would have been accepted.
+    """
+    choices = sorted(known)
+    by_lower = {choice.lower(): choice for choice in choices}
+    close = [by_lower[c] for c in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(choices)}."
+    return UsageError(f"Unknown {kind}: {hint} Received: {kind}={name!r}")

@@ -1,0 +1,1 @@
+"""Quantisers: the affine mathematics and what applies it to networks."""

@@ -1,0 +1,227 @@
+"""Map float tensors to integer codes and back: n-bit affine grids, IEEE half, 8-bit min/max.
+
+An affine grid has a step `scale` and a code `zero_point` that stands for 0; a code q means
+scale * (q - zero_point). Its range is [min(W, 0), max(W, 0)], so that zero lies on the grid.
+With N = 2**bits and range = |min(W, 0)| + |max(W, 0)|, the three modes are:
+
+* "paper": the published formula (QuaRL, Krishnan et al., arXiv 1910.01055, section 3), unclipped:
+  scale = range / N, zero_point = floor(-min(W, 0) / scale), code = floor(W / scale) + zero_point.
+  It has N + 1 codes, one too many for n bits: if -min(W, 0) / scale is whole, W = max is code N;
+  if not, W = min is code -1.
+* "code": the same scale and rule with codes and zero point clipped to 0 ... N - 1, a true n-bit
+  code. Only the end that overflowed moves, by at most one step, so the error is below one step,
+  or exactly one where an end of the range loses its code. A zero point of N (no positive weight)
+  must be clipped as well, or zero itself would be lost. The wider step range / (N - 1) is not
+  needed. No value leaves [min(W, 0), max(W, 0)].
+* "tf": TensorFlow's `fake_quant_with_min_max_vars`: scale = range / (N - 1), zero point and
+  codes rounded half up and clipped. The error is at most half a step.
+
+Floor is not symmetric: a range [-a, a] becomes -a ... a - scale, as in two's complement, and the
+errors of "paper" and "code" lie between -scale and 0 (half a step down on average), except at a
+clipped lower end. "tf" errors are centred on 0.
+
+Tensors are float32, the arithmetic is float64, and decoded tensors are float32 again.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Mode = Literal["paper", "code", "tf"]
+
+_MIN_BITS, _MAX_BITS = 2, 32
+# "paper" has no clip; past this magnitude float64 no longer holds every integer.
+_UNCLIPPED = 2**53
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_CELLS = 255  # Li cuts the range into 255 cells between the codes 0 and 255.
+
+
+@dataclass(frozen=True, eq=False)
+class AffineGrid:
+    """An affine grid as `affine_grid` builds it.
+
+    Attributes:
+        scale: step between neighbouring codes, > 0, in the unit of the tensor; shape () for a whole
+            tensor, else the tensor's shape with 1 everywhere but at the channel axis.
+        zero_point: code of 0, same shape as `scale`.
+        bits: width of a code, 2 ... 32.
+        mode: rule by which values become codes, see the module docstring.
+    """
+
+    scale: npt.NDArray[np.float64]
+    zero_point: npt.NDArray[np.int64]
+    bits: int
+    mode: Mode
+
+    @property
+    def code_limits(self) -> tuple[int, int]:
+        """Smallest and largest code; beyond any tensor's reach in "paper" mode."""
+        return (-_UNCLIPPED, _UNCLIPPED) if self.mode == "paper" else (0, 2**self.bits - 1)
+
+
+def affine_grid(
+    values: npt.ArrayLike, bits: int, *, axis: int | None = None, mode: Mode = "code"
+) -> AffineGrid:
+    """Build the grid that spans a tensor and zero.
+
+    A monitored range is a tensor of two: `affine_grid([v_min, v_max], bits)`.
+
+    Args:
+        values: finite float32 tensor, not empty.
+        bits: width of a code, 2 ... 32.
+        axis: channel axis for one grid per slice (convolutions), None for one grid.
+        mode: "paper", "code" or "tf", see the module docstring.
+
+    Raises:
+        ValueError: if an argument is outside the above.
+    """
+    array = _float32_tensor(values)
+    if bits not in range(_MIN_BITS, _MAX_BITS + 1):
+        raise ValueError(f"bits must be an integer from 2 to 32. Received: bits={bits!r}")
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode must be one of {get_args(Mode)}. Received: mode={mode!r}")
+    if axis is not None and not -array.ndim <= axis < array.ndim:
+        raise ValueError(f"axis must exist in a tensor of rank {array.ndim}. Received: axis={axis}")
+
+    others = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
+    lowest = np.minimum(array.min(axis=others, keepdims=axis is not None), 0.0)
+    highest = np.maximum(array.max(axis=others, keepdims=axis is not None), 0.0)
+    levels = 2 ** int(bits)
+    scale = np.asarray((highest - lowest) / (levels - 1 if mode == "tf" else levels))
+    # All weights zero: any step will do, but 0 would divide by zero.
+    scale = np.where(scale > 0.0, scale, 1.0)
+    zero_point = np.floor(-lowest / scale + (0.5 if mode == "tf" else 0.0))
+    if mode != "paper":
+        zero_point = np.minimum(zero_point, levels - 1)
+    return AffineGrid(scale, np.asarray(zero_point, dtype=np.int64), int(bits), mode)
+
+
+def quantize(values: npt.ArrayLike, grid: AffineGrid) -> npt.NDArray[np.int64]:
+    """Return the codes of a tensor, same shape; values beyond the grid take its end codes.
+
+    Raises:
+        ValueError: if `values` is empty, not finite, or does not fit the grid's channels.
+    """
+    array = _float32_tensor(values)
+    _check_channels(array.shape, grid)
+    steps = array / grid.scale
+    index = np.floor(steps + 0.5) if grid.mode == "tf" else _floor_to_grid(array, steps, grid.scale)
+    # Clip before the cast: a float beyond int64 has no defined integer.
+    return np.clip(index + grid.zero_point, *grid.code_limits).astype(np.int64)
+
+
+def dequantize(codes: npt.ArrayLike, grid: AffineGrid) -> npt.NDArray[np.float32]:
+    """Return scale * (codes - zero_point) as float32, same shape.
+
+    Raises:
+        ValueError: if `codes` does not fit the grid's channels.
+    """
+    array = np.asarray(codes, dtype=np.float64)
+    _check_channels(array.shape, grid)
+    values = grid.scale * (array - grid.zero_point)
+    # "paper" and "tf" grids reach past their range, which may end at the largest float32.
+    return np.clip(values, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
+
+
+def fake_quantize(
+    values: npt.ArrayLike, bits: int, axis: int | None = None, mode: Mode = "code"
+) -> npt.NDArray[np.float32]:
+    """Quantise a tensor on its own grid and decode it again; arguments as in `affine_grid`."""
+    grid = affine_grid(values, bits, axis=axis, mode=mode)
+    return dequantize(quantize(values, grid), grid)
+
+
+def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Round a float32 tensor to the nearest IEEE 754 half, ties to even, and return it as float32.
+
+    Raises:
+        ValueError: if `values` is empty or not finite, or a value would overflow to infinity.
+    """
+    array = _float32_tensor(values)
+    with np.errstate(over="ignore"):  # Reported below, with the value.
+        halves = array.astype(np.float16)
+    if np.isinf(halves).any():
+        largest = float(array.flat[np.abs(array).argmax()])
+        raise ValueError(f"values must round to at most 65504. Received: largest value={largest}")
+    return halves.astype(np.float32)
+
+
+def minmax_codes(
+    values: npt.ArrayLike, lowest: float | None = None, highest: float | None = None
+) -> npt.NDArray[np.int64]:
+    """Map [lowest, highest] evenly to the codes 0 ... 255, half up (Li, 8-bit quantisation of DQN).
+
+    The limits default to the tensor's own; values beyond them take the end codes. Zero need not be
+    on this grid.
+
+    Raises:
+        ValueError: if `values` is empty or not finite, or the limits are not finite and ordered.
+    """
+    array = _float32_tensor(values)
+    low = float(array.min()) if lowest is None else lowest
+    cell = _minmax_cell(low, float(array.max()) if highest is None else highest)
+    # A constant tensor has cells of width 0 and the one code 0.
+    index = np.floor((array - low) / (cell or 1.0) + 0.5)
+    return np.clip(index, 0, _CELLS if cell else 0).astype(np.int64)
+
+
+def minmax_values(codes: npt.ArrayLike, lowest: float, highest: float) -> npt.NDArray[np.float32]:
+    """Return the float32 values of `minmax_codes` codes: 0 is `lowest`, 255 is `highest`.
+
+    Raises:
+        ValueError: if a code is outside 0 ... 255, or the limits are not finite and ordered.
+    """
+    array = np.asarray(codes, dtype=np.float64)
+    outside = array[~((array >= 0) & (array <= _CELLS))]
+    if outside.size:
+        raise ValueError(f"codes must lie in 0 ... 255. Received: code={outside[0]}")
+    return (lowest + _minmax_cell(lowest, highest) * array).astype(np.float32)
+
+
+def _minmax_cell(lowest: float, highest: float) -> float:
+    if not -_FLOAT32_MAX <= lowest <= highest <= _FLOAT32_MAX:
+        raise ValueError(
+            f"limits must be finite and ordered. Received: lowest={lowest}, highest={highest}"
+        )
+    return (highest - lowest) / _CELLS
+
+
+def _float32_tensor(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Check a tensor and return its float32 values, held in float64 for the arithmetic."""
+    with np.errstate(over="ignore"):  # A float64 beyond float32 becomes inf, refused below.
+        array = np.asarray(values, dtype=np.float32)
+    if array.size == 0:
+        raise ValueError(f"values must not be empty. Received: shape={array.shape}")
+    bad = array[~np.isfinite(array)]
+    if bad.size:
+        raise ValueError(f"values must be finite in float32. Received: value={bad[0]}")
+    return array.astype(np.float64)
+
+
+def _floor_to_grid(
+    array: npt.NDArray[np.float64],
+    steps: npt.NDArray[np.float64],
+    scale: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Round steps down, but keep what float32 cannot tell from a grid line on that line.
+
+    A decoded value is rounded to float32, at times to just below its grid line: a plain floor would
+    lose one step each time a tensor is quantised again.
+    """
+    nearest = np.rint(steps)
+    with np.errstate(over="ignore"):  # A line beyond float32 becomes inf, which equals no value.
+        on_line = (nearest * scale).astype(np.float32) == array
+    return np.where(on_line, nearest, np.floor(steps))
+
+
+def _check_channels(shape: tuple[int, ...], grid: AffineGrid) -> None:
+    per_tensor = grid.scale.ndim == 0
+    if not per_tensor and not (
+        len(shape) == grid.scale.ndim
+        and all(n in (1, m) for n, m in zip(grid.scale.shape, shape, strict=True))
+    ):
+        raise ValueError(
+            f"tensor must fit a grid of shape {grid.scale.shape}. Received: shape={shape}"
+        )

@@ -1,0 +1,262 @@
+"""Records on disk: where files live, how they are written whole or not at all, what they say.
+
+Every file is written to a temporary name in its own folder and renamed, so *exists* means
+*finished*.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+from quarl_tf.errors import QuarlError
+
+_RECORDED_PACKAGES = (
+    "quarl-tf",
+    "tensorflow",
+    "tf-keras",
+    "tf-agents",
+    "tensorflow-model-optimization",
+    "ai-edge-litert",
+    "gymnasium",
+    "numpy",
+)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folder that holds `runs/`, `tflite_models/` and `reports/`."""
+
+    root: Path
+
+    def run_dir(self, run_id: str) -> Path:
+        """Return the folder of one training."""
+        return self.root / "runs" / run_id
+
+    def artifact_dir(self, run_id: str) -> Path:
+        """Return the folder of one training's flatbuffers."""
+        return self.root / "tflite_models" / run_id
+
+    def artifact(self, run_id: str, scheme: str) -> Path:
+        """Return the path of one flatbuffer; its sidecar and evaluation lie beside it."""
+        return self.artifact_dir(run_id) / f"{scheme}.tflite"
+
+    def report_dir(self, name: str) -> Path:
+        """Return the folder of one report."""
+        return self.root / "reports" / name
+
+
+def sidecar_path(artifact: Path) -> Path:
+    """Return where the sidecar of a flatbuffer lies."""
+    return artifact.with_suffix(".json")
+
+
+def evaluation_path(artifact: Path) -> Path:
+    """Return where the evaluation of a flatbuffer lies."""
+    return artifact.with_suffix(".eval.json")
+
+
+class _JsonRecord:
+    """A dataclass kept as one JSON file."""
+
+    def save(self, path: Path) -> None:
+        """Write the record, whole or not at all."""
+        write_json(path, asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the record.
+
+        Raises:
+            QuarlError: The file is missing, damaged, or its fields are not this record's.
+        """
+        values = read_json(path)
+        expected = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        if set(values) != expected:
+            odd = ", ".join(sorted(set(values) ^ expected))
+            raise QuarlError(
+                f"{path} is not a {cls.__name__} of this version (fields that differ: {odd}); "
+                f"make it again. Received: path={str(path)!r}"
+            )
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Sidecar(_JsonRecord):
+    """The truth about one flatbuffer, kept beside it as `<scheme>.json`."""
+
+    run: dict[str, Any]
+    run_id: str
+    env_id: str
+    scheme: str
+    native: bool
+    sha256: str
+    size_bytes: int
+    #: What the head's numbers are: "q_values", "logits" or "action".
+    head: str
+    #: Actions of a discrete space, or null.
+    num_actions: int | None
+    #: Bounds of a continuous action space, or null.
+    action_low: list[float] | None
+    action_high: list[float] | None
+    observation_shape: list[int]
+    observation_dtype: str
+    #: Tensors in the file by dtype, read back from the flatbuffer.
+    tensor_dtypes: dict[str, int]
+    #: Weights (elements of constant tensors) in the file by dtype, read back from the flatbuffer.
+    weight_dtypes: dict[str, int]
+    #: Operators in the file, in order, with the dtype each computes.
+    operators: list[str]
+    #: Checks made at export against the network the flatbuffer came from.
+    check: dict[str, Any]
+    #: Hash of the trained network file the flatbuffer was made from.
+    network_sha256: str
+    #: Hash of the calibration observations, for schemes that need them.
+    calibration_sha256: str | None
+    preset: dict[str, Any]
+    versions: dict[str, str]
+    commit: str | None
+
+
+@dataclass(frozen=True)
+class Evaluation(_JsonRecord):
+    """Every episode of one policy on given seeds, kept as `<scheme>.eval.json`."""
+
+    run_id: str
+    env_id: str
+    #: A scheme's name, or "random" for the baseline that samples the action space.
+    scheme: str
+    #: Hash of the flatbuffer that acted; null for the random baseline.
+    artifact_sha256: str | None
+    #: Protocol in words, e.g. {"action": "greedy", "return": "unclipped", ...}.
+    protocol: dict[str, str]
+    seeds: list[int]
+    returns: list[float]
+    lengths: list[int]
+    #: Steps at which two or more actions shared the best value.
+    ties: int
+    #: Microseconds of one `Policy.act` call: {"median": ..., "p95": ...}; null for random.
+    latency_us: dict[str, float] | None
+    #: Actions equal to the fp32 policy's on the states that the fp32 policy visits:
+    #: {"fraction": ..., "states": ...}; null where there is nothing to compare with.
+    agreement: dict[str, float] | None
+    versions: dict[str, str]
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed onto it when the block ends well.
+
+    Raises:
+        QuarlError: The folder cannot be written or the disk is full; nothing is left behind.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        # mkstemp makes files private; artifacts are for sharing.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise QuarlError(
+            f"Cannot write {path}: {error.strerror or error}; make the folder writable, free some "
+            f"space, or choose another with --root. Received: path={str(path)!r}"
+        ) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all; NaN and infinities are refused."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with one header, whole or not at all."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, buffer.getvalue())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        QuarlError: The file is missing or damaged.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise QuarlError(
+            f"{path} cannot be read as JSON ({error}); make it again. Received: path={str(path)!r}"
+        ) from error
+    if not isinstance(value, dict):
+        raise QuarlError(f"{path} holds no JSON object. Received: {type(value).__name__}")
+    return value
+
+
+def sha256(path: Path) -> str:
+    """Hash a file's content."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that shape a result, those that are installed."""
+    versions = {}
+    for name in _RECORDED_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+@cache
+def source_commit() -> str | None:
+    """Return the commit this code runs from, with `-dirty` for local changes; None if unknown."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
