@@ -15,7 +15,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -91,6 +91,41 @@ class _JsonRecord:
                 f"make it again. Received: path={str(path)!r}"
             )
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class TrainingRecord(_JsonRecord):
+    """What a finished training was and made, kept as `training.json` in its run folder."""
+
+    run: dict[str, Any]
+    run_id: str
+    preset: dict[str, Any]
+    #: Environment step of the network that was kept.
+    best_step: int
+    #: Its mean greedy return on selection seeds: biased upwards, never a result.
+    selection_return: float
+    network_sha256: str
+    calibration_sha256: str
+    #: Wall time; of the last part only where the training was interrupted.
+    seconds: float
+    versions: dict[str, str]
+    commit: str | None
+
+    def verify(self, folder: Path) -> None:
+        """Check the files of the run folder against their hashes.
+
+        Raises:
+            QuarlError: A file is missing or was changed.
+        """
+        for name, expected in (
+            ("network.npz", self.network_sha256),
+            ("calibration.npz", self.calibration_sha256),
+        ):
+            if sha256(folder / name) != expected:
+                raise QuarlError(
+                    f"{folder / name} was changed or damaged after training; delete the run folder "
+                    f"and train again. Received: path={str(folder / name)!r}"
+                )
 
 
 @dataclass(frozen=True)
@@ -175,14 +210,18 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
-        raise QuarlError(
-            f"Cannot write {path}: {error.strerror or error}; make the folder writable, free some "
-            f"space, or choose another with --root. Received: path={str(path)!r}"
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> QuarlError:
+    return QuarlError(
+        f"Cannot write {path}: {error.strerror or error}; make the folder writable, free some "
+        f"space, or choose another with --root. Received: path={str(path)!r}"
+    )
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -200,6 +239,26 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all; NaN and infinities are refused."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
+
+
+def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
+    """Write a flatbuffer and its sidecar.
+
+    The old sidecar goes first and the new one comes last: between the two nothing claims that the
+    flatbuffer is whole.
+    """
+    try:
+        sidecar_path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    write_bytes(path, content)
+    signed = replace(sidecar, sha256=hashlib.sha256(content).hexdigest())
+    signed.save(sidecar_path(path))
+
+
+def jsonable(value: Any) -> Any:
+    """Return what a value becomes when it has been through JSON."""
+    return json.loads(json.dumps(value))
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,0 +1,69 @@
+"""One module per algorithm, each with the same `build(spec, preset, seed) -> Agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.environments import EnvSpec
+from quarl_tf.keras import keras
+from quarl_tf.presets import Preset
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Agent(Protocol):
+    """What acts and learns while training; afterwards only its network is left."""
+
+    @property
+    def network(self) -> keras.Model:
+        """Observation in, head out: what is exported."""
+
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
+        """Choose exploring actions for a batch; `progress` runs from 0 to 1 over training."""
+
+    def observe(
+        self,
+        observations: npt.NDArray[Any],
+        actions: npt.NDArray[Any],
+        rewards: npt.NDArray[Any],
+        terminated: npt.NDArray[np.bool_],
+        starts: npt.NDArray[np.bool_],
+    ) -> None:
+        """Take in one tick of the vector environment (see `replay.Replay.add`)."""
+
+    def break_stream(self, observations: npt.NDArray[Any]) -> None:
+        """Take in the last observations before all environments start afresh."""
+
+    def learn(self, ticks: int) -> dict[str, float]:
+        """Learn after `ticks` ticks of acting; return metrics by name, empty while warming up."""
+
+    def arrays(self) -> Arrays:
+        """Return all state for a checkpoint: variables, optimizer, replay, statistics."""
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take the state of a checkpoint back."""
+
+    def generators(self) -> dict[str, np.random.Generator]:
+        """Return the random generators by purpose, to be kept in checkpoints."""
+
+
+def build(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> Agent:
+    """Build the agent of an algorithm."""
+    agent: Agent = import_module(f"quarl_tf.agents.{algo}").build(spec, preset, seed)
+    return agent
+
+
+def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> Any:
+    """Return the factory of the network that an algorithm exports."""
+    return import_module(f"quarl_tf.agents.{algo}").network_factory(spec, preset, seed)
+
+
+def head(algo: str) -> str:
+    """Return what the numbers of an algorithm's head are: "q_values", "logits" or "action"."""
+    kind: str = import_module(f"quarl_tf.agents.{algo}").HEAD
+    return kind

@@ -1,0 +1,70 @@
+"""Our Keras networks and Gymnasium environments as TF-Agents sees them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gym_notices.notices
+
+from quarl_tf.environments import EnvSpec
+from quarl_tf.keras import tf
+from quarl_tf.networks import NetworkFactory
+
+# TF-Agents imports the old gym, which prints advice to move to Gymnasium. We use Gymnasium.
+gym_notices.notices.notices.clear()
+with warnings.catch_warnings():
+    # Its sources predate Python 3.12's stricter escapes and `is` with literals.
+    warnings.simplefilter("ignore")
+    from tf_agents.agents.dqn import dqn_agent
+    from tf_agents.networks import network as tfa_network
+    from tf_agents.specs import tensor_spec
+    from tf_agents.trajectories import policy_step, trajectory
+    from tf_agents.trajectories import time_step as ts
+
+__all__ = ["FactoryNetwork", "action_spec", "dqn_agent", "time_step_spec", "transition"]
+
+
+class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
+    """A TF-Agents network around a Keras model made by a factory.
+
+    TF-Agents copies a network (for targets) by calling its constructor again with the same
+    arguments. A ready model would share its variables with the copy; a factory does not.
+    """
+
+    def __init__(self, factory: NetworkFactory, input_tensor_spec: Any, name: str = "Net") -> None:
+        """Build the model."""
+        super().__init__(input_tensor_spec=input_tensor_spec, state_spec=(), name=name)
+        self.model = factory()
+
+    def call(
+        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
+    ) -> tuple[Any, Any]:
+        """Return the head and the untouched (empty) state."""
+        return self.model(observation, training=training), network_state
+
+
+def observation_spec(spec: EnvSpec) -> Any:
+    """Return TF-Agents' specification of the observations."""
+    return tensor_spec.TensorSpec(spec.observation_shape, tf.as_dtype(spec.observation_dtype))
+
+
+def time_step_spec(spec: EnvSpec) -> Any:
+    """Return TF-Agents' specification of a time step."""
+    return ts.time_step_spec(observation_spec(spec))
+
+
+def action_spec(spec: EnvSpec) -> Any:
+    """Return TF-Agents' specification of a discrete action."""
+    return tensor_spec.BoundedTensorSpec((), tf.int32, 0, (spec.num_actions or 1) - 1)
+
+
+def transition(observation: Any, action: Any, reward: Any, discount: Any, following: Any) -> Any:
+    """Assemble a batch of transitions as TF-Agents' agents train on."""
+    batch = tf.shape(reward)
+    middle = tf.fill(batch, ts.StepType.MID)
+    return trajectory.Transition(
+        time_step=ts.TimeStep(middle, tf.zeros(batch), tf.ones(batch), observation),
+        action_step=policy_step.PolicyStep(action, (), ()),
+        next_time_step=ts.TimeStep(middle, reward, discount, following),
+    )

@@ -1,0 +1,169 @@
+"""Double DQN (van Hasselt et al., arXiv 1509.06461) by TF-Agents' `DdqnAgent`.
+
+Deviations from the paper:
+
+1. Observations are normalised by running statistics inside the network, so that one int8 scale can
+   serve all features. The target network gets the statistics together with its weights.
+2. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
+   steps, all in one compiled call; the target period counts gradient steps.
+3. Adam instead of RMSprop, Huber loss without reward clipping, gradients clipped by norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.agents import Arrays, adapter
+from quarl_tf.environments import EnvSpec
+from quarl_tf.errors import UsageError
+from quarl_tf.keras import keras, tf
+from quarl_tf.networks import NetworkFactory, RunningStatistics, forward, mlp_factory
+from quarl_tf.presets import DqnPreset
+from quarl_tf.replay import Replay
+from quarl_tf.seeding import generator
+
+HEAD = "q_values"
+
+
+def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFactory:
+    """Return the factory of the Q-network.
+
+    Raises:
+        UsageError: The actions are not discrete.
+    """
+    if spec.num_actions is None:
+        raise UsageError(
+            "dqn needs discrete actions; this environment's are continuous (ddpg fits it). "
+            f"Received: action_low={spec.action_low}"
+        )
+    return mlp_factory(spec, preset.hidden_layers, spec.num_actions, seed=seed)
+
+
+def build(spec: EnvSpec, preset: DqnPreset, seed: int) -> DqnAgent:
+    """Build the agent."""
+    return DqnAgent(spec, preset, seed)
+
+
+class DqnAgent:
+    """Acts epsilon-greedily, keeps a replay, learns in bursts (see `agents.Agent`)."""
+
+    def __init__(self, spec: EnvSpec, preset: DqnPreset, seed: int) -> None:
+        """Create the networks, the optimizer and an empty replay."""
+        self._preset = preset
+        self._num_actions = spec.num_actions or 0
+        self._statistics = RunningStatistics(spec.observation_shape)
+        self._pending: list[npt.NDArray[Any]] = []
+        self._replay = Replay(spec, preset.buffer_size, preset.num_envs)
+        self._explore = generator(seed, "exploration")
+        self._draw = generator(seed, "replay")
+        q_network = adapter.FactoryNetwork(
+            network_factory(spec, preset, seed), adapter.observation_spec(spec), name="QNetwork"
+        )
+        self._agent = adapter.dqn_agent.DdqnAgent(
+            adapter.time_step_spec(spec),
+            adapter.action_spec(spec),
+            q_network=q_network,
+            optimizer=keras.optimizers.Adam(preset.learning_rate),
+            target_update_period=preset.target_update,
+            gamma=preset.discount,
+            gradient_clipping=preset.gradient_clip,
+            train_step_counter=tf.Variable(0, dtype=tf.int64),
+        )
+        self._agent.initialize()
+        # Adam's moments are else created by the first step, too late for a restore.
+        self._agent._optimizer.build(q_network.model.trainable_variables)
+        self.network = q_network.model
+        self._q_values = forward(self.network)
+        self._burst = tf.function(self._train_on, jit_compile=True)
+
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.int64]:
+        """Act greedily, but at random with a probability that falls linearly."""
+        p = self._preset
+        done = min(1.0, progress / p.exploration_fraction)
+        epsilon = 1.0 + done * (p.exploration_final - 1.0)
+        shape = len(observations)
+        exploring = self._explore.random(shape) < epsilon
+        actions = self._explore.integers(self._num_actions, size=shape)
+        if not exploring.all():
+            greedy = self._q_values(observations).argmax(axis=1)
+            actions = np.where(exploring, actions, greedy)
+        return actions
+
+    def observe(
+        self,
+        observations: npt.NDArray[Any],
+        actions: npt.NDArray[Any],
+        rewards: npt.NDArray[Any],
+        terminated: npt.NDArray[np.bool_],
+        starts: npt.NDArray[np.bool_],
+    ) -> None:
+        """Store one tick."""
+        self._pending.append(observations)
+        self._replay.add(observations, actions, rewards, terminated, starts)
+
+    def break_stream(self, observations: npt.NDArray[Any]) -> None:
+        """Mark the end of the stream."""
+        self._replay.add_break(observations)
+
+    def learn(self, ticks: int) -> dict[str, float]:
+        """Take one burst of gradient steps once the replay has warmed up."""
+        del ticks
+        self._statistics.update(np.concatenate(self._pending))
+        self._pending.clear()
+        if len(self._replay) < self._preset.learning_starts:
+            return {}
+        self._statistics.apply_to(self.network)
+        shape = (self._preset.gradient_steps, self._preset.batch_size)
+        batches = self._replay.sample(shape, self._draw)
+        return {"loss": float(self._burst(*map(tf.constant, batches)))}
+
+    def _train_on(self, *batches: Any) -> Any:
+        """Take one gradient step on each of the stacked batches; return the mean loss."""
+        steps = self._preset.gradient_steps
+        total = tf.constant(0.0)
+        for i in tf.range(steps):
+            batch = adapter.transition(*(field[i] for field in batches))
+            # `train` would wrap each step in a function of its own.
+            total += self._agent._train(batch, weights=None).loss
+        return total / steps
+
+    def _variables(self) -> list[Any]:
+        agent = self._agent
+        return [
+            *agent._q_network.variables,
+            *agent._target_q_network.variables,
+            *agent._optimizer.variables,
+            agent.train_step_counter,
+            agent._update_target._counter,
+        ]
+
+    def arrays(self) -> Arrays:
+        """Return networks, target, optimizer, counters, statistics and replay."""
+        return {
+            **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
+            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
+            **{f"replay/{k}": v for k, v in self._replay.arrays().items()},
+        }
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take all of it back."""
+        for i, variable in enumerate(self._variables()):
+            variable.assign(arrays[f"variable/{i}"])
+        self._statistics.restore(_section(arrays, "statistics"))
+        self._replay.restore(_section(arrays, "replay"))
+
+    def generators(self) -> dict[str, np.random.Generator]:
+        """Return the generators of exploration and of replay sampling."""
+        return {"exploration": self._explore, "replay": self._draw}
+
+
+def _section(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
+    return {
+        name.removeprefix(f"{prefix}/"): value
+        for name, value in arrays.items()
+        if name.startswith(f"{prefix}/")
+    }

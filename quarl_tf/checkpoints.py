@@ -1,0 +1,52 @@
+"""Checkpoints of a training: one `.npz` each, whole or absent, the newest two kept.
+
+A zip archive carries a checksum of every member, so a damaged file is found when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.records import atomic_path
+
+_KEPT = 2
+_STATE = "state.json"
+
+
+def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> None:
+    """Write the checkpoint of a step, then delete all but the newest two.
+
+    Args:
+        folder: Where the checkpoints of the run lie.
+        step: Environment step; it names the file.
+        arrays: Arrays by name.
+        state: Anything else, JSON-ready.
+    """
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    with atomic_path(folder / f"{step:012d}.npz") as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays, **{_STATE: text})  # type: ignore[arg-type]
+    for path in _newest_first(folder)[_KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
+    """Return arrays and state of the newest checkpoint that is not damaged, or None."""
+    for path in _newest_first(folder):
+        try:
+            with np.load(path) as file:
+                arrays = {name: file[name] for name in file.files}
+            return arrays, json.loads(arrays.pop(_STATE).tobytes())
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            continue
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.npz"), reverse=True)

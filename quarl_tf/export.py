@@ -1,0 +1,318 @@
+"""Export a trained network to flatbuffers, one a scheme, each checked against its network.
+
+Only this module knows the TFLite converter. A flatbuffer has one signature, observation to head,
+for one observation at a time, with the normaliser inside.
+
+`int8` is integer from the first layer to the head. The normaliser in front of it stays in float:
+one int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
+beside velocities of ±3), after it all features fill the same ±5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf import agents, environments, flatbuffer, networks, presets, records
+from quarl_tf.display import Update
+from quarl_tf.environments import EnvSpec
+from quarl_tf.errors import QuarlError
+from quarl_tf.keras import keras, tf
+from quarl_tf.networks import Weights
+from quarl_tf.policies import run_heads
+from quarl_tf.quantization.ptq import half_weights, quantize_weights
+from quarl_tf.records import Sidecar, TrainingRecord, Workspace
+from quarl_tf.spec import Run, Scheme
+
+#: Largest difference between flatbuffer and network, relative to the largest head value (at least
+#: 1): what float32 sums in another order may differ by.
+FLOAT_TOLERANCE = 1e-5
+
+#: Observations that the check compares heads on.
+_CHECKED = 200
+
+#: The normaliser's operations, as the converter names their results.
+_NORMALIZER_NODES = [
+    f"policy/normalizer/{name}"
+    for name in ("sub", "mul", "clip_by_value/Minimum", "clip_by_value")
+]
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """What a finished training left to be exported."""
+
+    record: TrainingRecord
+    run: Run
+    spec: EnvSpec
+    build: networks.NetworkFactory
+    weights: Weights
+    #: Greedy rollout observations [n, ...] to calibrate and check with.
+    observations: npt.NDArray[Any]
+
+    def network(self, weights: Weights) -> keras.Model:
+        """Build the network with given weights."""
+        network = self.build()
+        networks.set_weights(network, weights)
+        return network
+
+
+def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
+    """Load a finished training.
+
+    Raises:
+        QuarlError: The run is not there, not finished, or its files were changed.
+    """
+    folder = workspace.run_dir(run_id)
+    if not (folder / "training.json").exists():
+        state = "is not finished" if folder.exists() else "does not exist"
+        raise QuarlError(
+            f"The run {state}; train it first (quarl train --algo … --env … --seed …). "
+            f"Received: run={run_id!r} in {workspace.root}"
+        )
+    record = TrainingRecord.load(folder / "training.json")
+    record.verify(folder)
+    run = Run(**record.run)
+    spec = environments.env_spec(run.env_id)
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    return TrainedNetwork(
+        record,
+        run,
+        spec,
+        agents.network_factory(run.algo, spec, preset, run.seed),
+        networks.load_weights(folder / "network.npz"),
+        networks.load_weights(folder / "calibration.npz")["observations"],
+    )
+
+
+def export(
+    workspace: Workspace, run_id: str, schemes: Sequence[Scheme], update: Update
+) -> list[Path]:
+    """Export a run in several schemes; what exists and is whole is left as it is.
+
+    Returns:
+        The flatbuffers, in the order of `schemes`.
+
+    Raises:
+        QuarlError: The run is not finished, the converter failed, or a flatbuffer does not compute
+            what its network does.
+    """
+    trained = load(workspace, run_id)
+    paths = [workspace.artifact(run_id, scheme.name) for scheme in schemes]
+    for i, (scheme, path) in enumerate(zip(schemes, paths, strict=True)):
+        update(i, len(schemes), scheme.name)
+        if not _is_current(path, trained):
+            _export_one(trained, scheme, path)
+    progress = workspace.run_dir(run_id) / "progress.csv"
+    records.write_bytes(workspace.artifact_dir(run_id) / "progress.csv", progress.read_bytes())
+    update(len(schemes), len(schemes), "")
+    return paths
+
+
+def _is_current(path: Path, trained: TrainedNetwork) -> bool:
+    """Tell whether the flatbuffer is whole and comes from this network."""
+    try:
+        sidecar = Sidecar.load(records.sidecar_path(path))
+        return (
+            sidecar.sha256 == records.sha256(path)
+            and sidecar.network_sha256 == trained.record.network_sha256
+        )
+    except QuarlError:
+        return False
+
+
+def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
+    convert = _CONVERTERS.get(scheme.name, _simulated)
+    content, expected = convert(trained, scheme)
+    audit = flatbuffer.audit(content)
+    _require_int8(scheme, audit)
+    record = trained.record
+    sidecar = Sidecar(
+        run=record.run,
+        run_id=record.run_id,
+        env_id=trained.run.env_id,
+        scheme=scheme.name,
+        native=scheme.native,
+        sha256="",
+        size_bytes=len(content),
+        head=agents.head(trained.run.algo),
+        num_actions=trained.spec.num_actions,
+        action_low=_listed(trained.spec.action_low),
+        action_high=_listed(trained.spec.action_high),
+        observation_shape=list(trained.spec.observation_shape),
+        observation_dtype=trained.spec.observation_dtype,
+        tensor_dtypes=audit.tensor_dtypes,
+        weight_dtypes=audit.weight_dtypes,
+        operators=audit.operators,
+        check=_check(trained, scheme, content, expected),
+        network_sha256=record.network_sha256,
+        calibration_sha256=record.calibration_sha256 if scheme.name == "int8" else None,
+        preset=record.preset,
+        versions=records.package_versions(),
+        commit=records.source_commit(),
+    )
+    records.write_artifact(path, content, sidecar)
+
+
+def _listed(values: tuple[float, ...] | None) -> list[float] | None:
+    return None if values is None else list(values)
+
+
+def _check(
+    trained: TrainedNetwork, scheme: Scheme, content: bytes, expected: Weights
+) -> dict[str, Any]:
+    """Compare the flatbuffer's heads with those of the network it should equal.
+
+    Raises:
+        QuarlError: They differ by more than float rounding though the scheme computes in float.
+    """
+    seen = trained.observations[:: max(1, len(trained.observations) // _CHECKED)]
+    wanted = networks.forward(trained.network(expected))(seen)
+    heads = run_heads(content, seen)
+    difference = float(np.abs(heads - wanted).max())
+    scale = max(1.0, float(np.abs(wanted).max()))
+    exact = scheme.name not in ("dynamic_int8", "int8")
+    if exact and not difference <= FLOAT_TOLERANCE * scale:
+        raise QuarlError(
+            f"The {scheme.name} flatbuffer does not compute what its network does; nothing was "
+            f"written. Received: largest difference {difference:g} at heads up to {scale:g}"
+        )
+    check: dict[str, Any] = {
+        "observations": len(seen),
+        "max_abs_difference": difference,
+        "max_abs_head": scale,
+        "tolerance": FLOAT_TOLERANCE * scale if exact else None,
+    }
+    if trained.spec.num_actions is not None:
+        same = heads.argmax(axis=1) == wanted.argmax(axis=1)
+        check["action_agreement"] = float(same.mean())
+    return check
+
+
+def _require_int8(scheme: Scheme, audit: flatbuffer.FlatbufferAudit) -> None:
+    """Refuse an int8 flatbuffer in which the converter left a layer in float without a word."""
+    if scheme.name != "int8":
+        return
+    layers = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
+    left = [op for op in audit.operators if op.startswith(layers) and not op.endswith(" int8")]
+    if left:
+        raise QuarlError(f"The converter left layers of the int8 flatbuffer in float: {left}")
+
+
+Converted = tuple[bytes, Weights]
+
+
+def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    del scheme
+    return _convert(_converter(trained, trained.weights)), trained.weights
+
+
+def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    quantized = quantize_weights(trained.weights, scheme.weight_bits)
+    return _convert(_converter(trained, quantized)), quantized
+
+
+def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    del scheme
+    converter = _converter(trained, trained.weights)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.target_spec.supported_types = [tf.float16]
+    return _convert(converter), half_weights(trained.weights)
+
+
+def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    del scheme
+    converter = _converter(trained, trained.weights)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    return _convert(converter), trained.weights
+
+
+def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    del scheme
+    converter = _converter(trained, trained.weights)
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([row[None]] for row in trained.observations)
+    # The float operators are for the normaliser; `_require_int8` sees to the layers.
+    converter.target_spec.supported_ops = [
+        tf.lite.OpsSet.TFLITE_BUILTINS_INT8,
+        tf.lite.OpsSet.TFLITE_BUILTINS,
+    ]
+    # The converter itself has no way to keep an operator in float; its debugger's list has.
+    options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=_NORMALIZER_NODES)
+
+    def convert() -> bytes:
+        debugger = tf.lite.experimental.QuantizationDebugger(
+            converter=converter,
+            debug_dataset=converter.representative_dataset,
+            debug_options=options,
+        )
+        content: bytes = debugger.get_nondebug_quantized_model()
+        return content
+
+    return _quietly(convert), trained.weights
+
+
+_CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {
+    "fp32": _fp32,
+    "fp16": _fp16,
+    "dynamic_int8": _dynamic_int8,
+    "int8": _int8,
+}
+
+
+def _converter(trained: TrainedNetwork, weights: Weights) -> Any:
+    network = trained.network(weights)
+    shape = (1, *trained.spec.observation_shape)
+    signature = [tf.TensorSpec(shape, trained.spec.observation_dtype, name="observation")]
+    serve = tf.function(lambda observation: {"head": network(observation)}, signature)
+    return tf.lite.TFLiteConverter.from_concrete_functions(
+        [serve.get_concrete_function()], network
+    )
+
+
+def _convert(converter: Any) -> bytes:
+    content: bytes = _quietly(converter.convert)
+    return content
+
+
+def _quietly(convert: Callable[[], bytes]) -> bytes:
+    with _native_output() as said:
+        try:
+            return convert()
+        except Exception as error:
+            raise QuarlError(
+                f"The TFLite converter failed: {str(error).splitlines()[0]} {said()[-300:]}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _native_output() -> Iterator[Callable[[], str]]:
+    """Catch what the converter's C++ prints; it says nothing a user could act on.
+
+    Yields:
+        A function that returns what was printed so far.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as caught:
+        kept = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+
+        def said() -> str:
+            caught.seek(0)
+            return " ".join(caught.read().decode(errors="replace").split())
+
+        try:
+            yield said
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)

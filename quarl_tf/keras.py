@@ -1,0 +1,27 @@
+"""The one place that chooses Keras 2, which TF-Agents and tfmot need, and quiets TensorFlow.
+
+Import `tf` and `keras` from here, before anything else imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Read when TensorFlow's Keras first loads; Keras 3 would break TF-Agents and tfmot.
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Policies this small train on the CPU; the search for a GPU only prints an error.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import tensorflow as tf
+import tf_keras as keras
+
+from quarl_tf.errors import QuarlError
+
+if tf.keras.Model is not keras.Model:
+    raise QuarlError(
+        "Keras 3 was loaded before quarl_tf could choose Keras 2; import quarl_tf first or set "
+        f"TF_USE_LEGACY_KERAS=1. Received: tf.keras.Model from {tf.keras.Model.__module__}"
+    )
+
+__all__ = ["keras", "tf"]

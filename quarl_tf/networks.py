@@ -1,0 +1,156 @@
+"""Policy networks: one Keras model from raw observation to head, input scaling inside.
+
+A network is built by a factory and never cloned, so targets and copies are equal by construction
+and share nothing. Layers have fixed names, so that weights can be stored by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.environments import EnvSpec
+from quarl_tf.errors import QuarlError
+from quarl_tf.keras import keras, tf
+from quarl_tf.records import atomic_path
+from quarl_tf.seeding import generator
+
+NetworkFactory = Callable[[], "keras.Model"]
+Weights = dict[str, npt.NDArray[np.float32]]
+
+#: Normalised observations beyond this many standard deviations are cut off (as the papers' DDPG
+#: does); it also bounds the range that the first int8 tensor must cover.
+CLIP_DEVIATIONS = 5.0
+
+
+class ObservationNormalizer(keras.layers.Layer):
+    """Map every feature to (x − mean) · inverse_deviation, cut off at ±5.
+
+    The statistics are variables of the network that training sets (`set_statistics`), not gradient
+    descent. They are exported with it, so a flatbuffer takes raw observations.
+    """
+
+    def build(self, input_shape: Any) -> None:
+        """Create the statistics: identity until they are set."""
+        self.mean = self.add_weight(
+            name="mean", shape=input_shape[1:], initializer="zeros", trainable=False
+        )
+        self.inverse_deviation = self.add_weight(
+            name="inverse_deviation", shape=input_shape[1:], initializer="ones", trainable=False
+        )
+
+    def call(self, inputs: Any) -> Any:
+        """Normalise a batch of observations."""
+        normalised = (inputs - self.mean) * self.inverse_deviation
+        return tf.clip_by_value(normalised, -CLIP_DEVIATIONS, CLIP_DEVIATIONS)
+
+
+class RunningStatistics:
+    """Mean and variance of all observations seen so far, by Chan's parallel update."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        """Start without observations."""
+        self.count = 0.0
+        self.mean = np.zeros(shape, np.float64)
+        self.squares = np.zeros(shape, np.float64)
+
+    def update(self, observations: npt.NDArray[np.float32]) -> None:
+        """Take in a batch [n, ...]."""
+        batch = observations.astype(np.float64)
+        count, mean = len(batch), batch.mean(axis=0)
+        difference = mean - self.mean
+        total = self.count + count
+        self.squares += ((batch - mean) ** 2).sum(axis=0)
+        self.squares += difference**2 * (self.count * count / total)
+        self.mean += difference * (count / total)
+        self.count = total
+
+    def apply_to(self, network: keras.Model) -> None:
+        """Set the normaliser of a network to these statistics."""
+        layer = network.get_layer("normalizer")
+        deviation = np.sqrt(self.squares / max(self.count, 1.0))
+        layer.mean.assign(self.mean.astype(np.float32))
+        # A feature that never moved says nothing; 1e-2 keeps it from being blown up.
+        layer.inverse_deviation.assign((1.0 / np.maximum(deviation, 1e-2)).astype(np.float32))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the state for a checkpoint."""
+        return {"count": np.array(self.count), "mean": self.mean, "squares": self.squares}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take the state of a checkpoint back."""
+        self.count = float(arrays["count"])
+        self.mean, self.squares = arrays["mean"].copy(), arrays["squares"].copy()
+
+
+def mlp_factory(
+    spec: EnvSpec, hidden_layers: Sequence[int], outputs: int, *, seed: int
+) -> NetworkFactory:
+    """Return a factory of ReLU networks with a linear head of `outputs` values.
+
+    Every call draws the same initial weights (Glorot uniform) from the seed.
+    """
+
+    def build() -> keras.Model:
+        draws = generator(seed, "initial weights").integers(2**31, size=len(hidden_layers) + 1)
+        seeds = iter(draws.tolist())
+
+        def dense(units: int, name: str, activation: str | None = None) -> keras.layers.Layer:
+            initializer = keras.initializers.GlorotUniform(seed=next(seeds))
+            return keras.layers.Dense(
+                units, activation=activation, kernel_initializer=initializer, name=name
+            )
+
+        observation = keras.Input(spec.observation_shape, name="observation")
+        hidden = ObservationNormalizer(name="normalizer")(observation)
+        for i, units in enumerate(hidden_layers):
+            hidden = dense(units, f"hidden_{i}", "relu")(hidden)
+        return keras.Model(observation, dense(outputs, "head")(hidden), name="policy")
+
+    return build
+
+
+def forward(network: keras.Model) -> Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]:
+    """Return the compiled forward pass: observations [n, ...] to heads [n, outputs]."""
+    compiled = tf.function(network, jit_compile=True)
+
+    def run(observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        heads: npt.NDArray[np.float32] = compiled(tf.constant(observations)).numpy()
+        return heads
+
+    return run
+
+
+def weights(network: keras.Model) -> Weights:
+    """Return a copy of all variables by name, the normaliser's included."""
+    return {variable.name: variable.numpy() for variable in network.variables}
+
+
+def set_weights(network: keras.Model, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Set all variables by name.
+
+    Raises:
+        QuarlError: The names or shapes are not this network's.
+    """
+    expected = {v.name: tuple(v.shape) for v in network.variables}
+    received = {name: value.shape for name, value in values.items()}
+    if expected != received:
+        raise QuarlError(f"The weights do not fit the network {expected}. Received: {received}")
+    for variable in network.variables:
+        variable.assign(values[variable.name])
+
+
+def save_weights(path: Path, values: Weights) -> None:
+    """Write weights as `.npz`, whole or not at all."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **values)  # type: ignore[arg-type]
+
+
+def load_weights(path: Path) -> Weights:
+    """Read weights written by `save_weights`."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}

@@ -1,0 +1,422 @@
+"""Draw the figures of a report: pure functions from numbers to a figure and its caption.
+
+Figures are `Figure` objects of their own: nothing is registered with pyplot, no window opens, and
+a scheme has the same colour in every one of them.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+from PIL import Image
+
+from quarl_tf.quantization.affine import affine_grid, dequantize
+from quarl_tf.spec import PTQ_BITS, Scheme
+from quarl_tf.statistics import Interval
+
+Floats = npt.NDArray[np.floating[Any]]
+
+#: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
+HISTOGRAM_BITS = (4, 2)
+
+# Inches; at 150 dots per inch a figure is 1350 pixels wide, sharp at twice a report's column.
+_WIDTH = 9.0
+_DPI = 150
+_PANELS_PER_ROW = 5
+_GREY = "#8a8f98"
+_LIGHT_GREY = "#c9ccd1"
+# Native schemes are cool, simulated ones warm and darker the fewer their bits.
+_NATIVE_COLOURS = {
+    "fp32": "#22313f",
+    "fp16": "#0173b2",
+    "dynamic_int8": "#2fa7c7",
+    "int8": "#029e73",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure and the caption that says what it shows."""
+
+    figure: Figure
+    caption: str
+
+    def png(self) -> bytes:
+        """Render the figure; the same figure gives the same bytes."""
+        full, small = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(full, format="png", dpi=_DPI)
+        # A palette makes a chart 2 to 3 times smaller, and drops matplotlib's version with the rest
+        # of the metadata.
+        Image.open(full).convert("RGB").quantize(256).save(small, format="png", optimize=True)
+        return small.getvalue()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The course of one training; NaN where a row of `progress.csv` has no value.
+
+    Attributes:
+        label: Name of the training in the legend.
+        steps: Environment steps, shape [n].
+        episode_return: Mean return of the latest training episodes, shape [n].
+        greedy_return: Mean return of a greedy evaluation, shape [n].
+    """
+
+    label: str
+    steps: Floats
+    episode_return: Floats
+    greedy_return: Floats
+
+
+@dataclass(frozen=True)
+class BitsPoint:
+    """What one scheme earns.
+
+    Attributes:
+        scheme: The scheme.
+        returns: Its mean return with the interval.
+        runs: Its mean return in each training, in the order of the trainings.
+    """
+
+    scheme: Scheme
+    returns: Interval
+    runs: tuple[float, ...]
+
+
+def scheme_colour(name: str) -> str:
+    """Return a scheme's colour as `#rrggbb`, the same in every figure; "random" is grey.
+
+    Raises:
+        UsageError: No scheme has that name.
+    """
+    if name == "random":
+        return _GREY
+    if name in _NATIVE_COLOURS:
+        return _NATIVE_COLOURS[name]
+    # The palette spans 2 ... 8 bits, what is exported by default; wider grids share the lightest.
+    steps = 7
+    palette = sns.color_palette("flare_r", steps).as_hex()
+    return str(palette[min(Scheme.parse(name).weight_bits - PTQ_BITS.start, steps - 1)])
+
+
+def learning_curve(curves: Sequence[Curve], title: str) -> Plot:
+    """Draw training return and greedy evaluation against environment steps, one colour a run."""
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 4.0), layout="constrained")
+        axes = figure.subplots()
+        palette = (
+            [scheme_colour("fp32")] if len(curves) == 1 else sns.color_palette("deep", len(curves))
+        )
+        for curve, colour in zip(curves, palette, strict=True):
+            for values, look in (
+                (curve.episode_return, {"lw": 1.0, "alpha": 0.55}),
+                (curve.greedy_return, {"lw": 1.6, "marker": "o", "ms": 4, "mec": "white"}),
+            ):
+                known = np.isfinite(values)
+                axes.plot(curve.steps[known], values[known], color=colour, **look)
+        axes.set(xlabel="environment steps", ylabel="return per episode", title=title)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        axes.margins(x=0.02)
+        sns.despine(ax=axes)
+        handles = [
+            Line2D([], [], color=_GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
+            Line2D([], [], color=_GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
+        ]
+        if len(curves) > 1:
+            handles += [
+                Line2D([], [], color=colour, lw=3, label=curve.label)
+                for curve, colour in zip(curves, palette, strict=True)
+            ]
+        _legend_below(figure, handles)
+    return Plot(
+        figure,
+        "Learning curve. Thin line: mean return of the latest training episodes, exploration "
+        "included. Dots: greedy evaluations during training, on seeds apart from those of the "
+        "final evaluation.",
+    )
+
+
+def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str) -> Plot:
+    """Draw every episode twice, under fp32 and under a scheme, one panel per scheme.
+
+    Episodes are sorted by both returns, so that even when nearly all returns are the same the few
+    that are not stand at one side.
+
+    Args:
+        pairs: Scheme to the returns of fp32 and of the scheme on the same seeds, each of shape [n].
+        title: Heading of the figure.
+    """
+    rows = math.ceil(len(pairs) / _PANELS_PER_ROW)
+    columns = math.ceil(len(pairs) / rows)
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 1.2 + 2.2 * rows), layout="constrained")
+        panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        for axes, (name, (reference, other)) in zip(panels, pairs.items(), strict=False):
+            _draw_pairs(axes, name, reference, other)
+        for axes in panels[len(pairs) :]:
+            axes.remove()
+        # The lowest panel of each column, which is not in the last row where that is not full.
+        for axes in panels[: len(pairs)][-columns:]:
+            axes.set_xlabel("episodes, sorted")
+            axes.tick_params(labelbottom=True)
+        figure.suptitle(title)
+        figure.supylabel("return per episode", fontsize="medium")
+        _legend_below(
+            figure,
+            [
+                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=_GREY, label="fp32"),
+                Line2D(
+                    [], [], color=_GREY, marker="o", ms=4, label="scheme of the panel, same seed"
+                ),
+                Line2D([], [], ls="", label="episodes: ↓ worse   = equal   ↑ better"),
+            ],
+        )
+    return Plot(
+        figure,
+        "Every episode under fp32 (ring) and, from the same environment seed, under the scheme "
+        "(dot), joined by a line: a dot below its ring is an episode that earned less. Above each "
+        "panel: how many episodes earned less, the same and more than under fp32.",
+    )
+
+
+def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str) -> Plot:
+    """Draw the weights of each layer with the values that a 4-bit and a 2-bit grid can hold.
+
+    Args:
+        weights: Layer to its weights, rank 2 or more, finite.
+        title: Heading of the figure.
+    """
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 0.9 + 2.0 * len(weights)), layout="constrained")
+        panels = figure.subplots(len(weights), len(HISTOGRAM_BITS), squeeze=False, sharey="row")
+        for row, (name, values) in zip(panels, weights.items(), strict=True):
+            for axes, bits in zip(row, HISTOGRAM_BITS, strict=True):
+                _draw_histogram(axes, values, bits)
+            row[0].set_title(_layer_title(name, values), loc="left", fontsize="small")
+        for axes in panels[-1]:
+            axes.set_xlabel("weight")
+        figure.suptitle(title)
+        figure.supylabel("number of weights (log scale)", fontsize="medium")
+        _legend_below(
+            figure,
+            [
+                Line2D(
+                    [],
+                    [],
+                    color=scheme_colour(f"ptq_w{bits}"),
+                    label=f"the {2**bits} values of {bits} bits",
+                )
+                for bits in HISTOGRAM_BITS
+            ],
+        )
+    convolution = (
+        " Convolutions have one grid per output channel; that of the widest channel is drawn."
+        if any(_channel_axis(values) is not None for values in weights.values())
+        else ""
+    )
+    return Plot(
+        figure,
+        "Weights of the fp32 network by layer (biases left out). Lines: the only values left when "
+        "the layer is quantised to 4 bits (left) and to 2 bits (right); each weight moves down to "
+        "the next line, the lowest up to theirs. A few outliers widen the range and leave fewer lines to the bulk."
+        + convolution,
+    )
+
+
+def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title: str) -> Plot:
+    """Draw mean return against bits per weight, from many to few.
+
+    Args:
+        points: What each scheme earns; all over the same runs.
+        chance: Mean return of a random policy, if known.
+        title: Heading of the figure.
+    """
+    widths = sorted({point.scheme.weight_bits for point in points}, reverse=True)
+    runs = len(points[0].runs)
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
+        axes = figure.subplots()
+        # 32 bits is where the simulated sweep starts: its grid is finer than float32 itself.
+        sweep = [p for p in points if not p.scheme.native or p.scheme.name == "fp32"]
+        sweep.sort(key=lambda point: -point.scheme.weight_bits)
+        places = {
+            p.scheme.name: widths.index(p.scheme.weight_bits) + _dodge(p, points) for p in points
+        }
+        positions = [places[point.scheme.name] for point in sweep]
+        axes.plot(positions, [p.returns.mean for p in sweep], color=_GREY, lw=1.2, zorder=2)
+        if runs > 1:
+            for run in range(runs):
+                heights = [point.runs[run] for point in sweep]
+                axes.plot(positions, heights, color=_LIGHT_GREY, lw=0.9, zorder=1)
+        for point in points:
+            _draw_point(axes, point, places[point.scheme.name])
+        if chance is not None:
+            axes.axhline(chance, color=scheme_colour("random"), ls="--", lw=1.2, zorder=1)
+        axes.set(xlabel="bits per weight", ylabel="mean return per episode", title=title)
+        axes.set_xticks(range(len(widths)), [str(bits) for bits in widths])
+        axes.set_xlim(-0.6, len(widths) - 0.4)
+        axes.grid(axis="x", visible=False)
+        sns.despine(ax=axes)
+        _legend_below(figure, _bits_legend(points, chance), columns=6)
+    unit = (
+        "95 % interval of the mean over episodes"
+        if runs == 1
+        else f"95 % interval over {runs} trainings (light lines: each training)"
+    )
+    random_line = " Dashed: a policy that acts at random." if chance is not None else ""
+    return Plot(
+        figure,
+        f"Reward against bits: mean return and {unit}. Circles are native flatbuffers, diamonds "
+        "are simulated: weights on the n-bit grid, computed in float. At 8 bits the schemes stand "
+        "side by side." + random_line,
+    )
+
+
+def _style() -> Any:
+    """Return a context in which artists take the project's look."""
+    return mpl.rc_context(
+        {
+            **sns.axes_style("ticks", {"axes.grid": True}),
+            **sns.plotting_context("paper", font_scale=1.1),
+            # Ships with matplotlib: the same letters, and the same bytes, on every machine.
+            "font.sans-serif": ["DejaVu Sans"],
+            "axes.edgecolor": "#555b65",
+            "axes.titleweight": "bold",
+            "figure.titleweight": "bold",
+            "figure.titlesize": "medium",
+            "axes.titlesize": "medium",
+            "grid.color": "#e8eaed",
+            "grid.linewidth": 0.8,
+        }
+    )
+
+
+def _legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 4) -> None:
+    """Put a legend under the axes, where it hides no data."""
+    figure.legend(
+        handles=list(handles),
+        loc="outside lower center",
+        ncols=min(len(handles), columns),
+        frameon=False,
+    )
+
+
+def _draw_pairs(axes: Axes, name: str, reference: Floats, other: Floats) -> None:
+    order = np.lexsort((other, reference))
+    before, after = reference[order], other[order]
+    episodes = np.arange(1, len(order) + 1)
+    colour = scheme_colour(name)
+    # Many episodes need smaller dots, or they merge into a band.
+    size = float(np.clip(900 / len(order), 2.0, 14.0))
+    width = min(0.8, 50 / len(order))
+    # Unsnapped: on whole pixels, some neighbouring lines would merge and others not.
+    axes.vlines(episodes, before, after, color=colour, lw=width, alpha=0.6, snap=False)
+    axes.scatter(episodes, before, s=2 * size, facecolor="none", edgecolor=_GREY, linewidth=0.6)
+    axes.scatter(episodes, after, s=size, color=colour, linewidth=0)
+    worse, better = int((other < reference).sum()), int((other > reference).sum())
+    axes.set_title(name, color=colour, pad=16)
+    axes.annotate(
+        f"↓ {worse}    = {len(order) - worse - better}    ↑ {better}",
+        (0.5, 1.0),
+        (0, 4),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="center",
+        fontsize="small",
+        color="#555b65",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.grid(axis="x", visible=False)
+    sns.despine(ax=axes)
+
+
+def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], bits: int) -> None:
+    sns.histplot(values.ravel(), bins=80, ax=axes, color=_GREY, element="step", linewidth=0.6)
+    for value in _grid_values(values, bits):
+        axes.axvline(value, color=scheme_colour(f"ptq_w{bits}"), lw=0.9)
+    axes.set_yscale("log")
+    axes.set(xlabel="", ylabel="")
+    axes.grid(visible=False)
+    sns.despine(ax=axes)
+
+
+def _channel_axis(values: npt.NDArray[np.float32]) -> int | None:
+    """Return the axis of output channels that has a grid each; None for one grid in all.
+
+    TensorFlow Lite stores convolutions as [channel, height, width, input].
+    """
+    return 0 if values.ndim > 2 else None
+
+
+def _grid_values(values: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
+    """Return the values that a layer may take in n bits; of the widest channel, if it has many."""
+    if _channel_axis(values) is not None:
+        flat = values.reshape(len(values), -1)
+        values = flat[np.argmax(np.ptp(flat, axis=1))]
+    return dequantize(np.arange(2**bits), affine_grid(values, bits))
+
+
+def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:
+    shape = " by ".join(map(str, values.shape))
+    # Converters join the paths of all operations they fused; the end of the first names the layer.
+    first = name.partition(";")[0]
+    short = first if len(first) <= 34 else f"…{first[-33:]}"
+    return f"{short} ({shape})"
+
+
+def _draw_point(axes: Axes, point: BitsPoint, position: float) -> None:
+    returns, native = point.returns, point.scheme.native
+    reach = [[returns.mean - returns.low], [returns.high - returns.mean]]
+    axes.errorbar(
+        position,
+        returns.mean,
+        yerr=reach if returns.bounded else None,
+        color=scheme_colour(point.scheme.name),
+        marker="o" if native else "D",
+        ms=7 if native else 6,
+        mec="white",
+        elinewidth=1.4,
+        capsize=3,
+        zorder=3,
+    )
+
+
+def _dodge(point: BitsPoint, points: Sequence[BitsPoint]) -> float:
+    """Return the sideways shift that keeps schemes of equally many bits apart."""
+    peers = [p.scheme.name for p in points if p.scheme.weight_bits == point.scheme.weight_bits]
+    # Simulated schemes stay in the middle, on their line.
+    natives = [name for name in peers if Scheme.parse(name).native]
+    if not point.scheme.native or len(peers) == 1:
+        return 0.0
+    place = natives.index(point.scheme.name)
+    return 0.2 * (place // 2 + 1) * (-1 if place % 2 == 0 else 1)
+
+
+def _bits_legend(points: Sequence[BitsPoint], chance: float | None) -> list[Line2D]:
+    handles = [
+        Line2D([], [], ls="", marker="o", ms=7, color=scheme_colour(name), label=name)
+        for name in (point.scheme.name for point in points if point.scheme.native)
+    ]
+    simulated = [point.scheme.name for point in points if not point.scheme.native]
+    if simulated:
+        middle = scheme_colour(simulated[len(simulated) // 2])
+        label = "ptq_w… (simulated)"
+        handles.append(
+            Line2D([], [], color=_GREY, marker="D", ms=6, mfc=middle, mec="white", label=label)
+        )
+    if chance is not None:
+        colour = scheme_colour("random")
+        handles.append(Line2D([], [], color=colour, ls="--", label="random policy"))
+    return handles

@@ -1,0 +1,127 @@
+"""Tuned hyper-parameters: one YAML file per algorithm, keyed by environment.
+
+A missing (algorithm, environment) is an error that names the closest, never a silent default.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
+from typing import Any, Self
+
+import yaml
+
+from quarl_tf.errors import UsageError, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """What every algorithm needs; build with `load`, which checks the values."""
+
+    #: Environment steps of the whole training.
+    steps: int
+    #: Environments stepped together.
+    num_envs: int
+    #: Units of the hidden layers.
+    hidden_layers: tuple[int, ...]
+    #: Adam's step size.
+    learning_rate: float
+    #: Discount of future reward, per environment step.
+    discount: float
+    #: Environment steps between bursts of learning.
+    train_frequency: int
+    #: Environment steps between greedy evaluations that choose the best network.
+    evaluation_every: int
+    #: Episodes of each such evaluation.
+    evaluation_episodes: int
+    #: Environment steps between checkpoints; environments start fresh episodes at each.
+    checkpoint_every: int
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str) -> Self:
+        """Check and convert raw values.
+
+        Args:
+            values: Raw values by field name.
+            where: What the values are, for messages.
+
+        Raises:
+            UsageError: A field is missing, unknown, of another type, or not positive.
+        """
+        known = {f.name for f in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise unknown("preset key", name, known)
+        if missing := sorted(known - set(values)):
+            raise UsageError(f"{where} lacks {', '.join(missing)}. Received: {sorted(values)}")
+        types = typing.get_type_hints(cls)
+        return cls(**{name: _convert(name, values[name], types[name]) for name in values})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DqnPreset(Preset):
+    """Hyper-parameters of Double DQN."""
+
+    #: Transitions in one gradient step.
+    batch_size: int
+    #: Observations kept for replay.
+    buffer_size: int
+    #: Environment steps before learning starts.
+    learning_starts: int
+    #: Gradient steps in one burst.
+    gradient_steps: int
+    #: Gradient steps between copies to the target network.
+    target_update: int
+    #: Fraction of training over which exploration falls from 1 to `exploration_final`.
+    exploration_fraction: float
+    #: Probability of a random action after that.
+    exploration_final: float
+    #: Largest norm of each variable's gradient.
+    gradient_clip: float
+
+
+_CLASSES: dict[str, type[Preset]] = {"dqn": DqnPreset}
+
+
+def load(algo: str, env_id: str, overrides: Mapping[str, Any] | None = None) -> Preset:
+    """Load the preset of an (algorithm, environment), with overrides.
+
+    Raises:
+        UsageError: There is no such preset, or a value does not fit.
+    """
+    table = _table(algo)
+    if env_id not in table:
+        raise unknown(f"{algo} preset", env_id, table)
+    values = {**table[env_id], **(overrides or {})}
+    return _CLASSES[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
+
+
+def available() -> list[tuple[str, str]]:
+    """List every (algorithm, environment) that has a preset."""
+    return [(algo, env_id) for algo in sorted(_CLASSES) for env_id in sorted(_table(algo))]
+
+
+def _table(algo: str) -> dict[str, dict[str, Any]]:
+    if algo not in _CLASSES:
+        raise unknown("algorithm", algo, _CLASSES)
+    text = resources.files(__name__).joinpath(f"{algo}.yaml").read_text()
+    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return table
+
+
+def _convert(name: str, value: Any, wanted: Any) -> Any:
+    """Check one value against its field's type; a whole number may stand for a float."""
+    if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = float(value)
+    elif wanted == tuple[int, ...] and isinstance(value, (list, tuple)):
+        value = tuple(value)
+        if all(type(item) is int and item > 0 for item in value):
+            return value
+    if type(value) is wanted and value > 0:
+        return value
+    kind = {int: "a whole number above 0", float: "a number above 0"}.get(
+        wanted, "a list of whole numbers above 0"
+    )
+    raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")

@@ -1,0 +1,38 @@
+"""Post-training quantisation: weights to weights, before export."""
+
+from __future__ import annotations
+
+from quarl_tf.networks import Weights
+from quarl_tf.quantization.affine import fake_quantize, round_to_half
+
+_FULLY_CONNECTED_RANK = 2
+
+
+def quantize_weights(weights: Weights, bits: int) -> Weights:
+    """Put every kernel on an n-bit grid; biases and the normaliser stay as they are.
+
+    The papers' granularity: one grid for a fully-connected kernel, one per output channel for a
+    convolution (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
+
+    Args:
+        weights: Variables by name.
+        bits: Width of a code, 2 ... 32.
+    """
+    return {
+        name: fake_quantize(value, bits, axis=None if value.ndim == _FULLY_CONNECTED_RANK else -1)
+        if _is_kernel(name)
+        else value
+        for name, value in weights.items()
+    }
+
+
+def half_weights(weights: Weights) -> Weights:
+    """Round every kernel and bias to IEEE half, as an fp16 flatbuffer stores them."""
+    return {
+        name: value if name.startswith("normalizer/") else round_to_half(value)
+        for name, value in weights.items()
+    }
+
+
+def _is_kernel(name: str) -> bool:
+    return name.split(":")[0].endswith("/kernel")

@@ -1,0 +1,346 @@
+"""Tell what a scheme costs in reward, and how sure that is.
+
+Two sources of chance are kept apart. Within one trained policy the unit is the episode: the same
+seeds are replayed under every scheme, so the differences are paired and their mean has a bootstrap
+interval. Over several trainings the unit is the training run: 3 policies of 100 episodes are 3
+observations of what quantisation does to a policy, not 300, so the pooled interval is Student's t
+over the means of the runs (a bootstrap of 3 numbers has 10 distinct samples and is far too narrow).
+
+The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
+so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
+averaged; the mean absolute error stands beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.records import Evaluation
+
+Verdict = Literal["gain", "no loss shown", "loss", "cannot tell"]
+
+#: Losses up to this share of the fp32 return, in percent, are taken as none.
+DEFAULT_MARGIN_PERCENT = 2.0
+
+_RESAMPLES = 9999
+_SEED = 0
+# Resampled values held at a time: 8 MB, so that 10 000 episodes fit a small board.
+_BATCH_ELEMENTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the limits of its confidence interval; infinite where nothing bounds it."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there were enough values for an interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One scheme against fp32 on the same episodes of one trained policy.
+
+    Attributes:
+        returns: The scheme's mean return.
+        difference: Mean of scheme - fp32 over episodes paired by seed; negative is worse.
+        reference_mean: Mean return of fp32 on the same episodes.
+        reward_error: Percent of the fp32 return lost, see `reward_error`.
+        normalised_error: Percent of fp32's advantage over a random policy lost; None without one.
+        margin_percent: Margin that the verdict used, in percent of the fp32 return.
+    """
+
+    run_id: str
+    scheme: str
+    episodes: int
+    returns: Interval
+    difference: Interval
+    reference_mean: float
+    reward_error: float | None
+    normalised_error: float | None
+    margin_percent: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One scheme against fp32 over several trained policies, each counting once.
+
+    Attributes:
+        runs: Number of trained policies, the unit of both intervals when there are 2 or more.
+        episodes: Number of episodes over all of them.
+        returns: Mean over the policies of the scheme's mean return.
+        difference: Mean over the policies of their mean paired difference; negative is worse.
+        reference_mean: Mean over the policies of fp32's mean return.
+        reward_error: Signed mean of the policies' reward errors; gains and losses cancel in it.
+        absolute_reward_error: Mean of their absolute values; nothing cancels.
+        normalised_error: Signed mean of the policies' normalised errors.
+    """
+
+    scheme: str
+    runs: int
+    episodes: int
+    returns: Interval
+    difference: Interval
+    reference_mean: float
+    reward_error: float | None
+    absolute_reward_error: float | None
+    normalised_error: float | None
+    verdict: Verdict
+
+
+def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
+    """Return the mean with its bootstrap interval (BCa, fixed seed: same values, same interval).
+
+    BCa follows the skew of returns that are capped on one side. Equal values give an interval of no
+    width: n of them say only that, at 95 %, fewer than about 3 in n episodes differ. One value has
+    no interval, its limits are infinite. Below some 20 values the interval is too narrow.
+
+    Args:
+        values: Finite values, shape [n] with n >= 1.
+        confidence: Share of such intervals that hold the true mean, in (0, 1).
+
+    Raises:
+        QuarlError: There are no values, or one is not finite.
+    """
+    sample = _sample(values)
+    if sample.size == 1:
+        return Interval(float(sample[0]), -math.inf, math.inf)
+    if sample.min() == sample.max():
+        return _constant(sample)
+    result = stats.bootstrap(
+        (sample,),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        batch=max(1, _BATCH_ELEMENTS // sample.size),
+        confidence_level=confidence,
+        method="BCa",
+        rng=np.random.default_rng(_SEED),
+    )
+    limits = result.confidence_interval
+    return Interval(float(sample.mean()), float(limits.low), float(limits.high))
+
+
+def student_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
+    """Return the mean with Student's t interval, for the few means of whole trainings.
+
+    Equal values give an interval of no width, one value an infinite one.
+
+    Args:
+        values: Finite values, shape [n] with n >= 1.
+        confidence: Share of such intervals that hold the true mean, in (0, 1).
+
+    Raises:
+        QuarlError: There are no values, or one is not finite.
+    """
+    sample = _sample(values)
+    if sample.size == 1:
+        return Interval(float(sample[0]), -math.inf, math.inf)
+    if sample.min() == sample.max():
+        return _constant(sample)
+    mean = float(sample.mean())
+    low, high = stats.t.interval(confidence, sample.size - 1, loc=mean, scale=stats.sem(sample))
+    return Interval(mean, float(low), float(high))
+
+
+def paired_difference(
+    reference: npt.ArrayLike, other: npt.ArrayLike, confidence: float = 0.95
+) -> Interval:
+    """Return the mean of other - reference with its bootstrap interval.
+
+    Args:
+        reference: Returns of the reference, shape [n], one per seed.
+        other: Returns of the other policy on the same seeds in the same order, shape [n].
+        confidence: As in `mean_interval`.
+
+    Raises:
+        QuarlError: The two are empty, not finite or of different lengths.
+    """
+    before, after = _sample(reference), _sample(other)
+    if before.shape != after.shape:
+        raise QuarlError(
+            "Paired returns must be equally many; evaluate both on the same episodes. "
+            f"Received: {before.size} and {after.size} returns"
+        )
+    return mean_interval(after - before, confidence)
+
+
+def reward_error(reference_mean: float, other_mean: float) -> float | None:
+    """Return (R_fp32 - R_other) / |R_fp32| * 100, in percent; positive is worse.
+
+    None when R_fp32 is 0. Near 0 the percentage is large and says little: read the difference.
+    """
+    if reference_mean == 0:
+        return None
+    return (reference_mean - other_mean) / abs(reference_mean) * 100
+
+
+def normalised_error(reference_mean: float, other_mean: float, random_mean: float) -> float | None:
+    """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100, in percent; positive is worse.
+
+    100 is a policy no better than a random one. Unlike the reward error it does not change when a
+    constant is added to every return. None when fp32 earns exactly what a random policy earns.
+    """
+    if reference_mean == random_mean:
+        return None
+    return (reference_mean - other_mean) / abs(reference_mean - random_mean) * 100
+
+
+def verdict(difference: Interval, reference_mean: float, margin_percent: float) -> Verdict:
+    """Say in words what a difference shows, with the margin m = margin_percent / 100 * |R_fp32|.
+
+    The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
+
+    * "gain", low > 0: the scheme earns more.
+    * "no loss shown", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
+      test at one-sided 2.5 %. A loss within the margin may be there, even a certain one: the margin
+      is what the reader has declared not to matter.
+    * "loss", high < 0: the scheme earns less, and by how much beyond the margin is open.
+    * "cannot tell": both a loss beyond the margin and no loss at all agree with the episodes.
+
+    Few or noisy episodes widen the interval and end in "cannot tell"; a test that called every loss
+    that is not significant "no loss" would reward them. Fewer than 2 episodes have no interval and
+    cannot tell. An fp32 return of 0 gives the margin no size, so "no loss shown" is not given then.
+
+    Raises:
+        UsageError: The margin is negative or not finite.
+    """
+    if not 0 <= margin_percent < math.inf:
+        raise UsageError(
+            "The margin must be 0 % or more of the fp32 return. "
+            f"Received: margin_percent={margin_percent}"
+        )
+    if difference.low > 0:
+        return "gain"
+    if reference_mean != 0 and difference.low >= -margin_percent / 100 * abs(reference_mean):
+        return "no loss shown"
+    return "loss" if difference.high < 0 else "cannot tell"
+
+
+def compare(
+    reference: Evaluation,
+    scheme: Evaluation,
+    random: Evaluation | None,
+    margin_percent: float = DEFAULT_MARGIN_PERCENT,
+) -> Comparison:
+    """Compare a scheme with fp32 on the same episodes.
+
+    Args:
+        reference: Evaluation of the fp32 flatbuffer.
+        scheme: Evaluation of another flatbuffer of the same run, on the same seeds.
+        random: Evaluation of the random policy, any seeds; None leaves out the normalised error.
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+
+    Raises:
+        QuarlError: The two were not evaluated on the same episodes.
+    """
+    if (reference.run_id, reference.seeds) != (scheme.run_id, scheme.seeds):
+        raise QuarlError(
+            f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
+            "`quarl evaluate` on both with the same --episodes. Received: "
+            f"{_described(reference)} and {_described(scheme)}"
+        )
+    difference = paired_difference(reference.returns, scheme.returns)
+    returns = mean_interval(scheme.returns)
+    reference_mean = float(np.mean(reference.returns))
+    chance = None if random is None else float(np.mean(random.returns))
+    return Comparison(
+        run_id=scheme.run_id,
+        scheme=scheme.scheme,
+        episodes=len(scheme.returns),
+        returns=returns,
+        difference=difference,
+        reference_mean=reference_mean,
+        reward_error=reward_error(reference_mean, returns.mean),
+        normalised_error=(
+            None if chance is None else normalised_error(reference_mean, returns.mean, chance)
+        ),
+        margin_percent=margin_percent,
+        verdict=verdict(difference, reference_mean, margin_percent),
+    )
+
+
+def pool(comparisons: Sequence[Comparison]) -> Pooled:
+    """Summarise one scheme over the trained policies of one environment, each counting once.
+
+    With 2 or more runs the intervals are Student's over the means of the runs and speak about
+    trainings not yet made; with 1 they are the run's own and speak about that policy alone.
+
+    Args:
+        comparisons: One per run, same scheme and margin, at least one.
+
+    Raises:
+        QuarlError: There are none, or they mix schemes or margins.
+    """
+    kinds = {(c.scheme, c.margin_percent) for c in comparisons}
+    if len(kinds) != 1:
+        raise QuarlError(
+            "Only comparisons of one scheme with one margin can be pooled. "
+            f"Received: (scheme, margin_percent)={sorted(kinds)}"
+        )
+    first = comparisons[0]
+    single = len(comparisons) == 1
+    difference = (
+        first.difference if single else student_interval([c.difference.mean for c in comparisons])
+    )
+    reference_mean = float(np.mean([c.reference_mean for c in comparisons]))
+    errors = [c.reward_error for c in comparisons]
+    return Pooled(
+        scheme=first.scheme,
+        runs=len(comparisons),
+        episodes=sum(c.episodes for c in comparisons),
+        returns=first.returns
+        if single
+        else student_interval([c.returns.mean for c in comparisons]),
+        difference=difference,
+        reference_mean=reference_mean,
+        reward_error=_mean_of_all(errors),
+        absolute_reward_error=_mean_of_all([None if e is None else abs(e) for e in errors]),
+        normalised_error=_mean_of_all([c.normalised_error for c in comparisons]),
+        verdict=verdict(difference, reference_mean, first.margin_percent),
+    )
+
+
+def _sample(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise QuarlError(
+            f"A mean needs a list of at least one value. Received: shape={array.shape}"
+        )
+    bad = array[~np.isfinite(array)]
+    if bad.size:
+        raise QuarlError(f"Returns must be finite; evaluate again. Received: value={bad[0]}")
+    return array
+
+
+def _constant(sample: npt.NDArray[np.float64]) -> Interval:
+    # Not the mean: rounding in the sum would give equal values a mean that is none of them.
+    value = float(sample[0])
+    return Interval(value, value, value)
+
+
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if one is missing: never the mean of what happens to be there."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
+def _described(evaluation: Evaluation) -> str:
+    first = evaluation.seeds[0] if evaluation.seeds else "none"
+    return (
+        f"{evaluation.run_id}/{evaluation.scheme} with {len(evaluation.seeds)} episodes "
+        f"from seed {first}"
+    )

@@ -1,0 +1,229 @@
+"""Train one run: act and learn, keep the best network, resume exactly.
+
+Exact resume by construction: at every checkpoint all environments start fresh episodes with seeds
+derived from the run's seed and the step, in an uninterrupted run as well. So nothing of an
+environment's inner state has to be saved, and a run that was killed anywhere and resumed ends with
+the same network, bit for bit, as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf import agents, calibration, checkpoints, environments, networks, presets, records
+from quarl_tf.display import Update
+from quarl_tf.errors import QuarlError
+from quarl_tf.keras import tf
+from quarl_tf.records import TrainingRecord, Workspace
+from quarl_tf.seeding import environment_seed
+from quarl_tf.spec import Run
+
+#: Observations kept to calibrate int8 activations with, from this many greedy episodes.
+CALIBRATION_OBSERVATIONS = 2000
+CALIBRATION_EPISODES = 16
+
+_RECENT_EPISODES = 20
+
+
+def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
+    """Train a run, or go on where it was; a finished run is returned as it stands.
+
+    Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/`, and last of all
+    `training.json`, which says that the run is finished.
+
+    Raises:
+        UsageError: The environment, preset or an override does not fit.
+        QuarlError: The folder cannot be written, or its checkpoints are of another preset.
+    """
+    folder = workspace.run_dir(run.run_id)
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    if (folder / "training.json").exists():
+        return _finished(folder, preset)
+    started = time.monotonic()
+    training = _Training(folder, run, preset)
+    training.resume()
+    while training.step < preset.steps:
+        training.burst()
+        update(training.step, preset.steps, training.note())
+    best = training.best
+    networks.set_weights(training.agent.network, best.weights)
+    rollout = training.greedy("calibration", CALIBRATION_EPISODES)
+    observations = calibration.thin(rollout.observations, CALIBRATION_OBSERVATIONS)
+    networks.save_weights(folder / "network.npz", best.weights)
+    networks.save_weights(folder / "calibration.npz", {"observations": observations})
+    record = TrainingRecord(
+        run=run.to_dict(),
+        run_id=run.run_id,
+        preset=asdict(preset),
+        best_step=best.step,
+        selection_return=best.score,
+        network_sha256=records.sha256(folder / "network.npz"),
+        calibration_sha256=records.sha256(folder / "calibration.npz"),
+        seconds=round(time.monotonic() - started, 1),
+        versions=records.package_versions(),
+        commit=records.source_commit(),
+    )
+    record.save(folder / "training.json")
+    return record
+
+
+def _finished(folder: Path, preset: presets.Preset) -> TrainingRecord:
+    record = TrainingRecord.load(folder / "training.json")
+    record.verify(folder)
+    if record.preset != records.jsonable(asdict(preset)):
+        raise QuarlError(
+            f"{folder} was trained with another preset; move it away or train with the same one. "
+            f"Received: {preset}"
+        )
+    return record
+
+
+@dataclass
+class _Best:
+    """The best network so far by greedy return on selection seeds; later wins a tie."""
+
+    weights: networks.Weights
+    score: float = float("-inf")
+    step: int = 0
+
+
+class _Training:
+    """The state of one training between bursts."""
+
+    def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
+        self._folder, self._run, self._preset = folder, run, preset
+        spec = environments.env_spec(run.env_id)
+        self.agent = agents.build(run.algo, spec, preset, run.seed)
+        self._forward = networks.forward(self.agent.network)
+        self._envs = environments.make_vector(run.env_id, preset.num_envs)
+        self._trial_envs = environments.make_vector(run.env_id, preset.num_envs)
+        self.step = 0
+        self.best = _Best(networks.weights(self.agent.network))
+        self._rows: list[dict[str, Any]] = []
+        self._recent: deque[float] = deque(maxlen=_RECENT_EPISODES)
+        self._writer: Any = None
+
+    def resume(self) -> None:
+        """Go on from the newest good checkpoint, if there is one, with fresh episodes."""
+        found = checkpoints.load_newest(self._folder / "checkpoints")
+        if found is not None:
+            arrays, state = found
+            if state["preset"] != records.jsonable(asdict(self._preset)):
+                raise QuarlError(
+                    f"{self._folder} holds checkpoints of another preset; move it away or train "
+                    f"with the same one. Received: {self._preset}"
+                )
+            best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
+            self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
+            for name, generator in self.agent.generators().items():
+                generator.bit_generator.state = state["generators"][name]
+            self.step, self._rows = state["step"], state["rows"]
+            self._recent.extend(state["recent"])
+            self.best = _Best(best, *state["best"])
+        self._start_curves()
+        self._start_episodes()
+
+    def burst(self) -> None:
+        """Act for `train_frequency` steps, learn once, then do what has come due."""
+        before = self.step
+        ticks = max(1, self._preset.train_frequency // self._preset.num_envs)
+        for _ in range(ticks):
+            self._tick()
+        metrics = self.agent.learn(ticks)
+        if self._due(before, self._preset.evaluation_every):
+            score = float(np.mean(self.greedy("selection", self._preset.evaluation_episodes)[0]))
+            if score >= self.best.score:
+                self.best = _Best(networks.weights(self.agent.network), score, self.step)
+            metrics["greedy_return"] = score
+        if "greedy_return" in metrics or self._due(before, max(1, self._preset.steps // 100)):
+            self._log(metrics)
+        if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
+            self._checkpoint()
+
+    def greedy(self, purpose: str, episodes: int) -> calibration.Rollout:
+        """Play greedy episodes on the seeds of a purpose."""
+        seed = environment_seed(self._run.seed, purpose, self.step)
+        return calibration.rollout(
+            self._trial_envs, lambda seen: self._forward(seen).argmax(axis=1), episodes, seed
+        )
+
+    def note(self) -> str:
+        """Say how training goes."""
+        if not self._recent:
+            return ""
+        return f"return {np.mean(self._recent):.1f}, best greedy {self.best.score:.1f}"
+
+    def _due(self, before: int, every: int) -> bool:
+        """Tell whether a multiple of `every`, or the end, lies in the burst just done."""
+        return self.step // every > before // every or self.step >= self._preset.steps
+
+    def _tick(self) -> None:
+        observations, starts = self._observations, self._starts
+        actions = self.agent.act(observations, self.step / self._preset.steps)
+        following, rewards, terminated, truncated, _ = self._envs.step(actions)
+        self.agent.observe(observations, actions, rewards, terminated, starts)
+        done = terminated | truncated
+        self._running += rewards
+        self._recent.extend(self._running[done].tolist())
+        self._running[done] = 0.0
+        # Where an episode had ended, this tick was its reset, not a step of the environment.
+        self.step += int(np.count_nonzero(starts))
+        self._observations, self._starts = following, ~done
+
+    def _start_episodes(self) -> None:
+        seed = environment_seed(self._run.seed, "training", self.step)
+        self._observations: npt.NDArray[Any] = self._envs.reset(seed=seed)[0]
+        self._starts = np.ones(self._preset.num_envs, np.bool_)
+        self._running = np.zeros(self._preset.num_envs)
+
+    def _checkpoint(self) -> None:
+        self.agent.break_stream(self._observations)
+        arrays = self.agent.arrays()
+        arrays.update({f"best/{name}": value for name, value in self.best.weights.items()})
+        state = {
+            "preset": asdict(self._preset),
+            "step": self.step,
+            "rows": self._rows,
+            "recent": list(self._recent),
+            "best": [self.best.score, self.best.step],
+            "generators": {
+                name: generator.bit_generator.state
+                for name, generator in self.agent.generators().items()
+            },
+        }
+        checkpoints.save(self._folder / "checkpoints", self.step, arrays, state)
+        self._start_episodes()
+
+    def _start_curves(self) -> None:
+        """Write the curves afresh up to this step: a killed run may have gone further."""
+        board = self._folder / "tensorboard"
+        for stale in board.glob("*"):
+            stale.unlink()
+        self._writer = tf.summary.create_file_writer(str(board))
+        for row in self._rows:
+            self._to_board(row)
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        row = {
+            "step": self.step,
+            "episode_return": float(np.mean(self._recent)) if self._recent else None,
+            "greedy_return": metrics.get("greedy_return"),
+            "loss": metrics.get("loss"),
+        }
+        self._rows.append(row)
+        self._to_board(row)
+        records.write_csv(self._folder / "progress.csv", self._rows)
+
+    def _to_board(self, row: dict[str, Any]) -> None:
+        with self._writer.as_default(step=row["step"]):
+            for name, value in row.items():
+                if name != "step" and value is not None:
+                    tf.summary.scalar(name, value)
+        self._writer.flush()
