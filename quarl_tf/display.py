@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 #: Called with the amount done, the total, and a short note.
-Update = Callable[[int, int, str], None]
+Update = Callable[..., None]
 
 
 @contextmanager

@@ -11,11 +11,12 @@ beside velocities of ±3), after it all features fill the same ±5.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Weights
-from quarl_tf.policies import run_heads
+from quarl_tf.policies import Policy
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace
 from quarl_tf.spec import Run, Scheme
@@ -42,8 +43,7 @@ _CHECKED = 200
 
 #: The normaliser's operations, as the converter names their results.
 _NORMALIZER_NODES = [
-    f"policy/normalizer/{name}"
-    for name in ("sub", "mul", "clip_by_value/Minimum", "clip_by_value")
+    f"policy/normalizer/{name}" for name in ("sub", "mul", "clip_by_value/Minimum", "clip_by_value")
 ]
 
 
@@ -83,7 +83,7 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
     record.verify(folder)
     run = Run(**record.run)
     spec = environments.env_spec(run.env_id)
-    preset = presets.load(run.algo, run.env_id, run.overrides)
+    preset = presets.restore(run.algo, record.preset)
     return TrainedNetwork(
         record,
         run,
@@ -131,45 +131,48 @@ def _is_current(path: Path, trained: TrainedNetwork) -> bool:
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    convert = _CONVERTERS.get(scheme.name, _simulated)
-    content, expected = convert(trained, scheme)
+    content, expected = _CONVERTERS.get(scheme.name, _simulated)(trained, scheme)
+    sidecar = _describe(trained, scheme, content)
+    checked = replace(sidecar, check=_check(trained, Policy(content, sidecar), expected))
+    records.write_artifact(path, content, checked)
+
+
+def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
     audit = flatbuffer.audit(content)
-    _require_int8(scheme, audit)
-    record = trained.record
-    sidecar = Sidecar(
+    if scheme.name == "int8":
+        _require_int8(audit)
+    record, spec = trained.record, trained.spec
+    return Sidecar(
         run=record.run,
         run_id=record.run_id,
         env_id=trained.run.env_id,
         scheme=scheme.name,
         native=scheme.native,
-        sha256="",
+        sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
         head=agents.head(trained.run.algo),
-        num_actions=trained.spec.num_actions,
-        action_low=_listed(trained.spec.action_low),
-        action_high=_listed(trained.spec.action_high),
-        observation_shape=list(trained.spec.observation_shape),
-        observation_dtype=trained.spec.observation_dtype,
+        num_actions=spec.num_actions,
+        action_low=_listed(spec.action_low),
+        action_high=_listed(spec.action_high),
+        observation_shape=list(spec.observation_shape),
+        observation_dtype=spec.observation_dtype,
         tensor_dtypes=audit.tensor_dtypes,
         weight_dtypes=audit.weight_dtypes,
         operators=audit.operators,
-        check=_check(trained, scheme, content, expected),
+        check={},
         network_sha256=record.network_sha256,
         calibration_sha256=record.calibration_sha256 if scheme.name == "int8" else None,
         preset=record.preset,
         versions=records.package_versions(),
         commit=records.source_commit(),
     )
-    records.write_artifact(path, content, sidecar)
 
 
 def _listed(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
 
 
-def _check(
-    trained: TrainedNetwork, scheme: Scheme, content: bytes, expected: Weights
-) -> dict[str, Any]:
+def _check(trained: TrainedNetwork, policy: Policy, expected: Weights) -> dict[str, Any]:
     """Compare the flatbuffer's heads with those of the network it should equal.
 
     Raises:
@@ -177,14 +180,15 @@ def _check(
     """
     seen = trained.observations[:: max(1, len(trained.observations) // _CHECKED)]
     wanted = networks.forward(trained.network(expected))(seen)
-    heads = run_heads(content, seen)
+    heads = np.stack([policy.head(observation) for observation in seen])
     difference = float(np.abs(heads - wanted).max())
     scale = max(1.0, float(np.abs(wanted).max()))
-    exact = scheme.name not in ("dynamic_int8", "int8")
+    name = policy.sidecar.scheme
+    exact = name not in ("dynamic_int8", "int8")
     if exact and not difference <= FLOAT_TOLERANCE * scale:
         raise QuarlError(
-            f"The {scheme.name} flatbuffer does not compute what its network does; nothing was "
-            f"written. Received: largest difference {difference:g} at heads up to {scale:g}"
+            f"The {name} flatbuffer does not compute what its network does; nothing was written. "
+            f"Received: largest difference {difference:g} at heads up to {scale:g}"
         )
     check: dict[str, Any] = {
         "observations": len(seen),
@@ -198,10 +202,8 @@ def _check(
     return check
 
 
-def _require_int8(scheme: Scheme, audit: flatbuffer.FlatbufferAudit) -> None:
+def _require_int8(audit: flatbuffer.FlatbufferAudit) -> None:
     """Refuse an int8 flatbuffer in which the converter left a layer in float without a word."""
-    if scheme.name != "int8":
-        return
     layers = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
     left = [op for op in audit.operators if op.startswith(layers) and not op.endswith(" int8")]
     if left:
@@ -274,9 +276,7 @@ def _converter(trained: TrainedNetwork, weights: Weights) -> Any:
     shape = (1, *trained.spec.observation_shape)
     signature = [tf.TensorSpec(shape, trained.spec.observation_dtype, name="observation")]
     serve = tf.function(lambda observation: {"head": network(observation)}, signature)
-    return tf.lite.TFLiteConverter.from_concrete_functions(
-        [serve.get_concrete_function()], network
-    )
+    return tf.lite.TFLiteConverter.from_concrete_functions([serve.get_concrete_function()], network)
 
 
 def _convert(converter: Any) -> bytes:

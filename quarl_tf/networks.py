@@ -27,7 +27,7 @@ Weights = dict[str, npt.NDArray[np.float32]]
 CLIP_DEVIATIONS = 5.0
 
 
-class ObservationNormalizer(keras.layers.Layer):
+class ObservationNormalizer(keras.layers.Layer):  # type: ignore[misc]
     """Map every feature to (x − mean) · inverse_deviation, cut off at ±5.
 
     The statistics are variables of the network that training sets (`set_statistics`), not gradient

@@ -281,14 +281,18 @@ def _encoder(
         return copy
     # Scalars are made once: making them costs as much as computing with them.
     step, zero = np.float32(scale), np.float32(zero_point)
-    low, high = np.float32(np.iinfo(row.dtype).min), np.float32(np.iinfo(row.dtype).max)
+    low, high = (
+        (np.float32(code) - zero) * step
+        for code in (np.iinfo(row.dtype).min, np.iinfo(row.dtype).max)
+    )
 
     def quantize(observation: NDArray[Any]) -> None:
-        row[...] = np.minimum(np.maximum(np.rint(observation / step) + zero, low), high)
+        # Clipped before it is divided, so that no observation overflows.
+        row[...] = np.rint(np.minimum(np.maximum(observation, low), high) / step) + zero
 
     if observation_dtype.kind == "f":
         return quantize
-    codes = np.clip(np.rint(np.arange(256) / step) + zero, low, high).astype(row.dtype)
+    codes = (np.rint(np.clip(np.arange(256), low, high) / step) + zero).astype(row.dtype)
 
     def look_up(observation: NDArray[Any]) -> None:
         # "clip" writes straight into the row; no byte is beyond the table.

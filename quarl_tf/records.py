@@ -15,7 +15,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -252,8 +252,7 @@ def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     except OSError as error:
         raise _unwritable(path, error) from error
     write_bytes(path, content)
-    signed = replace(sidecar, sha256=hashlib.sha256(content).hexdigest())
-    signed.save(sidecar_path(path))
+    sidecar.save(sidecar_path(path))
 
 
 def jsonable(value: Any) -> Any:

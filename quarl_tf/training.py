@@ -109,6 +109,9 @@ class _Training:
         self._rows: list[dict[str, Any]] = []
         self._recent: deque[float] = deque(maxlen=_RECENT_EPISODES)
         self._writer: Any = None
+        self._observations: npt.NDArray[Any] = np.empty(0)
+        self._starts = np.ones(preset.num_envs, np.bool_)
+        self._running = np.zeros(preset.num_envs)
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one, with fresh episodes."""
@@ -179,9 +182,9 @@ class _Training:
 
     def _start_episodes(self) -> None:
         seed = environment_seed(self._run.seed, "training", self.step)
-        self._observations: npt.NDArray[Any] = self._envs.reset(seed=seed)[0]
-        self._starts = np.ones(self._preset.num_envs, np.bool_)
-        self._running = np.zeros(self._preset.num_envs)
+        self._observations, _ = self._envs.reset(seed=seed)
+        self._starts[:] = True
+        self._running[:] = 0.0
 
     def _checkpoint(self) -> None:
         self.agent.break_stream(self._observations)

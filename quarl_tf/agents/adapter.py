@@ -13,16 +13,27 @@ from quarl_tf.networks import NetworkFactory
 
 # TF-Agents imports the old gym, which prints advice to move to Gymnasium. We use Gymnasium.
 gym_notices.notices.notices.clear()
+# Traced by TensorFlow's AutoGraph, TF-Agents' code compares with `is ()`; each trace would warn.
+warnings.filterwarnings("ignore", '"is( not)?" with', SyntaxWarning)
 with warnings.catch_warnings():
-    # Its sources predate Python 3.12's stricter escapes and `is` with literals.
+    # Its sources, and old gym's, predate today's Python and NumPy.
     warnings.simplefilter("ignore")
     from tf_agents.agents.dqn import dqn_agent
     from tf_agents.networks import network as tfa_network
     from tf_agents.specs import tensor_spec
     from tf_agents.trajectories import policy_step, trajectory
     from tf_agents.trajectories import time_step as ts
+    from tf_agents.utils.common import element_wise_squared_loss
 
-__all__ = ["FactoryNetwork", "action_spec", "dqn_agent", "time_step_spec", "transition"]
+__all__ = [
+    "FactoryNetwork",
+    "action_spec",
+    "dqn_agent",
+    "element_wise_squared_loss",
+    "observation_spec",
+    "time_step_spec",
+    "transition",
+]
 
 
 class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]

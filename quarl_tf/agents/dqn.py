@@ -6,7 +6,9 @@ Deviations from the paper:
    serve all features. The target network gets the statistics together with its weights.
 2. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
    steps, all in one compiled call; the target period counts gradient steps.
-3. Adam instead of RMSprop, Huber loss without reward clipping, gradients clipped by norm.
+3. Adam instead of RMSprop, gradients clipped by norm, and the squared loss instead of errors
+   clipped at 1: with values near 100, clipped errors weigh a rare failure no more than a small
+   misjudgement (they fit the median); CartPole's values were seen to climb past their bound of 100.
 """
 
 from __future__ import annotations
@@ -67,9 +69,10 @@ class DqnAgent:
             adapter.time_step_spec(spec),
             adapter.action_spec(spec),
             q_network=q_network,
-            optimizer=keras.optimizers.Adam(preset.learning_rate),
+            optimizer=keras.optimizers.Adam(_learning_rate(preset)),
             target_update_period=preset.target_update,
             gamma=preset.discount,
+            td_errors_loss_fn=adapter.element_wise_squared_loss,
             gradient_clipping=preset.gradient_clip,
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
@@ -159,6 +162,16 @@ class DqnAgent:
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of replay sampling."""
         return {"exploration": self._explore, "replay": self._draw}
+
+
+def _learning_rate(preset: DqnPreset) -> Any:
+    if not preset.learning_rate_decay:
+        return preset.learning_rate
+    learning = max(1, preset.steps - preset.learning_starts)
+    steps = learning * preset.gradient_steps // preset.train_frequency
+    return keras.optimizers.schedules.PolynomialDecay(
+        preset.learning_rate, max(1, steps), end_learning_rate=0.0
+    )
 
 
 def _section(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:

@@ -26,8 +26,10 @@ class Preset:
     num_envs: int
     #: Units of the hidden layers.
     hidden_layers: tuple[int, ...]
-    #: Adam's step size.
+    #: Adam's step size at the start.
     learning_rate: float
+    #: Whether it falls linearly to 0 over training.
+    learning_rate_decay: bool
     #: Discount of future reward, per environment step.
     discount: float
     #: Environment steps between bursts of learning.
@@ -98,6 +100,11 @@ def load(algo: str, env_id: str, overrides: Mapping[str, Any] | None = None) -> 
     return _CLASSES[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
 
 
+def restore(algo: str, values: Mapping[str, Any]) -> Preset:
+    """Rebuild the preset that a record of a training keeps."""
+    return _CLASSES[algo].from_mapping(values, where=f"The recorded {algo} preset")
+
+
 def available() -> list[tuple[str, str]]:
     """List every (algorithm, environment) that has a preset."""
     return [(algo, env_id) for algo in sorted(_CLASSES) for env_id in sorted(_table(algo))]
@@ -119,9 +126,8 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         value = tuple(value)
         if all(type(item) is int and item > 0 for item in value):
             return value
-    if type(value) is wanted and value > 0:
+    if type(value) is wanted and (wanted is bool or value > 0):
         return value
-    kind = {int: "a whole number above 0", float: "a number above 0"}.get(
-        wanted, "a list of whole numbers above 0"
-    )
+    kinds = {int: "a whole number above 0", float: "a number above 0", bool: "true or false"}
+    kind = kinds.get(wanted, "a list of whole numbers above 0")
     raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")

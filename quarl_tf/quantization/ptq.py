@@ -27,12 +27,9 @@ def quantize_weights(weights: Weights, bits: int) -> Weights:
 
 
 def half_weights(weights: Weights) -> Weights:
-    """Round every kernel and bias to IEEE half, as an fp16 flatbuffer stores them."""
-    return {
-        name: value if name.startswith("normalizer/") else round_to_half(value)
-        for name, value in weights.items()
-    }
+    """Round every variable to IEEE half, the normaliser's too, as fp16 flatbuffers store them."""
+    return {name: round_to_half(value) for name, value in weights.items()}
 
 
 def _is_kernel(name: str) -> bool:
-    return name.split(":")[0].endswith("/kernel")
+    return name.split(":", maxsplit=1)[0].endswith("/kernel")

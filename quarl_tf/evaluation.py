@@ -1,0 +1,282 @@
+"""Replay flatbuffers in their environment: whole episodes, greedy actions, unclipped returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_tf import environments
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.policies import Policy, measure_latency
+from quarl_tf.records import Evaluation, Sidecar, evaluation_path, package_versions, sha256
+from quarl_tf.seeding import evaluation_seeds
+
+#: Episodes on which a policy is compared with its fp32 reference.
+AGREEMENT_EPISODES = 10
+
+#: Continuous actions agree if no component differs by more than this part of its range.
+AGREEMENT_TOLERANCE = 0.01
+
+#: Observations kept for measuring the latency; 1000 Atari frames take 28 MB.
+_LATENCY_OBSERVATIONS = 1000
+
+_GREEDY = {
+    "action": "greedy: the best value, the lowest index on ties; continuous heads clipped",
+    "return": "sum of the environment's own rewards, unclipped, undiscounted",
+    "episode": "whole, from env.reset(seed=seed), ended by the environment or its time limit",
+    "agreement": (
+        f"on the states the fp32 policy visits in the first {AGREEMENT_EPISODES} episodes; "
+        f"continuous actions agree within {AGREEMENT_TOLERANCE:.0%} of each component's range"
+    ),
+    "latency": "one act call, batch 1, one thread, on the first observations met",
+}
+_RANDOM = {
+    "action": "sampled from the action space, seeded with the episode's seed",
+    "return": _GREEDY["return"],
+    "episode": _GREEDY["episode"],
+}
+
+_Act = Callable[[Any], Any]
+
+
+def evaluate(
+    artifact: Path,
+    seeds: Sequence[int],
+    *,
+    reference: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Play one whole episode per seed with a flatbuffer.
+
+    Args:
+        artifact: The flatbuffer; its sidecar names the environment.
+        seeds: Seeds of the episodes, each given to `env.reset`.
+        reference: The run's fp32 flatbuffer, to compare actions with. It acts, and both predict:
+            so an early difference does not lead to other states and count again and again.
+        progress: Called after every episode with the episodes done and to be done.
+
+    Raises:
+        UsageError: There are no seeds, a seed comes twice or is negative, or the reference is of
+            another run.
+        QuarlError: A file is damaged, the environment is not the one the policy was made for, or
+            a return is not finite.
+    """
+    _check_seeds(seeds)
+    policy = Policy.load(artifact)
+    guide = None if reference is None else _load_reference(reference, policy.sidecar)
+    seen: list[NDArray[Any]] = []
+    act = _keep_first(policy.act, seen)
+    with closing(_matching_env(policy.sidecar)) as env:
+        returns, lengths = [], []
+        for done, seed in enumerate(seeds, start=1):
+            result, length = _play(env, act, seed)
+            returns.append(result)
+            lengths.append(length)
+            if progress is not None:
+                progress(done, len(seeds))
+        ties = policy.ties  # Of the episodes, not of what follows.
+        agreement = None
+        if guide is not None:
+            states = sum(lengths[:AGREEMENT_EPISODES])
+            agreement = {"fraction": 1.0, "states": states}
+            if guide.sidecar.sha256 != policy.sidecar.sha256:
+                agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES])
+    return Evaluation(
+        run_id=policy.sidecar.run_id,
+        env_id=policy.sidecar.env_id,
+        scheme=policy.sidecar.scheme,
+        artifact_sha256=policy.sidecar.sha256,
+        protocol=dict(_GREEDY),
+        seeds=list(seeds),
+        returns=returns,
+        lengths=lengths,
+        ties=ties,
+        latency_us=measure_latency(policy, seen),
+        agreement=agreement,
+        versions=package_versions(),
+    )
+
+
+def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:
+    """Play one whole episode per seed with random actions, the zero of normalised errors.
+
+    Raises:
+        UsageError: The environment is unknown, there are no seeds, or a seed comes twice or is
+            negative.
+        QuarlError: A return is not finite.
+    """
+    _check_seeds(seeds)
+    returns, lengths = [], []
+    with closing(environments.make(env_id)) as env:
+        for seed in seeds:
+            env.action_space.seed(seed)
+            result, length = _play(env, lambda _: env.action_space.sample(), seed)
+            returns.append(result)
+            lengths.append(length)
+    return Evaluation(
+        run_id=run_id,
+        env_id=env_id,
+        scheme="random",
+        artifact_sha256=None,
+        protocol=dict(_RANDOM),
+        seeds=list(seeds),
+        returns=returns,
+        lengths=lengths,
+        ties=0,
+        latency_us=None,
+        agreement=None,
+        versions=package_versions(),
+    )
+
+
+def evaluate_and_save(
+    artifact: Path, episodes: int, progress: Callable[[int, int], None] | None = None
+) -> Evaluation:
+    """Evaluate a flatbuffer and its run's random baseline; save both beside it.
+
+    What was saved for these very bytes and episodes is returned as it is.
+
+    Args:
+        artifact: The flatbuffer; the fp32 one beside it, if there is one, is the reference.
+        episodes: Number of episodes; their seeds follow from the run's seed.
+        progress: As in `evaluate`.
+
+    Raises:
+        QuarlError: As `evaluate`, or a result cannot be written.
+    """
+    sidecar = Policy.load(artifact).sidecar
+    seeds = evaluation_seeds(sidecar.run["seed"], episodes)
+    baseline = evaluation_path(artifact.with_name("random.tflite"))
+    if not _is_baseline(baseline, seeds):
+        evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(baseline)
+    saved = latest(artifact, seeds)
+    if saved is not None:
+        return saved
+    beside = artifact.with_name("fp32.tflite")
+    reference = beside if beside.exists() else None
+    evaluation = evaluate(artifact, seeds, reference=reference, progress=progress)
+    evaluation.save(evaluation_path(artifact))
+    return evaluation
+
+
+def _is_baseline(path: Path, seeds: Sequence[int]) -> bool:
+    try:
+        return Evaluation.load(path).seeds == list(seeds)
+    except QuarlError:
+        return False
+
+
+def latest(artifact: Path, seeds: Sequence[int]) -> Evaluation | None:
+    """Return the evaluation saved beside a flatbuffer if it is of these bytes and these seeds.
+
+    Anything else, a damaged record included, is worth nothing and cheap to redo: None.
+
+    Raises:
+        QuarlError: The flatbuffer is missing.
+    """
+    digest = sha256(artifact)
+    try:
+        evaluation = Evaluation.load(evaluation_path(artifact))
+    except QuarlError:
+        return None
+    same = evaluation.artifact_sha256 == digest and evaluation.seeds == list(seeds)
+    return evaluation if same else None
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds:
+        raise UsageError("An evaluation needs one episode or more. Received: episodes=0")
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for i, seed in enumerate(seeds) if seed in seeds[:i])
+        raise UsageError(f"Every episode needs a seed of its own. Received: seed={twice} twice")
+    if min(seeds) < 0:
+        raise UsageError(f"Seeds must be 0 or more. Received: seed={min(seeds)}")
+
+
+def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
+    reference = Policy.load(path)
+    if reference.sidecar.run_id != sidecar.run_id:
+        raise UsageError(
+            "Actions can be compared only with a policy of the same run; name that run's fp32 "
+            f"flatbuffer. Received: reference of {reference.sidecar.run_id}, artifact of "
+            f"{sidecar.run_id}"
+        )
+    return reference
+
+
+def _matching_env(sidecar: Sidecar) -> gym.Env[Any, Any]:
+    """Make the environment, once its spaces are those the policy was made for."""
+    spec = environments.env_spec(sidecar.env_id)
+    found = {
+        "observation_shape": list(spec.observation_shape),
+        "observation_dtype": spec.observation_dtype,
+        "num_actions": spec.num_actions,
+        "action_low": None if spec.action_low is None else list(spec.action_low),
+        "action_high": None if spec.action_high is None else list(spec.action_high),
+    }
+    for name, value in found.items():
+        expected = getattr(sidecar, name)
+        if value != expected:
+            raise QuarlError(
+                f"{sidecar.env_id} is not the environment that {sidecar.run_id} was trained in; "
+                "install the version its sidecar names, or train again. Received: "
+                f"{name}={value}, the policy's is {expected}"
+            )
+    return environments.make(sidecar.env_id)
+
+
+def _keep_first(act: _Act, seen: list[NDArray[Any]]) -> _Act:
+    """Wrap `act` so that the first observations it meets are put into `seen`."""
+
+    def act_and_keep(observation: NDArray[Any]) -> Any:
+        if len(seen) < _LATENCY_OBSERVATIONS:
+            seen.append(np.array(observation))  # Environments may reuse theirs.
+        return act(observation)
+
+    return act_and_keep
+
+
+def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
+    """Play one episode to its end and return its return and its length in steps."""
+    step = env.step
+    observation, _ = env.reset(seed=seed)
+    total, length, over = 0.0, 0, False
+    while not over:
+        observation, reward, terminated, truncated, _ = step(act(observation))
+        total += float(reward)
+        length += 1
+        over = terminated or truncated
+    if not math.isfinite(total):
+        raise QuarlError(
+            "The environment gave a reward that is not finite; mend it before comparing policies. "
+            f"Received: return={total}, seed={seed}"
+        )
+    return total, length
+
+
+def _agreement(
+    env: gym.Env[Any, Any], guide: Policy, policy: Policy, seeds: Sequence[int]
+) -> dict[str, float]:
+    """Compare actions on the states that the guide visits."""
+    # Discrete actions have no range: they agree if they are equal.
+    low, high = guide.sidecar.action_low or [0.0], guide.sidecar.action_high or [0.0]
+    tolerance = AGREEMENT_TOLERANCE * np.subtract(high, low)
+    states = agreed = 0
+
+    def act_and_compare(observation: NDArray[Any]) -> Any:
+        nonlocal states, agreed
+        action = guide.act(observation)
+        states += 1
+        agreed += bool(np.all(np.abs(action - policy.act(observation)) <= tolerance))
+        return action
+
+    for seed in seeds:
+        _play(env, act_and_compare, seed)
+    return {"fraction": agreed / states, "states": states}

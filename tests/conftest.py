@@ -1,0 +1,197 @@
+"""Small real flatbuffers with their sidecars, made once per session by TensorFlow's converter."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quarl_tf import flatbuffer
+from quarl_tf.records import Sidecar, sidecar_path, write_bytes
+
+# Before anything imports TensorFlow: TF-Agents knows only Keras 2.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+Layers = Sequence[tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A multilayer perceptron with ReLU between its layers; kernels are [inputs, outputs]."""
+
+    layers: Layers
+    #: Observations the int8 schemes are calibrated on: [n, ...].
+    calibration: np.ndarray
+    tanh: bool = False
+    #: Type of the observations; bytes are divided by 255 inside.
+    dtype: str = "float32"
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """Compute the head of one observation in NumPy."""
+        x = observation.astype(np.float32).ravel() / (255 if self.dtype == "uint8" else 1)
+        for i, (kernel, bias) in enumerate(self.layers):
+            x = x @ kernel + bias
+            x = np.maximum(x, 0) if i < len(self.layers) - 1 else x
+        return np.tanh(x) if self.tanh else x
+
+    def convert(self, scheme: str, io: str = "float32") -> bytes:
+        """Make a flatbuffer; `io` is the type of its quantised input and output, if they are."""
+        import tensorflow as tf
+
+        # Quantised inputs take over the float input that the converter sees.
+        raw_bytes = self.dtype == "uint8" and io == "float32"
+        input_type = tf.uint8 if raw_bytes else tf.float32
+        shape = self.calibration.shape[1:]
+
+        def forward(observation: Any) -> dict[str, Any]:
+            x = tf.reshape(tf.cast(observation, tf.float32), [1, -1])
+            x = x / 255.0 if self.dtype == "uint8" else x
+            for i, (kernel, bias) in enumerate(self.layers):
+                x = tf.matmul(x, tf.constant(kernel)) + tf.constant(bias)
+                x = tf.nn.relu(x) if i < len(self.layers) - 1 else x
+            return {"head": tf.tanh(x) if self.tanh else x}
+
+        spec = tf.TensorSpec([1, *shape], input_type, name="observation")
+        concrete = tf.function(forward).get_concrete_function(spec)
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], tf.Module())
+        if scheme != "fp32":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        if scheme == "fp16":
+            converter.target_spec.supported_types = [tf.float16]
+        if scheme == "int8":
+            samples = self.calibration.astype(input_type.as_numpy_dtype)
+            converter.representative_dataset = lambda: ([x[None]] for x in samples)
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+            if not raw_bytes:
+                converter.inference_input_type = converter.inference_output_type = tf.as_dtype(io)
+        return bytes(converter.convert())
+
+
+def sidecar_for(content: bytes, **changes: Any) -> Sidecar:
+    """Describe a flatbuffer for CartPole, but for what is given in `changes`."""
+    found = flatbuffer.audit(content)
+    values: dict[str, Any] = {
+        "run": {"algo": "dqn", "env_id": "CartPole-v1", "seed": 0, "overrides": {}},
+        "run_id": "dqn-CartPole-v1-s0",
+        "env_id": "CartPole-v1",
+        "scheme": "fp32",
+        "native": True,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "size_bytes": len(content),
+        "head": "q_values",
+        "num_actions": 2,
+        "action_low": None,
+        "action_high": None,
+        "observation_shape": [4],
+        "observation_dtype": "float32",
+        "tensor_dtypes": found.tensor_dtypes,
+        "weight_dtypes": found.weight_dtypes,
+        "operators": found.operators,
+        "check": {},
+        "network_sha256": "0" * 64,
+        "calibration_sha256": None,
+        "preset": {},
+        "versions": {},
+        "commit": None,
+    }
+    return Sidecar(**values | changes)
+
+
+@pytest.fixture(scope="session")
+def networks() -> dict[str, Network]:
+    """Return the networks that the flatbuffers of `artifacts` are made from."""
+    rng = np.random.default_rng(0)
+
+    def layers(*sizes: int) -> Layers:
+        return [
+            (rng.normal(0, n**-0.5, (n, m)).astype("f4"), rng.normal(0, 0.1, m).astype("f4"))
+            for n, m in pairwise(sizes)
+        ]
+
+    vectors = rng.normal(0, 1, (64, 4)).astype("f4")
+    frames = rng.integers(0, 256, (64, 6, 6, 2), dtype=np.uint8)
+    cars = rng.uniform([-1.2, -0.07], [0.6, 0.07], (64, 2)).astype("f4")
+    # Push to where the pole leans and turns: enough to balance it for 500 steps.
+    balance = np.array([[-0.1, 0.1], [-0.2, 0.2], [-3, 3], [-1, 1]], np.float32)
+    steer = np.array([[2], [10]], np.float32)
+    return {
+        "mlp": Network(layers(4, 64, 64, 2), vectors),
+        "tied": Network([(np.zeros((4, 2), np.float32), np.zeros(2, np.float32))], vectors),
+        "balancer": Network([(balance, np.zeros(2, np.float32))], vectors),
+        "frames": Network(layers(72, 16, 2), frames, dtype="uint8"),
+        "steering": Network([(steer, np.ones(1, np.float32))], cars, tanh=True),
+    }
+
+
+@pytest.fixture(scope="session")
+def artifacts(
+    networks: dict[str, Network], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Return flatbuffers with sidecars by name; copy one before damaging it (`copy_artifact`)."""
+    steering = {
+        "run_id": "ddpg-MountainCarContinuous-v0-s0",
+        "env_id": "MountainCarContinuous-v0",
+        "head": "action",
+        "num_actions": None,
+        "action_low": [-1.0],
+        "action_high": [1.0],
+        "observation_shape": [2],
+    }
+    frames = {"observation_shape": [6, 6, 2], "observation_dtype": "uint8"}
+    recipes: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+        "fp32": ("mlp", "fp32", "float32", {}),
+        "fp16": ("mlp", "fp16", "float32", {}),
+        "dynamic_int8": ("mlp", "dynamic_int8", "float32", {}),
+        "int8": ("mlp", "int8", "float32", {}),
+        "int8_io": ("mlp", "int8", "int8", {}),
+        "tied": ("tied", "fp32", "float32", {}),
+        "balancer": ("balancer", "fp32", "float32", {}),
+        "balancer_int8": ("balancer", "int8", "float32", {}),
+        "frames": ("frames", "fp32", "float32", frames),
+        "frames_int8_io": ("frames", "int8", "int8", frames),
+        "frames_uint8_io": ("frames", "int8", "uint8", frames),
+        "steering": ("steering", "fp32", "float32", steering),
+        "steering_int8_io": ("steering", "int8", "int8", steering),
+    }
+    folder = tmp_path_factory.mktemp("artifacts")
+    paths = {}
+    for name, (network, scheme, io, changes) in recipes.items():
+        content = networks[network].convert(scheme, io)
+        paths[name] = folder / f"{name}.tflite"
+        write_bytes(paths[name], content)
+        sidecar_for(content, scheme=scheme, **changes).save(sidecar_path(paths[name]))
+    return paths
+
+
+@pytest.fixture
+def copy_artifact(artifacts: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that copies a flatbuffer and its sidecar into the test's own folder."""
+
+    def copy(name: str) -> Path:
+        for path in (artifacts[name], sidecar_path(artifacts[name])):
+            shutil.copy(path, tmp_path)
+        return tmp_path / artifacts[name].name
+
+    return copy
+
+
+@pytest.fixture
+def describe(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes content with a sidecar that matches it, but for changes."""
+
+    def write(content: bytes, name: str = "policy", **changes: Any) -> Path:
+        path = tmp_path / f"{name}.tflite"
+        write_bytes(path, content)
+        sidecar_for(content, **changes).save(sidecar_path(path))
+        return path
+
+    return write

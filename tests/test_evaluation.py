@@ -1,0 +1,287 @@
+"""Episodes replayed by the evaluator are those that stepping Gymnasium by hand gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.evaluation import AGREEMENT_EPISODES, evaluate, evaluate_random, latest
+from quarl_tf.policies import Policy
+from quarl_tf.records import Evaluation, evaluation_path, sidecar_path
+
+SEEDS = list(range(2**30, 2**30 + 12))
+ROOT = Path(__file__).parents[1]
+
+
+def episodes(
+    env_id: str, act: Callable[[np.ndarray], Any], seeds: list[int]
+) -> tuple[list[float], list[int]]:
+    """Step Gymnasium by hand."""
+    env = gym.make(env_id)
+    returns, lengths = [], []
+    for seed in seeds:
+        observation, _ = env.reset(seed=seed)
+        rewards = []
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(act(observation))
+            rewards.append(float(reward))
+            over = terminated or truncated
+        returns.append(sum(rewards))
+        lengths.append(len(rewards))
+    env.close()
+    return returns, lengths
+
+
+class BrokenReward(gym.Env[np.ndarray, int]):
+    """End after three steps, the second of which has a reward that is not a number."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        reward = float("nan") if self.steps == 2 else 1.0
+        return np.zeros(4, np.float32), reward, self.steps == 3, False, {}
+
+
+@pytest.fixture
+def broken_reward() -> Iterator[str]:
+    gym.register("BrokenReward-v0", BrokenReward)
+    yield "BrokenReward-v0"
+    del gym.registry["BrokenReward-v0"]
+
+
+def test_returns_are_those_of_stepping_by_hand(
+    artifacts: dict[str, Path], networks: dict[str, Any]
+) -> None:
+    result = evaluate(artifacts["balancer"], SEEDS)
+    returns, lengths = episodes(
+        "CartPole-v1", lambda x: int(np.argmax(networks["balancer"](x))), SEEDS
+    )
+    assert (result.returns, result.lengths, result.seeds) == (returns, lengths, SEEDS)
+    assert np.mean(returns) > 400  # It does balance: a policy that acts at random falls at 22.
+    assert result.scheme == "fp32"
+    assert result.artifact_sha256 == Policy.load(artifacts["balancer"]).sidecar.sha256
+    assert result.ties == 0
+    assert result.agreement is None
+    assert result.latency_us is not None
+    assert 0 < result.latency_us["median"] <= result.latency_us["p95"]
+
+
+def test_continuous_returns_are_those_of_stepping_by_hand(artifacts: dict[str, Path]) -> None:
+    result = evaluate(artifacts["steering"], SEEDS[:2])
+    policy = Policy.load(artifacts["steering"])
+    returns, lengths = episodes("MountainCarContinuous-v0", policy.act, SEEDS[:2])
+    assert (result.returns, result.lengths) == (returns, lengths)
+
+
+def test_an_episode_depends_on_its_seed_alone(artifacts: dict[str, Path]) -> None:
+    forwards = evaluate(artifacts["fp32"], SEEDS)
+    backwards = evaluate(artifacts["fp32"], SEEDS[::-1])
+    assert forwards.returns == backwards.returns[::-1]
+    assert len(set(forwards.returns)) > 1
+    assert evaluate(artifacts["fp32"], SEEDS[:3]).returns == forwards.returns[:3]
+
+
+def test_ties_are_those_of_the_episodes_alone(artifacts: dict[str, Path]) -> None:
+    result = evaluate(artifacts["tied"], SEEDS[:3], reference=artifacts["balancer"])
+    assert result.ties == sum(result.lengths)
+
+
+def test_progress_is_told_after_every_episode(artifacts: dict[str, Path]) -> None:
+    told: list[tuple[int, int]] = []
+    evaluate(artifacts["tied"], SEEDS[:3], progress=lambda *args: told.append(args))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_evaluation_survives_its_file(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    result = evaluate(artifacts["int8"], SEEDS[:2], reference=artifacts["fp32"])
+    result.save(tmp_path / "int8.eval.json")
+    assert Evaluation.load(tmp_path / "int8.eval.json") == result
+
+
+# Agreement.
+
+
+def test_reference_agrees_with_itself_on_every_state(artifacts: dict[str, Path]) -> None:
+    result = evaluate(artifacts["fp32"], SEEDS, reference=artifacts["fp32"])
+    states = sum(result.lengths[:AGREEMENT_EPISODES])
+    assert result.agreement == {"fraction": 1.0, "states": states}
+
+
+def test_agreement_is_counted_on_the_states_the_reference_visits(
+    artifacts: dict[str, Path],
+) -> None:
+    reference = Policy.load(artifacts["balancer"])
+    actions: list[Any] = []
+
+    def act(observation: np.ndarray) -> Any:
+        actions.append(reference.act(observation))
+        return actions[-1]
+
+    episodes("CartPole-v1", act, SEEDS[:AGREEMENT_EPISODES])
+    # The tied policy always takes action 0.
+    result = evaluate(artifacts["tied"], SEEDS, reference=artifacts["balancer"])
+    assert result.agreement == {
+        "fraction": actions.count(0) / len(actions),
+        "states": len(actions),
+    }
+
+
+@pytest.mark.parametrize(("shift", "fraction"), [(0.019, 1.0), (0.021, 0.0)])
+def test_continuous_actions_agree_within_a_hundredth_of_their_range(
+    artifacts: dict[str, Path],
+    networks: dict[str, Any],
+    describe: Callable[..., Path],
+    shift: float,
+    fraction: float,
+) -> None:
+    template = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    still = type(networks["mlp"])
+    paths = []
+    for bias in (0.0, shift):  # The actions, of a range from -1 to 1.
+        layers = [(np.zeros((2, 1), np.float32), np.array([bias], np.float32))]
+        content = still(layers, networks["steering"].calibration).convert("fp32")
+        changes = {k: template[k] for k in ("run_id", "env_id", "head", "observation_shape")}
+        bounds = {"num_actions": None, "action_low": [-1.0], "action_high": [1.0]}
+        paths.append(describe(content, f"bias{bias}", **changes, **bounds))
+    result = evaluate(paths[1], SEEDS[:1], reference=paths[0])
+    assert result.agreement == {"fraction": fraction, "states": 999}
+
+
+def test_reference_of_another_run_is_refused(artifacts: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="only with a policy of the same run"):
+        evaluate(artifacts["fp32"], SEEDS, reference=artifacts["steering"])
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        ([], "one episode or more. Received: episodes=0"),
+        ([1, 2, 1], "a seed of its own. Received: seed=1 twice"),
+        ([1, -2], "0 or more. Received: seed=-2"),
+    ],
+)
+def test_seeds_that_make_no_evaluation_are_refused(
+    artifacts: dict[str, Path], seeds: list[int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        evaluate(artifacts["fp32"], seeds)
+    with pytest.raises(UsageError, match=message):
+        evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", seeds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_id": "MountainCar-v0"}, r"Received: observation_shape=\[2\], the policy's is \[4\]"),
+        ({"env_id": "Acrobot-v1"}, r"observation_shape=\[6\]"),
+        ({"env_id": "CartPole-v9"}, "Unknown environment: did you mean CartPole-v"),
+    ],
+)
+def test_environment_of_another_policy_is_refused(
+    artifacts: dict[str, Path],
+    describe: Callable[..., Path],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    path = describe(artifacts["fp32"].read_bytes(), **changes)
+    with pytest.raises(QuarlError, match=message):
+        evaluate(path, SEEDS)
+
+
+def test_action_bounds_must_be_the_environments(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_high": [2.0]})
+    with pytest.raises(QuarlError, match=r"action_high=\[1.0\], the policy's is \[2.0\]"):
+        evaluate(path, SEEDS)
+
+
+def test_reward_that_is_not_finite_is_refused(
+    artifacts: dict[str, Path], describe: Callable[..., Path], broken_reward: str
+) -> None:
+    path = describe(artifacts["tied"].read_bytes(), env_id=broken_reward)
+    with pytest.raises(QuarlError, match=r"reward that is not finite.*return=nan, seed=7"):
+        evaluate(path, [7])
+    with pytest.raises(QuarlError, match=r"reward that is not finite.*return=nan, seed=7"):
+        evaluate_random(broken_reward, "none", [7])
+
+
+def test_damaged_artifact_is_not_played(copy_artifact: Callable[[str], Path]) -> None:
+    path = copy_artifact("fp32")
+    content = bytearray(path.read_bytes())
+    content[-50] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(QuarlError, match="changed or damaged after export"):
+        evaluate(path, SEEDS)
+
+
+# The random baseline.
+
+
+def test_random_baseline_is_the_same_every_time() -> None:
+    first = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
+    again = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
+    tail = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS[5:])
+    assert first == again
+    assert tail.returns == first.returns[5:]
+    assert len(set(first.returns)) > 1
+    assert 9 < np.mean(first.returns) < 60
+    assert (first.scheme, first.artifact_sha256, first.latency_us) == ("random", None, None)
+
+
+# Evaluations saved before.
+
+
+def test_latest_is_of_these_bytes_and_these_seeds_or_none(
+    copy_artifact: Callable[[str], Path],
+) -> None:
+    path = copy_artifact("tied")
+    assert latest(path, SEEDS[:2]) is None
+    result = evaluate(path, SEEDS[:2])
+    result.save(evaluation_path(path))
+    assert latest(path, SEEDS[:2]) == result
+    assert latest(path, SEEDS[:3]) is None
+    assert latest(path, SEEDS[:1]) is None
+
+    replace(result, artifact_sha256="0" * 64).save(evaluation_path(path))
+    assert latest(path, SEEDS[:2]) is None
+    evaluation_path(path).write_text('{"run_id": ')
+    assert latest(path, SEEDS[:2]) is None
+    path.unlink()
+    with pytest.raises(QuarlError, match="no such file"):
+        latest(path, SEEDS[:2])
+
+
+def test_evaluation_imports_no_tensorflow(artifacts: dict[str, Path]) -> None:
+    code = (
+        "import sys; from pathlib import Path; from quarl_tf.evaluation import evaluate;"
+        f"evaluate(Path({str(artifacts['tied'])!r}), [1]);"
+        "print([m for m in ('tensorflow', 'keras', 'tf_keras') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
