@@ -5,7 +5,8 @@ for one observation at a time, with the normaliser inside.
 
 `int8` is integer from the first layer to the head. The normaliser in front of it stays in float:
 one int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
-beside velocities of ±3), after it all features fill the same ±5.
+beside velocities of ±3), after it all features fill the same ±5. The head of a discrete policy is
+centred first (`ptq.centre_head`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from quarl_tf.errors import QuarlError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.policies import Policy
-from quarl_tf.quantization.ptq import half_weights, quantize_weights
+from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace
 from quarl_tf.spec import Run, Scheme
 
@@ -150,7 +151,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         native=scheme.native,
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
-        head=agents.head(trained.run.algo),
+        head=_head(trained.run.algo, scheme),
         num_actions=spec.num_actions,
         action_low=_listed(spec.action_low),
         action_high=_listed(spec.action_high),
@@ -166,6 +167,12 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         versions=records.package_versions(),
         commit=records.source_commit(),
     )
+
+
+def _head(algo: str, scheme: Scheme) -> str:
+    kind = agents.head(algo)
+    # Centred, Q-values are no longer values of states; logits mean what they did.
+    return "advantages" if kind == "q_values" and scheme.name == "int8" else kind
 
 
 def _listed(values: tuple[float, ...] | None) -> list[float] | None:
@@ -240,7 +247,9 @@ def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
-    converter = _converter(trained, trained.weights)
+    discrete = trained.spec.num_actions is not None
+    weights = centre_head(trained.weights) if discrete else trained.weights
+    converter = _converter(trained, weights)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.representative_dataset = lambda: ([row[None]] for row in trained.observations)
     # The float operators are for the normaliser; `_require_int8` sees to the layers.
@@ -260,7 +269,7 @@ def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
         content: bytes = debugger.get_nondebug_quantized_model()
         return content
 
-    return _quietly(convert), trained.weights
+    return _quietly(convert), weights
 
 
 _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {

@@ -120,12 +120,20 @@ def learning_curve(curves: Sequence[Curve], title: str) -> Plot:
             [scheme_colour("fp32")] if len(curves) == 1 else sns.color_palette("deep", len(curves))
         )
         for curve, colour in zip(curves, palette, strict=True):
-            for values, look in (
-                (curve.episode_return, {"lw": 1.0, "alpha": 0.55}),
-                (curve.greedy_return, {"lw": 1.6, "marker": "o", "ms": 4, "mec": "white"}),
-            ):
-                known = np.isfinite(values)
-                axes.plot(curve.steps[known], values[known], color=colour, **look)
+            known = np.isfinite(curve.episode_return)
+            axes.plot(
+                curve.steps[known], curve.episode_return[known], color=colour, lw=1.0, alpha=0.55
+            )
+            known = np.isfinite(curve.greedy_return)
+            axes.plot(
+                curve.steps[known],
+                curve.greedy_return[known],
+                color=colour,
+                lw=1.6,
+                marker="o",
+                ms=4,
+                mec="white",
+            )
         axes.set(xlabel="environment steps", ylabel="return per episode", title=title)
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
         axes.margins(x=0.02)
@@ -230,8 +238,8 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
         figure,
         "Weights of the fp32 network by layer (biases left out). Lines: the only values left when "
         "the layer is quantised to 4 bits (left) and to 2 bits (right); each weight moves down to "
-        "the next line, the lowest up to theirs. A few outliers widen the range and leave fewer lines to the bulk."
-        + convolution,
+        "the next line, the lowest up to theirs. A few outliers widen the range and leave fewer "
+        "lines to the bulk." + convolution,
     )
 
 

@@ -19,7 +19,7 @@ from quarl_tf import flatbuffer
 from quarl_tf.errors import QuarlError, UsageError, unknown
 from quarl_tf.records import Sidecar, sidecar_path
 
-HEADS = ("q_values", "logits", "action")
+HEADS = ("q_values", "advantages", "logits", "action")
 
 _OBSERVATION_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),

@@ -100,7 +100,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Missing:
+class _Missing:
     """An experiment without a result, why, and the command that mends it."""
 
     run_id: str
@@ -120,7 +120,7 @@ class _Experiment:
 class _LoadedRun:
     run_id: str
     experiments: dict[str, _Experiment]
-    missing: dict[str, Missing]
+    missing: dict[str, _Missing]
     chance: Evaluation | None
     curve: Curve | None
 
@@ -134,7 +134,7 @@ class _LoadedRun:
 
 
 @dataclass(frozen=True)
-class Section:
+class _Section:
     """The runs of one algorithm, environment and set of overrides, as the templates show them.
 
     Attributes:
@@ -164,23 +164,22 @@ def write_report(
     workspace: Workspace,
     run_ids: Sequence[str],
     *,
+    command: str,
     name: str | None = None,
     schemes: Sequence[str] | None = None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
-    command: str | None = None,
 ) -> Path:
     """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
 
     Args:
         workspace: Where the runs are and the report goes.
         run_ids: Runs to report on, exported and evaluated.
+        command: Command line that makes this report, shown in it.
         name: Name of the report; by default the run's, or the algorithm and environment that all
             runs share.
         schemes: Schemes to report on; by default all that any of the runs was exported in. fp32,
             the reference, is always among them.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
-        command: Command line that makes this report from nothing, shown in it; by default the one
-            that makes it from these runs.
 
     Returns:
         The path of index.html. The same files in give the same bytes out.
@@ -202,7 +201,7 @@ def write_report(
         "missing": missing,
         "margin_percent": margin_percent,
         "margin": f"{margin_percent:g} %",
-        "command": command or f"quarl report {' '.join(unique)}",
+        "command": command,
     }
     _write_results(folder, sections, context)
     return _write_pages(folder, sections, context)
@@ -241,18 +240,18 @@ def _load_run(
     chance_path = evaluation_path(workspace.artifact(run_id, "random"))
     chance = Evaluation.load(chance_path) if chance_path.exists() else None
     reference = _load_pair(workspace, run_id, _REFERENCE)
-    if isinstance(reference, Missing):
+    if isinstance(reference, _Missing):
         raise QuarlError(
             f"{run_id} has nothing to compare with: fp32 {reference.reason}; run "
             f"`{reference.command}`. Received: run={run_id!r}"
         )
     experiments: dict[str, _Experiment] = {}
-    missing: dict[str, Missing] = {}
+    missing: dict[str, _Missing] = {}
     for name in schemes:
         pair = _load_pair(workspace, run_id, name)
-        if not isinstance(pair, Missing):
+        if not isinstance(pair, _Missing):
             pair = _require_same_episodes(pair, reference[1])
-        if isinstance(pair, Missing):
+        if isinstance(pair, _Missing):
             missing[name] = pair
             continue
         comparison = compare(reference[1], pair[1], chance, margin_percent)
@@ -263,32 +262,32 @@ def _load_run(
 
 def _load_pair(
     workspace: Workspace, run_id: str, scheme: str
-) -> tuple[Sidecar, Evaluation] | Missing:
+) -> tuple[Sidecar, Evaluation] | _Missing:
     """Load a sidecar and its evaluation, or tell why one cannot stand for the other."""
     artifact = workspace.artifact(run_id, scheme)
     export = f"quarl export {run_id} --schemes {scheme}"
     if not artifact.exists() or not sidecar_path(artifact).exists():
-        return Missing(run_id, scheme, "was not exported", export)
+        return _Missing(run_id, scheme, "was not exported", export)
     sidecar = Sidecar.load(sidecar_path(artifact))
     if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != (run_id, scheme, sha256(artifact)):
-        return Missing(run_id, scheme, "has a flatbuffer that does not match its sidecar", export)
+        return _Missing(run_id, scheme, "has a flatbuffer that does not match its sidecar", export)
     evaluate = _evaluate_command(run_id, scheme)
     if not evaluation_path(artifact).exists():
-        return Missing(run_id, scheme, "was not evaluated", evaluate)
+        return _Missing(run_id, scheme, "was not evaluated", evaluate)
     evaluation = Evaluation.load(evaluation_path(artifact))
     if evaluation.artifact_sha256 != sidecar.sha256:
         reason = "has a stale evaluation, made with another flatbuffer"
-        return Missing(run_id, scheme, reason, evaluate)
+        return _Missing(run_id, scheme, reason, evaluate)
     return sidecar, evaluation
 
 
 def _require_same_episodes(
     pair: tuple[Sidecar, Evaluation], reference: Evaluation
-) -> tuple[Sidecar, Evaluation] | Missing:
+) -> tuple[Sidecar, Evaluation] | _Missing:
     _, evaluation = pair
     if (evaluation.seeds, evaluation.protocol) == (reference.seeds, reference.protocol):
         return pair
-    return Missing(
+    return _Missing(
         evaluation.run_id,
         evaluation.scheme,
         f"was evaluated on other episodes than fp32 ({len(evaluation.seeds)} against "
@@ -316,6 +315,8 @@ def _load_curve(path: Path, run_id: str) -> Curve | None:
             f"The training curve cannot be read ({error}); copy it again with `quarl export "
             f"{run_id}`. Received: path={str(path)!r}"
         ) from error
+    if not rows:
+        return None
     return Curve(run_id, columns["step"], columns["episode_return"], columns["greedy_return"])
 
 
@@ -326,7 +327,7 @@ def _groups(runs: Sequence[_LoadedRun]) -> list[list[_LoadedRun]]:
     """Group runs that differ in their seed alone; only those may be pooled."""
     groups: dict[str, list[_LoadedRun]] = {}
     for run in runs:
-        key = {name: value for name, value in run.spec.items() if name != "seed"}
+        key = run.spec | {"seed": None, "preset": run.reference.sidecar.preset}
         groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     return list(groups.values())
 
@@ -350,7 +351,7 @@ def _report_name(name: str | None, runs: Sequence[_LoadedRun]) -> str:
     return name
 
 
-def _section(workspace: Workspace, runs: list[_LoadedRun], schemes: Sequence[str]) -> Section:
+def _section(workspace: Workspace, runs: list[_LoadedRun], schemes: Sequence[str]) -> _Section:
     first = runs[0]
     spec = first.spec
     for run in runs:
@@ -364,7 +365,7 @@ def _section(workspace: Workspace, runs: list[_LoadedRun], schemes: Sequence[str
     by_run = {run.run_id: [_run_row(run, name) for name in schemes] for run in runs}
     rows = [_pooled_row(runs, of_scheme) for of_scheme in zip(*by_run.values(), strict=True)]
     chance = _chance(runs)
-    return Section(
+    return _Section(
         title=title,
         runs=runs,
         episodes=_fewest_episodes(runs),
@@ -420,13 +421,13 @@ def _run_row(run: _LoadedRun, name: str) -> Row:
     )
     if not scheme.native:
         return row
-    latency = evaluation.latency_us or {"median": None, "p95": None}
+    latency = evaluation.latency_us or {}
     return replace(
         row,
         size_bytes=sidecar.size_bytes,
         compression=run.reference.sidecar.size_bytes / sidecar.size_bytes,
-        latency_median_us=latency["median"],
-        latency_p95_us=latency["p95"],
+        latency_median_us=latency.get("median"),
+        latency_p95_us=latency.get("p95"),
     )
 
 
@@ -506,7 +507,7 @@ def _headline(rows: Sequence[Row]) -> list[str]:
     first = [*safe[:1], *(row for row in natives[:1] if not _keeps_reward(row))]
     sentences = [f"{r.scheme} is {_cheaper(r, reference)} than fp32{_cost(r)}." for r in first]
     sentences += [
-        f"{row.scheme} loses {percent(row.reward_error_percent)} of the reward."
+        f"The return of {row.scheme} is {_amount(row)} lower."
         for row in natives[1:]
         if row.verdict == "loss"
     ]
@@ -542,14 +543,21 @@ def _evidence(row: Row) -> str:
 
 def _cost(row: Row) -> str:
     if row.verdict == "gain":
-        return f" and earns {percent(-(row.reward_error_percent or 0.0))} more"
+        return f", and its return is {_amount(row)} higher"
+    if row.verdict == "loss":
+        return f", but its return is {_amount(row)} lower"
     if row.verdict == "cannot tell":
         return f"; whether it loses reward, {_evidence(row)} cannot tell"
-    if row.verdict == "loss":
-        return f", but loses {percent(row.reward_error_percent)} of the reward"
     if row.difference_high is not None and row.difference_high < 0:
-        return f" and loses {percent(row.reward_error_percent)} of the reward, within the margin"
+        return f"; its return is {_amount(row)} lower, within the margin"
     return f" and loses no reward that {_evidence(row)} could show"
+
+
+def _amount(row: Row) -> str:
+    """Say how far a return is from that of fp32: in percent, or plainly where that is 0."""
+    if row.reward_error_percent is not None:
+        return percent(abs(row.reward_error_percent))
+    return f"{number_text(abs(row.difference_mean or 0.0))} per episode"
 
 
 def _bits_needed(rows: Sequence[Row]) -> list[str]:
@@ -563,10 +571,11 @@ def _bits_needed(rows: Sequence[Row]) -> list[str]:
     if kept == len(rows):
         return [f"{keeping}, the fewest tried."]
     stop = rows[kept]
-    error = percent(stop.reward_error_percent)
-    what = {None: "the result is missing", "loss": f"a loss shows ({error})"}.get(
-        stop.verdict, f"the episodes cannot tell ({error})"
-    )
+    what = {
+        None: "the result is missing",
+        "loss": f"the return is {_amount(stop)} lower",
+        "cannot tell": "the episodes cannot tell",
+    }[stop.verdict]
     if kept == 0:
         return [f"In simulation, at {stop.weight_bits} bits {what}."]
     return [f"{keeping}; at {stop.weight_bits} bits {what}."]
@@ -649,7 +658,7 @@ def _all_returns(runs: Sequence[_LoadedRun], name: str) -> plots.Floats:
 # Writing.
 
 
-def _write_results(folder: Path, sections: Sequence[Section], context: Mapping[str, Any]) -> None:
+def _write_results(folder: Path, sections: Sequence[_Section], context: Mapping[str, Any]) -> None:
     rows = [asdict(row) for s in sections for lines in s.by_run.values() for row in lines]
     results = {
         "margin_percent": context["margin_percent"],
@@ -676,7 +685,7 @@ def _write_results(folder: Path, sections: Sequence[Section], context: Mapping[s
     )
 
 
-def _write_pages(folder: Path, sections: Sequence[Section], context: Mapping[str, Any]) -> Path:
+def _write_pages(folder: Path, sections: Sequence[_Section], context: Mapping[str, Any]) -> Path:
     """Write the figures and both pages, and remove the figures of an earlier report."""
     pictures: dict[str, bytes] = {}
     figures = []
@@ -704,11 +713,13 @@ def _write_pages(folder: Path, sections: Sequence[Section], context: Mapping[str
         "percent": percent,
         "size": size,
         "dtypes": dtypes,
+        "alt": lambda file: file.removesuffix(".png").replace("_", " "),
         "colour": plots.scheme_colour,
     }
     everything = {
         **context,
         "limits": limits,
+        "ratio": _ratio,
         "figures": figures,
         "provenance": _provenance(sections),
         "unseen_percent": 100 * _unseen(min(section.episodes for section in sections)),
@@ -723,7 +734,7 @@ def _write_pages(folder: Path, sections: Sequence[Section], context: Mapping[str
     return folder / "index.html"
 
 
-def _provenance(sections: Sequence[Section]) -> dict[str, Any]:
+def _provenance(sections: Sequence[_Section]) -> dict[str, Any]:
     """Collect the commits and package versions behind the results; several where they differ."""
     experiments = [e for s in sections for run in s.runs for e in run.experiments.values()]
     versions: dict[str, set[str]] = {}

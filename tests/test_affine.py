@@ -37,6 +37,7 @@ def tensors(**elements: object) -> st.SearchStrategy[np.ndarray]:
 
 all_bits = st.integers(2, 32)
 all_modes = st.sampled_from(MODES)
+rounding_modes = st.sampled_from(["code", "tf"])
 
 
 def float32_rounding(values: np.ndarray) -> np.ndarray:
@@ -52,18 +53,20 @@ def float32_rounding(values: np.ndarray) -> np.ndarray:
     [
         # Range 4 over 2**2: steps of 1. W = max is code 4, the fifth of an alleged four.
         ("paper", [-1, -0.5, 0, 2.75, 3], 1, [0, 0, 1, 3, 4], [-1, -1, 0, 2, 3]),
-        ("code", [-1, -0.5, 0, 2.75, 3], 1, [0, 0, 1, 3, 3], [-1, -1, 0, 2, 2]),
+        ("code", [-1, -0.5, 0, 0.4, 1.5, 3], 1, [0, 1, 1, 1, 3, 3], [-1, 0, 0, 0, 2, 2]),
         # -min / scale = 1.5 is not whole: the extra code is at the lower end.
         ("paper", [-1.5, 0, 1, 2.5], 1, [-1, 1, 2, 3], [-2, 0, 1, 2]),
+        # Rounded, both ends move by half a step; at 1.75 it is the lower by 3/4, the upper by 1/4.
         ("code", [-1.5, 0, 1, 2.5], 1, [0, 1, 2, 3], [-1, 0, 1, 2]),
+        ("code", [-1.75, -0.75, 0, 2.25], 1, [0, 0, 1, 3], [-1, -1, 0, 2]),
         # No positive weight: the paper's zero point is code 4 itself.
         ("paper", [-4, -1.5, 0], 4, [0, 2, 4], [-4, -2, 0]),
-        ("code", [-4, -1.5, 0], 3, [0, 1, 3], [-3, -2, 0]),
+        ("code", [-4, -1.5, 0], 3, [0, 2, 3], [-3, -1, 0]),
         # No negative weight: the range still starts at 0.
         ("paper", [1, 2.5, 4], 0, [1, 2, 4], [1, 2, 4]),
-        ("code", [1, 2.5, 4], 0, [1, 2, 3], [1, 2, 3]),
+        ("code", [1, 2.5, 4], 0, [1, 3, 3], [1, 3, 3]),
         # Symmetric: -2 ... 1, as in two's complement.
-        ("code", [-2, -0.5, 0.5, 2], 2, [0, 1, 2, 3], [-2, -1, 0, 1]),
+        ("code", [-2, -0.5, 0.5, 2], 2, [0, 2, 3, 3], [-2, 0, 1, 1]),
         # Range 3 over 2**2 - 1: steps of 1, half up, and both ends are codes.
         ("tf", [-1, -0.5, 0.5, 1.4, 2], 1, [0, 1, 2, 2, 3], [-1, 0, 1, 1, 2]),
         # -min / scale = 0.75 is nudged to 1.
@@ -89,7 +92,8 @@ def test_two_bits_by_hand(
     ("mode", "scale", "codes"),
     [
         ("paper", 0.5, [0, 1, 2, 2, 3, 8]),
-        ("code", 0.5, [0, 1, 2, 2, 3, 7]),
+        # 0.3 and 0.9 are 0.6 and 1.8 steps: rounded up, where the paper rounds down.
+        ("code", 0.5, [0, 1, 2, 3, 4, 7]),
         # Steps of 4/7: -1 is 1.75 steps below 0, so 0 is code 2, and 3 is 5.25 steps above it.
         ("tf", 4 / 7, [0, 1, 2, 3, 4, 7]),
     ],
@@ -133,15 +137,34 @@ def test_zero_stays_exactly_zero(values: np.ndarray, bits: int, mode: Mode) -> N
 
 @quick
 @given(tensors(), all_bits, all_modes)
-def test_the_error_is_at_most_one_step_and_half_a_step_in_tf_mode(
+def test_the_error_is_at_most_half_a_step_but_for_floor_and_an_end_without_a_code(
     values: np.ndarray, bits: int, mode: Mode
 ) -> None:
-    scale = affine_grid(values, bits, mode=mode).scale
+    grid = affine_grid(values, bits, mode=mode)
     decoded = fake_quantize(values, bits, mode=mode).astype(np.float64)
-    bound = scale * (0.5 if mode == "tf" else 1.0)
     # 1 + 1e-6: the rounding of float64, seen from a step that is 2**-32 of the range.
+    step = grid.scale * (1 + 1e-6)
+    lowest, highest = -step / 2, step / 2
+    if mode == "paper":
+        lowest, highest = -step, step * 1e-6
+    elif mode == "code":
+        first, last = grid.scale * (np.array([0, 2**bits - 1]) - grid.zero_point)
+        lowest = np.where(values > last, -step, lowest)
+        highest = np.where(values < first, step, highest)
     rounding = float32_rounding(np.maximum(np.abs(decoded), np.abs(values)))
-    assert (np.abs(decoded - values) <= bound * (1 + 1e-6) + rounding).all()
+    error = decoded - values
+    assert (error >= lowest - rounding).all()
+    assert (error <= highest + rounding).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("mode", "steps"), [("paper", -0.5), ("code", 0.0), ("tf", 0.0)])
+def test_only_floor_shifts_gaussian_weights(mode: Mode, steps: float, bits: int) -> None:
+    values = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
+    error = fake_quantize(values, bits, mode=mode).astype(np.float64) - values
+    assert error.mean() / affine_grid(values, bits, mode=mode).scale == pytest.approx(
+        steps, abs=0.02
+    )
 
 
 def test_one_whole_step_is_lost_where_an_end_has_no_code() -> None:
@@ -158,7 +181,7 @@ def test_code_mode_stays_inside_the_range(values: np.ndarray, bits: int) -> None
 
 
 @quick
-@given(tensors(), all_bits, st.sampled_from(["code", "tf"]))
+@given(tensors(), all_bits, rounding_modes)
 def test_codes_fit_n_bits(values: np.ndarray, bits: int, mode: Mode) -> None:
     grid = affine_grid(values, bits, mode=mode)
     for codes in (quantize(values, grid), grid.zero_point):
@@ -192,7 +215,7 @@ def test_codes_are_monotonic(values: np.ndarray, bits: int, mode: Mode) -> None:
 
 
 @quick
-@given(tensors(), st.integers(2, 16), all_modes)
+@given(tensors(), st.integers(2, 16), rounding_modes)
 def test_quantising_twice_on_one_grid_changes_nothing(
     values: np.ndarray, bits: int, mode: Mode
 ) -> None:
@@ -202,7 +225,7 @@ def test_quantising_twice_on_one_grid_changes_nothing(
 
 
 @quick
-@given(st.floats(-1e30, -1e-30), st.floats(1e-30, 1e30), st.integers(2, 12), all_modes)
+@given(st.floats(-1e30, -1e-30), st.floats(1e-30, 1e30), st.integers(2, 12), rounding_modes)
 def test_every_code_survives_a_round_trip(low: float, high: float, bits: int, mode: Mode) -> None:
     grid = affine_grid([low, high], bits, mode=mode)
     codes = np.arange(2**bits)

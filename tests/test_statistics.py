@@ -1,0 +1,361 @@
+"""Behaviour of the intervals, the errors and the verdicts."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.records import Evaluation
+from quarl_tf.statistics import (
+    DEFAULT_MARGIN_PERCENT,
+    Comparison,
+    Interval,
+    compare,
+    mean_interval,
+    normalised_error,
+    paired_difference,
+    pool,
+    reward_error,
+    student_interval,
+    verdict,
+)
+
+quick = settings(deadline=None, max_examples=20)
+
+samples = st.lists(st.floats(-1e4, 1e4), min_size=2, max_size=30)
+
+
+def limits(interval: Interval) -> tuple[float, float, float]:
+    return interval.mean, interval.low, interval.high
+
+
+def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None) -> Evaluation:
+    return Evaluation(
+        run_id="dqn-CartPole-v1-s0",
+        env_id="CartPole-v1",
+        scheme=scheme,
+        artifact_sha256=None,
+        protocol={"action": "greedy"},
+        seeds=list(range(len(returns))) if seeds is None else seeds,
+        returns=returns,
+        lengths=[1] * len(returns),
+        ties=0,
+        latency_us=None,
+        agreement=None,
+        versions={},
+    )
+
+
+# Intervals of a mean.
+
+
+@pytest.mark.parametrize("interval_of", [mean_interval, student_interval])
+class TestBothIntervals:
+    def test_equal_values_have_an_interval_of_no_width(self, interval_of):
+        # 0.1 summed three times and divided by 3 is not 0.1.
+        assert limits(interval_of([0.1, 0.1, 0.1])) == (0.1, 0.1, 0.1)
+
+    def test_one_value_has_no_interval(self, interval_of):
+        interval = interval_of([7.0])
+        assert limits(interval) == (7.0, -math.inf, math.inf)
+        assert not interval.bounded
+
+    @pytest.mark.parametrize("values", [[], [[1.0, 2.0]], [1.0, math.nan], [math.inf, 1.0]])
+    def test_refuses_what_has_no_mean(self, interval_of, values):
+        with pytest.raises(QuarlError, match="Received: "):
+            interval_of(values)
+
+    @given(values=samples)
+    @quick
+    def test_holds_the_mean_and_is_the_same_every_time(self, interval_of, values):
+        interval = interval_of(values)
+        slack = 1e-9 * max(map(abs, values), default=0)
+        assert interval.bounded
+        assert interval.low - slack <= interval.mean <= interval.high + slack
+        assert interval == interval_of(values)
+
+    @given(values=samples, shift=st.integers(-1000, 1000))
+    @quick
+    def test_moves_with_its_values(self, interval_of, values, shift):
+        moved = interval_of([value + shift for value in values])
+        expected = [limit + shift for limit in limits(interval_of(values))]
+        assert limits(moved) == pytest.approx(expected, abs=1e-6)
+
+    def test_narrows_with_less_confidence(self, interval_of):
+        values = np.arange(20.0)
+        wide, narrow = interval_of(values, 0.99), interval_of(values, 0.5)
+        assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_rare_failures_pull_the_bootstrap_interval_down_only():
+    # 1 of 100 episodes falls at 480: resampled means are 500 - 0.2 k with k close to Poisson(1).
+    interval = mean_interval([500.0] * 99 + [480.0])
+    assert interval.mean == pytest.approx(499.8)
+    assert interval.high == 500.0
+    assert 498.8 <= interval.low <= 499.4
+
+
+def test_bootstrap_agrees_with_student_where_the_mean_is_normal():
+    values = np.random.default_rng(5).normal(100, 20, 400)
+    expected = limits(student_interval(values))
+    assert limits(mean_interval(values)) == pytest.approx(expected, abs=0.2)
+
+
+def test_student_is_scipys_t_test():
+    values = [3.0, -1.0, 4.5, 2.0]
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert limits(student_interval(values)) == pytest.approx((2.125, expected.low, expected.high))
+
+
+def test_student_of_two_by_hand():
+    # Mean 1, standard error 1, t(0.975, 1) = 12.706.
+    assert limits(student_interval([0.0, 2.0])) == pytest.approx((1, -11.706, 13.706), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("interval_of", "episodes", "draw"),
+    [
+        (mean_interval, 50, lambda g, n: g.exponential(1.0, n)),
+        (mean_interval, 50, lambda g, n: g.normal(1.0, 1.0, n)),
+        (student_interval, 3, lambda g, n: g.normal(1.0, 1.0, n)),
+    ],
+    ids=["skewed episodes", "normal episodes", "three trainings"],
+)
+def test_19_of_20_intervals_hold_the_true_mean(interval_of, episodes, draw):
+    generator = np.random.default_rng(11)
+    intervals = [interval_of(draw(generator, episodes)) for _ in range(200)]
+    covered = np.mean([interval.low <= 1.0 <= interval.high for interval in intervals])
+    assert 0.88 <= covered <= 0.99
+
+
+def test_many_episodes_do_not_need_much_memory():
+    # All resamples of 100 000 values at once would take 8 GB.
+    values = np.random.default_rng(0).normal(size=2000)
+    assert mean_interval(np.tile(values, 10)).bounded
+
+
+# Paired differences.
+
+
+def test_a_policy_does_not_differ_from_itself():
+    returns = np.random.default_rng(0).normal(100, 50, 30)
+    assert limits(paired_difference(returns, returns)) == (0.0, 0.0, 0.0)
+
+
+def test_pairing_removes_what_episodes_share():
+    generator = np.random.default_rng(0)
+    easy_or_hard = generator.normal(0, 100, 50)
+    other = easy_or_hard - 1 + generator.normal(0, 0.1, 50)
+    difference = paired_difference(easy_or_hard, other)
+    assert -1.1 < difference.low < difference.mean < difference.high < -0.9
+
+
+@given(values=samples, other=samples)
+@quick
+def test_difference_changes_sign_with_the_order(values, other):
+    n = min(len(values), len(other))
+    forth = paired_difference(values[:n], other[:n])
+    back = paired_difference(other[:n], values[:n])
+    assert forth.mean == pytest.approx(-back.mean)
+
+
+def test_refuses_pairs_of_different_lengths():
+    with pytest.raises(QuarlError, match="Received: 2 and 3 returns"):
+        paired_difference([1, 2], [1, 2, 3])
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "expected"),
+    [
+        (214, 78, 63.55),  # DQN on Breakout, QuaRL's table of rewards
+        (1433, 2024, -41.24),  # DQN on MsPacman, the same table
+        (-100, -150, 50.0),  # worse is positive for negative returns as well
+        (-100, -50, -50.0),
+        (5, 5, 0.0),
+    ],
+)
+def test_reward_error(reference, other, expected):
+    assert reward_error(reference, other) == pytest.approx(expected, abs=0.005)
+
+
+def test_reward_error_of_nothing_is_unknown():
+    assert reward_error(0.0, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"), [(200, 0.0), (-200, 100.0), (0, 50.0), (300, -25.0)]
+)
+def test_normalised_error_runs_from_fp32_to_chance(other, expected):
+    assert normalised_error(200, other, -200) == pytest.approx(expected)
+
+
+def test_normalised_error_does_not_know_where_zero_is():
+    assert normalised_error(200, 150, -200) == normalised_error(1200, 1150, 800)
+
+
+def test_normalised_error_without_a_scale_is_unknown():
+    assert normalised_error(20.0, 30.0, 20.0) is None
+
+
+def test_normalised_error_of_a_policy_below_chance_keeps_its_sign():
+    assert normalised_error(-300, -400, -200) == pytest.approx(100.0)
+
+
+# Verdicts.
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "reference", "expected"),
+    [
+        (0, 0, 500, "no loss shown"),
+        (-10, 0, 500, "no loss shown"),  # just within 2 %
+        (-10.01, 0, 500, "cannot tell"),
+        (-5, -1, 500, "no loss shown"),  # sure, and within what the user does not mind
+        (-20, -1, 500, "loss"),
+        (-400, -300, 500, "loss"),
+        (-20, 30, 500, "cannot tell"),
+        (0.1, 30, 500, "gain"),
+        (0, 30, 500, "no loss shown"),
+        (-1, 1, -100, "no loss shown"),  # the margin is of the absolute return
+        (-3, -2.5, -100, "loss"),
+        (0, 0, 0, "cannot tell"),  # 2 % of nothing is no margin
+        (-5, 5, 0, "cannot tell"),
+        (1, 5, 0, "gain"),  # needs no margin
+        (-5, -1, 0, "loss"),
+        (-math.inf, math.inf, 500, "cannot tell"),
+    ],
+)
+def test_verdict(low, high, reference, expected):
+    middle = 0.0 if math.isinf(low) else (low + high) / 2
+    assert verdict(Interval(middle, low, high), reference, 2.0) == expected
+
+
+def test_a_margin_of_zero_forgives_nothing():
+    assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0) == "cannot tell"
+    assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0) == "no loss shown"
+
+
+@pytest.mark.parametrize("margin", [-1.0, math.nan, math.inf])
+def test_refuses_a_margin_that_is_none(margin):
+    with pytest.raises(UsageError, match=f"Received: margin_percent={margin}"):
+        verdict(Interval(0, 0, 0), 500, margin)
+
+
+@given(
+    low=st.floats(-100, 100), width=st.floats(0, 100), small=st.floats(0, 50), more=st.floats(0, 50)
+)
+@quick
+def test_a_wider_margin_never_turns_no_loss_into_a_loss(low, width, small, more):
+    interval = Interval(low + width / 2, low, low + width)
+    if verdict(interval, 100, small) in ("gain", "no loss shown"):
+        assert verdict(interval, 100, small + more) in ("gain", "no loss shown")
+
+
+# Comparisons.
+
+
+def test_compare_by_hand():
+    result = compare(
+        evaluation("fp32", [10.0, 20.0, 30.0]),
+        evaluation("int8", [9.0, 18.0, 27.0]),
+        evaluation("random", [0.0, 4.0], seeds=[100, 101]),
+        DEFAULT_MARGIN_PERCENT,
+    )
+    assert (result.run_id, result.scheme, result.episodes) == ("dqn-CartPole-v1-s0", "int8", 3)
+    assert result.returns.mean == 18.0
+    assert result.reference_mean == 20.0
+    assert result.difference.mean == pytest.approx(-2.0)
+    assert result.reward_error == pytest.approx(10.0)
+    assert result.normalised_error == pytest.approx(100 * 2 / 18)
+    assert result.verdict == "loss"
+
+
+def test_compare_without_a_random_policy():
+    same = evaluation("fp32", [10.0, 20.0])
+    result = compare(same, replace(same, scheme="fp16"), None)
+    assert result.normalised_error is None
+    assert result.verdict == "no loss shown"
+
+
+def test_one_episode_cannot_tell():
+    result = compare(evaluation("fp32", [10.0]), evaluation("int8", [10.0]), None)
+    assert result.verdict == "cannot tell"
+
+
+def test_compare_refuses_other_episodes_and_names_both():
+    with pytest.raises(QuarlError) as caught:
+        compare(evaluation("fp32", [1.0, 2.0]), evaluation("int8", [1.0, 2.0], [5, 6]), None)
+    message = str(caught.value)
+    assert "fp32 with 2 episodes from seed 0" in message
+    assert "int8 with 2 episodes from seed 5" in message
+    assert "--episodes" in message
+    assert "\n" not in message
+
+
+# Several trainings.
+
+
+def comparison(difference: float, reference: float = 100.0, scheme: str = "int8") -> Comparison:
+    mean = reference + difference
+    return Comparison(
+        run_id="run",
+        scheme=scheme,
+        episodes=100,
+        returns=Interval(mean, mean - 1, mean + 1),
+        difference=Interval(difference, difference - 0.1, difference + 0.1),
+        reference_mean=reference,
+        reward_error=reward_error(reference, mean),
+        normalised_error=normalised_error(reference, mean, 0.0),
+        margin_percent=2.0,
+        verdict="cannot tell",
+    )
+
+
+def test_a_single_run_keeps_its_own_interval():
+    one = comparison(-5.0)
+    pooled = pool([one])
+    assert (pooled.returns, pooled.difference) == (one.returns, one.difference)
+    assert (pooled.runs, pooled.episodes, pooled.verdict) == (1, 100, "loss")
+
+
+def test_pool_takes_the_training_as_the_unit():
+    pooled = pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
+    assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
+    assert pooled.returns == student_interval([96.0, 100.0, 101.0])
+    assert (pooled.runs, pooled.episodes) == (3, 300)
+    # Each run alone is sure of its own difference; what the next training loses is another matter.
+    assert pooled.verdict == "cannot tell"
+
+
+def test_signed_errors_cancel_and_absolute_ones_do_not():
+    pooled = pool([comparison(-10.0), comparison(10.0)])
+    assert pooled.reward_error == pytest.approx(0.0)
+    assert pooled.absolute_reward_error == pytest.approx(10.0)
+    assert pooled.normalised_error == pytest.approx(0.0)
+
+
+def test_pool_does_not_average_over_what_happens_to_be_known():
+    pooled = pool([comparison(-10.0), comparison(-10.0, reference=0.0)])
+    assert pooled.reward_error is None
+    assert pooled.absolute_reward_error is None
+
+
+@pytest.mark.parametrize(
+    "comparisons",
+    [
+        [],
+        [comparison(0.0), comparison(0.0, scheme="fp16")],
+        [comparison(0.0), replace(comparison(0.0), margin_percent=5.0)],
+    ],
+)
+def test_pool_refuses_what_does_not_belong_together(comparisons):
+    with pytest.raises(QuarlError, match="Received: "):
+        pool(comparisons)
