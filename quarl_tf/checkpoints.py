@@ -1,6 +1,6 @@
 """Checkpoints of a training: one `.npz` each, whole or absent, the newest two kept.
 
-A zip archive carries a checksum of every member, so a damaged file is found when it is read.
+A zip archive carries a checksum of every member, by which a damaged file is found.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from quarl_tf.records import atomic_path
 
 _KEPT = 2
 _STATE = "state.json"
+
+#: What reading a damaged archive ends in; RuntimeError where it suddenly seems to be encrypted.
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
 def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> None:
@@ -40,10 +43,14 @@ def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
     """Return arrays and state of the newest checkpoint that is not damaged, or None."""
     for path in _newest_first(folder):
         try:
+            with zipfile.ZipFile(path) as archive:
+                # NumPy reads as far as an array's header says; the checksum is at the very end.
+                if archive.testzip() is not None:
+                    continue
             with np.load(path) as file:
                 arrays = {name: file[name] for name in file.files}
             return arrays, json.loads(arrays.pop(_STATE).tobytes())
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        except _DAMAGE:
             continue
     return None
 

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from rich.table import Table
 from quarl_tf import presets, records
 from quarl_tf.display import progress_bar
 from quarl_tf.errors import GateError, QuarlError, UsageError
-from quarl_tf.records import Evaluation, Sidecar, Workspace
+from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace
 from quarl_tf.spec import ALGORITHMS, DEFAULT_SCHEMES, Run, Scheme
 from quarl_tf.statistics import (
     DEFAULT_MARGIN_PERCENT,
@@ -33,7 +34,8 @@ from quarl_tf.statistics import (
 #: Episodes of an evaluation, as in the papers.
 DEFAULT_EPISODES = 100
 
-_console = Console(highlight=False, soft_wrap=True)
+#: Wide enough for the tables when nobody's terminal sets a width.
+_console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,9 +241,10 @@ def _inspect(args: argparse.Namespace) -> None:
     table.add_row("size", f"{size:,} bytes")
     for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
         for tensor in tensors:
-            scale = f", scale {tensor.scale:g}, zero point {tensor.zero_point}"
-            quantized = scale if tensor.scale is not None else ""
-            table.add_row(kind, f"{tensor.name} {list(tensor.shape)} {tensor.dtype}{quantized}")
+            text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
+            if tensor.scale is not None:
+                text += f", scale {tensor.scale:g}, zero point {tensor.zero_point}"
+            table.add_row(kind, text)
     table.add_row("operators", "\n".join(audit.operators))
     table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
@@ -338,10 +341,14 @@ def _check_episodes(args: argparse.Namespace) -> None:
 
 
 def _train_one(workspace: Workspace, run: Run) -> None:
-    from quarl_tf.training import train
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    # Looked up here, so that what is finished costs no import of TensorFlow.
+    record = TrainingRecord.finished(workspace.run_dir(run.run_id), asdict(preset))
+    if record is None:
+        from quarl_tf.training import train
 
-    with progress_bar(f"train {run.run_id}") as update:
-        record = train(workspace, run, update)
+        with progress_bar(f"train {run.run_id}") as update:
+            record = train(workspace, run, update)
     _console.print(
         f"trained   {workspace.run_dir(run.run_id)}  (kept the network of step "
         f"{record.best_step:,}: greedy return {record.selection_return:.1f} on selection seeds)"
@@ -349,10 +356,12 @@ def _train_one(workspace: Workspace, run: Run) -> None:
 
 
 def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) -> None:
-    from quarl_tf.export import export
+    missing = records.not_exported(workspace, run_id, [scheme.name for scheme in schemes])
+    if missing:
+        from quarl_tf.export import export
 
-    with progress_bar(f"export {run_id}") as update:
-        export(workspace, run_id, schemes, update)
+        with progress_bar(f"export {run_id}") as update:
+            export(workspace, run_id, [Scheme.parse(name) for name in missing], update)
     _console.print(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
 
 
@@ -362,7 +371,9 @@ def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             evaluate_and_save(path, args.episodes, update)
-    _console.print(_results_table(artifacts, args))
+    folders = dict.fromkeys(path.parent for path in artifacts)
+    for folder in folders:
+        _console.print(_results_table([p for p in artifacts if p.parent == folder], args))
 
 
 def _write_report(
@@ -377,10 +388,11 @@ def _write_report(
 
 
 def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table:
-    table = Table(title=f"{args.episodes} episodes, the same for every scheme")
-    for column in ("run", "scheme", "bytes", "act µs", "return", "error", "difference", "verdict"):
-        right = column not in ("run", "scheme", "verdict")
-        table.add_column(column, justify="right" if right else "left")
+    title = f"{artifacts[0].parent.name}: {args.episodes} episodes, the same for every scheme"
+    table = Table(title=title, title_justify="left")
+    numbers = ("bytes", "act µs", "return [95 %]", "error", "difference [95 %]")
+    for column in ("scheme", *numbers, "verdict"):
+        table.add_column(column, justify="right" if column in numbers else "left")
     for path in artifacts:
         sidecar = Sidecar.load(records.sidecar_path(path))
         evaluation = Evaluation.load(records.evaluation_path(path))
@@ -388,7 +400,6 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
         comparison = _compare_with_fp32(path, args.margin)
         returns = comparison.returns if comparison else mean_interval(evaluation.returns)
         table.add_row(
-            sidecar.run_id,
             sidecar.scheme,
             f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
             f"{latency:.1f}" if latency is not None else "",

@@ -9,6 +9,8 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
+from quarl_tf import native_output
+
 PACKAGE = "quarl-tf"
 
 
@@ -112,9 +114,10 @@ def _peers() -> Finding:
 def _atari() -> Finding:
     name = "Atari games are registered"
     try:
-        gymnasium = importlib.import_module("gymnasium")
-        gymnasium.register_envs(importlib.import_module("ale_py"))
-        gymnasium.make("PongNoFrameskip-v4").close()
+        with native_output.caught():
+            gymnasium = importlib.import_module("gymnasium")
+            gymnasium.register_envs(importlib.import_module("ale_py"))
+            gymnasium.make("PongNoFrameskip-v4").close()
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {error}", "pip install ale-py")
     return Finding(name, True, "PongNoFrameskip-v4 starts")

@@ -11,12 +11,8 @@ centred first (`ptq.centre_head`).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf import agents, environments, flatbuffer, networks, presets, records
+from quarl_tf import (
+    agents,
+    environments,
+    flatbuffer,
+    native_output,
+    networks,
+    presets,
+    records,
+)
 from quarl_tf.display import Update
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError
@@ -74,12 +78,6 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
         QuarlError: The run is not there, not finished, or its files were changed.
     """
     folder = workspace.run_dir(run_id)
-    if not (folder / "training.json").exists():
-        state = "is not finished" if folder.exists() else "does not exist"
-        raise QuarlError(
-            f"The run {state}; train it first (quarl train --algo … --env … --seed …). "
-            f"Received: run={run_id!r} in {workspace.root}"
-        )
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
     run = Run(**record.run)
@@ -107,28 +105,16 @@ def export(
         QuarlError: The run is not finished, the converter failed, or a flatbuffer does not compute
             what its network does.
     """
+    missing = records.not_exported(workspace, run_id, [scheme.name for scheme in schemes])
     trained = load(workspace, run_id)
-    paths = [workspace.artifact(run_id, scheme.name) for scheme in schemes]
-    for i, (scheme, path) in enumerate(zip(schemes, paths, strict=True)):
+    for i, scheme in enumerate(schemes):
         update(i, len(schemes), scheme.name)
-        if not _is_current(path, trained):
-            _export_one(trained, scheme, path)
+        if scheme.name in missing:
+            _export_one(trained, scheme, workspace.artifact(run_id, scheme.name))
     progress = workspace.run_dir(run_id) / "progress.csv"
     records.write_bytes(workspace.artifact_dir(run_id) / "progress.csv", progress.read_bytes())
     update(len(schemes), len(schemes), "")
-    return paths
-
-
-def _is_current(path: Path, trained: TrainedNetwork) -> bool:
-    """Tell whether the flatbuffer is whole and comes from this network."""
-    try:
-        sidecar = Sidecar.load(records.sidecar_path(path))
-        return (
-            sidecar.sha256 == records.sha256(path)
-            and sidecar.network_sha256 == trained.record.network_sha256
-        )
-    except QuarlError:
-        return False
+    return [workspace.artifact(run_id, scheme.name) for scheme in schemes]
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
@@ -294,34 +280,10 @@ def _convert(converter: Any) -> bytes:
 
 
 def _quietly(convert: Callable[[], bytes]) -> bytes:
-    with _native_output() as said:
+    with native_output.caught() as said:
         try:
             return convert()
         except Exception as error:
             raise QuarlError(
                 f"The TFLite converter failed: {str(error).splitlines()[0]} {said()[-300:]}"
             ) from error
-
-
-@contextlib.contextmanager
-def _native_output() -> Iterator[Callable[[], str]]:
-    """Catch what the converter's C++ prints; it says nothing a user could act on.
-
-    Yields:
-        A function that returns what was printed so far.
-    """
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as caught:
-        kept = os.dup(2)
-        os.dup2(caught.fileno(), 2)
-
-        def said() -> str:
-            caught.seek(0)
-            return " ".join(caught.read().decode(errors="replace").split())
-
-        try:
-            yield said
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)

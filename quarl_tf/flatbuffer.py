@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema  # type: ignore[import-untyped]
+from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from quarl_tf.errors import QuarlError

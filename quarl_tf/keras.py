@@ -14,10 +14,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Policies this small train on the CPU; the search for a GPU only prints an error.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-import tensorflow as tf
-import tf_keras as keras
-
+from quarl_tf import native_output
 from quarl_tf.errors import QuarlError
+
+with native_output.caught():
+    import tensorflow as tf
+    import tf_keras as keras
 
 if tf.keras.Model is not keras.Model:
     raise QuarlError(

@@ -311,7 +311,7 @@ def _style() -> Any:
     )
 
 
-def _legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 4) -> None:
+def _legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 3) -> None:
     """Put a legend under the axes, where it hides no data."""
     figure.legend(
         handles=list(handles),

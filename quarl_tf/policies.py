@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-untyped]
+from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import ArrayLike, NDArray
 
-from quarl_tf import flatbuffer
+from quarl_tf import flatbuffer, native_output
 from quarl_tf.errors import QuarlError, UsageError, unknown
 from quarl_tf.records import Sidecar, sidecar_path
 
@@ -53,8 +53,10 @@ class Policy:
             QuarlError: The content cannot be run, or its input and output are not the sidecar's.
         """
         try:
-            interpreter = Interpreter(model_content=content, num_threads=1)
-            interpreter.allocate_tensors()
+            # The first one of a process announces its delegate.
+            with native_output.caught():
+                interpreter = Interpreter(model_content=content, num_threads=1)
+                interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise QuarlError(
                 f"LiteRT cannot load the flatbuffer ({_one_line(error)}); export it again. "

@@ -111,6 +111,20 @@ class TrainingRecord(_JsonRecord):
     versions: dict[str, str]
     commit: str | None
 
+    @classmethod
+    def finished(cls, folder: Path, preset: Mapping[str, Any]) -> Self | None:
+        """Return the record of a finished training, or None if it is not finished.
+
+        Raises:
+            QuarlError: It was trained with another preset, or its files were changed.
+        """
+        if not (folder / "training.json").exists():
+            return None
+        record = cls.load(folder / "training.json")
+        record.verify(folder)
+        require_same_preset(folder, record.preset, preset)
+        return record
+
     def verify(self, folder: Path) -> None:
         """Check the files of the run folder against their hashes.
 
@@ -256,9 +270,48 @@ def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     sidecar.save(sidecar_path(path))
 
 
-def jsonable(value: Any) -> Any:
-    """Return what a value becomes when it has been through JSON."""
-    return json.loads(json.dumps(value))
+def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[str]:
+    """Return the schemes whose flatbuffer is missing, damaged or of an earlier network.
+
+    Raises:
+        QuarlError: The run does not exist or is not finished.
+    """
+    folder = workspace.run_dir(run_id)
+    if not (folder / "training.json").exists():
+        state = "is not finished" if folder.exists() else "does not exist"
+        raise QuarlError(
+            f"The run {state}; train it first (quarl train --algo … --env … --seed …). "
+            f"Received: run={run_id!r} in {workspace.root.resolve()}"
+        )
+    network = TrainingRecord.load(folder / "training.json").network_sha256
+
+    def current(path: Path) -> bool:
+        try:
+            sidecar = Sidecar.load(sidecar_path(path))
+            return (sidecar.sha256, sidecar.network_sha256) == (sha256(path), network)
+        except QuarlError:
+            return False
+
+    return [s for s in schemes if not current(workspace.artifact(run_id, s))]
+
+
+def require_same_preset(
+    folder: Path, recorded: Mapping[str, Any], preset: Mapping[str, Any]
+) -> None:
+    """Refuse to go on in a run folder with another preset than its own.
+
+    Raises:
+        QuarlError: The two differ; the keys that do are named.
+    """
+    # Tuples are lists once they have been through JSON.
+    wanted = json.loads(json.dumps(dict(preset)))
+    keys = sorted(k for k in {*recorded, *wanted} if recorded.get(k) != wanted.get(k))
+    if keys:
+        received = ", ".join(f"{k}={wanted.get(k)!r} for {recorded.get(k)!r}" for k in keys)
+        raise QuarlError(
+            f"{folder} was trained with another preset; move it away or use another --root. "
+            f"Received: {received}"
+        )
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

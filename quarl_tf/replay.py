@@ -18,12 +18,15 @@ from quarl_tf.environments import EnvSpec
 
 
 class Transitions(NamedTuple):
-    """Sampled transitions; every array starts with the sampled shape."""
+    """Sampled n-step transitions; every array starts with the sampled shape."""
 
     observation: npt.NDArray[Any]
     action: npt.NDArray[Any]
+    #: Discounted sum of the rewards up to `next_observation`.
     reward: npt.NDArray[np.float32]
-    #: 0 where the episode terminated, else 1: truncation is bootstrapped through.
+    #: Weight of what follows `next_observation`, less one step's discount (TF-Agents multiplies by
+    #: it): discount ** (steps - 1), or 0 where the episode terminated. Truncation is bootstrapped
+    #: through.
     discount: npt.NDArray[np.float32]
     next_observation: npt.NDArray[Any]
 
@@ -31,8 +34,19 @@ class Transitions(NamedTuple):
 class Replay:
     """A ring of the newest rows of a vector environment's stream."""
 
-    def __init__(self, spec: EnvSpec, capacity: int, num_envs: int) -> None:
-        """Allocate room for `capacity` observations, rounded down to whole rows."""
+    def __init__(
+        self, spec: EnvSpec, capacity: int, num_envs: int, *, n_step: int = 1, discount: float = 1.0
+    ) -> None:
+        """Allocate room for `capacity` observations, rounded down to whole rows.
+
+        Args:
+            spec: Shapes of observations and actions.
+            capacity: Observations to keep, over all environments.
+            num_envs: Environments in the stream.
+            n_step: Steps that a sampled transition spans, fewer where its episode ends.
+            discount: Discount per step within a transition.
+        """
+        self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs
         shape = (rows, num_envs)
         action_shape = () if spec.num_actions else (len(spec.action_low or ()),)
@@ -101,13 +115,26 @@ class Replay:
             row[rejected] = (oldest + index // num_envs) % rows
             env[rejected] = index % num_envs
             rejected[rejected] = ~self._starts[row[rejected], env[rejected]]
-        following = (row + 1) % rows
+        return self._transitions(row, env)
+
+    def _transitions(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> Transitions:
+        rows = len(self._starts)
+        newest = (self._rows_added - 1) % rows
+        first, reward, weight = row, self._rewards[row, env], self._discounts[row, env]
+        row = (row + 1) % rows
+        for _ in range(self._n_step - 1):
+            # An episode's last observation and the newest row start nothing: there it ends short.
+            goes_on = (weight > 0) & self._starts[row, env] & (row != newest)
+            weight = np.where(goes_on, weight * np.float32(self._discount), weight)
+            reward = reward + np.where(goes_on, weight * self._rewards[row, env], 0.0)
+            weight = np.where(goes_on, weight * self._discounts[row, env], weight)
+            row = np.where(goes_on, (row + 1) % rows, row)
         return Transitions(
+            self._observations[first, env],
+            self._actions[first, env],
+            reward.astype(np.float32),
+            weight,
             self._observations[row, env],
-            self._actions[row, env],
-            self._rewards[row, env],
-            self._discounts[row, env],
-            self._observations[following, env],
         )
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

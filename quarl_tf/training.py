@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from quarl_tf import agents, calibration, checkpoints, environments, networks, presets, records
 from quarl_tf.display import Update
-from quarl_tf.errors import QuarlError
 from quarl_tf.keras import tf
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.seeding import environment_seed
@@ -44,8 +43,9 @@ def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
     """
     folder = workspace.run_dir(run.run_id)
     preset = presets.load(run.algo, run.env_id, run.overrides)
-    if (folder / "training.json").exists():
-        return _finished(folder, preset)
+    finished = TrainingRecord.finished(folder, asdict(preset))
+    if finished is not None:
+        return finished
     started = time.monotonic()
     training = _Training(folder, run, preset)
     training.resume()
@@ -71,17 +71,6 @@ def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
         commit=records.source_commit(),
     )
     record.save(folder / "training.json")
-    return record
-
-
-def _finished(folder: Path, preset: presets.Preset) -> TrainingRecord:
-    record = TrainingRecord.load(folder / "training.json")
-    record.verify(folder)
-    if record.preset != records.jsonable(asdict(preset)):
-        raise QuarlError(
-            f"{folder} was trained with another preset; move it away or train with the same one. "
-            f"Received: {preset}"
-        )
     return record
 
 
@@ -118,11 +107,7 @@ class _Training:
         found = checkpoints.load_newest(self._folder / "checkpoints")
         if found is not None:
             arrays, state = found
-            if state["preset"] != records.jsonable(asdict(self._preset)):
-                raise QuarlError(
-                    f"{self._folder} holds checkpoints of another preset; move it away or train "
-                    f"with the same one. Received: {self._preset}"
-                )
+            records.require_same_preset(self._folder, state["preset"], asdict(self._preset))
             best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
             self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
             for name, generator in self.agent.generators().items():

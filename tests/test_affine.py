@@ -56,7 +56,7 @@ def float32_rounding(values: np.ndarray) -> np.ndarray:
         ("code", [-1, -0.5, 0, 0.4, 1.5, 3], 1, [0, 1, 1, 1, 3, 3], [-1, 0, 0, 0, 2, 2]),
         # -min / scale = 1.5 is not whole: the extra code is at the lower end.
         ("paper", [-1.5, 0, 1, 2.5], 1, [-1, 1, 2, 3], [-2, 0, 1, 2]),
-        # Rounded, both ends move by half a step; at 1.75 it is the lower by 3/4, the upper by 1/4.
+        # Rounded, both ends move inwards: by half a step each, then by 3/4 and 1/4 of a step.
         ("code", [-1.5, 0, 1, 2.5], 1, [0, 1, 2, 3], [-1, 0, 1, 2]),
         ("code", [-1.75, -0.75, 0, 2.25], 1, [0, 0, 1, 3], [-1, -1, 0, 2]),
         # No positive weight: the paper's zero point is code 4 itself.

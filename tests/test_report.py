@@ -2,14 +2,19 @@
 
 import csv
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quarl_tf import flatbuffer, plots
+from quarl_tf import flatbuffer, report
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import (
     Evaluation,
@@ -21,9 +26,11 @@ from quarl_tf.records import (
     write_bytes,
     write_csv,
 )
-from quarl_tf.report import Row, limits, number_text, percent, size, write_report
+from quarl_tf.report import dtypes, limits, number_text, percent, size, write_report
 from quarl_tf.spec import Run, Scheme
+from quarl_tf.statistics import compare, student_interval
 
+COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
 PROTOCOL = {"action": "greedy", "return": "unclipped", "episode": "whole"}
@@ -95,19 +102,541 @@ def evaluate(workspace: Workspace, run: Run, scheme: str, returns: list[float]) 
     evaluation_of(run, scheme, returns, digest).save(evaluation_path(artifact))
 
 
-def add_run(workspace: Workspace, seed: int = 0, **options: object) -> Run:
+def add_run(
+    workspace: Workspace,
+    seed: int = 0,
+    *,
+    env_id: str = "CartPole-v1",
+    episodes: int = EPISODES,
+    overrides: dict[str, float] | None = None,
+) -> Run:
     """Write a finished run: flatbuffers, sidecars, evaluations, the random baseline, a curve."""
-    run = Run("dqn", str(options.get("env_id", "CartPole-v1")), seed)
+    run = Run("dqn", env_id, seed, overrides or {})
     for scheme in SCHEMES:
         artifact = workspace.artifact(run.run_id, scheme)
         write_bytes(artifact, f"{scheme} {seed}".encode())
         sidecar = sidecar_of(run, scheme, SIZES.get(scheme, SIMULATED_SIZE))
         replace(sidecar, sha256=sha256(artifact)).save(sidecar_path(artifact))
-        evaluate(workspace, run, scheme, returns_of(scheme, int(str(options.get("episodes", EPISODES)))))
-    evaluate(workspace, run, "random", returns_of("random"))
+        evaluate(workspace, run, scheme, returns_of(scheme, episodes))
+    evaluate(workspace, run, "random", returns_of("random", episodes))
     rows = [
         {"step": step, "episode_return": step / 100, "greedy_return": "" if step % 2000 else 480}
         for step in range(1000, 50_000, 1000)
     ]
     write_csv(workspace.artifact_dir(run.run_id) / "progress.csv", rows)
     return run
+
+
+def layers(content: bytes) -> dict[str, np.ndarray]:
+    """Stand in for `flatbuffer.weights`: these files are no flatbuffers."""
+    assert content.startswith(b"fp32")
+    return {"policy/hidden_0/MatMul": np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)}
+
+
+class Page(HTMLParser):
+    """A page that is well formed: its text, what it loads, its anchors."""
+
+    VOID = frozenset({"meta", "img", "br", "link"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.loads: list[str] = []
+        self.ids: list[str | None] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures out of tests that look at words and numbers."""
+    monkeypatch.setattr(report, "_figures", lambda *_: {})
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Report on one run, figures included; return its folder."""
+    workspace = Workspace(tmp_path_factory.mktemp("single"))
+    run = add_run(workspace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flatbuffer, "weights", layers)
+        return write_report(workspace, [run.run_id], command=COMMAND).parent
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Report on three seeds, of which one lacks ptq_w4's evaluation; return its folder."""
+    workspace = Workspace(tmp_path_factory.mktemp("several"))
+    runs = [add_run(workspace, seed) for seed in range(3)]
+    evaluate(workspace, runs[2], "int8", [500.0] * (EPISODES - 1) + [440.0])
+    evaluation_path(workspace.artifact(runs[1].run_id, "ptq_w4")).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flatbuffer, "weights", layers)
+        return write_report(workspace, [run.run_id for run in runs], command=COMMAND).parent
+
+
+def page_of(folder: Path) -> Page:
+    return Page((folder / "index.html").read_text())
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return results
+
+
+def by_scheme(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["scheme"]: row for row in rows}
+
+
+# The page.
+
+
+def test_page_is_one_file_that_loads_nothing(single: Path) -> None:
+    page = page_of(single)
+    assert len(page.loads) == 4
+    assert all(load.startswith("data:image/png;base64,") for load in page.loads)
+    content = (single / "index.html").read_text()
+    assert not re.search(r"https?://|<script|@import|url\(", content)
+    assert len(content) < 1_500_000
+
+
+def test_pages_name_every_scheme_verdict_and_the_command(single: Path) -> None:
+    for text in (page_of(single).text, (single / "report.md").read_text()):
+        for expected in (*SCHEMES, "random policy", "no loss shown", "loss", "reference", COMMAND):
+            assert expected in text
+        for term in ("normalised error", "same action as fp32", "ties", "0123456789ab", "2.21.0"):
+            assert term in text
+
+
+def test_headline_is_in_plain_words(single: Path) -> None:
+    assert results_of(single)["sections"][0]["headline"] == [
+        "int8 is 3.6\N{MULTIPLICATION SIGN} smaller and 1.6\N{MULTIPLICATION SIGN} faster than fp32 "
+        f"and loses no reward that {EPISODES} paired episodes could show.",
+        "In simulation, weights of 8 bits keep the reward; at 4 bits the return is 12.7 % lower.",
+    ]
+    assert "3.6\N{MULTIPLICATION SIGN} smaller" in page_of(single).text
+
+
+def test_sizes_and_latencies_of_float_files_are_shown_nowhere(single: Path) -> None:
+    for name in ("index.html", "report.md", "results.csv", "results.json"):
+        text = re.sub(r"base64,[^\"]*", "", (single / name).read_text())
+        assert not re.search(r"271[.,]?8", text), name
+        assert "9.2" not in re.sub(r"\[.*?\]", "", text), name
+    rows = by_scheme(results_of(single)["runs"])
+    assert rows["ptq_w4"]["size_bytes"] is rows["ptq_w4"]["latency_median_us"] is None
+    assert rows["int8"]["size_bytes"] == SIZES["int8"]
+
+
+def test_markdown_shows_the_figures_beside_it(single: Path) -> None:
+    shown = re.findall(r"!\[[^]]+\]\((figures/\w+\.png)\)", (single / "report.md").read_text())
+    assert len(shown) == 4
+    assert sorted(shown) == sorted(
+        f"figures/{path.name}" for path in (single / "figures").iterdir()
+    )
+
+
+def test_markdown_tables_have_as_many_cells_as_headings(several: Path) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", (several / "report.md").read_text(), re.MULTILINE)
+    assert len(tables) == 3
+    for table in tables:
+        # |R_fp32| in words is no cell border: it stands in no table.
+        assert len({line.count("|") for line in table.splitlines()}) == 1
+
+
+def test_what_users_wrote_is_text_not_markup(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    index = write_report(workspace, [run.run_id], command="quarl '<script>alert(1)</script>'")
+    assert "<script>" not in index.read_text()
+
+
+# The numbers.
+
+
+def test_results_are_those_of_the_statistics(single: Path) -> None:
+    run = Run("dqn", "CartPole-v1", 0)
+    made = {
+        scheme: evaluation_of(run, scheme, returns_of(scheme), None)
+        for scheme in (*SCHEMES, "random")
+    }
+    expected = compare(made["fp32"], made["ptq_w4"], made["random"])
+    row = by_scheme(results_of(single)["runs"])["ptq_w4"]
+    assert row["return_mean"] == expected.returns.mean
+    assert row["difference_low"] == expected.difference.low
+    assert row["difference_high"] == expected.difference.high
+    assert row["reward_error_percent"] == expected.reward_error
+    assert row["normalised_error_percent"] == expected.normalised_error
+    assert row["verdict"] == expected.verdict == "loss"
+
+
+def test_csv_and_json_hold_the_same_rows(several: Path) -> None:
+    with (several / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    rows = results_of(several)["runs"]
+    assert len(lines) == len(rows) == 3 * len(SCHEMES)
+    for line, row in zip(lines, rows, strict=True):
+        assert {line["run_id"], line["scheme"], line["status"]} == {
+            row["run_id"],
+            row["scheme"],
+            row["status"],
+        }
+        assert line["return_mean"] == (
+            "" if row["return_mean"] is None else str(row["return_mean"])
+        )
+
+
+def test_several_trainings_count_once_each(several: Path) -> None:
+    section = results_of(several)["sections"][0]
+    row = by_scheme(section["pooled"])["int8"]
+    expected = student_interval([0.0, 0.0, -2.0])
+    assert section["runs"] == [f"dqn-CartPole-v1-s{seed}" for seed in range(3)]
+    assert row["difference_mean"] == pytest.approx(expected.mean)
+    assert row["difference_low"] == pytest.approx(expected.low)
+    assert row["reward_error_percent"] == pytest.approx(0.4 / 3)
+    assert row["absolute_reward_error_percent"] == pytest.approx(0.4 / 3)
+    assert (row["runs"], row["episodes"], row["ties"]) == (3, 3 * EPISODES, 9)
+
+
+def test_the_margin_is_the_users(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    index = write_report(workspace, [run.run_id], command=COMMAND, margin_percent=20)
+    assert by_scheme(results_of(index.parent)["runs"])["ptq_w4"]["verdict"] == "no loss shown"
+    assert "A loss of up to 20 % counts as none" in page_of(index.parent).text
+
+
+def test_the_same_files_make_the_same_bytes(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flatbuffer, "weights", layers)
+    run = add_run(workspace)
+    contents = []
+    for name in ("first", "second"):
+        folder = write_report(workspace, [run.run_id], name=name, command=COMMAND).parent
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        contents.append({path.relative_to(folder): path.read_bytes() for path in files})
+    assert len(contents[0]) == 8
+    assert contents[0] == contents[1]
+
+
+# What is missing or does not belong.
+
+
+def test_a_missing_experiment_is_named_and_not_averaged_over(several: Path) -> None:
+    results = results_of(several)
+    assert results["missing"] == [
+        {
+            "run_id": "dqn-CartPole-v1-s1",
+            "scheme": "ptq_w4",
+            "reason": "was not evaluated",
+            "command": "quarl evaluate tflite_models/dqn-CartPole-v1-s1/ptq_w4.tflite",
+        }
+    ]
+    row = by_scheme(results["sections"][0]["pooled"])["ptq_w4"]
+    assert row["status"] == "missing in dqn-CartPole-v1-s1"
+    assert row["return_mean"] is row["verdict"] is row["reward_error_percent"] is None
+    for text in (page_of(several).text, (several / "report.md").read_text()):
+        assert "1 experiment is missing" in text
+        assert "ptq_w4 of dqn-CartPole-v1-s1 was not evaluated" in text
+    assert "at 4 bits the result is missing" in results["sections"][0]["headline"][-1]
+
+
+def reasons(workspace: Workspace, run: Run, **options: Any) -> dict[str, str]:
+    index = write_report(workspace, [run.run_id], command=COMMAND, **options)
+    missing = results_of(index.parent)["missing"]
+    for one in missing:
+        assert one["reason"] in page_of(index.parent).text
+        assert one["command"] in page_of(index.parent).text
+    return {one["scheme"]: one["reason"] for one in missing}
+
+
+def test_each_way_to_be_missing_is_named(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    artifact = {scheme: workspace.artifact(run.run_id, scheme) for scheme in SCHEMES}
+    evaluation = Evaluation.load(evaluation_path(artifact["int8"]))
+    replace(evaluation, artifact_sha256="0" * 64).save(evaluation_path(artifact["int8"]))
+    write_bytes(artifact["fp16"], b"flipped")
+    sidecar_path(artifact["ptq_w2"]).unlink()
+    evaluate(workspace, run, "ptq_w4", returns_of("ptq_w4", EPISODES + 1))
+    other = Evaluation.load(evaluation_path(artifact["ptq_w8"]))
+    replace(other, protocol={"action": "sampled"}).save(evaluation_path(artifact["ptq_w8"]))
+    assert reasons(workspace, run) == {
+        "int8": "has a stale evaluation, made with another flatbuffer",
+        "fp16": "has a flatbuffer that does not match its sidecar",
+        "ptq_w2": "was not exported",
+        "ptq_w4": f"was evaluated on other episodes than fp32 ({EPISODES + 1} against {EPISODES}, "
+        "or other seeds or rules)",
+        "ptq_w8": f"was evaluated on other episodes than fp32 ({EPISODES} against {EPISODES}, or "
+        "other seeds or rules)",
+    }
+
+
+def test_schemes_asked_for_are_missing_where_they_are_not(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace)
+    assert reasons(workspace, run, schemes=["int8", "ptq_w3"]) == {"ptq_w3": "was not exported"}
+    assert reasons(workspace, run, schemes=["int8"]) == {}
+
+
+def test_a_scheme_of_one_run_is_missing_in_the_other(
+    workspace: Workspace, no_figures: None
+) -> None:
+    runs = [add_run(workspace, seed) for seed in range(2)]
+    for path in workspace.artifact_dir(runs[0].run_id).glob("ptq_w8*"):
+        path.unlink()
+    index = write_report(workspace, [run.run_id for run in runs], command=COMMAND)
+    missing = results_of(index.parent)["missing"]
+    assert [(one["run_id"], one["scheme"]) for one in missing] == [("dqn-CartPole-v1-s0", "ptq_w8")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "command"),
+    [
+        (lambda artifact: artifact.unlink(), "quarl export dqn-CartPole-v1-s0 --schemes fp32"),
+        (
+            lambda artifact: artifact.write_bytes(b"flipped"),
+            "quarl export dqn-CartPole-v1-s0 --schemes fp32",
+        ),
+        (
+            lambda artifact: evaluation_path(artifact).unlink(),
+            "quarl evaluate tflite_models/dqn-CartPole-v1-s0/fp32.tflite",
+        ),
+    ],
+    ids=["no flatbuffer", "changed flatbuffer", "no evaluation"],
+)
+def test_nothing_can_be_said_without_fp32(
+    workspace: Workspace, damage: Callable[[Path], object], command: str
+) -> None:
+    run = add_run(workspace)
+    damage(workspace.artifact(run.run_id, "fp32"))
+    with pytest.raises(QuarlError) as caught:
+        write_report(workspace, [run.run_id], command=COMMAND)
+    assert f"`{command}`" in str(caught.value)
+    assert str(caught.value).endswith("Received: run='dqn-CartPole-v1-s0'")
+    assert "\n" not in str(caught.value)
+    assert not workspace.report_dir(run.run_id).exists()
+
+
+def test_a_run_that_is_not_there(workspace: Workspace) -> None:
+    with pytest.raises(QuarlError, match="`quarl export dqn-CartPole-v1-s9`.* Received: run="):
+        write_report(workspace, ["dqn-CartPole-v1-s9"], command=COMMAND)
+
+
+def test_a_damaged_curve(workspace: Workspace) -> None:
+    run = add_run(workspace)
+    write_bytes(workspace.artifact_dir(run.run_id) / "progress.csv", b"step,loss\n1,2\n")
+    with pytest.raises(QuarlError, match="training curve cannot be read.*Received: path="):
+        write_report(workspace, [run.run_id], command=COMMAND)
+
+
+def test_runs_by_different_rules_are_not_pooled(workspace: Workspace, no_figures: None) -> None:
+    runs = [add_run(workspace, seed) for seed in range(2)]
+    for scheme in SCHEMES:
+        path = evaluation_path(workspace.artifact(runs[1].run_id, scheme))
+        replace(Evaluation.load(path), protocol={"action": "sampled"}).save(path)
+    with pytest.raises(QuarlError, match="different rules"):
+        write_report(workspace, [run.run_id for run in runs], command=COMMAND)
+
+
+# What a reader must know.
+
+
+def notes(workspace: Workspace, run: Run) -> str:
+    index = write_report(workspace, [run.run_id], command=COMMAND)
+    noted = results_of(index.parent)["sections"][0]["notes"]
+    assert all(note in page_of(index.parent).text for note in noted)
+    return " ".join(noted)
+
+
+def test_a_sound_evaluation_needs_no_notes(single: Path) -> None:
+    assert results_of(single)["sections"][0]["notes"] == []
+
+
+def test_notes_on_few_episodes_no_curve_and_no_baseline(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace, episodes=5)
+    (workspace.artifact_dir(run.run_id) / "progress.csv").unlink()
+    evaluation_path(workspace.artifact(run.run_id, "random")).unlink()
+    text = notes(workspace, run)
+    assert "Only 5 episodes" in text
+    assert "No training curve was exported for dqn-CartPole-v1-s0" in text
+    assert "the normalised error is unknown" in text
+
+
+def test_note_on_a_policy_that_has_nothing_to_lose(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    for scheme in SCHEMES:
+        evaluate(workspace, run, scheme, returns_of("ptq_w2"))
+    assert "not shown to earn more than a random one" in notes(workspace, run)
+
+
+def test_one_episode_makes_a_report_that_cannot_tell(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace, episodes=1)
+    assert "Only 1 episode" in notes(workspace, run)
+    folder = workspace.report_dir(run.run_id)
+    assert by_scheme(results_of(folder)["runs"])["int8"]["verdict"] == "cannot tell"
+    assert "[no interval]" in page_of(folder).text
+
+
+@pytest.mark.parametrize(
+    ("returns", "expected"),
+    [
+        ([450.0] * EPISODES, "than fp32, but its return is 10.0 % lower."),
+        ([499.0] * EPISODES, "than fp32; its return is 0.20 % lower, within the margin."),
+        ([500.0] * (EPISODES - 3) + [300.0] * 3, "paired episodes cannot tell."),
+        ([550.0] * EPISODES, "than fp32, and its return is 10.0 % higher."),
+    ],
+)
+def test_headlines(
+    workspace: Workspace, no_figures: None, returns: list[float], expected: str
+) -> None:
+    run = add_run(workspace)
+    evaluate(workspace, run, "int8", returns)
+    index = write_report(
+        workspace, [run.run_id], command=COMMAND, schemes=["int8"], margin_percent=2
+    )
+    (sentence,) = results_of(index.parent)["sections"][0]["headline"]
+    assert sentence.startswith("int8 is 3.6")
+    assert sentence.endswith(expected)
+
+
+def test_a_worse_but_smaller_scheme_does_not_hide_the_one_to_take(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace)
+    evaluate(workspace, run, "int8", [450.0] * EPISODES)
+    index = write_report(workspace, [run.run_id], command=COMMAND, schemes=["int8", "fp16"])
+    first, second = results_of(index.parent)["sections"][0]["headline"]
+    assert first.startswith("fp16 is 2.0")
+    assert "no faster" in first
+    assert second.startswith("int8 is 3.6")
+
+
+# Names, groups and figures.
+
+
+def test_names(workspace: Workspace, no_figures: None) -> None:
+    cart = [add_run(workspace, seed).run_id for seed in range(2)]
+    lander = add_run(workspace, env_id="LunarLander-v3").run_id
+
+    def name_of(runs: list[str], name: str | None = None) -> str:
+        return write_report(workspace, runs, name=name, command=COMMAND).parent.name
+
+    assert name_of(cart[:1]) == "dqn-CartPole-v1-s0"
+    assert name_of([cart[0], cart[0]]) == "dqn-CartPole-v1-s0"
+    assert name_of(cart) == "dqn-CartPole-v1"
+    assert name_of([*cart, lander], "all") == "all"
+    with pytest.raises(UsageError, match=r"give --name NAME\. Received: "):
+        name_of([*cart, lander])
+    with pytest.raises(UsageError, match=r"Received: name='\.\./else'"):
+        name_of(cart, "../else")
+    with pytest.raises(UsageError, match="Received: none"):
+        name_of([])
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_pooled(
+    workspace: Workspace, no_figures: None
+) -> None:
+    runs = [
+        add_run(workspace),
+        add_run(workspace, overrides={"learning_rate": 0.01}),
+        add_run(workspace, env_id="LunarLander-v3"),
+        add_run(workspace, seed=1),
+    ]
+    index = write_report(workspace, [r.run_id for r in runs], name="all", command=COMMAND)
+    sections = results_of(index.parent)["sections"]
+    assert [section["title"] for section in sections] == [
+        "dqn on CartPole-v1",
+        "dqn on CartPole-v1 (learning_rate=0.01)",
+        "dqn on LunarLander-v3",
+    ]
+    assert [len(section["runs"]) for section in sections] == [2, 1, 1]
+
+
+def test_figures_of_an_earlier_report_are_removed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
+    run = add_run(workspace)
+    stale = workspace.report_dir(run.run_id) / "figures" / "learning_curve.png"
+    write_bytes(stale, b"of an earlier report")
+    (workspace.artifact_dir(run.run_id) / "progress.csv").unlink()
+    index = write_report(workspace, [run.run_id], command=COMMAND, schemes=["fp32"])
+    assert not stale.exists()
+    assert page_of(index.parent).loads == []
+
+
+def test_figures_of_sections_have_names_of_their_own(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flatbuffer, "weights", layers)
+    runs = [add_run(workspace), add_run(workspace, env_id="LunarLander-v3")]
+    index = write_report(
+        workspace, [r.run_id for r in runs], name="both", schemes=["fp32"], command=COMMAND
+    )
+    assert sorted(path.name for path in (index.parent / "figures").iterdir()) == [
+        "1_learning_curve.png",
+        "1_weight_histograms.png",
+        "2_learning_curve.png",
+        "2_weight_histograms.png",
+    ]
+
+
+def test_needs_no_tensorflow() -> None:
+    code = "import sys, quarl_tf.report; print('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# Numbers as text.
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (-0.0, "0"),
+        (500.0, "500.0"),
+        (9.634, "9.63"),
+        (-20.25, "−20.2"),
+        (15010.4, "15,010"),
+        (0.0042, "0.004"),
+    ],
+)
+def test_number_text(value: float | None, text: str) -> None:
+    assert number_text(value) == text
+
+
+def test_other_texts() -> None:
+    assert percent(2.5) == "2.50 %"
+    assert percent(None) == "–"
+    assert [size(n) for n in (None, 812, 75_910, 6_612_000)] == ["–", "812 B", "75.9 kB", "6.6 MB"]
+    assert limits(-1.0, 2.0) == "[−1.00, 2.00]"
+    assert limits(None, 2.0) == "[no interval]"
+    assert dtypes({"int32": 514, "int8": 67_584}) == "67,584 int8, 514 int32"

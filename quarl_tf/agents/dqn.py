@@ -59,7 +59,13 @@ class DqnAgent:
         self._num_actions = spec.num_actions or 0
         self._statistics = RunningStatistics(spec.observation_shape)
         self._pending: list[npt.NDArray[Any]] = []
-        self._replay = Replay(spec, preset.buffer_size, preset.num_envs)
+        self._replay = Replay(
+            spec,
+            preset.buffer_size,
+            preset.num_envs,
+            n_step=preset.n_step,
+            discount=preset.discount,
+        )
         self._explore = generator(seed, "exploration")
         self._draw = generator(seed, "replay")
         q_network = adapter.FactoryNetwork(

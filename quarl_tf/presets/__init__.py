@@ -72,6 +72,8 @@ class DqnPreset(Preset):
     buffer_size: int
     #: Environment steps before learning starts.
     learning_starts: int
+    #: Steps whose rewards are summed before bootstrapping.
+    n_step: int
     #: Gradient steps in one burst.
     gradient_steps: int
     #: Gradient steps between copies to the target network.
