@@ -212,7 +212,7 @@ def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    quantized = quantize_weights(trained.weights, scheme.weight_bits)
+    quantized = quantize_weights(trained.weights, scheme.weight_bits, scheme.mode or "code")
     return _convert(_converter(trained, quantized)), quantized
 
 

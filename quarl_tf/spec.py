@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quarl_tf.errors import UsageError, unknown
 
@@ -67,11 +67,19 @@ class Scheme:
     | `dynamic_int8` | int8          | float32     | native, activations quantised per call   |
     | `int8`         | int8          | int8        | native, calibrated on rollouts           |
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
+    | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
+
+    Attributes:
+        name: The name, which says all the rest.
+        weight_bits: Width of a weight.
+        native: Whether the flatbuffer stores and computes in those bits.
+        mode: Rule of the affine quantiser (`quantization.affine`), for simulated schemes.
     """
 
     name: str
     weight_bits: int
     native: bool
+    mode: Literal["code", "paper"] | None = None
 
     @classmethod
     def parse(cls, name: str) -> Scheme:
@@ -82,7 +90,8 @@ class Scheme:
         """
         if name in _NATIVE_SCHEMES:
             return cls(name, _NATIVE_SCHEMES[name], native=True)
-        match = re.fullmatch(r"ptq_w([1-9]\d*)", name)
-        if match and int(match[1]) in PTQ_BITS:
-            return cls(name, int(match[1]), native=False)
+        match = re.fullmatch(r"ptq_(paper_)?w([1-9]\d*)", name)
+        if match and int(match[2]) in PTQ_BITS:
+            mode: Literal["code", "paper"] = "paper" if match[1] else "code"
+            return cls(name, int(match[2]), native=False, mode=mode)
         raise unknown("scheme", name, DEFAULT_SCHEMES)

@@ -105,9 +105,11 @@ class Pooled:
 def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Return the mean with its bootstrap interval (BCa, fixed seed: same values, same interval).
 
-    BCa follows the skew of returns that are capped on one side. Equal values give an interval of no
-    width: n of them say only that, at 95 %, fewer than about 3 in n episodes differ. One value has
-    no interval, its limits are infinite. Below some 20 values the interval is too narrow.
+    BCa follows the skew of returns that are capped on one side: where 5 of 100 episodes fail, t and
+    percentile intervals miss the lower truth too often. No bootstrap sees what never happened: n
+    equal values give an interval of no width, though an event in up to about 3 of n episodes agrees
+    with them at 95 %. One value has no interval, its limits are infinite. Below some 20 values the
+    interval is too narrow.
 
     Args:
         values: Finite values, shape [n] with n >= 1.
@@ -206,8 +208,9 @@ def verdict(difference: Interval, reference_mean: float, margin_percent: float) 
 
     * "gain", low > 0: the scheme earns more.
     * "no loss shown", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
-      test at one-sided 2.5 %. A loss within the margin may be there, even a certain one: the margin
-      is what the reader has declared not to matter.
+      test at one-sided 2.5 %, as far as the interval holds (see `mean_interval` on rare failures).
+      A loss within the margin may be there, even a certain one: the margin is what the reader has
+      declared not to matter.
     * "loss", high < 0: the scheme earns less, and by how much beyond the margin is open.
     * "cannot tell": both a loss beyond the margin and no loss at all agree with the episodes.
 

@@ -92,7 +92,7 @@ class _Training:
         self.agent = agents.build(run.algo, spec, preset, run.seed)
         self._forward = networks.forward(self.agent.network)
         self._envs = environments.make_vector(run.env_id, preset.num_envs)
-        self._trial_envs = environments.make_vector(run.env_id, preset.num_envs)
+        self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self.step = 0
         self.best = _Best(networks.weights(self.agent.network))
         self._rows: list[dict[str, Any]] = []

@@ -36,7 +36,7 @@ class Preset:
     train_frequency: int
     #: Environment steps between greedy evaluations that choose the best network.
     evaluation_every: int
-    #: Episodes of each such evaluation.
+    #: Episodes of each such evaluation, played at once.
     evaluation_episodes: int
     #: Environment steps between checkpoints; environments start fresh episodes at each.
     checkpoint_every: int

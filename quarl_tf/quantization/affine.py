@@ -9,10 +9,10 @@ With N = 2**bits and range = |min(W, 0)| + |max(W, 0)|, the three modes are:
   It has N + 1 codes, one too many for n bits: if -min(W, 0) / scale is whole, W = max is code N;
   if not, W = min is code -1.
 * "code": the same scale and zero point, but W / scale is rounded half up, and codes and zero point
-  are clipped to 0 ... N - 1, a true n-bit code. N codes
-  span N - 1 steps, so the ends of the range move inwards, by one step together. The error is at
-  most half a step between the end codes and at most one step beyond them. A zero point of N (no
-  positive weight) must be clipped as well, or zero itself would be lost.
+  are clipped to 0 ... N - 1, a true n-bit code. N codes span N - 1 steps, so the ends of the range
+  move inwards, by one step together. The error is at most half a step between the end codes and at
+  most one step beyond them. A zero point of N (no positive weight) must be clipped as well, or zero
+  itself would be lost.
 * "tf": TensorFlow's `fake_quant_with_min_max_vars`: scale = range / (N - 1), zero point and
   codes rounded half up and clipped. The error is at most half a step.
 

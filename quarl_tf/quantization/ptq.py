@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from quarl_tf.networks import Weights
-from quarl_tf.quantization.affine import fake_quantize, round_to_half
+from quarl_tf.quantization.affine import Mode, fake_quantize, round_to_half
 
 _FULLY_CONNECTED_RANK = 2
 
 
-def quantize_weights(weights: Weights, bits: int) -> Weights:
+def quantize_weights(weights: Weights, bits: int, mode: Mode = "code") -> Weights:
     """Put every kernel on an n-bit grid; biases and the normaliser stay as they are.
 
     The papers' granularity: one grid for a fully-connected kernel, one per output channel for a
@@ -17,13 +20,14 @@ def quantize_weights(weights: Weights, bits: int) -> Weights:
     Args:
         weights: Variables by name.
         bits: Width of a code, 2 ... 32.
+        mode: Rule of the quantiser, see `affine`.
     """
-    return {
-        name: fake_quantize(value, bits, axis=None if value.ndim == _FULLY_CONNECTED_RANK else -1)
-        if _is_kernel(name)
-        else value
-        for name, value in weights.items()
-    }
+
+    def quantize(kernel: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        axis = None if kernel.ndim == _FULLY_CONNECTED_RANK else -1
+        return fake_quantize(kernel, bits, axis, mode)
+
+    return {n: quantize(value) if _is_kernel(n) else value for n, value in weights.items()}
 
 
 def half_weights(weights: Weights) -> Weights:
