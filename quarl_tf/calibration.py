@@ -22,36 +22,26 @@ class Rollout(NamedTuple):
     observations: npt.NDArray[Any]
 
 
-def rollout(
-    envs: gym.vector.VectorEnv[Any, Any, Any], act: Act, episodes: int, seed: int
-) -> Rollout:
-    """Play `episodes` episodes to their end, an equal share in every environment.
+def rollout(envs: gym.vector.VectorEnv[Any, Any, Any], act: Act, seed: int) -> Rollout:
+    """Play one episode to its end in every environment.
 
-    An equal share keeps short episodes from being counted more often than long ones.
+    One each: as many as finish first would count short episodes more often than long ones.
 
     Args:
-        envs: Environments; `episodes` is rounded up to a multiple of their number.
+        envs: Environments.
         act: Observations [num_envs, ...] to actions.
-        episodes: Episodes to play.
-        seed: Seed of the first reset.
+        seed: Seed of the reset.
     """
-    share = -(-episodes // envs.num_envs)
     observations, _ = envs.reset(seed=seed)
-    starts = np.ones(envs.num_envs, np.bool_)
-    running = np.zeros(envs.num_envs)
-    finished = np.zeros(envs.num_envs, np.int64)
-    returns: list[float] = []
+    playing = np.ones(envs.num_envs, np.bool_)
+    returns = np.zeros(envs.num_envs)
     seen: list[npt.NDArray[Any]] = []
-    while (finished < share).any():
-        seen.append(observations[starts & (finished < share)])
+    while playing.any():
+        seen.append(observations[playing])
         observations, rewards, terminated, truncated, _ = envs.step(act(observations))
-        running += rewards
-        done = terminated | truncated
-        returns += running[done & (finished < share)].tolist()
-        finished += done
-        running[done] = 0.0
-        starts = ~done
-    return Rollout(returns, np.concatenate(seen))
+        returns[playing] += rewards[playing]
+        playing &= ~(terminated | truncated)
+    return Rollout(returns.tolist(), np.concatenate(seen))
 
 
 def thin(observations: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:

@@ -272,7 +272,8 @@ def _list(args: argparse.Namespace) -> None:
     for algo, env_id in presets.available():
         table.add_row(algo, env_id)
     _console.print(table)
-    _console.print(f"schemes: {', '.join(DEFAULT_SCHEMES)}; ptq_wN and ptq_paper_wN for N = 2 ... 32")
+    more = "ptq_wN and ptq_paper_wN for N = 2 ... 32"
+    _console.print(f"schemes: {', '.join(DEFAULT_SCHEMES)}; {more}")
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
     for run_id in _run_ids(workspace):
@@ -469,3 +470,7 @@ def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
 def _plan(*lines: str) -> None:
     for line in lines:
         print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

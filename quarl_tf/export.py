@@ -12,6 +12,7 @@ centred first (`ptq.centre_head`).
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -280,7 +281,9 @@ def _convert(converter: Any) -> bytes:
 
 
 def _quietly(convert: Callable[[], bytes]) -> bytes:
-    with native_output.caught() as said:
+    with native_output.caught() as said, warnings.catch_warnings():
+        # The converter's debugger runs TensorFlow's own interpreter, which says it will go.
+        warnings.filterwarnings("ignore", ".*tf.lite.Interpreter is deprecated", UserWarning)
         try:
             return convert()
         except Exception as error:

@@ -11,7 +11,7 @@ import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 # Its C++ logs say nothing a user could act on; failures arrive as exceptions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Policies this small train on the CPU; the search for a GPU only prints an error.
+# Policies this small train on the CPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 from quarl_tf import native_output
@@ -20,6 +20,9 @@ from quarl_tf.errors import QuarlError
 with native_output.caught():
     import tensorflow as tf
     import tf_keras as keras
+
+    # Its first use looks for a GPU, and says that there is none.
+    tf.config.list_logical_devices()
 
 if tf.keras.Model is not keras.Model:
     raise QuarlError(

@@ -10,7 +10,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -37,12 +37,28 @@ _DPI = 150
 _PANELS_PER_ROW = 5
 _GREY = "#8a8f98"
 _LIGHT_GREY = "#c9ccd1"
-# Native schemes are cool, simulated ones warm and darker the fewer their bits.
+# Native schemes are cool, simulated ones warm (olive as published) and darker the fewer their bits.
 _NATIVE_COLOURS = {
     "fp32": "#22313f",
     "fp16": "#0173b2",
     "dynamic_int8": "#2fa7c7",
     "int8": "#029e73",
+}
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """The look of the simulated schemes that share a rule of the quantiser."""
+
+    label: str
+    palette: str
+    marker: str
+    line: Literal["-", ":"]
+
+
+_SWEEPS = {
+    "code": _Sweep("ptq_w… (simulated)", "flare_r", "D", "-"),
+    "paper": _Sweep("ptq_paper_w… (simulated)", "blend:#5c4d00,#dcc75a", "^", ":"),
 }
 
 
@@ -105,10 +121,11 @@ def scheme_colour(name: str) -> str:
         return _GREY
     if name in _NATIVE_COLOURS:
         return _NATIVE_COLOURS[name]
+    scheme = Scheme.parse(name)
     # The palette spans 2 ... 8 bits, what is exported by default; wider grids share the lightest.
     steps = 7
-    palette = sns.color_palette("flare_r", steps).as_hex()
-    return str(palette[min(Scheme.parse(name).weight_bits - PTQ_BITS.start, steps - 1)])
+    palette = sns.color_palette(_SWEEPS[scheme.mode or "code"].palette, steps).as_hex()
+    return str(palette[min(scheme.weight_bits - PTQ_BITS.start, steps - 1)])
 
 
 def learning_curve(curves: Sequence[Curve], title: str) -> Plot:
@@ -237,8 +254,8 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
     return Plot(
         figure,
         "Weights of the fp32 network by layer (biases left out). Lines: the only values left when "
-        "the layer is quantised to 4 bits (left) and to 2 bits (right); each weight moves down to "
-        "the next line, the lowest up to theirs. A few outliers widen the range and leave fewer "
+        "the layer is quantised to 4 bits (left) and to 2 bits (right); each weight moves to the "
+        "nearest. A few outliers widen the range and leave fewer "
         "lines to the bulk." + convolution,
     )
 
@@ -256,18 +273,11 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
     with _style():
         figure = Figure(figsize=(_WIDTH, 4.2), layout="constrained")
         axes = figure.subplots()
-        # 32 bits is where the simulated sweep starts: its grid is finer than float32 itself.
-        sweep = [p for p in points if not p.scheme.native or p.scheme.name == "fp32"]
-        sweep.sort(key=lambda point: -point.scheme.weight_bits)
         places = {
             p.scheme.name: widths.index(p.scheme.weight_bits) + _dodge(p, points) for p in points
         }
-        positions = [places[point.scheme.name] for point in sweep]
-        axes.plot(positions, [p.returns.mean for p in sweep], color=_GREY, lw=1.2, zorder=2)
-        if runs > 1:
-            for run in range(runs):
-                heights = [point.runs[run] for point in sweep]
-                axes.plot(positions, heights, color=_LIGHT_GREY, lw=0.9, zorder=1)
+        for mode in {p.scheme.mode: None for p in points if p.scheme.mode}:
+            _draw_sweep(axes, points, mode, places)
         for point in points:
             _draw_point(axes, point, places[point.scheme.name])
         if chance is not None:
@@ -277,7 +287,8 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
         axes.set_xlim(-0.6, len(widths) - 0.4)
         axes.grid(axis="x", visible=False)
         sns.despine(ax=axes)
-        _legend_below(figure, _bits_legend(points, chance), columns=6)
+        handles = _bits_legend(points, chance)
+        _legend_below(figure, handles, columns=6 if len(handles) <= 6 else 4)
     unit = (
         "95 % interval of the mean over episodes"
         if runs == 1
@@ -286,9 +297,9 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
     random_line = " Dashed: a policy that acts at random." if chance is not None else ""
     return Plot(
         figure,
-        f"Reward against bits: mean return and {unit}. Circles are native flatbuffers, diamonds "
-        "are simulated: weights on the n-bit grid, computed in float. At 8 bits the schemes stand "
-        "side by side." + random_line,
+        f"Reward against bits: mean return and {unit}. Circles are native flatbuffers, other "
+        "marks are simulated: weights on the n-bit grid, computed in float. Schemes of the same "
+        "width stand side by side." + random_line,
     )
 
 
@@ -384,16 +395,32 @@ def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:
     return f"{short} ({shape})"
 
 
+def _draw_sweep(
+    axes: Axes, points: Sequence[BitsPoint], mode: str, places: Mapping[str, float]
+) -> None:
+    """Join the simulated schemes of one rule, from fp32 on; lightly for each of several runs."""
+    # 32 bits is where a sweep starts: its grid would be finer than float32 itself.
+    sweep = [p for p in points if p.scheme.mode == mode or p.scheme.name == "fp32"]
+    sweep.sort(key=lambda point: -point.scheme.weight_bits)
+    style = _SWEEPS[mode].line
+    x = [places[point.scheme.name] for point in sweep]
+    axes.plot(x, [p.returns.mean for p in sweep], color=_GREY, ls=style, lw=1.2, zorder=2)
+    runs = len(sweep[0].runs)
+    for run in range(runs if runs > 1 else 0):
+        y = [point.runs[run] for point in sweep]
+        axes.plot(x, y, color=_LIGHT_GREY, ls=style, lw=0.9, zorder=1)
+
+
 def _draw_point(axes: Axes, point: BitsPoint, position: float) -> None:
-    returns, native = point.returns, point.scheme.native
+    returns = point.returns
     reach = [[returns.mean - returns.low], [returns.high - returns.mean]]
     axes.errorbar(
         position,
         returns.mean,
         yerr=reach if returns.bounded else None,
         color=scheme_colour(point.scheme.name),
-        marker="o" if native else "D",
-        ms=7 if native else 6,
+        marker=_SWEEPS[point.scheme.mode].marker if point.scheme.mode else "o",
+        ms=7 if point.scheme.native else 6,
         mec="white",
         elinewidth=1.4,
         capsize=3,
@@ -403,13 +430,13 @@ def _draw_point(axes: Axes, point: BitsPoint, position: float) -> None:
 
 def _dodge(point: BitsPoint, points: Sequence[BitsPoint]) -> float:
     """Return the sideways shift that keeps schemes of equally many bits apart."""
-    peers = [p.scheme.name for p in points if p.scheme.weight_bits == point.scheme.weight_bits]
-    # Simulated schemes stay in the middle, on their line.
-    natives = [name for name in peers if Scheme.parse(name).native]
-    if not point.scheme.native or len(peers) == 1:
-        return 0.0
-    place = natives.index(point.scheme.name)
-    return 0.2 * (place // 2 + 1) * (-1 if place % 2 == 0 else 1)
+    peers = [p.scheme for p in points if p.scheme.weight_bits == point.scheme.weight_bits]
+    native = [scheme.name for scheme in peers if scheme.native]
+    simulated = [scheme.name for scheme in peers if not scheme.native]
+    # Simulated schemes stand in the middle: their lines stay straight.
+    half = len(native) // 2
+    order = [*native[:half], *simulated, *native[half:]]
+    return 0.2 * (order.index(point.scheme.name) - (len(order) - 1) / 2)
 
 
 def _bits_legend(points: Sequence[BitsPoint], chance: float | None) -> list[Line2D]:
@@ -417,13 +444,22 @@ def _bits_legend(points: Sequence[BitsPoint], chance: float | None) -> list[Line
         Line2D([], [], ls="", marker="o", ms=7, color=scheme_colour(name), label=name)
         for name in (point.scheme.name for point in points if point.scheme.native)
     ]
-    simulated = [point.scheme.name for point in points if not point.scheme.native]
-    if simulated:
-        middle = scheme_colour(simulated[len(simulated) // 2])
-        label = "ptq_w… (simulated)"
-        handles.append(
-            Line2D([], [], color=_GREY, marker="D", ms=6, mfc=middle, mec="white", label=label)
-        )
+    for mode, sweep in _SWEEPS.items():
+        names = [point.scheme.name for point in points if point.scheme.mode == mode]
+        if names:
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    color=_GREY,
+                    ls=sweep.line,
+                    marker=sweep.marker,
+                    ms=6,
+                    mfc=scheme_colour(names[len(names) // 2]),
+                    mec="white",
+                    label=sweep.label,
+                )
+            )
     if chance is not None:
         colour = scheme_colour("random")
         handles.append(Line2D([], [], color=colour, ls="--", label="random policy"))

@@ -51,6 +51,8 @@ _REFERENCE = "fp32"
 #: Fewer episodes than this make bootstrap intervals too narrow; the report says so.
 _FEW_EPISODES = 20
 _OK = "ok"
+#: How to begin a sentence on a simulated sweep, by the quantiser's rule.
+_SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _UNKNOWN = "\N{EN DASH}"
 
@@ -213,16 +215,16 @@ def write_report(
 def _scheme_names(
     workspace: Workspace, run_ids: Sequence[str], schemes: Sequence[str] | None
 ) -> list[str]:
-    """Return the schemes to report on, in reading order: native first, then by bits."""
+    """Return the schemes to report on: native ones first, and from many bits to few."""
     found = schemes
     if found is None:
         folders = [workspace.artifact_dir(run_id) for run_id in run_ids]
         found = [path.stem for folder in folders for path in folder.glob("*.tflite")]
 
-    def place(scheme: Scheme) -> tuple[bool, int, int]:
+    def place(scheme: Scheme) -> tuple[str, int, int]:
         known = scheme.name in DEFAULT_SCHEMES
         order = DEFAULT_SCHEMES.index(scheme.name) if known else len(DEFAULT_SCHEMES)
-        return (not scheme.native, -scheme.weight_bits, order)
+        return (scheme.mode or "", -scheme.weight_bits, order)
 
     parsed = [Scheme.parse(name) for name in {_REFERENCE, *found}]
     return [scheme.name for scheme in sorted(parsed, key=place)]
@@ -511,7 +513,11 @@ def _headline(rows: Sequence[Row]) -> list[str]:
         for row in natives[1:]
         if row.verdict == "loss"
     ]
-    return [*sentences, *_bits_needed([row for row in rows if not row.native])]
+    simulated = {mode: [r for r in rows if Scheme.parse(r.scheme).mode == mode] for mode in _SWEEPS}
+    return [
+        *sentences,
+        *(_bits_needed(how, simulated[mode]) for mode, how in _SWEEPS.items() if simulated[mode]),
+    ]
 
 
 def _keeps_reward(row: Row) -> bool:
@@ -560,16 +566,14 @@ def _amount(row: Row) -> str:
     return f"{number_text(abs(row.difference_mean or 0.0))} per episode"
 
 
-def _bits_needed(rows: Sequence[Row]) -> list[str]:
+def _bits_needed(how: str, rows: Sequence[Row]) -> str:
     """Say down to how many bits simulated weights keep the reward, from many to few."""
-    if not rows:
-        return []
     kept = 0
     while kept < len(rows) and _keeps_reward(rows[kept]):
         kept += 1
-    keeping = f"In simulation, weights of {rows[kept - 1].weight_bits} bits keep the reward"
+    keeping = f"{how}, weights of {rows[kept - 1].weight_bits} bits keep the reward"
     if kept == len(rows):
-        return [f"{keeping}, the fewest tried."]
+        return f"{keeping}, the fewest tried."
     stop = rows[kept]
     what = {
         None: "the result is missing",
@@ -577,8 +581,8 @@ def _bits_needed(rows: Sequence[Row]) -> list[str]:
         "cannot tell": "the episodes cannot tell",
     }[stop.verdict]
     if kept == 0:
-        return [f"In simulation, at {stop.weight_bits} bits {what}."]
-    return [f"{keeping}; at {stop.weight_bits} bits {what}."]
+        return f"{how}, at {stop.weight_bits} bits {what}."
+    return f"{keeping}; at {stop.weight_bits} bits {what}."
 
 
 def _notes(runs: Sequence[_LoadedRun], chance: Interval | None) -> list[str]:

@@ -90,7 +90,7 @@ class Scheme:
         """
         if name in _NATIVE_SCHEMES:
             return cls(name, _NATIVE_SCHEMES[name], native=True)
-        match = re.fullmatch(r"ptq_(paper_)?w([1-9]\d*)", name)
+        match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)", name)
         if match and int(match[2]) in PTQ_BITS:
             mode: Literal["code", "paper"] = "paper" if match[1] else "code"
             return cls(name, int(match[2]), native=False, mode=mode)

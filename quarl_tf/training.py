@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from quarl_tf import agents, calibration, checkpoints, environments, networks, presets, records
 from quarl_tf.display import Update
+from quarl_tf.errors import QuarlError
 from quarl_tf.keras import tf
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
 
-#: Observations kept to calibrate int8 activations with, from this many greedy episodes.
+#: Observations kept to calibrate int8 activations with.
 CALIBRATION_OBSERVATIONS = 2000
-CALIBRATION_EPISODES = 16
 
 _RECENT_EPISODES = 20
 
@@ -47,6 +47,8 @@ def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
     if finished is not None:
         return finished
     started = time.monotonic()
+    # The first file: a folder that cannot be written is found before anything is computed.
+    records.write_json(folder / "run.json", {**run.to_dict(), "preset": asdict(preset)})
     training = _Training(folder, run, preset)
     training.resume()
     while training.step < preset.steps:
@@ -54,7 +56,7 @@ def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
         update(training.step, preset.steps, training.note())
     best = training.best
     networks.set_weights(training.agent.network, best.weights)
-    rollout = training.greedy("calibration", CALIBRATION_EPISODES)
+    rollout = training.greedy("calibration")
     observations = calibration.thin(rollout.observations, CALIBRATION_OBSERVATIONS)
     networks.save_weights(folder / "network.npz", best.weights)
     networks.save_weights(folder / "calibration.npz", {"observations": observations})
@@ -126,7 +128,7 @@ class _Training:
             self._tick()
         metrics = self.agent.learn(ticks)
         if self._due(before, self._preset.evaluation_every):
-            score = float(np.mean(self.greedy("selection", self._preset.evaluation_episodes)[0]))
+            score = float(np.mean(self.greedy("selection").returns))
             if score >= self.best.score:
                 self.best = _Best(networks.weights(self.agent.network), score, self.step)
             metrics["greedy_return"] = score
@@ -135,11 +137,11 @@ class _Training:
         if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
             self._checkpoint()
 
-    def greedy(self, purpose: str, episodes: int) -> calibration.Rollout:
-        """Play greedy episodes on the seeds of a purpose."""
+    def greedy(self, purpose: str) -> calibration.Rollout:
+        """Play a greedy episode in every trial environment, on the seeds of a purpose."""
         seed = environment_seed(self._run.seed, purpose, self.step)
         return calibration.rollout(
-            self._trial_envs, lambda seen: self._forward(seen).argmax(axis=1), episodes, seed
+            self._trial_envs, lambda seen: self._forward(seen).argmax(axis=1), seed
         )
 
     def note(self) -> str:
@@ -210,8 +212,14 @@ class _Training:
         records.write_csv(self._folder / "progress.csv", self._rows)
 
     def _to_board(self, row: dict[str, Any]) -> None:
-        with self._writer.as_default(step=row["step"]):
-            for name, value in row.items():
-                if name != "step" and value is not None:
-                    tf.summary.scalar(name, value)
-        self._writer.flush()
+        try:
+            with self._writer.as_default(step=row["step"]):
+                for name, value in row.items():
+                    if name != "step" and value is not None:
+                        tf.summary.scalar(name, value)
+            self._writer.flush()
+        except tf.errors.OpError as error:
+            raise QuarlError(
+                f"The TensorBoard curves cannot be written ({error.message}); free some space and "
+                f"run the same command again. Received: path={str(self._folder)!r}"
+            ) from error

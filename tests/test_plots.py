@@ -31,6 +31,7 @@ from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
 from quarl_tf.statistics import Interval, mean_interval
 
 OTHERS = DEFAULT_SCHEMES[1:]
+PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
 
 
 def returns(scheme: str, episodes: int = 100) -> np.ndarray:
@@ -83,6 +84,9 @@ FIGURES: dict[str, Callable[[], Plot]] = {
     "seven schemes": lambda: paired_returns(pairs(OTHERS[:7]), "dqn on CartPole-v1"),
     "weights": lambda: weight_histograms(layers(), "fp32 weights of dqn-CartPole-v1-s0"),
     "bits": lambda: reward_against_bits(points(), 22.0, "dqn on CartPole-v1"),
+    "bits by two rules": lambda: reward_against_bits(
+        points(1, (*DEFAULT_SCHEMES, *PUBLISHED)), 22.0, "dqn on CartPole-v1"
+    ),
     "bits of three runs": lambda: reward_against_bits(points(3), None, "dqn on CartPole-v1"),
 }
 
@@ -151,7 +155,7 @@ def test_the_same_numbers_make_the_same_bytes() -> None:
 
 
 def test_every_scheme_has_a_colour_of_its_own() -> None:
-    colours = [to_rgb(scheme_colour(name)) for name in (*DEFAULT_SCHEMES, "random")]
+    colours = [to_rgb(scheme_colour(name)) for name in (*DEFAULT_SCHEMES, *PUBLISHED, "random")]
     apart = [math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]]
     assert min(apart) > 0.05
 
@@ -255,19 +259,22 @@ def test_a_layer_of_zeros_can_be_drawn() -> None:
 # Reward against bits.
 
 
-def test_bits_descend_and_schemes_of_8_bits_stand_apart() -> None:
-    axes = panels(reward_against_bits(points(), None, "").figure)[0]
+@pytest.mark.parametrize("schemes", [DEFAULT_SCHEMES, (*DEFAULT_SCHEMES, *PUBLISHED)])
+def test_bits_descend_and_schemes_of_the_same_width_stand_apart(schemes: tuple[str, ...]) -> None:
+    axes = panels(reward_against_bits(points(1, schemes), None, "").figure)[0]
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["32", "16", "8", "7", "6", "5", "4", "3", "2"]
-    places = [container.lines[0].get_xdata()[0] for container in axes.containers]
-    assert len(set(places)) == len(DEFAULT_SCHEMES)
+    places = sorted(container.lines[0].get_xdata()[0] for container in axes.containers)
+    assert len(places) == len(schemes)
+    assert min(np.diff(places)) > 0.19
 
 
-def test_native_and_simulated_have_different_markers() -> None:
-    axes = panels(reward_against_bits(points(), None, "").figure)[0]
+def test_native_simulated_and_published_have_markers_of_their_own() -> None:
+    schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
+    axes = panels(reward_against_bits(points(1, schemes), None, "").figure)[0]
     markers = [container.lines[0].get_marker() for container in axes.containers]
-    natives = [Scheme.parse(name).native for name in DEFAULT_SCHEMES]
-    assert [marker == "o" for marker in markers] == natives
+    families = [Scheme.parse(name).mode for name in schemes]
+    assert len(set(zip(markers, families, strict=True))) == len(set(markers)) == 3
 
 
 def test_the_random_policy_is_a_line_and_in_the_legend() -> None:

@@ -538,6 +538,24 @@ def test_a_worse_but_smaller_scheme_does_not_hide_the_one_to_take(
     assert second.startswith("int8 is 3.6")
 
 
+def test_the_published_formula_has_a_sentence_of_its_own(
+    workspace: Workspace, no_figures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = ("ptq_paper_w8", "ptq_paper_w2")
+    monkeypatch.setattr(sys.modules[__name__], "SCHEMES", (*SCHEMES, *published))
+    run = add_run(workspace)
+    evaluate(workspace, run, "ptq_paper_w2", returns_of("ptq_w2"))
+    index = write_report(workspace, [run.run_id], command=COMMAND)
+    results = results_of(index.parent)
+    assert [row["scheme"] for row in results["runs"]] == list(SCHEMES)
+    _, simulated, as_published = results["sections"][0]["headline"]
+    assert "4 bits" in simulated
+    assert as_published == (
+        "In simulation by the formula as published, weights of 8 bits keep the reward; at 2 bits "
+        "the return is 98.1 % lower."
+    )
+
+
 # Names, groups and figures.
 
 

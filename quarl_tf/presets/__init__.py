@@ -5,6 +5,7 @@ A missing (algorithm, environment) is an error that names the closest, never a s
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -128,7 +129,7 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         value = tuple(value)
         if all(type(item) is int and item > 0 for item in value):
             return value
-    if type(value) is wanted and (wanted is bool or value > 0):
+    if type(value) is wanted and (wanted is bool or 0 < value < math.inf):
         return value
     kinds = {int: "a whole number above 0", float: "a number above 0", bool: "true or false"}
     kind = kinds.get(wanted, "a list of whole numbers above 0")

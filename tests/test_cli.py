@@ -1,0 +1,275 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quarl_tf import cli, records
+from quarl_tf.records import Evaluation, Sidecar, Workspace
+from quarl_tf.spec import DEFAULT_SCHEMES
+
+TRAIN = ["--algo", "dqn", "--env", "CartPole-v1"]
+#: A training of a second, for what does not depend on what is learned.
+TINY = [
+    *TRAIN,
+    *("-p", "steps=600", "-p", "hidden_layers=[8]", "-p", "learning_starts=64"),
+    *("-p", "train_frequency=64", "-p", "gradient_steps=2", "-p", "batch_size=8"),
+    *("-p", "evaluation_every=200", "-p", "evaluation_episodes=4", "-p", "checkpoint_every=200"),
+]
+SCHEMES = ["--schemes", "fp32,int8"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Run everything once; return the root and the run's id."""
+    root = tmp_path_factory.mktemp("root")
+    assert cli.main(["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]) == 0
+    (folder,) = (root / "runs").iterdir()
+    return root, folder.name
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
+    """Run a command that has to fail with this code; return its one line."""
+    assert cli.main(arguments) == code
+    error = capsys.readouterr().err
+    assert error.startswith("quarl: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(root)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in root.rglob("*")
+        if path.is_file() and "reports" not in path.parts
+    }
+
+
+def test_run_makes_every_stage_and_a_second_run_redoes_nothing(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    workspace = Workspace(root)
+    before = snapshot(root)
+    pages = [workspace.report_dir(run_id) / name for name in ("index.html", "report.md")]
+    content = [page.read_bytes() for page in pages]
+
+    assert cli.main(["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]) == 0
+
+    assert snapshot(root) == before
+    assert [page.read_bytes() for page in pages] == content
+    assert str(pages[0]) in capsys.readouterr().out.replace("\n", "")
+    evaluation = Evaluation.load(records.evaluation_path(workspace.artifact(run_id, "int8")))
+    assert len(evaluation.returns) == len(evaluation.seeds) == 5
+
+
+def test_a_second_run_does_not_load_tensorflow(finished: tuple[Path, str]) -> None:
+    root, _ = finished
+    arguments = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
+    code = (
+        "import sys; from quarl_tf import cli; "
+        f"assert cli.main({arguments!r}) == 0; assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_more_episodes_are_evaluated_anew_and_extend_the_old_ones(
+    finished: tuple[Path, str],
+) -> None:
+    root, run_id = finished
+    artifact = Workspace(root).artifact(run_id, "fp32")
+    before = Evaluation.load(records.evaluation_path(artifact))
+    assert cli.main(["evaluate", str(artifact), "--episodes", "7"]) == 0
+    after = Evaluation.load(records.evaluation_path(artifact))
+    assert len(after.seeds) == 7
+    assert after.seeds[:5] == before.seeds
+    assert after.returns[:5] == before.returns
+    assert cli.main(["evaluate", str(artifact), "--episodes", "5"]) == 0
+
+
+def test_dry_run_names_every_file_and_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    assert cli.main(["run", *TRAIN, "--dry-run", "--root", str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "train",
+        *["export"] * len(DEFAULT_SCHEMES),
+        *["evaluate"] * len(DEFAULT_SCHEMES),
+        "report",
+    ]
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "train", "export", "evaluate", "report", "inspect"])
+def test_help_of_a_verb_ends_with_an_example_that_parses(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        cli.main([verb, "-h"])
+    assert stop.value.code == 0
+    example = re.search(r"example: quarl (.+)", capsys.readouterr().out)
+    assert example is not None
+    parsed = cli._parser().parse_args(example[1].split())
+    assert parsed.function.__name__ == f"_{verb}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "VERB"),
+        (["fly"], "invalid choice"),
+        (["train"], "--algo"),
+        (["train", "--algo", "dqm", "--env", "CartPole-v1"], "did you mean dqn"),
+        (["train", "--algo", "dqn", "--env", "CartPol-v1"], "CartPole-v1"),
+        (["train", "--algo", "dqn", "--env", "Acrobot-v1"], "preset"),
+        (["train", *TRAIN, "--seed", "-1"], "seed=-1"),
+        (["train", *TRAIN, "--seed", "one"], "one"),
+        (["train", *TRAIN, "-p", "learning_rat=1"], "did you mean learning_rate"),
+        (["train", *TRAIN, "-p", "learning_rate=fast"], "learning_rate='fast'"),
+        (["train", *TRAIN, "-p", "steps=0"], "steps=0"),
+        (["train", *TRAIN, "-p", "steps"], "KEY=VALUE"),
+        (["train", *TRAIN, "-p", "steps=[1"], "steps=[1"),
+        (["export", "dqn-CartPole-v1-s0", "--schemes", "int9"], "did you mean int8"),
+        (["export", "dqn-CartPole-v1-s0", "--schemes", "ptq_w33"], "ptq_w33"),
+        (["export", "dqn-CartPole-v1-s0", "--schemes", ","], "at least one scheme"),
+        (["evaluate", "x.tflite", "--episodes", "0"], "episodes=0"),
+        (["evaluate", "x.tflite", "--episodes", "many"], "many"),
+        (["run", *TRAIN, "--episodes", "-3"], "episodes=-3"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refusal(capsys, *arguments, code=2)
+
+
+def test_a_run_that_does_not_exist_says_how_to_make_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "quarl train" in refusal(capsys, "export", "nope", "--root", str(tmp_path), code=1)
+    assert "nope" in refusal(capsys, "report", "nope", "--root", str(tmp_path), code=1)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "inspect"])
+def test_a_missing_file_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere.tflite" in refusal(capsys, verb, "nowhere.tflite", code=1)
+
+
+def test_an_output_folder_that_cannot_be_written_is_named_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    line = refusal(capsys, "train", *TINY, "--root", str(blocked), code=1)
+    assert "--root" in line
+    assert blocked.read_text() == "not a folder"
+
+
+def test_gate_lets_a_scheme_pass_or_exits_with_3(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root, run_id = finished
+    source = Workspace(root).artifact_dir(run_id)
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    artifact = tmp_path / "int8.tflite"
+    gate = [str(artifact), "--episodes", "5", "--gate", "10"]
+    saved = records.evaluation_path(artifact)
+    evaluation = json.loads(saved.read_text())
+    reference = Evaluation.load(records.evaluation_path(tmp_path / "fp32.tflite"))
+
+    evaluation["returns"] = [value * 0.95 for value in reference.returns]
+    saved.write_text(json.dumps(evaluation))
+    assert cli.main(["evaluate", *gate]) == 0
+
+    evaluation["returns"] = [value * 0.8 for value in reference.returns]
+    saved.write_text(json.dumps(evaluation))
+    capsys.readouterr()
+    assert "int8 20.00 %" in refusal(capsys, "evaluate", *gate, code=3)
+
+
+def test_gate_does_not_hold_where_nothing_can_be_compared(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root, run_id = finished
+    source = Workspace(root).artifact(run_id, "int8")
+    artifact = tmp_path / "int8.tflite"
+    artifact.write_bytes(source.read_bytes())
+    records.sidecar_path(artifact).write_bytes(records.sidecar_path(source).read_bytes())
+    line = refusal(capsys, "evaluate", str(artifact), "--episodes", "5", "--gate", "99", code=3)
+    assert "int8 undefined" in line
+
+
+def test_inspect_shows_what_the_file_holds(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    artifact = Workspace(root).artifact(run_id, "int8")
+    assert cli.main(["inspect", str(artifact)]) == 0
+    shown = capsys.readouterr().out
+    assert "FULLY_CONNECTED int8" in shown
+    assert Sidecar.load(records.sidecar_path(artifact)).sha256 in shown
+
+
+def test_inspect_tells_when_the_sidecar_does_not_match(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root, run_id = finished
+    workspace = Workspace(root)
+    artifact = tmp_path / "fp32.tflite"
+    artifact.write_bytes(workspace.artifact(run_id, "fp32").read_bytes())
+    other = records.sidecar_path(workspace.artifact(run_id, "int8"))
+    records.sidecar_path(artifact).write_bytes(other.read_bytes())
+    assert cli.main(["inspect", str(artifact)]) == 0
+    assert "does not match" in capsys.readouterr().out
+
+
+def test_list_shows_presets_and_the_state_of_runs(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    assert cli.main(["list", "--root", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert "CartPole-v1" in shown
+    assert re.search(rf"{run_id}\W+yes\W+2\W+2\W+yes", shown)
+
+
+def test_doctor_finds_this_environment_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "tensorflow" in shown
+    assert "Keras 2 is chosen" in shown
+
+
+@pytest.mark.parametrize("stage", ["run", "train", "export", "evaluate", "report"])
+def test_pipeline_scripts_are_the_verbs(stage: str) -> None:
+    script = Path(__file__).parents[1] / "pipelines" / f"{stage}.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "-h"], capture_output=True, text=True, check=True
+    )
+    assert f"quarl {stage}" in done.stdout
+
+
+def test_interrupted_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "quarl_tf.cli", "train", *TINY, "-p", "steps=4000"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    whole = tmp_path / "whole"
+    subprocess.run([*command, "--root", str(whole)], check=True, env=environment)
+    cut = tmp_path / "cut"
+    process = subprocess.Popen([*command, "--root", str(cut)], env=environment)
+    deadline = time.monotonic() + 120
+    while not list(cut.glob("runs/*/checkpoints/*.npz")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(2)
+    assert process.wait() in (130, 0)
+    subprocess.run([*command, "--root", str(cut)], check=True, env=environment)
+    for name in ("network.npz", "progress.csv", "calibration.npz"):
+        (left,), (right,) = whole.glob(f"runs/*/{name}"), cut.glob(f"runs/*/{name}")
+        assert left.read_bytes() == right.read_bytes()
