@@ -58,7 +58,7 @@ class _Sweep:
 
 _SWEEPS = {
     "code": _Sweep("ptq_w… (simulated)", "flare_r", "D", "-"),
-    "paper": _Sweep("ptq_paper_w… (simulated)", "blend:#5c4d00,#dcc75a", "^", ":"),
+    "paper": _Sweep("ptq_paper_w… (simulated)", "blend:#4f4200,#c9ae35", "^", ":"),
 }
 
 
@@ -420,7 +420,7 @@ def _draw_point(axes: Axes, point: BitsPoint, position: float) -> None:
         yerr=reach if returns.bounded else None,
         color=scheme_colour(point.scheme.name),
         marker=_SWEEPS[point.scheme.mode].marker if point.scheme.mode else "o",
-        ms=7 if point.scheme.native else 6,
+        ms=7,
         mec="white",
         elinewidth=1.4,
         capsize=3,

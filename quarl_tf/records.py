@@ -285,14 +285,16 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
         )
     network = TrainingRecord.load(folder / "training.json").network_sha256
 
-    def current(path: Path) -> bool:
+    def current(scheme: str) -> bool:
+        path = workspace.artifact(run_id, scheme)
         try:
             sidecar = Sidecar.load(sidecar_path(path))
-            return (sidecar.sha256, sidecar.network_sha256) == (sha256(path), network)
+            found = (sidecar.scheme, sidecar.sha256, sidecar.network_sha256)
+            return found == (scheme, sha256(path), network)
         except QuarlError:
             return False
 
-    return [s for s in schemes if not current(workspace.artifact(run_id, s))]
+    return [scheme for scheme in schemes if not current(scheme)]
 
 
 def require_same_preset(
