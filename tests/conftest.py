@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from quarl_tf import flatbuffer
-from quarl_tf.records import Sidecar, sidecar_path, write_bytes
+from quarl_tf.records import Sidecar, Workspace, sidecar_path, write_bytes
+from quarl_tf.spec import Run
 
 # Before anything imports TensorFlow: TF-Agents knows only Keras 2.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -195,3 +196,35 @@ def describe(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def tiny_run() -> Run:
+    """Return a run that trains in a second, for what does not depend on what is learned."""
+    overrides = {
+        "steps": 1200,
+        "num_envs": 4,
+        "hidden_layers": [16],
+        "learning_starts": 200,
+        # Less than is added, so that the ring wraps.
+        "buffer_size": 800,
+        "batch_size": 16,
+        "n_step": 2,
+        "train_frequency": 64,
+        "gradient_steps": 8,
+        "target_update": 20,
+        "evaluation_every": 400,
+        "evaluation_episodes": 8,
+        "checkpoint_every": 400,
+    }
+    return Run("dqn", "CartPole-v1", 0, overrides)
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Return a workspace in which the tiny run has been trained; copy it before changing it."""
+    from quarl_tf.training import train
+
+    workspace = Workspace(tmp_path_factory.mktemp("trained"))
+    train(workspace, tiny_run, lambda *_: None)
+    return workspace

@@ -1,0 +1,146 @@
+"""Presets are complete and checked: no typo becomes another experiment."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from quarl_tf import presets
+from quarl_tf.errors import UsageError
+from quarl_tf.presets import DqnPreset
+from quarl_tf.spec import ALGORITHMS
+
+AVAILABLE = presets.available()
+
+
+def refused(overrides: dict[str, Any]) -> str:
+    with pytest.raises(UsageError) as error:
+        presets.load("dqn", "CartPole-v1", overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# What is shipped.
+
+
+def test_every_algorithm_has_presets() -> None:
+    assert {algo for algo, _ in AVAILABLE} == set(ALGORITHMS)
+    assert ("dqn", "CartPole-v1") in AVAILABLE
+
+
+@pytest.mark.parametrize(("algo", "env_id"), AVAILABLE)
+def test_shipped_presets_load_for_environments_that_exist(algo: str, env_id: str) -> None:
+    preset = presets.load(algo, env_id)
+    assert gym.spec(env_id).id == env_id
+    for name, value in asdict(preset).items():
+        if isinstance(value, float):
+            assert 0 <= value < math.inf
+        else:
+            # Booleans are whole numbers to Python.
+            assert isinstance(value, bool) or np.min(value) > 0, name
+
+
+@pytest.mark.parametrize(("algo", "env_id"), AVAILABLE)
+def test_shipped_presets_make_sense(algo: str, env_id: str) -> None:
+    preset = presets.load(algo, env_id)
+    assert 0 < preset.discount <= 1
+    assert 0 < preset.learning_rate < 1
+    assert preset.num_envs <= preset.train_frequency <= preset.steps
+    assert preset.evaluation_every <= preset.steps
+    assert preset.checkpoint_every <= preset.steps
+
+
+@pytest.mark.parametrize("env_id", [env_id for algo, env_id in AVAILABLE if algo == "dqn"])
+def test_shipped_presets_of_dqn_make_sense(env_id: str) -> None:
+    preset = presets.load("dqn", env_id)
+    assert isinstance(preset, DqnPreset)
+    # Else the replay never holds enough to start learning.
+    assert preset.learning_starts <= preset.buffer_size
+    assert preset.learning_starts < preset.steps
+    assert 0 < preset.exploration_fraction <= 1
+    assert preset.exploration_final <= 1
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "message"),
+    [
+        ("dqn", "CartPole-v2", "Unknown dqn preset: did you mean CartPole-v1"),
+        ("dqn", "cartpole-v1", "did you mean CartPole-v1"),
+        ("dqn", "Humanoid", "choose from .*CartPole-v1.* Received: dqn preset='Humanoid'"),
+        ("dqm", "CartPole-v1", "Unknown algorithm: did you mean dqn"),
+        ("xyz", "CartPole-v1", "choose from .*dqn"),
+    ],
+)
+def test_unknown_names_are_refused_naming_the_closest(algo: str, env_id: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        presets.load(algo, env_id)
+
+
+# Overrides.
+
+
+def test_overrides_change_what_they_name_and_nothing_else() -> None:
+    plain = asdict(presets.load("dqn", "CartPole-v1"))
+    changes = {"steps": plain["steps"] + 1, "hidden_layers": [3, 5], "learning_rate_decay": False}
+    changed = asdict(presets.load("dqn", "CartPole-v1", changes))
+    assert changed == plain | changes | {"hidden_layers": (3, 5)}
+    assert asdict(presets.load("dqn", "CartPole-v1", {})) == plain
+
+
+def test_a_whole_number_may_stand_for_a_float() -> None:
+    preset = presets.load("dqn", "CartPole-v1", {"discount": 1})
+    assert preset.discount == 1
+    assert type(preset.discount) is float
+
+
+def test_unknown_keys_are_refused_naming_the_closest() -> None:
+    assert "did you mean learning_rate" in refused({"learning_rat": 0.1})
+    assert "did you mean hidden_layers" in refused({"Hidden_Layers": [1]})
+    assert "Received: preset key='x'" in refused({"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("steps", ["100", 1.5, 100.0, True, None, [100], 0, -1], "a whole number above 0"),
+        (
+            "discount",
+            ["0.9", True, None, [0.9], -0.5, math.nan, math.inf],
+            "a number of 0 or more",
+        ),
+        (
+            "hidden_layers",
+            ["16", 16, None, [16, 0], [16, -1], [1.5], [True], ["16"], [[16]]],
+            "a list of whole numbers above 0",
+        ),
+        ("learning_rate_decay", ["true", 1, 0, None], "true or false"),
+    ],
+)
+def test_values_of_another_kind_are_refused(name: str, values: list[Any], kind: str) -> None:
+    for value in values:
+        assert refused({name: value}).startswith(f"{name} must be {kind}. Received: {name}=")
+
+
+# Records.
+
+
+@pytest.mark.parametrize(("algo", "env_id"), AVAILABLE)
+def test_presets_survive_their_record(algo: str, env_id: str) -> None:
+    preset = presets.load(algo, env_id)
+    assert presets.restore(algo, json.loads(json.dumps(asdict(preset)))) == preset
+
+
+def test_recorded_presets_must_be_complete() -> None:
+    values = asdict(presets.load("dqn", "CartPole-v1"))
+    del values["steps"], values["discount"]
+    with pytest.raises(UsageError, match=r"The recorded dqn preset lacks discount, steps"):
+        presets.restore("dqn", values)

@@ -1,0 +1,136 @@
+"""A name is the specification: of a run, of a scheme."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quarl_tf.errors import UsageError
+from quarl_tf.spec import DEFAULT_SCHEMES, PTQ_BITS, Run, Scheme
+
+JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
+OVERRIDES = st.dictionaries(st.text(min_size=1, max_size=5), JSON, max_size=4)
+
+
+# Runs.
+
+
+def test_plain_runs_are_named_after_what_they_are() -> None:
+    assert Run("dqn", "CartPole-v1", 0).run_id == "dqn-CartPole-v1-s0"
+    assert Run("dqn", "Acrobot-v1", 12).run_id == "dqn-Acrobot-v1-s12"
+
+
+def test_run_id_is_one_folder_name() -> None:
+    assert Run("dqn", "ALE/Pong-v5", 3).run_id == "dqn-ALE_Pong-v5-s3"
+
+
+def test_every_part_of_a_run_enters_its_name() -> None:
+    runs = [
+        Run("dqn", "CartPole-v1", 0),
+        Run("dqn", "CartPole-v1", 1),
+        Run("dqn", "CartPole-v0", 0),
+        Run("dqn", "CartPole-v1", 0, {"steps": 100}),
+        Run("dqn", "CartPole-v1", 0, {"steps": 101}),
+        Run("dqn", "CartPole-v1", 0, {"step": 100}),
+        Run("dqn", "CartPole-v1", 0, {"steps": 100, "num_envs": 1}),
+    ]
+    assert len({run.run_id for run in runs}) == len(runs)
+
+
+@given(OVERRIDES)
+def test_order_of_overrides_does_not_matter(overrides: dict[str, Any]) -> None:
+    turned = dict(reversed(overrides.items()))
+    assert Run("dqn", "X", 0, overrides).run_id == Run("dqn", "X", 0, turned).run_id
+
+
+@given(OVERRIDES, st.integers(0, 2**40))
+def test_run_survives_json(overrides: dict[str, Any], seed: int) -> None:
+    run = Run("dqn", "CartPole-v1", seed, overrides)
+    again = Run(**json.loads(json.dumps(run.to_dict())))
+    assert again == run
+    assert again.run_id == run.run_id
+
+
+def test_lists_and_tuples_are_the_same_override() -> None:
+    ids = {Run("dqn", "X", 0, {"hidden_layers": layers}).run_id for layers in ([8, 8], (8, 8))}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("dpn", "CartPole-v1", 0), "did you mean dqn.? Received: algorithm='dpn'"),
+        (("DQN", "CartPole-v1", 0), "did you mean dqn"),
+        (("sarsa", "CartPole-v1", 0), "choose from .*dqn.* Received: algorithm='sarsa'"),
+        (("dqn", "CartPole-v1", -1), "must be 0 or more. Received: seed=-1"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(arguments: tuple[str, str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Run(*arguments)
+
+
+# Schemes.
+
+
+@pytest.mark.parametrize("name", DEFAULT_SCHEMES)
+def test_default_schemes_are_named_as_they_parse(name: str) -> None:
+    assert Scheme.parse(name).name == name
+
+
+def test_default_schemes_are_the_native_ones_and_eight_bits_down_to_two() -> None:
+    schemes = [Scheme.parse(name) for name in DEFAULT_SCHEMES]
+    assert {s.name: s.weight_bits for s in schemes if s.native} == {
+        "fp32": 32,
+        "fp16": 16,
+        "dynamic_int8": 8,
+        "int8": 8,
+    }
+    assert [s.weight_bits for s in schemes if not s.native] == [8, 7, 6, 5, 4, 3, 2]
+
+
+def test_native_schemes_have_no_rule_of_their_own() -> None:
+    assert all((Scheme.parse(n).mode is None) == Scheme.parse(n).native for n in DEFAULT_SCHEMES)
+
+
+@pytest.mark.parametrize(("stem", "mode"), [("ptq_w", "code"), ("ptq_paper_w", "paper")])
+def test_simulated_schemes_say_their_bits_and_their_rule(stem: str, mode: str) -> None:
+    schemes = [Scheme.parse(f"{stem}{bits}") for bits in range(2, 33)]
+    assert [scheme.weight_bits for scheme in schemes] == list(PTQ_BITS)
+    assert {(scheme.mode, scheme.native) for scheme in schemes} == {(mode, False)}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("INT8", "did you mean int8"),
+        ("fp23", "did you mean .*fp32"),
+        ("ptq_w1", "did you mean .*ptq_w"),
+        ("ptq_w33", "did you mean .*ptq_w3"),
+        ("ptq_w08", "did you mean .*ptq_w8"),
+        ("ptq_w8 ", "did you mean .*ptq_w8"),
+        ("ptq_w\N{ARABIC-INDIC DIGIT FOUR}", "did you mean .*ptq_w"),
+        ("ptq_w1\N{ARABIC-INDIC DIGIT TWO}", "Unknown scheme"),
+        ("", "choose from .*int8.* Received: scheme=''"),
+        ("zzz", "choose from .*ptq_w4"),
+    ],
+)
+def test_unknown_schemes_are_refused(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        Scheme.parse(name)
+    assert "\n" not in str(error.value)
+
+
+@given(st.text(max_size=8) | st.text(max_size=4).map("ptq_w".__add__))
+def test_a_scheme_has_one_name(name: str) -> None:
+    simulated = (f"{stem}{bits}" for stem in ("ptq_w", "ptq_paper_w") for bits in PTQ_BITS)
+    names = {*DEFAULT_SCHEMES, *simulated}
+    try:
+        accepted = Scheme.parse(name).name == name
+    except UsageError:
+        accepted = False
+    assert accepted == (name in names)

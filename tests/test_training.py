@@ -1,0 +1,418 @@
+"""Training learns, and ends with the same bytes however often it was cut off."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec as Registration
+
+from quarl_tf import agents, environments, networks, presets
+from quarl_tf.calibration import rollout, thin
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.records import TrainingRecord, Workspace
+from quarl_tf.seeding import environment_seed
+from quarl_tf.spec import Run
+from quarl_tf.training import CALIBRATION_OBSERVATIONS, train
+
+#: What a training leaves that is the same each time; its record holds the time it took.
+PRODUCTS = ("network.npz", "calibration.npz", "progress.csv")
+
+
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+def products(workspace: Workspace, run: Run) -> dict[str, bytes]:
+    return {name: (workspace.run_dir(run.run_id) / name).read_bytes() for name in PRODUCTS}
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Return when every file was changed, and what is in it."""
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+def rows(workspace: Workspace, run: Run) -> list[dict[str, str]]:
+    with (workspace.run_dir(run.run_id) / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def copy(trained: Workspace, tmp_path: Path) -> Workspace:
+    """Return a copy of the trained workspace, to be damaged."""
+    shutil.copytree(trained.root, tmp_path, dirs_exist_ok=True)
+    return Workspace(tmp_path)
+
+
+@pytest.fixture
+def cut_off(copy: Workspace, tiny_run: Run) -> Workspace:
+    """Return a workspace as a training leaves it that is killed after its last checkpoint."""
+    for name in ("training.json", "network.npz", "calibration.npz"):
+        (copy.run_dir(tiny_run.run_id) / name).unlink()
+    return copy
+
+
+# What is left.
+
+
+def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tiny_run: Run) -> None:
+    folder = trained.run_dir(tiny_run.run_id)
+    record = TrainingRecord.load(folder / "training.json")
+    record.verify(folder)
+    assert Run(**record.run) == tiny_run
+    assert record.run_id == tiny_run.run_id == folder.name
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    assert presets.restore("dqn", record.preset) == preset
+    assert TrainingRecord.finished(folder, asdict(preset)) == record
+    assert any((folder / "tensorboard").iterdir())
+
+
+def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
+    record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
+    found = [row for row in rows(trained, tiny_run) if row["greedy_return"]]
+    assert len(found) >= tiny_run.overrides["steps"] // tiny_run.overrides["evaluation_every"]
+    best = max(float(row["greedy_return"]) for row in found)
+    assert record.selection_return == best
+    # The later of two that are equally good.
+    steps = [int(row["step"]) for row in found if float(row["greedy_return"]) == best]
+    assert record.best_step == steps[-1]
+
+
+def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
+    found = rows(trained, tiny_run)
+    assert list(found[0]) == ["step", "episode_return", "greedy_return", "loss"]
+    steps = [int(row["step"]) for row in found]
+    assert steps == sorted(set(steps))
+    total, frequency = tiny_run.overrides["steps"], tiny_run.overrides["train_frequency"]
+    assert total <= steps[-1] < total + frequency
+    # A hundredth is less than a burst here, so every burst has its row; resets are no steps.
+    assert 0 < steps[0] <= frequency
+    assert np.diff(steps).max() <= frequency
+    # CartPole pays 1 a step, so an episode is 1 to 500 steps long.
+    assert all(1 <= float(r["episode_return"]) <= 500 for r in found if r["episode_return"])
+    learning = [float(row["loss"]) for row in found if row["loss"]]
+    started = [s for s in steps if s > tiny_run.overrides["learning_starts"]]
+    assert len(learning) >= len(started)
+    assert np.isfinite(learning).all()
+
+
+def test_calibration_observations_are_those_of_the_kept_network(
+    trained: Workspace, tiny_run: Run
+) -> None:
+    folder = trained.run_dir(tiny_run.run_id)
+    values = networks.load_weights(folder / "network.npz")
+    kept = networks.load_weights(folder / "calibration.npz")["observations"]
+    assert 0 < len(kept) <= CALIBRATION_OBSERVATIONS
+    assert kept.dtype == np.float32
+
+    def head(x: np.ndarray) -> np.ndarray:
+        normalizer = "normalizer/mean:0", "normalizer/inverse_deviation:0"
+        x = np.clip((x - values[normalizer[0]]) * values[normalizer[1]], -5, 5)
+        x = np.maximum(x @ values["hidden_0/kernel:0"] + values["hidden_0/bias:0"], 0)
+        return x @ values["head/kernel:0"] + values["head/bias:0"]
+
+    # Among the first observations are those of the reset, from whose seed all others follow.
+    envs = environments.make_vector("CartPole-v1", tiny_run.overrides["evaluation_episodes"])
+    final = int(rows(trained, tiny_run)[-1]["step"])
+    seed = environment_seed(tiny_run.seed, "calibration", final)
+    expected = rollout(envs, lambda seen: head(seen).argmax(axis=1), seed).observations
+    np.testing.assert_allclose(kept, thin(expected, CALIBRATION_OBSERVATIONS), rtol=1e-6)
+
+
+# The same bytes.
+
+
+def test_same_seed_gives_the_same_bytes_whatever_lay_about(
+    trained: Workspace, tiny_run: Run, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+    folder.mkdir(parents=True)
+    # A run folder half written, without a checkpoint to go on from.
+    (folder / "progress.csv").write_text("step,episode_return\n64,1")
+    (folder / "network.npz").write_bytes(b"PK\x03\x04")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / ".000000000400.npz.x.tmp").write_bytes(b"PK\x03\x04")
+    train(workspace, tiny_run, silent)
+    assert products(workspace, tiny_run) == products(trained, tiny_run)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_damaged_checkpoint_changes_nothing_in_the_end(
+    cut_off: Workspace, trained: Workspace, tiny_run: Run, damage: str
+) -> None:
+    checkpoints = sorted((cut_off.run_dir(tiny_run.run_id) / "checkpoints").glob("*.npz"))
+    assert len(checkpoints) == 2
+    content = checkpoints[-1].read_bytes()
+    half = len(content) // 2
+    flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
+    damaged = {"truncated": content[:half], "flipped": flipped, "empty": b""}
+    checkpoints[-1].write_bytes(damaged[damage])
+    steps = []
+    train(cut_off, tiny_run, lambda step, *_: steps.append(step))
+    # It went on from the checkpoint before, not from the start, nor from the damaged one.
+    assert int(checkpoints[0].stem) < steps[0] <= int(checkpoints[1].stem)
+    assert products(cut_off, tiny_run) == products(trained, tiny_run)
+
+
+_CHILD = """
+import json, sys, time
+from pathlib import Path
+from quarl_tf.records import Workspace
+from quarl_tf.spec import Run
+from quarl_tf.training import train
+
+run = Run(**json.loads(sys.argv[2]))
+# Slowed down, so that there is time to kill it.
+train(Workspace(Path(sys.argv[1])), run, lambda *_: time.sleep(0.05))
+"""
+
+
+def train_and_kill(workspace: Workspace, run: Run, ready: Callable[[], bool]) -> None:
+    """Train in a process of its own, and kill it when it is ready."""
+    command = [sys.executable, "-c", _CHILD, str(workspace.root), json.dumps(run.to_dict())]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not ready():
+            assert process.poll() is None, "the training ended before it could be killed"
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_killed_training_ends_with_the_same_bytes(
+    trained: Workspace, tiny_run: Run, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+
+    # The first time as soon as there is a checkpoint.
+    train_and_kill(workspace, tiny_run, lambda: any((folder / "checkpoints").glob("*.npz")))
+    assert len(list((folder / "checkpoints").glob("*.npz"))) == 1
+
+    # The second time anywhere later, in the middle of a burst, a rollout or a file.
+    resumed = (folder / "progress.csv").stat().st_mtime_ns
+    delay = np.random.default_rng(time.time_ns()).uniform(0, 0.4)
+    since: list[float] = []
+
+    def some_time_after_going_on() -> bool:
+        if not since and (folder / "progress.csv").stat().st_mtime_ns > resumed:
+            since.append(time.monotonic())
+        return bool(since) and time.monotonic() > since[0] + delay
+
+    train_and_kill(workspace, tiny_run, some_time_after_going_on)
+    assert not (folder / "training.json").exists()
+
+    train(workspace, tiny_run, silent)
+    assert products(workspace, tiny_run) == products(trained, tiny_run), f"delay {delay}"
+
+
+def test_full_disk_is_one_line_and_training_goes_on_later(
+    trained: Workspace, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+    fsync = os.fsync
+
+    def fills_up(handle: int) -> None:
+        # The second checkpoint finds no room.
+        if any((folder / "checkpoints").glob("*.npz")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fills_up)
+        with pytest.raises(QuarlError, match=r"Cannot write .*No space left") as error:
+            train(workspace, tiny_run, silent)
+    assert "\n" not in str(error.value)
+    assert not list(folder.rglob("*.tmp"))
+    assert not (folder / "training.json").exists()
+    train(workspace, tiny_run, silent)
+    assert products(workspace, tiny_run) == products(trained, tiny_run)
+
+
+# Runs that are there already.
+
+
+def test_finished_run_is_not_trained_again(copy: Workspace, tiny_run: Run) -> None:
+    before = snapshot(copy.root)
+    record = train(copy, tiny_run, lambda *_: pytest.fail("it trains"))
+    assert record == TrainingRecord.load(copy.run_dir(tiny_run.run_id) / "training.json")
+    assert snapshot(copy.root) == before
+
+
+@pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
+def test_changed_network_is_refused(copy: Workspace, tiny_run: Run, name: str) -> None:
+    path = copy.run_dir(tiny_run.run_id) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = snapshot(copy.root)
+    with pytest.raises(QuarlError, match=rf"{path} was changed or damaged after training"):
+        train(copy, tiny_run, silent)
+    path.unlink()
+    with pytest.raises(QuarlError, match=rf"no such file\. Received: path='{path}'"):
+        train(copy, tiny_run, silent)
+    del before[path]
+    assert snapshot(copy.root) == before
+
+
+def test_finished_run_of_another_preset_is_refused(copy: Workspace, tiny_run: Run) -> None:
+    path = copy.run_dir(tiny_run.run_id) / "training.json"
+    record = TrainingRecord.load(path)
+    # As if the preset that is shipped had been another one then.
+    replace(record, preset={**record.preset, "learning_rate": 0.25}).save(path)
+    before = snapshot(copy.root)
+    with pytest.raises(QuarlError, match=r"another preset; .* learning_rate=0\.\d+ for 0\.25"):
+        train(copy, tiny_run, silent)
+    assert snapshot(copy.root) == before
+
+
+def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id)
+    other = Run(tiny_run.algo, tiny_run.env_id, 0, {**tiny_run.overrides, "discount": 0.5})
+    folder.rename(cut_off.run_dir(other.run_id))
+    before = snapshot(cut_off.root)
+    with pytest.raises(QuarlError, match=r"another preset; .* discount=0\.5 for 0\.\d+"):
+        train(cut_off, other, silent)
+    assert snapshot(cut_off.root) == before
+
+
+def test_damaged_record_is_refused(copy: Workspace, tiny_run: Run) -> None:
+    path = copy.run_dir(tiny_run.run_id) / "training.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(QuarlError, match=r"cannot be read as JSON .*make it again"):
+        train(copy, tiny_run, silent)
+
+
+# Requests that cannot be met.
+
+
+@pytest.mark.parametrize("root", ["file", "file/deeper"])
+def test_folder_that_cannot_be_written_is_one_line(
+    tiny_run: Run, tmp_path: Path, root: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"a file")
+    with pytest.raises(QuarlError, match=r"Cannot write .*Not a directory") as error:
+        train(Workspace(tmp_path / root), tiny_run, silent)
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "file").read_bytes() == b"a file"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "overrides", "message"),
+    [
+        ("CartPole-v2", {}, "did you mean CartPole-v1"),
+        ("CartPole-v1", {"step": 10}, "did you mean steps"),
+        ("CartPole-v1", {"steps": "many"}, "steps must be a whole number above 0"),
+    ],
+)
+def test_wrong_requests_leave_nothing_behind(
+    tmp_path: Path, env_id: str, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(Workspace(tmp_path), Run("dqn", env_id, 0, overrides), silent)
+    assert not list(tmp_path.iterdir())
+
+
+# Learning.
+
+LENGTH = 6
+
+
+class Corridor(gym.Env[np.ndarray, int]):
+    """Walk from one end to the other; every step costs 1, so rewards alone do not show the way."""
+
+    observation_space = gym.spaces.Box(0, 1, (LENGTH,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        # Right is where the action is the parity of the place: no constant action gets far.
+        right = int(action) == self.place % 2
+        self.place = self.place + 1 if right else max(0, self.place - 1)
+        return self._observe(), -1.0, self.place == LENGTH, False, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.eye(LENGTH + 1, LENGTH, dtype=np.float32)[self.place]
+
+
+def test_learns_the_shortest_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only environments with a preset can be trained in: this one takes the place of one.
+    corridor = Registration("CartPole-v1", Corridor, max_episode_steps=40)
+    monkeypatch.setitem(gym.registry, "CartPole-v1", corridor)
+    overrides = {
+        "steps": 3000,
+        "num_envs": 4,
+        "hidden_layers": [32],
+        "learning_rate": 0.003,
+        "discount": 0.95,
+        "learning_starts": 200,
+        "buffer_size": 3000,
+        "batch_size": 32,
+        "n_step": 1,
+        "train_frequency": 32,
+        "gradient_steps": 16,
+        "target_update": 32,
+        "exploration_fraction": 0.5,
+        "evaluation_every": 1000,
+        "evaluation_episodes": 2,
+        "checkpoint_every": 1000,
+    }
+    run = Run("dqn", "CartPole-v1", 0, overrides)
+    record = train(Workspace(tmp_path), run, silent)
+    assert record.selection_return == -LENGTH
+
+    # It also knows what every place is worth: its steps to the end, discounted.
+    spec = environments.env_spec("CartPole-v1")
+    preset = presets.load("dqn", "CartPole-v1", overrides)
+    network = agents.network_factory("dqn", spec, preset, seed=0)()
+    folder = Workspace(tmp_path).run_dir(run.run_id)
+    networks.set_weights(network, networks.load_weights(folder / "network.npz"))
+    values = networks.forward(network)(np.eye(LENGTH, dtype=np.float32)).max(axis=1)
+    exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
+    np.testing.assert_allclose(values, exact, atol=0.25)
+
+
+def test_learns_to_balance(tmp_path: Path) -> None:
+    overrides = {
+        "steps": 8000,
+        "num_envs": 8,
+        "hidden_layers": [64],
+        "learning_rate": 0.001,
+        "learning_starts": 500,
+        "batch_size": 64,
+        "n_step": 3,
+        "train_frequency": 128,
+        "gradient_steps": 64,
+        "target_update": 64,
+        "exploration_fraction": 0.2,
+        "evaluation_every": 2000,
+        "evaluation_episodes": 20,
+        "checkpoint_every": 8000,
+    }
+    record = train(Workspace(tmp_path), Run("dqn", "CartPole-v1", 0, overrides), silent)
+    random = np.random.default_rng(0)
+    envs = environments.make_vector("CartPole-v1", 50)
+    at_random = rollout(envs, lambda seen: random.integers(2, size=len(seen)), seed=0)
+    assert record.selection_return > 2 * np.mean(at_random.returns)
