@@ -6,7 +6,9 @@ and share nothing. Layers have fixed names, so that weights can be stored by nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,29 +89,57 @@ class RunningStatistics:
         self.mean, self.squares = arrays["mean"].copy(), arrays["squares"].copy()
 
 
-def mlp_factory(
-    spec: EnvSpec, hidden_layers: Sequence[int], outputs: int, *, seed: int
-) -> NetworkFactory:
-    """Return a factory of ReLU networks with a linear head of `outputs` values.
+@dataclass(frozen=True)
+class Mlp:
+    """The architecture of a fully-connected network with a linear head.
 
-    Every call draws the same initial weights (Glorot uniform) from the seed.
+    Attributes:
+        hidden_layers: Units of the hidden layers.
+        outputs: Values of the head.
+        activation: Activation of the hidden layers, "relu" or "tanh".
+        head_gain: Scale of the head's orthogonal initial weights; None for Glorot uniform weights
+            everywhere.
+    """
+
+    hidden_layers: tuple[int, ...]
+    outputs: int
+    activation: str = "relu"
+    head_gain: float | None = None
+
+
+def mlp_factory(
+    spec: EnvSpec, mlp: Mlp, seed: int, purpose: str = "initial weights"
+) -> NetworkFactory:
+    """Return a factory of networks; every call draws the same initial weights.
+
+    Args:
+        spec: Shape of the observations.
+        mlp: Architecture.
+        seed: The run's seed.
+        purpose: Name of the draw, so that two networks of a run start differently.
     """
 
     def build() -> keras.Model:
-        draws = generator(seed, "initial weights").integers(2**31, size=len(hidden_layers) + 1)
+        draws = generator(seed, purpose).integers(2**31, size=len(mlp.hidden_layers) + 1)
         seeds = iter(draws.tolist())
 
-        def dense(units: int, name: str, activation: str | None = None) -> keras.layers.Layer:
-            initializer = keras.initializers.GlorotUniform(seed=next(seeds))
+        def dense(units: int, name: str, activation: str | None, gain: float) -> Any:
+            draw = next(seeds)
+            initializer = (
+                keras.initializers.GlorotUniform(seed=draw)
+                if mlp.head_gain is None
+                else keras.initializers.Orthogonal(gain, seed=draw)
+            )
             return keras.layers.Dense(
                 units, activation=activation, kernel_initializer=initializer, name=name
             )
 
         observation = keras.Input(spec.observation_shape, name="observation")
         hidden = ObservationNormalizer(name="normalizer")(observation)
-        for i, units in enumerate(hidden_layers):
-            hidden = dense(units, f"hidden_{i}", "relu")(hidden)
-        return keras.Model(observation, dense(outputs, "head")(hidden), name="policy")
+        for i, units in enumerate(mlp.hidden_layers):
+            hidden = dense(units, f"hidden_{i}", mlp.activation, math.sqrt(2))(hidden)
+        head = dense(mlp.outputs, "head", None, mlp.head_gain or 1.0)(hidden)
+        return keras.Model(observation, head, name="policy")
 
     return build
 

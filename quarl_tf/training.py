@@ -47,8 +47,6 @@ def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
     if finished is not None:
         return finished
     started = time.monotonic()
-    # The first file: a folder that cannot be written is found before anything is computed.
-    records.write_json(folder / "run.json", {**run.to_dict(), "preset": asdict(preset)})
     training = _Training(folder, run, preset)
     training.resume()
     while training.step < preset.steps:
@@ -117,6 +115,9 @@ class _Training:
             self.step, self._rows = state["step"], state["rows"]
             self._recent.extend(state["recent"])
             self.best = _Best(best, *state["best"])
+        # The first file: a folder that cannot be written is found before anything is computed.
+        description = {**self._run.to_dict(), "preset": asdict(self._preset)}
+        records.write_json(self._folder / "run.json", description)
         self._start_curves()
         self._start_episodes()
 
@@ -126,7 +127,7 @@ class _Training:
         ticks = max(1, self._preset.train_frequency // self._preset.num_envs)
         for _ in range(ticks):
             self._tick()
-        metrics = self.agent.learn(ticks)
+        metrics = self.agent.learn(self._observations)
         if self._due(before, self._preset.evaluation_every):
             score = float(np.mean(self.greedy("selection").returns))
             if score >= self.best.score:

@@ -39,8 +39,12 @@ class Agent(Protocol):
     def break_stream(self, observations: npt.NDArray[Any]) -> None:
         """Take in the last observations before all environments start afresh."""
 
-    def learn(self, ticks: int) -> dict[str, float]:
-        """Learn after `ticks` ticks of acting; return metrics by name, empty while warming up."""
+    def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
+        """Learn from what was observed since the last call; return metrics by name.
+
+        Args:
+            observations: What the environments show now, after the last tick.
+        """
 
     def arrays(self) -> Arrays:
         """Return all state for a checkpoint: variables, optimizer, replay, statistics."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import gym_notices.notices
@@ -18,19 +19,27 @@ warnings.filterwarnings("ignore", '"is( not)?" with', SyntaxWarning)
 with warnings.catch_warnings():
     # Its sources, and old gym's, predate today's Python and NumPy.
     warnings.simplefilter("ignore")
+    import tensorflow_probability as tfp
     from tf_agents.agents.dqn import dqn_agent
+    from tf_agents.agents.ppo import ppo_agent
     from tf_agents.networks import network as tfa_network
+    from tf_agents.networks.utils import BatchSquash
     from tf_agents.specs import tensor_spec
     from tf_agents.trajectories import policy_step, trajectory
     from tf_agents.trajectories import time_step as ts
     from tf_agents.utils.common import element_wise_squared_loss
 
 __all__ = [
+    "CategoricalNetwork",
     "FactoryNetwork",
+    "ValueNetwork",
     "action_spec",
     "dqn_agent",
     "element_wise_squared_loss",
     "observation_spec",
+    "on_policy_batch",
+    "ppo_agent",
+    "section",
     "time_step_spec",
     "transition",
 ]
@@ -52,7 +61,13 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
     ) -> tuple[Any, Any]:
         """Return the head and the untouched (empty) state."""
-        return self.model(observation, training=training), network_state
+        return self.head(observation, training), network_state
+
+    def head(self, observation: Any, training: Any) -> Any:
+        """Apply the model under one batch dimension or, as PPO calls it, two."""
+        dimensions = observation.shape.rank - len(self.model.input_shape) + 1
+        squash = BatchSquash(dimensions)
+        return squash.unflatten(self.model(squash.flatten(observation), training=training))
 
 
 def observation_spec(spec: EnvSpec) -> Any:
@@ -68,6 +83,57 @@ def time_step_spec(spec: EnvSpec) -> Any:
 def action_spec(spec: EnvSpec) -> Any:
     """Return TF-Agents' specification of a discrete action."""
     return tensor_spec.BoundedTensorSpec((), tf.int32, 0, (spec.num_actions or 1) - 1)
+
+
+class CategoricalNetwork(FactoryNetwork):
+    """A network whose head is the logits of a discrete action's distribution."""
+
+    def call(
+        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
+    ) -> tuple[Any, Any]:
+        """Return the distribution and the untouched (empty) state."""
+        logits = self.head(observation, training)
+        return tfp.distributions.Categorical(logits=logits, dtype=tf.int32), network_state
+
+
+class ValueNetwork(FactoryNetwork):
+    """A network whose head is one value per observation."""
+
+    def call(
+        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
+    ) -> tuple[Any, Any]:
+        """Return values [n] and the untouched (empty) state."""
+        return self.head(observation, training)[..., 0], network_state
+
+
+def section(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the arrays of a checkpoint whose names start with `prefix/`, without it."""
+    start = f"{prefix}/"
+    return {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+
+
+def on_policy_batch(
+    observation: Any, action: Any, logits: Any, returns: Any, advantage: Any, value: Any
+) -> Any:
+    """Assemble a batch of transitions with their estimates, as TF-Agents' PPO trains on."""
+    batch = tf.shape(returns)
+    middle = tf.fill(batch, ts.StepType.MID)
+    flat = trajectory.Trajectory(
+        step_type=middle,
+        observation=observation,
+        action=action,
+        policy_info={
+            "dist_params": {"logits": logits},
+            "return": returns,
+            "advantage": advantage,
+            "value_prediction": value,
+        },
+        next_step_type=middle,
+        reward=tf.zeros(batch),
+        discount=tf.ones(batch),
+    )
+    # It wants a batch of sequences; the estimates are made, so one sequence of all will do.
+    return tf.nest.map_structure(lambda field: field[None], flat)
 
 
 def transition(observation: Any, action: Any, reward: Any, discount: Any, following: Any) -> Any:

@@ -23,7 +23,7 @@ from quarl_tf.agents import Arrays, adapter
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import UsageError
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import NetworkFactory, RunningStatistics, forward, mlp_factory
+from quarl_tf.networks import Mlp, NetworkFactory, RunningStatistics, forward, mlp_factory
 from quarl_tf.presets import DqnPreset
 from quarl_tf.replay import Replay
 from quarl_tf.seeding import generator
@@ -42,7 +42,7 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
             "dqn needs discrete actions; this environment's are continuous (ddpg fits it). "
             f"Received: action_low={spec.action_low}"
         )
-    return mlp_factory(spec, preset.hidden_layers, spec.num_actions, seed=seed)
+    return mlp_factory(spec, Mlp(preset.hidden_layers, spec.num_actions), seed)
 
 
 def build(spec: EnvSpec, preset: DqnPreset, seed: int) -> DqnAgent:
@@ -118,9 +118,9 @@ class DqnAgent:
         """Mark the end of the stream."""
         self._replay.add_break(observations)
 
-    def learn(self, ticks: int) -> dict[str, float]:
+    def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Take one burst of gradient steps once the replay has warmed up."""
-        del ticks
+        del observations
         self._statistics.update(np.concatenate(self._pending))
         self._pending.clear()
         if len(self._replay) < self._preset.learning_starts:
@@ -162,8 +162,8 @@ class DqnAgent:
         """Take all of it back."""
         for i, variable in enumerate(self._variables()):
             variable.assign(arrays[f"variable/{i}"])
-        self._statistics.restore(_section(arrays, "statistics"))
-        self._replay.restore(_section(arrays, "replay"))
+        self._statistics.restore(adapter.section(arrays, "statistics"))
+        self._replay.restore(adapter.section(arrays, "replay"))
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of replay sampling."""
@@ -178,11 +178,3 @@ def _learning_rate(preset: DqnPreset) -> Any:
     return keras.optimizers.schedules.PolynomialDecay(
         preset.learning_rate, max(1, steps), end_learning_rate=0.0
     )
-
-
-def _section(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
-    return {
-        name.removeprefix(f"{prefix}/"): value
-        for name, value in arrays.items()
-        if name.startswith(f"{prefix}/")
-    }

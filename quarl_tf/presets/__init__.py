@@ -87,7 +87,27 @@ class DqnPreset(Preset):
     gradient_clip: float
 
 
-_CLASSES: dict[str, type[Preset]] = {"dqn": DqnPreset}
+@dataclass(frozen=True, kw_only=True)
+class PpoPreset(Preset):
+    """Hyper-parameters of PPO and A2C; a rollout is `train_frequency` steps long."""
+
+    #: Passes over each rollout.
+    epochs: int
+    #: Transitions in one gradient step; a divisor of `train_frequency`.
+    minibatch_size: int
+    #: Largest change of the probability ratio that is rewarded; 0 for no limit (A2C).
+    clip: float
+    #: Lambda of the advantage estimates; 1 for n-step returns.
+    gae_lambda: float
+    #: Weight of the policy's entropy in the loss.
+    entropy_coefficient: float
+    #: Weight of the value's error in the loss.
+    value_coefficient: float
+    #: Largest norm of the whole gradient.
+    gradient_clip: float
+
+
+_CLASSES: dict[str, type[Preset]] = {"a2c": PpoPreset, "dqn": DqnPreset, "ppo": PpoPreset}
 
 
 def load(algo: str, env_id: str, overrides: Mapping[str, Any] | None = None) -> Preset:
@@ -129,8 +149,8 @@ def _convert(name: str, value: Any, wanted: Any) -> Any:
         value = tuple(value)
         if all(type(item) is int and item > 0 for item in value):
             return value
-    if type(value) is wanted and (wanted is bool or 0 < value < math.inf):
+    if type(value) is wanted and (1 if wanted is int else 0) <= value < math.inf:
         return value
-    kinds = {int: "a whole number above 0", float: "a number above 0", bool: "true or false"}
+    kinds = {int: "a whole number above 0", float: "a number of 0 or more", bool: "true or false"}
     kind = kinds.get(wanted, "a list of whole numbers above 0")
     raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")

@@ -1,0 +1,22 @@
+"""A2C as the special case of PPO that it is (Huang et al., arXiv 2205.09123).
+
+One epoch over one minibatch, no clipping of the ratio (which is 1 where it is differentiated),
+n-step returns (lambda 1) and RMSprop; TF-Agents has no A2C of its own.
+
+Deviation from the usual A2C: advantages are normalised, as TF-Agents' PPO always does.
+"""
+
+from __future__ import annotations
+
+from quarl_tf.agents.ppo import HEAD, ActorCritic, learning_rate, network_factory
+from quarl_tf.environments import EnvSpec
+from quarl_tf.keras import keras
+from quarl_tf.presets import PpoPreset
+
+__all__ = ["HEAD", "build", "network_factory"]
+
+
+def build(spec: EnvSpec, preset: PpoPreset, seed: int) -> ActorCritic:
+    """Build the agent."""
+    optimizer = keras.optimizers.RMSprop(learning_rate(preset), rho=0.99, epsilon=1e-5)
+    return ActorCritic(spec, preset, seed, optimizer)

@@ -1,0 +1,231 @@
+"""PPO (Schulman et al., arXiv 1707.06347) by TF-Agents' `PPOAgent`, clipped, in minibatches.
+
+Deviations from the paper:
+
+1. Observations are normalised by running statistics inside both networks. They are brought up to
+   date after each round of learning, so that the ratio of new to old policy starts at 1.
+2. Advantages are normalised per minibatch, over the transitions in it.
+3. The tick that resets an environment is no transition and is left out; a round of learning still
+   has the same number of minibatches, topped up with transitions drawn a second time.
+4. Truncated episodes bootstrap from the value of their last observation.
+5. Each gradient step sees one minibatch; TF-Agents' own `train` would repeat the whole batch. All
+   steps of a round run in one compiled call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.agents import Arrays, adapter
+from quarl_tf.environments import EnvSpec
+from quarl_tf.errors import UsageError
+from quarl_tf.keras import keras, tf
+from quarl_tf.networks import Mlp, NetworkFactory, RunningStatistics, mlp_factory
+from quarl_tf.presets import PpoPreset
+from quarl_tf.seeding import generator
+
+HEAD = "logits"
+
+Floats = npt.NDArray[np.float32]
+
+
+def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFactory:
+    """Return the factory of the policy network.
+
+    Raises:
+        UsageError: The actions are not discrete.
+    """
+    if spec.num_actions is None:
+        raise UsageError(
+            "ppo and a2c need discrete actions here; ddpg fits continuous ones. "
+            f"Received: action_low={spec.action_low}"
+        )
+    # A head near zero starts with even chances (Andrychowicz et al., arXiv 2006.05990).
+    return mlp_factory(spec, Mlp(preset.hidden_layers, spec.num_actions, "tanh", 0.01), seed)
+
+
+def build(spec: EnvSpec, preset: PpoPreset, seed: int) -> ActorCritic:
+    """Build the agent."""
+    optimizer = keras.optimizers.Adam(learning_rate(preset), epsilon=1e-5)
+    return ActorCritic(spec, preset, seed, optimizer)
+
+
+def learning_rate(preset: PpoPreset) -> Any:
+    """Return the step size, or its schedule over the gradient steps of the whole training."""
+    if not preset.learning_rate_decay:
+        return preset.learning_rate
+    steps = preset.steps // preset.minibatch_size * preset.epochs
+    return keras.optimizers.schedules.PolynomialDecay(
+        preset.learning_rate, max(1, steps), end_learning_rate=0.0
+    )
+
+
+class ActorCritic:
+    """Acts by its distribution, learns from each rollout and forgets it (see `agents.Agent`)."""
+
+    def __init__(self, spec: EnvSpec, preset: PpoPreset, seed: int, optimizer: Any) -> None:
+        """Create policy and value networks and the optimizer."""
+        self._preset = preset
+        self._statistics = RunningStatistics(spec.observation_shape)
+        self._explore = generator(seed, "exploration")
+        self._shuffle = generator(seed, "minibatches")
+        self._rows: list[tuple[npt.NDArray[Any], ...]] = []
+        actor = adapter.CategoricalNetwork(
+            network_factory(spec, preset, seed), adapter.observation_spec(spec), name="Actor"
+        )
+        value_mlp = Mlp(preset.hidden_layers, 1, "tanh", 1.0)
+        critic = adapter.ValueNetwork(
+            mlp_factory(spec, value_mlp, seed, purpose="initial value weights"),
+            adapter.observation_spec(spec),
+            name="Value",
+        )
+        self._agent = adapter.ppo_agent.PPOAgent(
+            adapter.time_step_spec(spec),
+            adapter.action_spec(spec),
+            optimizer=optimizer,
+            actor_net=actor,
+            value_net=critic,
+            importance_ratio_clipping=preset.clip,
+            entropy_regularization=preset.entropy_coefficient,
+            value_pred_loss_coef=preset.value_coefficient,
+            gradient_clipping=preset.gradient_clip,
+            num_epochs=1,
+            compute_value_and_advantage_in_train=False,
+            # What the paper's clipped variant does without.
+            normalize_rewards=False,
+            normalize_observations=False,
+            initial_adaptive_kl_beta=0.0,
+            kl_cutoff_factor=0.0,
+            train_step_counter=tf.Variable(0, dtype=tf.int64),
+        )
+        self._agent.initialize()
+        self.network, self._value = actor.model, critic.model
+        variables = [*self.network.trainable_variables, *self._value.trainable_variables]
+        # Moments are else created by the first step, too late for a restore; in TF-Agents' order.
+        optimizer.build(sorted(variables, key=lambda variable: variable.name))
+        self._predict = tf.function(
+            lambda seen: (self.network(seen), self._value(seen)[:, 0]), jit_compile=True
+        )
+        self._round = tf.function(self._train_on, jit_compile=True)
+
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.int64]:
+        """Draw actions from the policy's distribution (Gumbel-max)."""
+        del progress
+        logits, values = (x.numpy() for x in self._predict(tf.constant(observations)))
+        self._predicted = logits, values
+        actions: npt.NDArray[np.int64] = (logits + self._explore.gumbel(size=logits.shape)).argmax(
+            axis=1
+        )
+        return actions
+
+    def observe(
+        self,
+        observations: npt.NDArray[Any],
+        actions: npt.NDArray[Any],
+        rewards: npt.NDArray[Any],
+        terminated: npt.NDArray[np.bool_],
+        starts: npt.NDArray[np.bool_],
+    ) -> None:
+        """Store one tick."""
+        row = (observations, actions, rewards, terminated, starts, *self._predicted)
+        self._rows.append(tuple(np.copy(field) for field in row))
+
+    def break_stream(self, observations: npt.NDArray[Any]) -> None:
+        """Do nothing: a checkpoint comes after learning, when no rollout is under way."""
+
+    def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
+        """Learn from the rollout that ended with these observations, then forget it."""
+        preset = self._preset
+        seen, actions, rewards, terminated, starts, logits, values = (
+            np.stack(field) for field in zip(*self._rows, strict=True)
+        )
+        self._rows.clear()
+        last = self._predict(tf.constant(observations))[1].numpy()
+        advantages = advantage_estimates(
+            rewards, np.concatenate([values, last[None]]), terminated, starts, preset
+        )
+        returns = advantages + values
+        valid = np.flatnonzero(starts)
+        draws = [
+            np.resize(self._shuffle.permutation(valid), starts.size) for _ in range(preset.epochs)
+        ]
+        index = np.stack(draws).reshape(-1, preset.minibatch_size)
+        fields = [seen, actions.astype(np.int32), logits, returns, advantages, values]
+        batches = [field.reshape(-1, *field.shape[2:])[index] for field in fields]
+        loss = float(self._round(*map(tf.constant, batches)))
+        self._statistics.update(seen.reshape(-1, *seen.shape[2:])[valid])
+        for network in (self.network, self._value):
+            self._statistics.apply_to(network)
+        return {"loss": loss}
+
+    def _train_on(self, *batches: Any) -> Any:
+        """Take one gradient step on each of the stacked minibatches; return the mean loss."""
+        total = tf.constant(0.0)
+        steps = batches[0].shape[0]
+        for i in tf.range(steps):
+            batch = adapter.on_policy_batch(*(field[i] for field in batches))
+            # `train` would wrap each step in a function of its own.
+            total += self._agent._train(batch, weights=None).loss
+        return total / float(steps)
+
+    def _variables(self) -> list[Any]:
+        agent = self._agent
+        return [
+            *self.network.variables,
+            *self._value.variables,
+            *agent._optimizer.variables,
+            agent.train_step_counter,
+        ]
+
+    def arrays(self) -> Arrays:
+        """Return networks, optimizer, counter and statistics."""
+        return {
+            **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
+            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
+        }
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take all of it back."""
+        for i, variable in enumerate(self._variables()):
+            variable.assign(arrays[f"variable/{i}"])
+        self._statistics.restore(adapter.section(arrays, "statistics"))
+
+    def generators(self) -> dict[str, np.random.Generator]:
+        """Return the generators of exploration and of the minibatches."""
+        return {"exploration": self._explore, "minibatches": self._shuffle}
+
+
+def advantage_estimates(
+    rewards: Floats,
+    values: Floats,
+    terminated: npt.NDArray[np.bool_],
+    starts: npt.NDArray[np.bool_],
+    preset: PpoPreset,
+) -> Floats:
+    """Estimate advantages (generalised advantage estimation, arXiv 1506.02438).
+
+    Args:
+        rewards: Rewards, [ticks, num_envs].
+        values: Values of the observations acted on and of the last ones, [ticks + 1, num_envs].
+        terminated: Whether the episode terminated by the tick; truncation does not count.
+        starts: False where the observation was its episode's last: there nothing starts, and the
+            estimate before it must not look beyond.
+        preset: Names discount and lambda.
+
+    Returns:
+        Advantages [ticks, num_envs]; what stands where nothing starts means nothing.
+    """
+    advantages = np.zeros_like(rewards, dtype=np.float32)
+    following = np.zeros(rewards.shape[1], np.float32)
+    for t in reversed(range(len(rewards))):
+        discount = preset.discount * ~terminated[t]
+        error = rewards[t] + discount * values[t + 1] - values[t]
+        following = error + discount * preset.gae_lambda * following
+        advantages[t] = following
+        # The tick before this one must see nothing of what follows an episode's end.
+        following = np.where(starts[t], following, 0.0).astype(np.float32)
+    return advantages
