@@ -24,6 +24,9 @@ from quarl_tf.seeding import generator
 NetworkFactory = Callable[[], "keras.Model"]
 Weights = dict[str, npt.NDArray[np.float32]]
 
+#: Name of every policy network; the converter's names of operations start with it.
+NAME = "policy"
+
 #: Normalised observations beyond this many standard deviations are cut off (as the papers' DDPG
 #: does); it also bounds the range that the first int8 tensor must cover.
 CLIP_DEVIATIONS = 5.0
@@ -120,28 +123,60 @@ def mlp_factory(
     """
 
     def build() -> keras.Model:
-        draws = generator(seed, purpose).integers(2**31, size=len(mlp.hidden_layers) + 1)
-        seeds = iter(draws.tolist())
-
-        def dense(units: int, name: str, activation: str | None, gain: float) -> Any:
-            draw = next(seeds)
-            initializer = (
-                keras.initializers.GlorotUniform(seed=draw)
-                if mlp.head_gain is None
-                else keras.initializers.Orthogonal(gain, seed=draw)
-            )
-            return keras.layers.Dense(
-                units, activation=activation, kernel_initializer=initializer, name=name
-            )
-
         observation = keras.Input(spec.observation_shape, name="observation")
-        hidden = ObservationNormalizer(name="normalizer")(observation)
-        for i, units in enumerate(mlp.hidden_layers):
-            hidden = dense(units, f"hidden_{i}", mlp.activation, math.sqrt(2))(hidden)
-        head = dense(mlp.outputs, "head", None, mlp.head_gain or 1.0)(hidden)
-        return keras.Model(observation, head, name="policy")
+        normalised = ObservationNormalizer(name="normalizer")(observation)
+        return keras.Model(observation, _dense_layers(normalised, mlp, seed, purpose), name=NAME)
 
     return build
+
+
+def actor_factory(spec: EnvSpec, mlp: Mlp, seed: int) -> NetworkFactory:
+    """Return a factory of networks whose head is an action within its bounds, by tanh."""
+    low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
+
+    def build() -> keras.Model:
+        observation = keras.Input(spec.observation_shape, name="observation")
+        normalised = ObservationNormalizer(name="normalizer")(observation)
+        squashed = tf.tanh(_dense_layers(normalised, mlp, seed, "initial weights"))
+        action = squashed * ((high - low) / 2) + (high + low) / 2
+        return keras.Model(observation, action, name=NAME)
+
+    return build
+
+
+def critic_factory(spec: EnvSpec, mlp: Mlp, seed: int) -> NetworkFactory:
+    """Return a factory of networks from observation and action to one value."""
+    half = (np.array(spec.action_high, np.float32) - np.array(spec.action_low, np.float32)) / 2
+
+    def build() -> keras.Model:
+        observation = keras.Input(spec.observation_shape, name="observation")
+        action = keras.Input(half.shape, name="action")
+        normalised = ObservationNormalizer(name="normalizer")(observation)
+        joined = tf.concat([normalised, action / half], axis=-1)
+        value = _dense_layers(joined, mlp, seed, "initial critic weights")
+        return keras.Model([observation, action], value, name="critic")
+
+    return build
+
+
+def _dense_layers(hidden: Any, mlp: Mlp, seed: int, purpose: str) -> Any:
+    draws = generator(seed, purpose).integers(2**31, size=len(mlp.hidden_layers) + 1)
+    seeds = iter(draws.tolist())
+
+    def dense(units: int, name: str, activation: str | None, gain: float) -> Any:
+        draw = next(seeds)
+        initializer = (
+            keras.initializers.GlorotUniform(seed=draw)
+            if mlp.head_gain is None
+            else keras.initializers.Orthogonal(gain, seed=draw)
+        )
+        return keras.layers.Dense(
+            units, activation=activation, kernel_initializer=initializer, name=name
+        )
+
+    for i, units in enumerate(mlp.hidden_layers):
+        hidden = dense(units, f"hidden_{i}", mlp.activation, math.sqrt(2))(hidden)
+    return dense(mlp.outputs, "head", None, mlp.head_gain or 1.0)(hidden)
 
 
 def forward(network: keras.Model) -> Callable[[npt.NDArray[Any]], npt.NDArray[np.float32]]:
@@ -153,6 +188,14 @@ def forward(network: keras.Model) -> Callable[[npt.NDArray[Any]], npt.NDArray[np
         return heads
 
     return run
+
+
+def greedy(
+    network: keras.Model, *, discrete: bool
+) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    """Return the greedy policy of a network: observations [n, ...] to actions."""
+    run = forward(network)
+    return (lambda observations: run(observations).argmax(axis=1)) if discrete else run
 
 
 def weights(network: keras.Model) -> Weights:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from quarl_tf.errors import UsageError, unknown
 
-ALGORITHMS = ("a2c", "dqn", "ppo")
+ALGORITHMS = ("a2c", "ddpg", "dqn", "ppo")
 
 #: Weights only, by the papers' n-bit quantiser; 32 bits is the identity.
 PTQ_BITS = range(2, 33)

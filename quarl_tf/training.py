@@ -90,7 +90,7 @@ class _Training:
         self._folder, self._run, self._preset = folder, run, preset
         spec = environments.env_spec(run.env_id)
         self.agent = agents.build(run.algo, spec, preset, run.seed)
-        self._forward = networks.forward(self.agent.network)
+        self._act = networks.greedy(self.agent.network, discrete=spec.num_actions is not None)
         self._envs = environments.make_vector(run.env_id, preset.num_envs)
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self.step = 0
@@ -141,9 +141,7 @@ class _Training:
     def greedy(self, purpose: str) -> calibration.Rollout:
         """Play a greedy episode in every trial environment, on the seeds of a purpose."""
         seed = environment_seed(self._run.seed, purpose, self.step)
-        return calibration.rollout(
-            self._trial_envs, lambda seen: self._forward(seen).argmax(axis=1), seed
-        )
+        return calibration.rollout(self._trial_envs, self._act, seed)
 
     def note(self) -> str:
         """Say how training goes."""

@@ -121,7 +121,8 @@ def test_calibration_observations_are_those_of_the_kept_network(
     def head(x: np.ndarray) -> np.ndarray:
         normalizer = "normalizer/mean:0", "normalizer/inverse_deviation:0"
         x = np.clip((x - values[normalizer[0]]) * values[normalizer[1]], -5, 5)
-        x = np.maximum(x @ values["hidden_0/kernel:0"] + values["hidden_0/bias:0"], 0)
+        for layer in ("hidden_0", "hidden_1"):
+            x = np.maximum(x @ values[f"{layer}/kernel:0"] + values[f"{layer}/bias:0"], 0)
         return x @ values["head/kernel:0"] + values["head/bias:0"]
 
     # Among the first observations are those of the reset, from whose seed all others follow.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gym_notices.notices
+import numpy as np
 
 from quarl_tf.environments import EnvSpec
 from quarl_tf.keras import tf
@@ -20,6 +21,7 @@ with warnings.catch_warnings():
     # Its sources, and old gym's, predate today's Python and NumPy.
     warnings.simplefilter("ignore")
     import tensorflow_probability as tfp
+    from tf_agents.agents.ddpg import ddpg_agent
     from tf_agents.agents.dqn import dqn_agent
     from tf_agents.agents.ppo import ppo_agent
     from tf_agents.networks import network as tfa_network
@@ -31,9 +33,11 @@ with warnings.catch_warnings():
 
 __all__ = [
     "CategoricalNetwork",
+    "CriticNetwork",
     "FactoryNetwork",
     "ValueNetwork",
     "action_spec",
+    "ddpg_agent",
     "dqn_agent",
     "element_wise_squared_loss",
     "observation_spec",
@@ -81,8 +85,11 @@ def time_step_spec(spec: EnvSpec) -> Any:
 
 
 def action_spec(spec: EnvSpec) -> Any:
-    """Return TF-Agents' specification of a discrete action."""
-    return tensor_spec.BoundedTensorSpec((), tf.int32, 0, (spec.num_actions or 1) - 1)
+    """Return TF-Agents' specification of an action."""
+    if spec.num_actions is not None:
+        return tensor_spec.BoundedTensorSpec((), tf.int32, 0, spec.num_actions - 1)
+    low, high = np.array(spec.action_low), np.array(spec.action_high)
+    return tensor_spec.BoundedTensorSpec(low.shape, tf.float32, low, high)
 
 
 class CategoricalNetwork(FactoryNetwork):
@@ -104,6 +111,16 @@ class ValueNetwork(FactoryNetwork):
     ) -> tuple[Any, Any]:
         """Return values [n] and the untouched (empty) state."""
         return self.head(observation, training)[..., 0], network_state
+
+
+class CriticNetwork(FactoryNetwork):
+    """A network from observation and action to a value."""
+
+    def call(
+        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
+    ) -> tuple[Any, Any]:
+        """Return values [n] and the untouched (empty) state."""
+        return self.model(observation, training=training)[:, 0], network_state
 
 
 def section(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -29,8 +29,6 @@ class Preset:
     hidden_layers: tuple[int, ...]
     #: Adam's step size at the start.
     learning_rate: float
-    #: Whether it falls linearly to 0 over training.
-    learning_rate_decay: bool
     #: Discount of future reward, per environment step.
     discount: float
     #: Environment steps between bursts of learning.
@@ -67,6 +65,8 @@ class Preset:
 class DqnPreset(Preset):
     """Hyper-parameters of Double DQN."""
 
+    #: Whether the learning rate falls linearly to 0 over training.
+    learning_rate_decay: bool
     #: Transitions in one gradient step.
     batch_size: int
     #: Observations kept for replay.
@@ -91,6 +91,8 @@ class DqnPreset(Preset):
 class PpoPreset(Preset):
     """Hyper-parameters of PPO and A2C; a rollout is `train_frequency` steps long."""
 
+    #: Whether the learning rate falls linearly to 0 over training.
+    learning_rate_decay: bool
     #: Passes over each rollout.
     epochs: int
     #: Transitions in one gradient step; a divisor of `train_frequency`.
@@ -107,7 +109,34 @@ class PpoPreset(Preset):
     gradient_clip: float
 
 
-_CLASSES: dict[str, type[Preset]] = {"a2c": PpoPreset, "dqn": DqnPreset, "ppo": PpoPreset}
+@dataclass(frozen=True, kw_only=True)
+class DdpgPreset(Preset):
+    """Hyper-parameters of DDPG; `learning_rate` is the actor's."""
+
+    #: Adam's step size for the critic.
+    critic_learning_rate: float
+    #: Transitions in one gradient step.
+    batch_size: int
+    #: Observations kept for replay.
+    buffer_size: int
+    #: Environment steps of uniform actions before learning starts.
+    learning_starts: int
+    #: Gradient steps in one burst.
+    gradient_steps: int
+    #: Share of the network that the target takes over in each gradient step.
+    target_tau: float
+    #: Standard deviation of the exploration noise's draws, in half action ranges.
+    noise: float
+    #: Whether the noise is an Ornstein-Uhlenbeck process instead of independent draws.
+    correlated_noise: bool
+
+
+_CLASSES: dict[str, type[Preset]] = {
+    "a2c": PpoPreset,
+    "ddpg": DdpgPreset,
+    "dqn": DqnPreset,
+    "ppo": PpoPreset,
+}
 
 
 def load(algo: str, env_id: str, overrides: Mapping[str, Any] | None = None) -> Preset:

@@ -1,0 +1,189 @@
+"""DDPG (Lillicrap et al., arXiv 1509.02971) by TF-Agents' `DdpgAgent`.
+
+Deviations from the paper:
+
+1. Observations are normalised by running statistics inside actor and critic, instead of batch
+   normalisation. The targets get the statistics as they are.
+2. Exploration noise is Gaussian or Ornstein-Uhlenbeck as the preset says, in units of half the
+   action range; before `learning_starts` actions are uniform.
+3. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
+   steps, all in one compiled call.
+4. The critic takes the action at its first layer, together with the observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.agents import Arrays, adapter
+from quarl_tf.environments import EnvSpec
+from quarl_tf.errors import UsageError
+from quarl_tf.keras import keras, tf
+from quarl_tf.networks import (
+    Mlp,
+    NetworkFactory,
+    RunningStatistics,
+    actor_factory,
+    critic_factory,
+    forward,
+)
+from quarl_tf.presets import DdpgPreset
+from quarl_tf.replay import Replay
+from quarl_tf.seeding import generator
+
+HEAD = "action"
+
+#: Pull of Ornstein-Uhlenbeck noise back to 0, per step (section 7 of the paper).
+_OU_DAMPING = 0.15
+
+
+def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFactory:
+    """Return the factory of the actor.
+
+    Raises:
+        UsageError: The actions are not continuous.
+    """
+    if spec.action_low is None:
+        raise UsageError(
+            "ddpg needs continuous actions; this environment's are discrete (dqn, ppo and a2c fit "
+            f"it). Received: num_actions={spec.num_actions}"
+        )
+    return actor_factory(spec, Mlp(preset.hidden_layers, len(spec.action_low)), seed)
+
+
+def build(spec: EnvSpec, preset: DdpgPreset, seed: int) -> DdpgAgent:
+    """Build the agent."""
+    return DdpgAgent(spec, preset, seed)
+
+
+class DdpgAgent:
+    """Acts with noise, keeps a replay, learns in bursts (see `agents.Agent`)."""
+
+    def __init__(self, spec: EnvSpec, preset: DdpgPreset, seed: int) -> None:
+        """Create actor and critic, their targets and optimizers, and an empty replay."""
+        self._preset = preset
+        factory = network_factory(spec, preset, seed)
+        self._low = np.array(spec.action_low, np.float32)
+        self._high = np.array(spec.action_high, np.float32)
+        self._noise = np.zeros((preset.num_envs, len(self._low)))
+        self._statistics = RunningStatistics(spec.observation_shape)
+        self._pending: list[npt.NDArray[Any]] = []
+        self._replay = Replay(spec, preset.buffer_size, preset.num_envs)
+        self._explore = generator(seed, "exploration")
+        self._draw = generator(seed, "replay")
+        observed = adapter.observation_spec(spec)
+        actor = adapter.FactoryNetwork(factory, observed, name="Actor")
+        critic = adapter.CriticNetwork(
+            critic_factory(spec, Mlp(preset.hidden_layers, 1), seed),
+            (observed, adapter.action_spec(spec)),
+            name="Critic",
+        )
+        self._agent = adapter.ddpg_agent.DdpgAgent(
+            adapter.time_step_spec(spec),
+            adapter.action_spec(spec),
+            actor_network=actor,
+            critic_network=critic,
+            actor_optimizer=keras.optimizers.Adam(preset.learning_rate),
+            critic_optimizer=keras.optimizers.Adam(preset.critic_learning_rate),
+            target_update_tau=preset.target_tau,
+            td_errors_loss_fn=adapter.element_wise_squared_loss,
+            gamma=preset.discount,
+            train_step_counter=tf.Variable(0, dtype=tf.int64),
+        )
+        self._agent.initialize()
+        # Adam's moments are else created by the first step, too late for a restore.
+        self._agent._actor_optimizer.build(actor.model.trainable_variables)
+        self._agent._critic_optimizer.build(critic.model.trainable_variables)
+        self.network, self._critic = actor.model, critic.model
+        self._greedy = forward(self.network)
+        self._burst = tf.function(self._train_on, jit_compile=True)
+
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.float32]:
+        """Act with noise, uniformly while the replay warms up."""
+        del progress
+        shape = (len(observations), len(self._low))
+        half = (self._high - self._low) / 2
+        if len(self._replay) < self._preset.learning_starts:
+            uniform = self._explore.uniform(self._low, self._high, size=shape)
+            return uniform.astype(np.float32)
+        fresh = self._preset.noise * self._explore.standard_normal(shape)
+        kept = 1.0 - _OU_DAMPING if self._preset.correlated_noise else 0.0
+        self._noise = kept * self._noise + fresh
+        noisy = self._greedy(observations) + half * self._noise
+        return np.clip(noisy, self._low, self._high).astype(np.float32)
+
+    def observe(
+        self,
+        observations: npt.NDArray[Any],
+        actions: npt.NDArray[Any],
+        rewards: npt.NDArray[Any],
+        terminated: npt.NDArray[np.bool_],
+        starts: npt.NDArray[np.bool_],
+    ) -> None:
+        """Store one tick."""
+        self._pending.append(observations)
+        self._replay.add(observations, actions, rewards, terminated, starts)
+
+    def break_stream(self, observations: npt.NDArray[Any]) -> None:
+        """Mark the end of the stream."""
+        self._replay.add_break(observations)
+
+    def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
+        """Take one burst of gradient steps once the replay has warmed up."""
+        del observations
+        self._statistics.update(np.concatenate(self._pending))
+        self._pending.clear()
+        if len(self._replay) < self._preset.learning_starts:
+            return {}
+        for network in (self.network, self._critic):
+            self._statistics.apply_to(network)
+        shape = (self._preset.gradient_steps, self._preset.batch_size)
+        batches = self._replay.sample(shape, self._draw)
+        return {"loss": float(self._burst(*map(tf.constant, batches)))}
+
+    def _train_on(self, *batches: Any) -> Any:
+        """Take one gradient step on each of the stacked batches; return the mean critic loss."""
+        steps = self._preset.gradient_steps
+        total = tf.constant(0.0)
+        for i in tf.range(steps):
+            batch = adapter.transition(*(field[i] for field in batches))
+            # `train` would wrap each step in a function of its own.
+            total += self._agent._train(batch).extra.critic_loss
+        return total / steps
+
+    def _variables(self) -> list[Any]:
+        agent = self._agent
+        return [
+            *agent._actor_network.variables,
+            *agent._critic_network.variables,
+            *agent._target_actor_network.variables,
+            *agent._target_critic_network.variables,
+            *agent._actor_optimizer.variables,
+            *agent._critic_optimizer.variables,
+            agent.train_step_counter,
+        ]
+
+    def arrays(self) -> Arrays:
+        """Return networks, targets, optimizers, counter, noise, statistics and replay."""
+        return {
+            "noise": self._noise,
+            **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
+            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
+            **{f"replay/{k}": v for k, v in self._replay.arrays().items()},
+        }
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take all of it back."""
+        self._noise = arrays["noise"]
+        for i, variable in enumerate(self._variables()):
+            variable.assign(arrays[f"variable/{i}"])
+        self._statistics.restore(adapter.section(arrays, "statistics"))
+        self._replay.restore(adapter.section(arrays, "replay"))
+
+    def generators(self) -> dict[str, np.random.Generator]:
+        """Return the generators of exploration and of replay sampling."""
+        return {"exploration": self._explore, "replay": self._draw}

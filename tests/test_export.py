@@ -1,0 +1,393 @@
+"""Every flatbuffer computes what its network does, and its sidecar tells the truth about it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quarl_tf import flatbuffer, networks, presets, records
+from quarl_tf.agents import network_factory
+from quarl_tf.environments import env_spec
+from quarl_tf.errors import QuarlError
+from quarl_tf.export import FLOAT_TOLERANCE, export
+from quarl_tf.networks import Weights
+from quarl_tf.policies import Policy
+from quarl_tf.quantization.affine import fake_quantize, round_to_half
+from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
+from quarl_tf.records import Sidecar, TrainingRecord, Workspace
+from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme
+
+SIMULATED = [name for name in DEFAULT_SCHEMES if not Scheme.parse(name).native]
+PAPER = "ptq_paper_w4"
+ALL = [*DEFAULT_SCHEMES, PAPER]
+
+
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+def make(workspace: Workspace, run: Run, *schemes: str) -> list[Path]:
+    return export(workspace, run.run_id, [Scheme.parse(name) for name in schemes], silent)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Return when every flatbuffer and sidecar was changed, and what is in it."""
+    files = [p for p in folder.iterdir() if p.suffix in (".tflite", ".json")]
+    return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+
+
+def head(weights: Weights, observations: np.ndarray) -> np.ndarray:
+    """Compute the heads of the tiny network by Keras."""
+    run = Run("dqn", "CartPole-v1", 0, {"hidden_layers": [32, 32]})
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    network = network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
+    networks.set_weights(network, weights)
+    return networks.forward(network)(observations)
+
+
+@pytest.fixture(scope="module")
+def exported(
+    trained: Workspace, tiny_run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Return the tiny run's flatbuffers by scheme."""
+    root = tmp_path_factory.mktemp("exported")
+    shutil.copytree(trained.root, root, dirs_exist_ok=True)
+    return dict(zip(ALL, make(Workspace(root), tiny_run, *ALL), strict=True))
+
+
+@pytest.fixture
+def copy(exported: dict[str, Path], tmp_path: Path) -> Workspace:
+    """Return a copy of the workspace with everything exported, to be damaged."""
+    shutil.copytree(exported["fp32"].parents[2], tmp_path, dirs_exist_ok=True)
+    return Workspace(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def weights(trained: Workspace, tiny_run: Run) -> Weights:
+    return networks.load_weights(trained.run_dir(tiny_run.run_id) / "network.npz")
+
+
+@pytest.fixture(scope="module")
+def observations(trained: Workspace, tiny_run: Run) -> np.ndarray:
+    path = trained.run_dir(tiny_run.run_id) / "calibration.npz"
+    return networks.load_weights(path)["observations"]
+
+
+def kernels(weights: Weights) -> list[np.ndarray]:
+    """Return the kernels as flatbuffers store them: outputs first."""
+    return [value.T for name, value in weights.items() if name.endswith("/kernel:0")]
+
+
+def heads(path: Path, observations: np.ndarray) -> np.ndarray:
+    policy = Policy.load(path)
+    return np.stack([policy.head(observation) for observation in observations])
+
+
+# Heads.
+
+
+def test_fp32_is_the_network(
+    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+) -> None:
+    expected = head(weights, observations)
+    scale = max(1.0, np.abs(expected).max())
+    found = heads(exported["fp32"], observations)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=FLOAT_TOLERANCE * scale)
+
+
+def test_fp16_is_the_network_with_its_weights_rounded_to_half(
+    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+) -> None:
+    expected = head(half_weights(weights), observations)
+    found = heads(exported["fp16"], observations)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*SIMULATED, PAPER])
+def test_simulated_schemes_are_the_network_with_quantised_weights(
+    exported: dict[str, Path], weights: Weights, observations: np.ndarray, name: str
+) -> None:
+    scheme = Scheme.parse(name)
+    quantised = quantize_weights(weights, scheme.weight_bits, scheme.mode or "code")
+    found = heads(exported[name], observations)
+    np.testing.assert_allclose(found, head(quantised, observations), rtol=1e-4, atol=1e-4)
+
+
+def test_int8_is_close_to_the_centred_network(
+    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+) -> None:
+    expected = head(weights, observations)
+    expected = expected - expected.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(head(centre_head(weights), observations), expected, atol=1e-4)
+    found = heads(exported["int8"], observations)
+    # A 255th of the range for the head's own rounding, and as much again for each layer before.
+    step = (expected.max() - expected.min()) / 255
+    assert np.abs(found - expected).mean() < 3 * step
+
+
+def test_dynamic_int8_is_close_to_the_network(
+    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+) -> None:
+    expected = head(weights, observations)
+    found = heads(exported["dynamic_int8"], observations)
+    # One layer of three is quantised, weights and activations, to a 255th of their range each.
+    assert 0 < np.abs(found - expected).mean() < 0.02 * np.abs(expected).max()
+    audit = flatbuffer.audit(exported["dynamic_int8"])
+    assert audit.weight_dtypes["int8"] == 32 * 32
+
+
+def test_heads_are_of_the_actions(exported: dict[str, Path]) -> None:
+    for name, path in exported.items():
+        sidecar = Policy.load(path).sidecar
+        assert sidecar.head == ("advantages" if name == "int8" else "q_values")
+        assert (sidecar.num_actions, sidecar.observation_shape) == (2, [4])
+
+
+# Weights, read back from the files.
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_kernels_have_no_more_values_than_the_bits_allow(
+    exported: dict[str, Path], weights: Weights, name: str
+) -> None:
+    bits = Scheme.parse(name).weight_bits
+    found = list(flatbuffer.weights(exported[name]).values())
+    assert [kernel.shape for kernel in found] == [kernel.shape for kernel in kernels(weights)]
+    for kernel, original in zip(found, kernels(weights), strict=True):
+        assert len(np.unique(kernel)) <= 2**bits
+        np.testing.assert_array_equal(kernel, fake_quantize(original, bits))
+    # The network has one kernel of more weights than any of these codes.
+    assert max(len(np.unique(original)) for original in kernels(weights)) > 2**8
+
+
+def test_the_published_rule_has_other_weights(exported: dict[str, Path]) -> None:
+    published = flatbuffer.weights(exported[PAPER]).values()
+    ours = flatbuffer.weights(exported["ptq_w4"]).values()
+    assert all(len(np.unique(kernel)) <= 2**4 + 1 for kernel in published)
+    assert not all(np.array_equal(a, b) for a, b in zip(published, ours, strict=True))
+
+
+def test_float_schemes_keep_the_weights(exported: dict[str, Path], weights: Weights) -> None:
+    whole = flatbuffer.weights(exported["fp32"]).values()
+    half = flatbuffer.weights(exported["fp16"]).values()
+    for original, first, second in zip(kernels(weights), whole, half, strict=True):
+        np.testing.assert_array_equal(first, original)
+        np.testing.assert_array_equal(second, round_to_half(original))
+
+
+def test_int8_is_integer_in_every_layer(exported: dict[str, Path], weights: Weights) -> None:
+    audit = flatbuffer.audit(exported["int8"])
+    layers = [op for op in audit.operators if op.startswith("FULLY_CONNECTED")]
+    assert layers == ["FULLY_CONNECTED int8"] * 3
+    assert audit.weight_dtypes["int8"] == sum(kernel.size for kernel in kernels(weights))
+    # What is left in float is the normaliser's statistics and its clip.
+    assert audit.weight_dtypes.get("float32", 0) <= 2 * 4 + 2
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_flatbuffers_take_one_raw_observation(exported: dict[str, Path], name: str) -> None:
+    audit = flatbuffer.audit(exported[name])
+    assert [(spec.shape, spec.dtype) for spec in audit.inputs] == [((1, 4), "float32")]
+    assert [(spec.shape, spec.dtype) for spec in audit.outputs] == [((1, 2), "float32")]
+    assert list(audit.signatures.values()) == [{"inputs": ["observation"], "outputs": ["head"]}]
+
+
+# Sidecars.
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sidecars_tell_what_is_in_the_file(
+    exported: dict[str, Path], trained: Workspace, tiny_run: Run, name: str
+) -> None:
+    path = exported[name]
+    sidecar = Sidecar.load(records.sidecar_path(path))
+    record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
+    audit = flatbuffer.audit(path)
+    assert sidecar.sha256 == records.sha256(path)
+    assert sidecar.size_bytes == path.stat().st_size
+    assert (sidecar.scheme, sidecar.native) == (name, Scheme.parse(name).native)
+    assert Run(**sidecar.run) == tiny_run
+    assert sidecar.preset == record.preset
+    assert sidecar.network_sha256 == record.network_sha256
+    calibrated = record.calibration_sha256 if name == "int8" else None
+    assert sidecar.calibration_sha256 == calibrated
+    assert sidecar.tensor_dtypes == audit.tensor_dtypes
+    assert sidecar.weight_dtypes == audit.weight_dtypes
+    assert sidecar.operators == audit.operators
+    assert sidecar.versions == records.package_versions()
+
+
+def test_checks_are_kept_with_what_they_allow(
+    exported: dict[str, Path], observations: np.ndarray
+) -> None:
+    for name, path in exported.items():
+        check = Sidecar.load(records.sidecar_path(path)).check
+        # Evenly spread over all of them; the rest is left to this file.
+        assert min(len(observations), 100) <= check["observations"] <= len(observations)
+        assert 0 <= check["action_agreement"] <= 1
+        if name in ("int8", "dynamic_int8"):
+            assert check["tolerance"] is None
+            assert check["max_abs_difference"] > 0
+        else:
+            assert check["max_abs_difference"] <= check["tolerance"]
+    fp32 = Sidecar.load(records.sidecar_path(exported["fp32"])).check
+    assert fp32["action_agreement"] == 1
+
+
+def test_only_native_schemes_are_smaller(exported: dict[str, Path]) -> None:
+    sizes = {name: path.stat().st_size for name, path in exported.items()}
+    assert sizes["dynamic_int8"] < sizes["fp16"] < sizes["fp32"]
+    assert sizes["int8"] < sizes["fp32"]
+    assert {sizes[name] for name in (*SIMULATED, PAPER)} == {sizes["fp32"]}
+
+
+def test_learning_curve_goes_along(copy: Workspace, tiny_run: Run) -> None:
+    paths = [copy.artifact_dir(tiny_run.run_id), copy.run_dir(tiny_run.run_id)]
+    first, second = ((folder / "progress.csv").read_bytes() for folder in paths)
+    assert first == second
+    assert len(list(csv.reader(first.decode().splitlines()))) > 2
+
+
+# Once is enough, and damage is mended.
+
+
+def test_exporting_again_touches_nothing(copy: Workspace, tiny_run: Run) -> None:
+    folder = copy.artifact_dir(tiny_run.run_id)
+    before = snapshot(folder)
+    paths = make(copy, tiny_run, "int8", "fp32", "ptq_w4")
+    assert [path.name for path in paths] == ["int8.tflite", "fp32.tflite", "ptq_w4.tflite"]
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize(
+    "damage", ["flipped", "truncated", "empty", "missing", "no sidecar", "half a sidecar"]
+)
+def test_damaged_flatbuffers_are_made_again(copy: Workspace, tiny_run: Run, damage: str) -> None:
+    folder = copy.artifact_dir(tiny_run.run_id)
+    before = snapshot(folder)
+    path = folder / "ptq_w4.tflite"
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "truncated":
+        path.write_bytes(content[:-100])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "no sidecar":
+        # Interrupted between flatbuffer and sidecar.
+        records.sidecar_path(path).unlink()
+    else:
+        records.sidecar_path(path).write_text('{"run": {"algo"')
+    make(copy, tiny_run, "fp32", "ptq_w4")
+    after = snapshot(folder)
+    made = [name for name, (changed, _) in after.items() if before[name][0] != changed]
+    assert set(made) == {"ptq_w4.tflite", "ptq_w4.json"}
+    Policy.load(path)
+    assert {name: content for name, (_, content) in after.items()} == {
+        name: content for name, (_, content) in before.items()
+    }
+
+
+def retrain(workspace: Workspace, run: Run) -> Weights:
+    """Replace the trained network by another, as a training with other code would."""
+    folder = workspace.run_dir(run.run_id)
+    values = networks.load_weights(folder / "network.npz")
+    values["head/bias:0"] = values["head/bias:0"] + np.array([1, -1], np.float32)
+    networks.save_weights(folder / "network.npz", values)
+    record = TrainingRecord.load(folder / "training.json")
+    digest = records.sha256(folder / "network.npz")
+    replace(record, network_sha256=digest).save(folder / "training.json")
+    return values
+
+
+def test_flatbuffers_of_another_network_are_replaced(
+    copy: Workspace, tiny_run: Run, observations: np.ndarray
+) -> None:
+    values = retrain(copy, tiny_run)
+    (path,) = make(copy, tiny_run, "fp32")
+    expected = head(values, observations)
+    np.testing.assert_allclose(heads(path, observations), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_flatbuffers_of_another_scheme_are_replaced(copy: Workspace, tiny_run: Run) -> None:
+    folder = copy.artifact_dir(tiny_run.run_id)
+    for suffix in (".tflite", ".json"):
+        shutil.copy(folder / f"fp32{suffix}", folder / f"ptq_w2{suffix}")
+    (path,) = make(copy, tiny_run, "ptq_w2")
+    assert all(len(np.unique(kernel)) <= 4 for kernel in flatbuffer.weights(path).values())
+
+
+# What cannot be exported.
+
+
+def refused(workspace: Workspace, run_id: str) -> str:
+    with pytest.raises(QuarlError) as error:
+        export(workspace, run_id, [Scheme.parse("fp32")], silent)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_unknown_run_is_refused(copy: Workspace) -> None:
+    message = refused(copy, "dqn-CartPole-v1-s7")
+    assert "The run does not exist; train it first (quarl train" in message
+    assert "Received: run='dqn-CartPole-v1-s7'" in message
+    assert not copy.artifact_dir("dqn-CartPole-v1-s7").exists()
+
+
+def test_unfinished_run_is_refused(copy: Workspace, tiny_run: Run) -> None:
+    (copy.run_dir(tiny_run.run_id) / "training.json").unlink()
+    assert "The run is not finished; train it first" in refused(copy, tiny_run.run_id)
+
+
+@pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
+def test_changed_training_is_refused_and_its_flatbuffers_are_left(
+    copy: Workspace, tiny_run: Run, name: str
+) -> None:
+    before = snapshot(copy.artifact_dir(tiny_run.run_id))
+    path = copy.run_dir(tiny_run.run_id) / name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert f"{path} was changed or damaged after training" in refused(copy, tiny_run.run_id)
+    assert snapshot(copy.artifact_dir(tiny_run.run_id)) == before
+
+
+def test_record_of_another_version_is_refused(copy: Workspace, tiny_run: Run) -> None:
+    path = copy.run_dir(tiny_run.run_id) / "training.json"
+    values = json.loads(path.read_text())
+    del values["commit"]
+    path.write_text(json.dumps(values))
+    assert "fields that differ: commit" in refused(copy, tiny_run.run_id)
+
+
+def test_folder_that_cannot_be_written_is_refused(copy: Workspace, tiny_run: Run) -> None:
+    folder = copy.artifact_dir(tiny_run.run_id)
+    shutil.rmtree(folder)
+    folder.write_bytes(b"a file")
+    message = refused(copy, tiny_run.run_id)
+    assert f"Cannot write {folder}" in message
+    assert folder.read_bytes() == b"a file"
+
+
+def test_network_that_the_flatbuffer_does_not_equal_is_refused(
+    copy: Workspace, tiny_run: Run
+) -> None:
+    folder = copy.run_dir(tiny_run.run_id)
+    before = snapshot(copy.artifact_dir(tiny_run.run_id))
+    values = networks.load_weights(folder / "network.npz")
+    # Equal to nothing, not even to itself.
+    values["head/bias:0"] = np.array([np.nan, 0], np.float32)
+    networks.save_weights(folder / "network.npz", values)
+    record = TrainingRecord.load(folder / "training.json")
+    digest = records.sha256(folder / "network.npz")
+    replace(record, network_sha256=digest).save(folder / "training.json")
+    refused(copy, tiny_run.run_id)
+    assert snapshot(copy.artifact_dir(tiny_run.run_id)) == before
