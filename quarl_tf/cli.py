@@ -75,29 +75,30 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, function: Any, help_: str, example: str) -> argparse.ArgumentParser:
         added = verbs.add_parser(
-            name, help=help_, description=help_, epilog=f"example: quarl {example}"
+            name,
+            help=help_,
+            description=help_,
+            epilog=f"example: quarl {example}",
+            # The example stays on one line, to be copied.
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(function=function)
-        added.add_argument(
-            "--root",
-            type=Path,
-            default=Path(),
-            metavar="DIR",
-            help="folder of runs/, tflite_models/ and reports/ (default: the current one)",
-        )
         return added
 
     run = verb("run", _run, "train, export, evaluate and report", _EXAMPLE_RUN)
+    _add_root(run)
     _add_run(run)
     _add_schemes(run)
     _add_evaluation(run)
     _add_dry_run(run)
 
     train = verb("train", _train, "train a policy, or go on training it", f"train {_EXAMPLE_TRAIN}")
+    _add_root(train)
     _add_run(train)
     _add_dry_run(train)
 
     export = verb("export", _export, "export a trained policy to .tflite", _EXAMPLE_EXPORT)
+    _add_root(export)
     export.add_argument("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
     _add_schemes(export)
     _add_dry_run(export)
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_dry_run(evaluate)
 
     report = verb("report", _report, "write the report of one or more runs", _EXAMPLE_REPORT)
+    _add_root(report)
     report.add_argument("runs", metavar="RUN", nargs="+", help="run ids")
     report.add_argument("--name", help="name of the report's folder (default: after the runs)")
     _add_margin(report)
@@ -115,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect = verb("inspect", _inspect, "show what a .tflite file really holds", _EXAMPLE_INSPECT)
     inspect.add_argument("artifact", metavar="ARTIFACT", type=Path)
-    verb("list", _list, "list presets, schemes and what exists", "list --root results")
+    _add_root(verb("list", _list, "list presets, schemes and runs", "list --root results"))
     verb("doctor", _doctor, "check versions and known clashes", "doctor")
     return parser
 
@@ -126,6 +128,16 @@ _EXAMPLE_EXPORT = "export dqn-CartPole-v1-s0 --schemes fp32,int8"
 _EXAMPLE_EVAL = "evaluate tflite_models/dqn-CartPole-v1-s0/int8.tflite --episodes 100 --gate 2"
 _EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
 _EXAMPLE_INSPECT = "inspect tflite_models/dqn-CartPole-v1-s0/int8.tflite"
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="folder of runs/, tflite_models/ and reports/ (default: the current one)",
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +159,7 @@ def _add_schemes(parser: argparse.ArgumentParser) -> None:
         "--schemes",
         default=",".join(DEFAULT_SCHEMES),
         metavar="LIST",
-        help="schemes, separated by commas (default: %(default)s)",
+        help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2)",
     )
 
 

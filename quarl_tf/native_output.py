@@ -1,7 +1,8 @@
-"""Catch what C++ libraries print on standard error past Python: notices no user could act on."""
+"""Catch what native libraries print past Python: notices that no user could act on."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -30,4 +31,22 @@ def caught() -> Iterator[Callable[[], str]]:
         finally:
             sys.stderr.flush()
             os.dup2(kept, 2)
+            os.close(kept)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what native libraries print, on standard output as well, while the block runs."""
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    flush(None)
+    with caught(), open(os.devnull, "wb") as sink:
+        kept = os.dup(1)
+        os.dup2(sink.fileno(), 1)
+        try:
+            yield
+        finally:
+            # C holds lines back where standard output is no terminal; they would come out later.
+            flush(None)
+            os.dup2(kept, 1)
             os.close(kept)

@@ -147,7 +147,8 @@ class _Training:
         """Say how training goes."""
         if not self._recent:
             return ""
-        return f"return {np.mean(self._recent):.1f}, best greedy {self.best.score:.1f}"
+        best = f", best greedy {self.best.score:.1f}" if self.best.step else ""
+        return f"return {np.mean(self._recent):.1f}{best}"
 
     def _due(self, before: int, every: int) -> bool:
         """Tell whether a multiple of `every`, or the end, lies in the burst just done."""

@@ -1,0 +1,104 @@
+"""Find environments by id; packages that register some are imported only when an id asks for one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec as Registered
+
+from quarl_tf.errors import UsageError, unknown
+
+#: Versions that Gymnasium took out, and those that took their place without a change of the task.
+_RENAMED = {
+    "BipedalWalker-v2": "BipedalWalker-v3",
+    "BipedalWalkerHardcore-v2": "BipedalWalkerHardcore-v3",
+    "LunarLander-v2": "LunarLander-v3",
+    "LunarLanderContinuous-v2": "LunarLanderContinuous-v3",
+}
+
+#: Packages that register environments when imported, and what their ids look like.
+_REGISTERING = {
+    "ale_py": re.compile(r"NoFrameskip-v\d+$|^ALE/"),
+    "pybullet_envs_gymnasium": re.compile(r"BulletEnv-v\d+$"),
+}
+
+#: What to install where pip's name is not the module's.
+_PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
+
+
+def canonical_id(env_id: str) -> str:
+    """Return today's id of an environment; where it is another one, tell the user."""
+    return _RENAMED.get(env_id, env_id)
+
+
+def find(env_id: str) -> Registered:
+    """Look an environment up.
+
+    Raises:
+        UsageError: It is unknown, or the package that registers it is not installed.
+    """
+    if env_id not in gym.registry:
+        for module, ids in _REGISTERING.items():
+            try:
+                import_module(module)
+            except ModuleNotFoundError as error:
+                if ids.search(env_id):
+                    raise _not_installed(env_id, error) from error
+    if env_id not in gym.registry:
+        raise unknown("environment", env_id, gym.registry)
+    return gym.registry[env_id]
+
+
+@contextmanager
+def naming_packages(env_id: str) -> Iterator[None]:
+    """Turn the want of an optional package into one line that names it for pip.
+
+    Raises:
+        UsageError: A module that the environment needs is not installed.
+    """
+    try:
+        yield
+    except (ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
+        raise _not_installed(env_id, error) from error
+
+
+def import_environments(modules: Sequence[str]) -> None:
+    """Import modules that register environments of the user's own.
+
+    They may be installed, or lie in the current folder.
+
+    Raises:
+        UsageError: A module, or one that it imports, is not there.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    for module in modules:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            name = error.name or module
+            # The module itself, or a package it lies in.
+            if f"{module}.".startswith(f"{name}."):
+                reason = "is neither installed nor in the current folder"
+            else:
+                reason = f"imports {name}, which is not installed"
+            raise UsageError(f"{module} {reason}. Received: --import {module}") from error
+
+
+def _not_installed(env_id: str, error: Exception) -> UsageError:
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    name = getattr(missing, "name", None)
+    if not name:
+        return UsageError(f"{error}. Received: environment={env_id!r}")
+    package = name.split(".")[0]
+    return UsageError(
+        f"{env_id} needs a package that is not installed: pip install "
+        f"{_PIP_NAMES.get(package, package)}. Received: environment={env_id!r}"
+    )
