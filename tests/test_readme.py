@@ -1,0 +1,41 @@
+"""The README is held to what stands: its commands, its links and its table."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from quarl_tf import cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"^quarl .+$", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command: str) -> None:
+    parsed = cli._parser().parse_args(shlex.split(command.replace("$seed", "0"))[1:])
+    assert callable(parsed.function)
+
+
+def test_there_are_commands() -> None:
+    assert COMMANDS
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!http)([^)]+)\)", README))
+def test_links_lead_somewhere(target: str) -> None:
+    assert (ROOT / target).exists()
+
+
+def test_the_table_of_results_is_the_generated_one() -> None:
+    marked = re.search(r"<!-- results: from (.+) -->\n(.+?)<!-- /results -->", README, re.DOTALL)
+    assert marked is not None
+    assert marked[2] in (ROOT / marked[1]).read_text()
+    assert "| fp32 |" in marked[2]
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert f"\n{target}:" in makefile
