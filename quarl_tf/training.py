@@ -91,7 +91,7 @@ class _Training:
         spec = environments.env_spec(run.env_id)
         self.agent = agents.build(run.algo, spec, preset, run.seed)
         self._act = networks.greedy(self.agent.network, discrete=spec.num_actions is not None)
-        self._envs = environments.make_vector(run.env_id, preset.num_envs)
+        self._envs = environments.make_vector(run.env_id, preset.num_envs, training=True)
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self.step = 0
         self.best = _Best(networks.weights(self.agent.network))
@@ -157,12 +157,14 @@ class _Training:
     def _tick(self) -> None:
         observations, starts = self._observations, self._starts
         actions = self.agent.act(observations, self.step / self._preset.steps)
-        following, rewards, terminated, truncated, _ = self._envs.step(actions)
+        following, rewards, terminated, truncated, info = self._envs.step(actions)
         self.agent.observe(observations, actions, rewards, terminated, starts)
         done = terminated | truncated
-        self._running += rewards
-        self._recent.extend(self._running[done].tolist())
-        self._running[done] = 0.0
+        # Atari: an episode is a life with clipped rewards; what is reported is the game's score.
+        self._running += info.get(environments.RAW_REWARD, rewards)
+        over = info.get(environments.GAME_OVER, done)
+        self._recent.extend(self._running[over].tolist())
+        self._running[over] = 0.0
         # Where an episode had ended, this tick was its reset, not a step of the environment.
         self.step += int(np.count_nonzero(starts))
         self._observations, self._starts = following, ~done

@@ -377,13 +377,10 @@ def test_folder_that_cannot_be_written_is_refused(copy: Workspace, tiny_run: Run
     assert folder.read_bytes() == b"a file"
 
 
-def test_network_that_the_flatbuffer_does_not_equal_is_refused(
-    copy: Workspace, tiny_run: Run
-) -> None:
+def test_network_that_is_not_finite_is_refused(copy: Workspace, tiny_run: Run) -> None:
     folder = copy.run_dir(tiny_run.run_id)
     before = snapshot(copy.artifact_dir(tiny_run.run_id))
     values = networks.load_weights(folder / "network.npz")
-    # Equal to nothing, not even to itself.
     values["head/bias:0"] = np.array([np.nan, 0], np.float32)
     networks.save_weights(folder / "network.npz", values)
     record = TrainingRecord.load(folder / "training.json")
@@ -391,3 +388,19 @@ def test_network_that_the_flatbuffer_does_not_equal_is_refused(
     replace(record, network_sha256=digest).save(folder / "training.json")
     refused(copy, tiny_run.run_id)
     assert snapshot(copy.artifact_dir(tiny_run.run_id)) == before
+
+
+def test_flatbuffer_that_is_not_its_network_is_refused(
+    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy.artifact(tiny_run.run_id, "fp16")
+    path.unlink()
+
+    def shifted(weights: Weights) -> Weights:
+        # A hundredth of the head: as if the converter had lost a little of the network.
+        return half_weights(weights) | {"head/bias:0": weights["head/bias:0"] + np.float32(0.01)}
+
+    monkeypatch.setattr("quarl_tf.export.half_weights", shifted)
+    with pytest.raises(QuarlError, match=r"fp16 flatbuffer does not compute .*nothing was written"):
+        make(copy, tiny_run, "fp16")
+    assert not path.exists()

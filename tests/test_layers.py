@@ -20,11 +20,12 @@ LAYERS = [
     {"report"},
     {"training", "export", "evaluation", "plots"},  # The stages.
     {"agents.a2c"},  # A special case of PPO.
-    {"agents.dqn", "agents.ppo"},
+    {"agents.ddpg", "agents.dqn", "agents.ppo"},
     {"agents.adapter"},
     {"agents", "policies", "quantization.ptq", "calibration", "replay", "statistics"},
     {"networks", "checkpoints"},
     {"environments", "keras", "presets", "records", "flatbuffer"},
+    {"environments.afresh", "environments.atari", "environments.registry"},
     {"quantization.affine", "spec", "seeding", "doctor", "display"},
     {"errors", "native_output", "quantization", ""},
 ]

@@ -63,7 +63,7 @@ def test_lists_and_tuples_are_the_same_override() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("dpn", "CartPole-v1", 0), "did you mean dqn.? Received: algorithm='dpn'"),
+        (("dqm", "CartPole-v1", 0), r"did you mean dqn.* Received: algorithm='dqm'"),
         (("DQN", "CartPole-v1", 0), "did you mean dqn"),
         (("sarsa", "CartPole-v1", 0), "choose from .*dqn.* Received: algorithm='sarsa'"),
         (("dqn", "CartPole-v1", -1), "must be 0 or more. Received: seed=-1"),

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from quarl_tf import agents, environments, networks, presets
+from quarl_tf import agents, checkpoints, environments, networks, presets
 from quarl_tf.calibration import rollout, thin
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import TrainingRecord, Workspace
+from quarl_tf.replay import Replay
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
 from quarl_tf.training import CALIBRATION_OBSERVATIONS, train
@@ -133,6 +134,41 @@ def test_calibration_observations_are_those_of_the_kept_network(
     np.testing.assert_allclose(kept, thin(expected, CALIBRATION_OBSERVATIONS), rtol=1e-6)
 
 
+def test_steps_are_those_of_the_environments(cut_off: Workspace, tiny_run: Run) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id) / "checkpoints"
+    # At the first checkpoint the replay still holds everything.
+    max(folder.glob("*.npz")).unlink()
+    found = checkpoints.load_newest(folder)
+    assert found is not None
+    arrays, state = found
+    # Where an episode has ended nothing starts: the next tick resets, and is no step.
+    assert state["step"] == np.count_nonzero(arrays["replay/starts"])
+    assert state["step"] < arrays["replay/starts"].size
+
+
+def test_what_is_learned_from_is_what_cart_pole_does(trained: Workspace, tiny_run: Run) -> None:
+    found = checkpoints.load_newest(trained.run_dir(tiny_run.run_id) / "checkpoints")
+    assert found is not None
+    capacity, num_envs = (tiny_run.overrides[name] for name in ("buffer_size", "num_envs"))
+    replay = Replay(environments.env_spec("CartPole-v1"), capacity, num_envs)
+    stored = {n.removeprefix("replay/"): v for n, v in found[0].items() if n.startswith("replay/")}
+    replay.restore(stored)
+    # The ring holds the break before the first checkpoint, and has been gone round.
+    assert len(replay) == capacity < stored["rows_added"] * num_envs
+    env = gym.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    ends = 0
+    for seen, action, reward, discount, following in zip(
+        *replay.sample((5000,), np.random.default_rng(0)), strict=True
+    ):
+        env.state, env.steps_beyond_terminated = tuple(seen.astype(float)), None
+        expected, paid, terminated, *_ = env.step(int(action))
+        np.testing.assert_allclose(following, expected, rtol=1e-5, atol=1e-6)
+        assert (reward, discount) == (paid, 1 - terminated)
+        ends += terminated
+    assert 0 < ends < 5000
+
+
 # The same bytes.
 
 
@@ -155,17 +191,17 @@ def test_same_seed_gives_the_same_bytes_whatever_lay_about(
 def test_damaged_checkpoint_changes_nothing_in_the_end(
     cut_off: Workspace, trained: Workspace, tiny_run: Run, damage: str
 ) -> None:
-    checkpoints = sorted((cut_off.run_dir(tiny_run.run_id) / "checkpoints").glob("*.npz"))
-    assert len(checkpoints) == 2
-    content = checkpoints[-1].read_bytes()
+    saved = sorted((cut_off.run_dir(tiny_run.run_id) / "checkpoints").glob("*.npz"))
+    assert len(saved) == 2
+    content = saved[-1].read_bytes()
     half = len(content) // 2
     flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
     damaged = {"truncated": content[:half], "flipped": flipped, "empty": b""}
-    checkpoints[-1].write_bytes(damaged[damage])
+    saved[-1].write_bytes(damaged[damage])
     steps = []
     train(cut_off, tiny_run, lambda step, *_: steps.append(step))
     # It went on from the checkpoint before, not from the start, nor from the damaged one.
-    assert int(checkpoints[0].stem) < steps[0] <= int(checkpoints[1].stem)
+    assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
     assert products(cut_off, tiny_run) == products(trained, tiny_run)
 
 
@@ -383,6 +419,8 @@ def test_learns_the_shortest_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = Run("dqn", "CartPole-v1", 0, overrides)
     record = train(Workspace(tmp_path), run, silent)
     assert record.selection_return == -LENGTH
+    # All networks that know the way are equally good; the last has learned for longest.
+    assert record.best_step == int(rows(Workspace(tmp_path), run)[-1]["step"])
 
     # It also knows what every place is worth: its steps to the end, discounted.
     spec = environments.env_spec("CartPole-v1")

@@ -1,9 +1,8 @@
 """A2C as the special case of PPO that it is (Huang et al., arXiv 2205.09123).
 
 One epoch over one minibatch, no clipping of the ratio (which is 1 where it is differentiated),
-n-step returns (lambda 1) and RMSprop; TF-Agents has no A2C of its own.
-
-Deviation from the usual A2C: advantages are normalised, as TF-Agents' PPO always does.
+n-step returns (lambda 1), advantages as they are, and RMSprop; TF-Agents has no A2C of its own.
+The preset holds all but the optimizer.
 """
 
 from __future__ import annotations

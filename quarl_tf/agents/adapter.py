@@ -25,7 +25,6 @@ with warnings.catch_warnings():
     from tf_agents.agents.dqn import dqn_agent
     from tf_agents.agents.ppo import ppo_agent
     from tf_agents.networks import network as tfa_network
-    from tf_agents.networks.utils import BatchSquash
     from tf_agents.specs import tensor_spec
     from tf_agents.trajectories import policy_step, trajectory
     from tf_agents.trajectories import time_step as ts
@@ -41,10 +40,10 @@ __all__ = [
     "dqn_agent",
     "element_wise_squared_loss",
     "observation_spec",
-    "on_policy_batch",
     "ppo_agent",
     "section",
     "time_step_spec",
+    "time_steps",
     "transition",
 ]
 
@@ -65,13 +64,7 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
     ) -> tuple[Any, Any]:
         """Return the head and the untouched (empty) state."""
-        return self.head(observation, training), network_state
-
-    def head(self, observation: Any, training: Any) -> Any:
-        """Apply the model under one batch dimension or, as PPO calls it, two."""
-        dimensions = observation.shape.rank - len(self.model.input_shape) + 1
-        squash = BatchSquash(dimensions)
-        return squash.unflatten(self.model(squash.flatten(observation), training=training))
+        return self.model(observation, training=training), network_state
 
 
 def observation_spec(spec: EnvSpec) -> Any:
@@ -99,7 +92,7 @@ class CategoricalNetwork(FactoryNetwork):
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
     ) -> tuple[Any, Any]:
         """Return the distribution and the untouched (empty) state."""
-        logits = self.head(observation, training)
+        logits = self.model(observation, training=training)
         return tfp.distributions.Categorical(logits=logits, dtype=tf.int32), network_state
 
 
@@ -110,7 +103,7 @@ class ValueNetwork(FactoryNetwork):
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
     ) -> tuple[Any, Any]:
         """Return values [n] and the untouched (empty) state."""
-        return self.head(observation, training)[..., 0], network_state
+        return self.model(observation, training=training)[:, 0], network_state
 
 
 class CriticNetwork(FactoryNetwork):
@@ -129,28 +122,12 @@ def section(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
 
 
-def on_policy_batch(
-    observation: Any, action: Any, logits: Any, returns: Any, advantage: Any, value: Any
-) -> Any:
-    """Assemble a batch of transitions with their estimates, as TF-Agents' PPO trains on."""
-    batch = tf.shape(returns)
-    middle = tf.fill(batch, ts.StepType.MID)
-    flat = trajectory.Trajectory(
-        step_type=middle,
-        observation=observation,
-        action=action,
-        policy_info={
-            "dist_params": {"logits": logits},
-            "return": returns,
-            "advantage": advantage,
-            "value_prediction": value,
-        },
-        next_step_type=middle,
-        reward=tf.zeros(batch),
-        discount=tf.ones(batch),
+def time_steps(observation: Any) -> Any:
+    """Assemble time steps amid an episode, for losses that look at observations only."""
+    batch = tf.shape(observation)[:1]
+    return ts.TimeStep(
+        tf.fill(batch, ts.StepType.MID), tf.zeros(batch), tf.ones(batch), observation
     )
-    # It wants a batch of sequences; the estimates are made, so one sequence of all will do.
-    return tf.nest.map_structure(lambda field: field[None], flat)
 
 
 def transition(observation: Any, action: Any, reward: Any, discount: Any, following: Any) -> Any:

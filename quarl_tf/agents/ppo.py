@@ -4,12 +4,12 @@ Deviations from the paper:
 
 1. Observations are normalised by running statistics inside both networks. They are brought up to
    date after each round of learning, so that the ratio of new to old policy starts at 1.
-2. Advantages are normalised per minibatch, over the transitions in it.
+2. Advantages are normalised per minibatch, over the transitions in it, where the preset says so.
 3. The tick that resets an environment is no transition and is left out; a round of learning still
    has the same number of minibatches, topped up with transitions drawn a second time.
 4. Truncated episodes bootstrap from the value of their last observation.
-5. Each gradient step sees one minibatch; TF-Agents' own `train` would repeat the whole batch. All
-   steps of a round run in one compiled call.
+5. Each gradient step sees one minibatch; TF-Agents' own `train` would repeat the whole batch, so
+   only its loss is used. All steps of a round run in one compiled call.
 """
 
 from __future__ import annotations
@@ -92,8 +92,6 @@ class ActorCritic:
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,
-            gradient_clipping=preset.gradient_clip,
-            num_epochs=1,
             compute_value_and_advantage_in_train=False,
             # What the paper's clipped variant does without.
             normalize_rewards=False,
@@ -104,22 +102,24 @@ class ActorCritic:
         )
         self._agent.initialize()
         self.network, self._value = actor.model, critic.model
-        variables = [*self.network.trainable_variables, *self._value.trainable_variables]
-        # Moments are else created by the first step, too late for a restore; in TF-Agents' order.
-        optimizer.build(sorted(variables, key=lambda variable: variable.name))
+        self._trainable = [*self.network.trainable_variables, *self._value.trainable_variables]
+        self._optimizer = optimizer
+        # Moments are else created by the first step, too late for a restore.
+        optimizer.build(self._trainable)
         self._predict = tf.function(
-            lambda seen: (self.network(seen), self._value(seen)[:, 0]), jit_compile=True
+            lambda seen: (tf.nn.log_softmax(self.network(seen)), self._value(seen)[:, 0]),
+            jit_compile=True,
         )
         self._round = tf.function(self._train_on, jit_compile=True)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.int64]:
         """Draw actions from the policy's distribution (Gumbel-max)."""
         del progress
-        logits, values = (x.numpy() for x in self._predict(tf.constant(observations)))
-        self._predicted = logits, values
-        actions: npt.NDArray[np.int64] = (logits + self._explore.gumbel(size=logits.shape)).argmax(
-            axis=1
-        )
+        log_probabilities, values = (x.numpy() for x in self._predict(tf.constant(observations)))
+        noise = self._explore.gumbel(size=log_probabilities.shape)
+        actions: npt.NDArray[np.int64] = (log_probabilities + noise).argmax(axis=1)
+        chosen = np.take_along_axis(log_probabilities, actions[:, None], axis=1)[:, 0]
+        self._predicted = chosen, values
         return actions
 
     def observe(
@@ -140,7 +140,7 @@ class ActorCritic:
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from the rollout that ended with these observations, then forget it."""
         preset = self._preset
-        seen, actions, rewards, terminated, starts, logits, values = (
+        seen, actions, rewards, terminated, starts, log_probabilities, values = (
             np.stack(field) for field in zip(*self._rows, strict=True)
         )
         self._rows.clear()
@@ -154,7 +154,7 @@ class ActorCritic:
             np.resize(self._shuffle.permutation(valid), starts.size) for _ in range(preset.epochs)
         ]
         index = np.stack(draws).reshape(-1, preset.minibatch_size)
-        fields = [seen, actions.astype(np.int32), logits, returns, advantages, values]
+        fields = [seen, actions.astype(np.int32), log_probabilities, returns, advantages]
         batches = [field.reshape(-1, *field.shape[2:])[index] for field in fields]
         loss = float(self._round(*map(tf.constant, batches)))
         self._statistics.update(seen.reshape(-1, *seen.shape[2:])[valid])
@@ -167,22 +167,39 @@ class ActorCritic:
         total = tf.constant(0.0)
         steps = batches[0].shape[0]
         for i in tf.range(steps):
-            batch = adapter.on_policy_batch(*(field[i] for field in batches))
-            # `train` would wrap each step in a function of its own.
-            total += self._agent._train(batch, weights=None).loss
+            total += self._gradient_step(*(field[i] for field in batches))
         return total / float(steps)
 
+    def _gradient_step(
+        self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
+    ) -> Any:
+        agent, optimizer = self._agent, self._optimizer
+        if self._preset.normalize_advantages:
+            mean, variance = tf.nn.moments(advantages, axes=[0])
+            advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
+        with tf.GradientTape() as tape:
+            loss = agent.get_loss(
+                adapter.time_steps(seen),
+                actions,
+                log_probabilities,
+                returns,
+                advantages,
+                action_distribution_parameters=None,  # For the KL penalties, which are off.
+                weights=tf.ones_like(returns),
+                train_step=agent.train_step_counter,
+                debug_summaries=False,
+                training=True,
+            ).loss
+        gradients = tape.gradient(loss, self._trainable)
+        gradients, _ = tf.clip_by_global_norm(gradients, self._preset.gradient_clip)
+        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
+        return loss
+
     def _variables(self) -> list[Any]:
-        agent = self._agent
-        return [
-            *self.network.variables,
-            *self._value.variables,
-            *agent._optimizer.variables,
-            agent.train_step_counter,
-        ]
+        return [*self.network.variables, *self._value.variables, *self._optimizer.variables]
 
     def arrays(self) -> Arrays:
-        """Return networks, optimizer, counter and statistics."""
+        """Return networks, optimizer and statistics."""
         return {
             **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
             **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},

@@ -11,10 +11,11 @@ played before; an environment of the user's own has to see to that itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from quarl_tf.environments import afresh, atari, registry
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD
@@ -101,9 +102,12 @@ def make_vector(
             "A vector environment must reset at the step after an episode's end "
             f"(AutoresetMode.NEXT_STEP). Received: {env_id} with {mode}"
         )
-    if _is_wide(envs.single_observation_space):
-        envs = gym.wrappers.vector.DtypeObservation(envs, np.float32)
-    return envs
+    single = envs.single_observation_space
+    if not _is_wide(single):
+        return envs
+    return gym.wrappers.vector.TransformObservation(
+        envs, _narrow, single_observation_space=_narrowed(single)
+    )
 
 
 def env_spec(env_id: str) -> EnvSpec:
@@ -141,13 +145,25 @@ def env_spec(env_id: str) -> EnvSpec:
 
 
 def _as_float32(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    return gym.wrappers.DtypeObservation(env, np.float32) if _is_wide(env.observation_space) else env
+    if not _is_wide(env.observation_space):
+        return env
+    return gym.wrappers.TransformObservation(env, _narrow, _narrowed(env.observation_space))
 
 
-def _is_wide(space: gym.Space[Any]) -> bool:
+def _is_wide(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:
     """Tell whether observations are floats of another width than float32."""
     return (
         isinstance(space, gym.spaces.Box)
         and np.issubdtype(space.dtype, np.floating)
         and space.dtype != np.float32
     )
+
+
+def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    return np.asarray(values, np.float32)
+
+
+def _narrowed(space: gym.spaces.Box) -> gym.spaces.Box:
+    # Gymnasium's own wrapper, DtypeObservation, warns of what is meant here.
+    with np.errstate(over="ignore"):
+        return gym.spaces.Box(_narrow(space.low), _narrow(space.high), dtype=np.float32)

@@ -1,7 +1,7 @@
 """Episodes that depend on their seed alone, where the environment's own reset keeps a past.
 
-Bullet's locomotion environments restore a saved state over solver caches and contacts that stay, and
-BipedalWalker builds its terrain in a world it has used before: the same seed and actions lead
+Bullet's locomotion environments restore a saved state over solver caches and contacts that stay,
+and BipedalWalker builds its terrain in a world it has used before: the same seed and actions lead
 elsewhere after other episodes. Evaluation on paired seeds and exact resume need the contrary.
 """
 

@@ -1,16 +1,19 @@
 """Atari games by the papers' protocol, one alone or many in ale-py's threads.
 
-No sticky actions; frame skip 4 with the maximum of the last two frames; grey 84x84, the last four
-stacked, oldest first, zeros before the first; up to 30 no-ops at the start, fewer than in the
-papers by one or two in vectors, as ale-py draws from 0. Games that have FIRE are started by it,
-and after a lost life FIRE takes the place of the first action: the papers' wrappers pressed it at
-each life, so a policy trained under them never learns to and would wait for ever (Breakout).
+No sticky actions; frame skip 4 with the maximum of the last two frames; grey 84x84; the last four
+stacked, oldest first, zeros before a game's first; up to 30 no-ops at the start; stopped after
+108 000 frames. Games that have FIRE are started by it, and after a lost life FIRE takes the place
+of the first action: the papers' wrappers pressed it at each life, so a policy trained under them
+never learns to and would wait until the game is stopped (Breakout).
 
 One environment alone, and a vector not for training, play whole games for the game's own rewards.
 A vector for training clips them to [-1, 1] and ends an episode with each life: the tick after it
 is a step of the running game, whose action (FIRE, or no-op) is not the agent's and whose reward is
 0, so it looks like the reset that it stands for. ale-py's own option starts a new game at every
-lost life; a policy trained under it would never see a game beyond its first.
+lost life: a policy trained under it never sees what comes after its first.
+
+Vectors show the same frames as single games, but draw 0 to 29 no-ops, one of which FIRE replaces,
+with generators of their own (single games: 1 to 30), and do not count them among the 108 000.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def make(registered: Registered, noop_max: int = _NOOP_MAX) -> gym.Env[Any, Any]
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # AtariPreprocessing takes its grey frames itself; colour ones would be made for nothing.
     env = gym.make(registered.id, disable_env_checker=True, obs_type="grayscale")
-    fires = _has_fire(env.unwrapped.ale.getMinimalActionSet())
+    fires = _has_fire(env.get_wrapper_attr("ale").getMinimalActionSet())
     env = AtariPreprocessing(_FireAtStart(env) if fires else env, noop_max=noop_max)
     env = FrameStackObservation(_FireAfterLife(env) if fires else env, 4, padding_type="zero")
     return TransformObservation(env, lambda planes: _channels_last(planes[None])[0], _SPACE)
@@ -113,22 +116,14 @@ class _Games(gym.vector.VectorWrapper):
         self._life_lost = np.zeros(envs.num_envs, np.bool_)
 
     def reset(
-        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         planes, info = self.env.reset(seed=seed, options=options)
         self._lives = info["lives"]
         self._life_lost = np.zeros_like(self._life_lost)
         return _channels_last(planes), info
 
-    def step(
-        self, actions: npt.NDArray[Any]
-    ) -> tuple[
-        npt.NDArray[np.uint8],
-        npt.NDArray[np.float64],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         resumes = self._life_lost
         if self._replaces:
             actions = np.where(resumes, self._instead, actions)
@@ -179,7 +174,7 @@ class _FireAfterLife(gym.Wrapper[Any, Any, Any, Any]):
 
 def _has_fire(actions: list[Any]) -> bool:
     """Tell whether a game has FIRE, as the papers' wrappers did; ale-py puts it at 1."""
-    return actions[_FIRE].name == "FIRE"
+    return bool(actions[_FIRE].name == "FIRE")
 
 
 def _channels_last(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -191,4 +186,5 @@ def _channels_last(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
     count, channels, height, width = planes.shape
     tall = [np.ascontiguousarray(planes[:, c]).reshape(-1, width) for c in range(channels)]
-    return np.asarray(cv2.merge(tall)).reshape(count, height, width, channels)
+    image: npt.NDArray[Any] = cv2.merge(tall)
+    return image.reshape(count, height, width, channels)

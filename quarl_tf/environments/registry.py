@@ -1,4 +1,4 @@
-"""Find environments by id; packages that register some are imported only when an id asks for one."""
+"""Find environments by id; packages that register some are imported only for an unknown one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def find(env_id: str) -> Registered:
                 if ids.search(env_id):
                     raise _not_installed(env_id, error) from error
     if env_id not in gym.registry:
-        raise unknown("environment", env_id, gym.registry)
+        raise unknown("environment", env_id, filter(_is_offered, gym.registry))
     return gym.registry[env_id]
 
 
@@ -90,6 +90,12 @@ def import_environments(modules: Sequence[str]) -> None:
             else:
                 reason = f"imports {name}, which is not installed"
             raise UsageError(f"{module} {reason}. Received: --import {module}") from error
+
+
+def _is_offered(env_id: str) -> bool:
+    """Leave out the hundreds of variants of Atari games that `environments.atari` refuses."""
+    is_game = str(gym.registry[env_id].entry_point).startswith("ale_py.")
+    return env_id.endswith("NoFrameskip-v4") or not is_game
 
 
 def _not_installed(env_id: str, error: Exception) -> UsageError:

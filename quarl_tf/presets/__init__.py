@@ -99,6 +99,8 @@ class PpoPreset(Preset):
     minibatch_size: int
     #: Largest change of the probability ratio that is rewarded; 0 for no limit (A2C).
     clip: float
+    #: Whether advantages are brought to mean 0 and deviation 1 in each minibatch.
+    normalize_advantages: bool
     #: Lambda of the advantage estimates; 1 for n-step returns.
     gae_lambda: float
     #: Weight of the policy's entropy in the loss.
