@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 3 a quality gate did not hold, 130 in
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -202,7 +204,7 @@ def _run(args: argparse.Namespace) -> None:
             f"report   {workspace.report_dir(run.run_id)}",
         )
         return
-    _check_episodes(args)
+    _check_evaluation(args)
     _train_one(workspace, run)
     _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)
@@ -230,7 +232,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.dry_run:
         _plan(*(f"evaluate {records.evaluation_path(path)}" for path in args.artifacts))
         return
-    _check_episodes(args)
+    _check_evaluation(args)
     _evaluate_all(args.artifacts, args)
     _gate(args.artifacts, args)
 
@@ -241,6 +243,7 @@ def _report(args: argparse.Namespace) -> None:
     if args.dry_run:
         _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")
         return
+    _check_percent("--margin", args.margin)
     _write_report(workspace, args.runs, name, args)
 
 
@@ -324,8 +327,11 @@ def _requested_run(args: argparse.Namespace) -> Run:
     """Build the run asked for, and see that its environment and preset exist."""
     from quarl_tf import environments
 
+    env_id = environments.canonical_id(args.env)
+    if env_id != args.env:
+        print(f"quarl: {args.env} is {env_id} today; going on with that.", file=sys.stderr)
     overrides = dict(_override(text) for text in args.overrides)
-    run = Run(args.algo, args.env, args.seed, overrides)
+    run = Run(args.algo, env_id, args.seed, overrides)
     environments.env_spec(run.env_id)
     presets.load(run.algo, run.env_id, run.overrides)
     return run
@@ -336,7 +342,8 @@ def _override(text: str) -> tuple[str, Any]:
     if not (key and equals and value):
         raise UsageError(f"An override is KEY=VALUE. Received: -p {text!r}")
     try:
-        return key, yaml.safe_load(value)
+        # YAML takes 1e-3 for a word: it wants a point in it.
+        return key, float(value) if re.fullmatch(r"\d+[eE]-?\d+", value) else yaml.safe_load(value)
     except yaml.YAMLError:
         raise UsageError(f"The value of an override is not readable. Received: {text!r}") from None
 
@@ -348,9 +355,17 @@ def _schemes(args: argparse.Namespace) -> list[Scheme]:
     return [Scheme.parse(name) for name in names]
 
 
-def _check_episodes(args: argparse.Namespace) -> None:
+def _check_evaluation(args: argparse.Namespace) -> None:
     if args.episodes < 1:
         raise UsageError(f"Evaluate at least one episode. Received: episodes={args.episodes}")
+    _check_percent("--margin", args.margin)
+    if args.gate is not None:
+        _check_percent("--gate", args.gate)
+
+
+def _check_percent(option: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{option} must be a percentage of 0 or more. Received: {option} {value}")
 
 
 def _train_one(workspace: Workspace, run: Run) -> None:
@@ -369,19 +384,23 @@ def _train_one(workspace: Workspace, run: Run) -> None:
 
 
 def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) -> None:
-    missing = records.not_exported(workspace, run_id, [scheme.name for scheme in schemes])
-    if missing:
+    if records.not_exported(workspace, run_id, [scheme.name for scheme in schemes]):
         from quarl_tf.export import export
 
         with progress_bar(f"export {run_id}") as update:
-            export(workspace, run_id, [Scheme.parse(name) for name in missing], update)
+            export(workspace, run_id, schemes, update)
+    else:
+        records.copy_curve(workspace, run_id)
     _console.print(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
 
 
 def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
     from quarl_tf.evaluation import evaluate_and_save
 
-    for path in artifacts:
+    # What there is to compare with comes first.
+    references = [p.with_name("fp32.tflite") for p in artifacts]
+    present = [path for path in references if path.exists()]
+    for path in dict.fromkeys([*present, *artifacts]):
         with progress_bar(f"evaluate {path.stem}") as update:
             evaluate_and_save(path, args.episodes, update)
     folders = dict.fromkeys(path.parent for path in artifacts)
@@ -415,7 +434,7 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
         table.add_row(
             sidecar.scheme,
             f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
-            f"{latency:.1f}" if latency is not None else "",
+            f"{latency:.1f}" if latency is not None and sidecar.native else "",
             _interval_text(returns),
             *_comparison_texts(comparison),
         )
@@ -424,7 +443,7 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
 
 def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
     if comparison is None:
-        return "", "", "no fp32 on these episodes beside it"
+        return "", "", "no fp32 beside it to compare with"
     if comparison.scheme == "fp32":
         return "", "", "reference"
     error = comparison.reward_error
@@ -468,9 +487,14 @@ def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
     failing = []
     for path in artifacts:
         comparison = _compare_with_fp32(path, args.margin)
-        error = comparison.reward_error if comparison else None
+        if comparison is None:
+            raise GateError(
+                "There is no fp32 beside the file to compare with; export it too (quarl export "
+                f"{path.parent.name} --schemes fp32). Received: {path}"
+            )
+        error = comparison.reward_error
         if error is None or error > args.gate:
-            text = "undefined" if error is None else f"{error:.2f} %"
+            text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
             failing.append(f"{path.stem} {text}")
     if failing:
         raise GateError(

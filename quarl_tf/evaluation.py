@@ -16,7 +16,7 @@ from quarl_tf import environments
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.policies import Policy, measure_latency
 from quarl_tf.records import Evaluation, Sidecar, evaluation_path, package_versions, sha256
-from quarl_tf.seeding import evaluation_seeds
+from quarl_tf.seeding import environment_seed, evaluation_seeds
 
 #: Episodes on which a policy is compared with its fp32 reference.
 AGREEMENT_EPISODES = 10
@@ -38,7 +38,7 @@ _GREEDY = {
     "latency": "one act call, batch 1, one thread, on the first observations met",
 }
 _RANDOM = {
-    "action": "sampled from the action space, seeded with the episode's seed",
+    "action": "sampled from the action space, independently of the environment",
     "return": _GREEDY["return"],
     "episode": _GREEDY["episode"],
 }
@@ -84,8 +84,7 @@ def evaluate(
         ties = policy.ties  # Of the episodes, not of what follows.
         agreement = None
         if guide is not None:
-            states = sum(lengths[:AGREEMENT_EPISODES])
-            agreement = {"fraction": 1.0, "states": states}
+            agreement = {"fraction": 1.0, "states": sum(lengths[:AGREEMENT_EPISODES])}
             if guide.sidecar.sha256 != policy.sidecar.sha256:
                 agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES])
     return Evaluation(
@@ -99,6 +98,7 @@ def evaluate(
         lengths=lengths,
         ties=ties,
         latency_us=measure_latency(policy, seen),
+        reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
         versions=package_versions(),
     )
@@ -116,7 +116,8 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
     returns, lengths = [], []
     with closing(environments.make(env_id)) as env:
         for seed in seeds:
-            env.action_space.seed(seed)
+            # With the environment's own seed, actions would follow its starting state.
+            env.action_space.seed(environment_seed(seed, "random actions"))
             result, length = _play(env, lambda _: env.action_space.sample(), seed)
             returns.append(result)
             lengths.append(length)
@@ -131,6 +132,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         lengths=lengths,
         ties=0,
         latency_us=None,
+        reference_sha256=None,
         agreement=None,
         versions=package_versions(),
     )
@@ -141,7 +143,7 @@ def evaluate_and_save(
 ) -> Evaluation:
     """Evaluate a flatbuffer and its run's random baseline; save both beside it.
 
-    What was saved for these very bytes and episodes is returned as it is.
+    What was saved for these very bytes, episodes, rules and reference is returned as it is.
 
     Args:
         artifact: The flatbuffer; the fp32 one beside it, if there is one, is the reference.
@@ -154,39 +156,39 @@ def evaluate_and_save(
     sidecar = Policy.load(artifact).sidecar
     seeds = evaluation_seeds(sidecar.run["seed"], episodes)
     baseline = evaluation_path(artifact.with_name("random.tflite"))
-    if not _is_baseline(baseline, seeds):
+    if _saved(baseline, seeds, _RANDOM) is None:
         evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(baseline)
-    saved = latest(artifact, seeds)
-    if saved is not None:
-        return saved
     beside = artifact.with_name("fp32.tflite")
     reference = beside if beside.exists() else None
+    saved = latest(artifact, seeds, reference)
+    if saved is not None:
+        return saved
     evaluation = evaluate(artifact, seeds, reference=reference, progress=progress)
     evaluation.save(evaluation_path(artifact))
     return evaluation
 
 
-def _is_baseline(path: Path, seeds: Sequence[int]) -> bool:
-    try:
-        return Evaluation.load(path).seeds == list(seeds)
-    except QuarlError:
-        return False
-
-
-def latest(artifact: Path, seeds: Sequence[int]) -> Evaluation | None:
-    """Return the evaluation saved beside a flatbuffer if it is of these bytes and these seeds.
+def latest(artifact: Path, seeds: Sequence[int], reference: Path | None) -> Evaluation | None:
+    """Return what was saved for these bytes, seeds, rules and reference, if it was.
 
     Anything else, a damaged record included, is worth nothing and cheap to redo: None.
 
     Raises:
-        QuarlError: The flatbuffer is missing.
+        QuarlError: A flatbuffer is missing.
     """
-    digest = sha256(artifact)
+    evaluation = _saved(evaluation_path(artifact), seeds, _GREEDY)
+    hashes = sha256(artifact), None if reference is None else sha256(reference)
+    if evaluation is None or (evaluation.artifact_sha256, evaluation.reference_sha256) != hashes:
+        return None
+    return evaluation
+
+
+def _saved(path: Path, seeds: Sequence[int], protocol: dict[str, str]) -> Evaluation | None:
     try:
-        evaluation = Evaluation.load(evaluation_path(artifact))
+        evaluation = Evaluation.load(path)
     except QuarlError:
         return None
-    same = evaluation.artifact_sha256 == digest and evaluation.seeds == list(seeds)
+    same = evaluation.seeds == list(seeds) and evaluation.protocol == protocol
     return evaluation if same else None
 
 

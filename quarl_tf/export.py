@@ -112,8 +112,7 @@ def export(
         update(i, len(schemes), scheme.name)
         if scheme.name in missing:
             _export_one(trained, scheme, workspace.artifact(run_id, scheme.name))
-    progress = workspace.run_dir(run_id) / "progress.csv"
-    records.write_bytes(workspace.artifact_dir(run_id) / "progress.csv", progress.read_bytes())
+    records.copy_curve(workspace, run_id)
     update(len(schemes), len(schemes), "")
     return [workspace.artifact(run_id, scheme.name) for scheme in schemes]
 
@@ -197,11 +196,16 @@ def _check(trained: TrainedNetwork, policy: Policy, expected: Weights) -> dict[s
 
 
 def _require_int8(audit: flatbuffer.FlatbufferAudit) -> None:
-    """Refuse an int8 flatbuffer in which the converter left a layer in float without a word."""
+    """Refuse an int8 flatbuffer with a layer left in float, or the normaliser not left there."""
     layers = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
     left = [op for op in audit.operators if op.startswith(layers) and not op.endswith(" int8")]
     if left:
         raise QuarlError(f"The converter left layers of the int8 flatbuffer in float: {left}")
+    if any(tensor.dtype != "float32" for tensor in audit.inputs):
+        raise QuarlError(
+            "The converter quantised the normaliser of the int8 flatbuffer as well. "
+            f"Received: operators={audit.operators}"
+        )
 
 
 Converted = tuple[bytes, Weights]

@@ -243,7 +243,7 @@ def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, An
     if sidecar.observation_dtype not in _OBSERVATION_DTYPES:
         raise unknown("observation dtype", sidecar.observation_dtype, _OBSERVATION_DTYPES)
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-    size = len(sidecar.action_low or ()) if sidecar.head == "action" else sidecar.num_actions
+    size = _head_size(sidecar)
     expected = [[1, *sidecar.observation_shape]], [[1, size]]
     found = [i["shape"].tolist() for i in inputs], [o["shape"].tolist() for o in outputs]
     if found != expected:
@@ -261,6 +261,19 @@ def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, An
                 f"again. Received: {detail['name']} of type {dtype}"
             )
     return inputs[0], outputs[0]
+
+
+def _head_size(sidecar: Sidecar) -> int:
+    """Return the number of values of the head, once the sidecar agrees with itself."""
+    bounds = sidecar.action_low, sidecar.action_high
+    if sidecar.head == "action" and None not in bounds and sidecar.num_actions is None:
+        return len(sidecar.action_low or ())
+    if sidecar.head != "action" and bounds == (None, None) and sidecar.num_actions is not None:
+        return sidecar.num_actions
+    raise QuarlError(
+        "The sidecar's head does not fit its actions; export the policy again. Received: "
+        f"head={sidecar.head!r}, num_actions={sidecar.num_actions}, bounds={bounds}"
+    )
 
 
 def _encoder(

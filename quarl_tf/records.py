@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import glob
 import hashlib
 import io
 import json
 import os
+import reprlib
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from quarl_tf.errors import QuarlError
+from quarl_tf.errors import QuarlError, UsageError
 
 _RECORDED_PACKAGES = (
     "quarl-tf",
@@ -34,6 +39,12 @@ _RECORDED_PACKAGES = (
     "numpy",
 )
 
+#: What every record says about the run it belongs to, see `spec.Run`.
+_RUN_FIELDS = {"algo": str, "env_id": str, "seed": int, "overrides": dict[str, Any]}
+
+#: Seconds after which a temporary file is no longer being written.
+_STALE_AFTER = 3600
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -42,12 +53,20 @@ class Workspace:
     root: Path
 
     def run_dir(self, run_id: str) -> Path:
-        """Return the folder of one training."""
-        return self.root / "runs" / run_id
+        """Return the folder of one training.
+
+        Raises:
+            UsageError: The run id is no name of a folder.
+        """
+        return self.root / "runs" / _checked_run_id(run_id)
 
     def artifact_dir(self, run_id: str) -> Path:
-        """Return the folder of one training's flatbuffers."""
-        return self.root / "tflite_models" / run_id
+        """Return the folder of one training's flatbuffers.
+
+        Raises:
+            UsageError: The run id is no name of a folder.
+        """
+        return self.root / "tflite_models" / _checked_run_id(run_id)
 
     def artifact(self, run_id: str, scheme: str) -> Path:
         """Return the path of one flatbuffer; its sidecar and evaluation lie beside it."""
@@ -56,6 +75,17 @@ class Workspace:
     def report_dir(self, name: str) -> Path:
         """Return the folder of one report."""
         return self.root / "reports" / name
+
+
+def _checked_run_id(run_id: str) -> str:
+    if run_id in ("", ".", "..") or "/" in run_id or os.sep in run_id:
+        name = Path(run_id).name
+        hint = f"give {name}" if name not in ("", "..") else "`quarl list` names the runs"
+        raise UsageError(
+            f"A run id is the name of a run, not a path and without a slash; {hint}. "
+            f"Received: run={run_id!r}"
+        )
+    return run_id
 
 
 def sidecar_path(artifact: Path) -> Path:
@@ -80,7 +110,8 @@ class _JsonRecord:
         """Read the record.
 
         Raises:
-            QuarlError: The file is missing, damaged, or its fields are not this record's.
+            QuarlError: The file is missing, damaged, or its fields or their values are not this
+                record's.
         """
         values = read_json(path)
         expected = {f.name for f in fields(cls)}  # type: ignore[arg-type]
@@ -90,7 +121,51 @@ class _JsonRecord:
                 f"{path} is not a {cls.__name__} of this version (fields that differ: {odd}); "
                 f"make it again. Received: path={str(path)!r}"
             )
-        return cls(**values)
+        for name, kind in get_type_hints(cls).items():
+            if name in expected and not _fits(values[name], kind):
+                wanted = kind.__name__ if isinstance(kind, type) else kind
+                raise _not_so(path, cls, f"{name} must be {wanted}", name, values[name])
+        record = cls(**values)
+        flaw = record._flaw()
+        if flaw is not None:
+            name, rule = flaw
+            raise _not_so(path, cls, rule, name, values[name])
+        return record
+
+    def _flaw(self) -> tuple[str, str] | None:
+        """Return a field whose value cannot be, though its type is right, and the rule it broke."""
+        return None
+
+
+def _not_so(path: Path, record: type, rule: str, name: str, value: Any) -> QuarlError:
+    return QuarlError(
+        f"{path} is no sound {record.__name__} ({rule}); make it again. "
+        f"Received: {name}={reprlib.repr(value)}"
+    )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a JSON value is of the type that a record's field is declared with."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, one) for one in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(v, arguments[1]) for v in value.values())
+    if isinstance(value, bool):  # To Python, True is an int.
+        return kind in (bool, Any)
+    if kind is float:
+        # Finite: json reads NaN and 1e999, which `write_json` never writes.
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return kind is Any or isinstance(value, kind)
+
+
+def _run_flaw(run: Mapping[str, Any]) -> tuple[str, str] | None:
+    for name, kind in _RUN_FIELDS.items():
+        if name not in run or not _fits(run[name], kind):
+            return "run", f"run needs {', '.join(_RUN_FIELDS)}, and {name} is missing or odd"
+    return None
 
 
 @dataclass(frozen=True)
@@ -110,6 +185,9 @@ class TrainingRecord(_JsonRecord):
     seconds: float
     versions: dict[str, str]
     commit: str | None
+
+    def _flaw(self) -> tuple[str, str] | None:
+        return _run_flaw(self.run)
 
     @classmethod
     def finished(cls, folder: Path, preset: Mapping[str, Any]) -> Self | None:
@@ -179,6 +257,11 @@ class Sidecar(_JsonRecord):
     versions: dict[str, str]
     commit: str | None
 
+    def _flaw(self) -> tuple[str, str] | None:
+        if self.size_bytes < 1:
+            return "size_bytes", "a flatbuffer has at least 1 byte"
+        return _run_flaw(self.run)
+
 
 @dataclass(frozen=True)
 class Evaluation(_JsonRecord):
@@ -199,10 +282,22 @@ class Evaluation(_JsonRecord):
     ties: int
     #: Microseconds of one `Policy.act` call: {"median": ..., "p95": ...}; null for random.
     latency_us: dict[str, float] | None
+    #: Hash of the fp32 flatbuffer it was compared with; null where there was none.
+    reference_sha256: str | None
     #: Actions equal to the fp32 policy's on the states that the fp32 policy visits:
     #: {"fraction": ..., "states": ...}; null where there is nothing to compare with.
     agreement: dict[str, float] | None
     versions: dict[str, str]
+
+    def _flaw(self) -> tuple[str, str] | None:
+        if not self.seeds:
+            return "seeds", "an evaluation has at least one episode"
+        for name in ("returns", "lengths"):
+            if len(getattr(self, name)) != len(self.seeds):
+                return name, f"{name} must be as many as the {len(self.seeds)} seeds"
+        if self.agreement is not None and "fraction" not in self.agreement:
+            return "agreement", "agreement needs a fraction"
+        return None
 
 
 @contextlib.contextmanager
@@ -215,6 +310,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale_temporaries(path)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)
         temporary = Path(name)
@@ -230,6 +326,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _remove_stale_temporaries(path: Path) -> None:
+    """Remove what killed processes left of earlier writes; one that still writes is younger."""
+    # As `mkstemp` names them: eight characters, so that no other file's are met.
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - temporary.stat().st_mtime > _STALE_AFTER:
+                temporary.unlink()
 
 
 def _unwritable(path: Path, error: OSError) -> QuarlError:
@@ -297,6 +402,18 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     return [scheme for scheme in schemes if not current(scheme)]
 
 
+def copy_curve(workspace: Workspace, run_id: str) -> None:
+    """Bring the run's learning curve to its flatbuffers, where the report looks for it."""
+    name = "progress.csv"
+    try:
+        curve = (workspace.run_dir(run_id) / name).read_bytes()
+    except FileNotFoundError:
+        return  # The report says that there is none.
+    copy = workspace.artifact_dir(run_id) / name
+    if not copy.exists() or copy.read_bytes() != curve:
+        write_bytes(copy, curve)
+
+
 def require_same_preset(
     folder: Path, recorded: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> None:
@@ -345,12 +462,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Hash a file's content."""
+    """Hash a file's content.
+
+    Raises:
+        QuarlError: The file is missing, a folder or cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
+    except OSError as error:
+        raise QuarlError(
+            f"{path} cannot be read ({error.strerror or error}); it must be a readable file. "
+            f"Received: path={str(path)!r}"
+        ) from error
 
 
 @cache

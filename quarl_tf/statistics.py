@@ -2,9 +2,11 @@
 
 Two sources of chance are kept apart. Within one trained policy the unit is the episode: the same
 seeds are replayed under every scheme, so the differences are paired and their mean has a bootstrap
-interval. Over several trainings the unit is the training run: 3 policies of 100 episodes are 3
-observations of what quantisation does to a policy, not 300, so the pooled interval is Student's t
-over the means of the runs (a bootstrap of 3 numbers has 10 distinct samples and is far too narrow).
+interval. Fewer than `MIN_EPISODES` cannot tell, whatever their interval: a handful may all agree by
+chance, and no interval made of them shows what they missed. Over several trainings the unit is the
+training run: 3 policies of 100 episodes are 3 observations of what quantisation does to a policy,
+not 300, so the pooled interval is Student's t over the means of the runs (a bootstrap of 3 numbers
+has 10 distinct samples and is far too narrow).
 
 The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
 so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
@@ -29,6 +31,9 @@ Verdict = Literal["gain", "no loss shown", "loss", "cannot tell"]
 
 #: Losses up to this share of the fp32 return, in percent, are taken as none.
 DEFAULT_MARGIN_PERCENT = 2.0
+
+#: Episodes that a trained policy must have played under a scheme before a verdict is given.
+MIN_EPISODES = 20
 
 _RESAMPLES = 9999
 _SEED = 0
@@ -103,13 +108,17 @@ class Pooled:
 
 
 def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return the mean with its bootstrap interval (BCa, fixed seed: same values, same interval).
+    """Return the mean with its interval: Student's t for fewer than 20 values, else a bootstrap.
+
+    The bootstrap is BCa with a fixed seed: same values, same interval. A few values resampled are
+    mostly the same few, and their bootstrap interval is too narrow (of 2 values, it is the values
+    themselves); Student's t makes up for few values, at the price of taking them for normal.
 
     BCa follows the skew of returns that are capped on one side: where 5 of 100 episodes fail, t and
     percentile intervals miss the lower truth too often. No bootstrap sees what never happened: n
     equal values give an interval of no width, though an event in up to about 3 of n episodes agrees
-    with them at 95 %. One value has no interval, its limits are infinite. Below some 20 values the
-    interval is too narrow.
+    with them at 95 %, so that a handful of equal values shows next to nothing. One value has no
+    interval, its limits are infinite.
 
     Args:
         values: Finite values, shape [n] with n >= 1.
@@ -119,8 +128,8 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
         QuarlError: There are no values, or one is not finite.
     """
     sample = _sample(values)
-    if sample.size == 1:
-        return Interval(float(sample[0]), -math.inf, math.inf)
+    if sample.size < MIN_EPISODES:
+        return student_interval(sample, confidence)
     if sample.min() == sample.max():
         return _constant(sample)
     result = stats.bootstrap(
@@ -137,7 +146,7 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def student_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return the mean with Student's t interval, for the few means of whole trainings.
+    """Return the mean with Student's t interval, for few values such as means of whole trainings.
 
     Equal values give an interval of no width, one value an infinite one.
 
@@ -161,7 +170,7 @@ def student_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interva
 def paired_difference(
     reference: npt.ArrayLike, other: npt.ArrayLike, confidence: float = 0.95
 ) -> Interval:
-    """Return the mean of other - reference with its bootstrap interval.
+    """Return the mean of other - reference with its interval, see `mean_interval`.
 
     Args:
         reference: Returns of the reference, shape [n], one per seed.
@@ -201,11 +210,15 @@ def normalised_error(reference_mean: float, other_mean: float, random_mean: floa
     return (reference_mean - other_mean) / abs(reference_mean - random_mean) * 100
 
 
-def verdict(difference: Interval, reference_mean: float, margin_percent: float) -> Verdict:
+def verdict(
+    difference: Interval, reference_mean: float, margin_percent: float, episodes: int
+) -> Verdict:
     """Say in words what a difference shows, with the margin m = margin_percent / 100 * |R_fp32|.
 
     The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
 
+    * "cannot tell", fewer than `MIN_EPISODES` episodes: their interval may be narrow, or have no
+      width, by chance.
     * "gain", low > 0: the scheme earns more.
     * "no loss shown", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
       test at one-sided 2.5 %, as far as the interval holds (see `mean_interval` on rare failures).
@@ -214,9 +227,15 @@ def verdict(difference: Interval, reference_mean: float, margin_percent: float) 
     * "loss", high < 0: the scheme earns less, and by how much beyond the margin is open.
     * "cannot tell": both a loss beyond the margin and no loss at all agree with the episodes.
 
-    Few or noisy episodes widen the interval and end in "cannot tell"; a test that called every loss
-    that is not significant "no loss" would reward them. Fewer than 2 episodes have no interval and
-    cannot tell. An fp32 return of 0 gives the margin no size, so "no loss shown" is not given then.
+    Noisy episodes widen the interval and end in "cannot tell"; a test that called every loss that
+    is not significant "no loss" would reward them. An fp32 return of 0 gives the margin no size, so
+    "no loss shown" is not given then.
+
+    Args:
+        difference: Mean and interval of scheme - fp32.
+        reference_mean: Mean return of fp32.
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+        episodes: Paired episodes; of the training that has fewest where there are several.
 
     Raises:
         UsageError: The margin is negative or not finite.
@@ -226,6 +245,8 @@ def verdict(difference: Interval, reference_mean: float, margin_percent: float) 
             "The margin must be 0 % or more of the fp32 return. "
             f"Received: margin_percent={margin_percent}"
         )
+    if episodes < MIN_EPISODES:
+        return "cannot tell"
     if difference.low > 0:
         return "gain"
     if reference_mean != 0 and difference.low >= -margin_percent / 100 * abs(reference_mean):
@@ -272,7 +293,7 @@ def compare(
             None if chance is None else normalised_error(reference_mean, returns.mean, chance)
         ),
         margin_percent=margin_percent,
-        verdict=verdict(difference, reference_mean, margin_percent),
+        verdict=verdict(difference, reference_mean, margin_percent, len(scheme.returns)),
     )
 
 
@@ -280,7 +301,8 @@ def pool(comparisons: Sequence[Comparison]) -> Pooled:
     """Summarise one scheme over the trained policies of one environment, each counting once.
 
     With 2 or more runs the intervals are Student's over the means of the runs and speak about
-    trainings not yet made; with 1 they are the run's own and speak about that policy alone.
+    trainings not yet made; with 1 they are the run's own and speak about that policy alone. Every
+    run needs `MIN_EPISODES` for a verdict.
 
     Args:
         comparisons: One per run, same scheme and margin, at least one.
@@ -313,7 +335,9 @@ def pool(comparisons: Sequence[Comparison]) -> Pooled:
         reward_error=_mean_of_all(errors),
         absolute_reward_error=_mean_of_all([None if e is None else abs(e) for e in errors]),
         normalised_error=_mean_of_all([c.normalised_error for c in comparisons]),
-        verdict=verdict(difference, reference_mean, first.margin_percent),
+        verdict=verdict(
+            difference, reference_mean, first.margin_percent, min(c.episodes for c in comparisons)
+        ),
     )
 
 

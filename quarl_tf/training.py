@@ -8,6 +8,7 @@ the same network, bit for bit, as one that was not.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -124,12 +125,13 @@ class _Training:
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
         before = self.step
-        ticks = max(1, self._preset.train_frequency // self._preset.num_envs)
-        for _ in range(ticks):
+        for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self._tick()
         metrics = self.agent.learn(self._observations)
+        self._require_finite("loss", metrics.get("loss", 0.0))
         if self._due(before, self._preset.evaluation_every):
             score = float(np.mean(self.greedy("selection").returns))
+            self._require_finite("return", score)
             if score >= self.best.score:
                 self.best = _Best(networks.weights(self.agent.network), score, self.step)
             metrics["greedy_return"] = score
@@ -149,6 +151,13 @@ class _Training:
             return ""
         best = f", best greedy {self.best.score:.1f}" if self.best.step else ""
         return f"return {np.mean(self._recent):.1f}{best}"
+
+    def _require_finite(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise QuarlError(
+                "Training diverged; train again with a lower learning rate (-p learning_rate=…). "
+                f"Received: {name}={value} at step {self.step}"
+            )
 
     def _due(self, before: int, every: int) -> bool:
         """Tell whether a multiple of `every`, or the end, lies in the burst just done."""

@@ -184,7 +184,7 @@ def test_training_shapes_the_very_games_that_trials_play(
     (seen, info), (expected, _) = shaped.reset(seed=5), plain.reset(seed=5)
     lives, life_lost = info["lives"], np.zeros(4, np.bool_)
     lost, clipped = 0, 0
-    for _ in range(500):
+    for _ in range(300):
         np.testing.assert_array_equal(seen, expected)
         actions = random.integers(GAMES[env_id], size=4)
         # In a trial the agent itself goes on where there is no FIRE; training plays a no-op.
@@ -204,7 +204,7 @@ def test_training_shapes_the_very_games_that_trials_play(
         lives = info["lives"]
         lost += np.count_nonzero(life_lost)
         clipped += np.count_nonzero(np.abs(raw) > 1)
-    assert lost > 4
+    assert lost > 2
     assert clipped > 4 or env_id == BREAKOUT
 
 
@@ -338,13 +338,13 @@ def test_games_of_a_vector_depend_on_their_own_seeds_alone(
     training: bool, random: np.random.Generator
 ) -> None:
     """Not on their neighbours, and not on which thread is quicker."""
-    envs = make_vector(BREAKOUT, 6, training=training)
-    alone = [make_vector(BREAKOUT, 1, training=training) for _ in range(6)]
+    envs = make_vector(BREAKOUT, 4, training=training)
+    alone = [make_vector(BREAKOUT, 1, training=training) for _ in range(4)]
     seen, _ = envs.reset(seed=11)
     apart = [one.reset(seed=11 + e)[0] for e, one in enumerate(alone)]
-    for _ in range(200):
+    for _ in range(120):
         np.testing.assert_array_equal(seen, np.concatenate(apart))
-        actions = random.integers(4, size=6)
+        actions = random.integers(4, size=4)
         seen, *rest, _ = envs.step(actions)
         results = [one.step(actions[e : e + 1]) for e, one in enumerate(alone)]
         apart = [result[0] for result in results]
@@ -355,14 +355,14 @@ def test_games_of_a_vector_depend_on_their_own_seeds_alone(
 @pytest.mark.parametrize("env_id", [PONG, MS_PACMAN])
 def test_seeds_draw_the_number_of_no_ops(env_id: str) -> None:
     env = make(env_id)
-    frames = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in (*range(16), 3)]
+    frames = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in (*range(12), 3)]
     fire = int(env_id == PONG)
     assert set(frames) <= set(range(1 + fire, 31 + fire))
-    assert len(set(frames)) > 6
+    assert len(set(frames)) > 4
     assert frames[-1] == frames[3]
-    frames = make_vector(env_id, 16).reset(seed=0)[1]["episode_frame_number"].tolist()
+    frames = make_vector(env_id, 12).reset(seed=0)[1]["episode_frame_number"].tolist()
     assert set(frames) <= set(range(fire, 30))
-    assert len(set(frames)) > 6
+    assert len(set(frames)) > 4
 
 
 # Names.

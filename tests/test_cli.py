@@ -136,12 +136,22 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
         (["train", *TRAIN, "-p", "steps=0"], "steps=0"),
         (["train", *TRAIN, "-p", "steps"], "KEY=VALUE"),
         (["train", *TRAIN, "-p", "steps=[1"], "steps=[1"),
+        (["train", *TRAIN, "-p", "discount=1.5"], "discount=1.5"),
+        (["train", *TRAIN, "-p", "exploration_fraction=0"], "exploration_fraction"),
+        (["train", *TRAIN, "-p", "buffer_size=4"], "buffer_size=4"),
+        (["train", *TRAIN, "-p", "learning_starts=1"], "learning_starts=1"),
+        (["train", *TRAIN, "-p", "num_envs=7"], "num_envs=7"),
+        (["train", "--algo", "ppo", "--env", "CartPole-v1", "-p", "minibatch_size=100"], "100"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", "int9"], "did you mean int8"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", "ptq_w33"], "ptq_w33"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", ","], "at least one scheme"),
         (["evaluate", "x.tflite", "--episodes", "0"], "episodes=0"),
         (["evaluate", "x.tflite", "--episodes", "many"], "many"),
         (["run", *TRAIN, "--episodes", "-3"], "episodes=-3"),
+        (["run", *TRAIN, "--gate", "nan"], "--gate nan"),
+        (["run", *TRAIN, "--margin", "-1"], "--margin -1"),
+        (["evaluate", "x.tflite", "--gate", "-1"], "--gate -1"),
+        (["report", "x", "--margin", "inf"], "--margin inf"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -204,7 +214,50 @@ def test_gate_does_not_hold_where_nothing_can_be_compared(
     artifact.write_bytes(source.read_bytes())
     records.sidecar_path(artifact).write_bytes(records.sidecar_path(source).read_bytes())
     line = refusal(capsys, "evaluate", str(artifact), "--episodes", "5", "--gate", "99", code=3)
-    assert "int8 undefined" in line
+    assert "no fp32" in line
+
+
+def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "--algo", "dqn", "--env", "LunarLander-v2", "--dry-run"]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr()
+    assert "dqn-LunarLander-v3-s0" in shown.out
+    assert "LunarLander-v2 is LunarLander-v3" in shown.err
+
+
+def test_an_override_may_be_in_scientific_notation(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", *TRAIN, "-p", "learning_rate=1e-3", "--dry-run"]
+    assert cli.main(arguments) == 0
+    plain = ["train", *TRAIN, "-p", "learning_rate=0.001", "--dry-run"]
+    assert cli.main(plain) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+def test_evaluating_one_file_evaluates_the_reference_beside_it(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    root, run_id = finished
+    for path in Workspace(root).artifact_dir(run_id).glob("*.tflite"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+        sidecar = records.sidecar_path(path)
+        (tmp_path / sidecar.name).write_bytes(sidecar.read_bytes())
+    artifact = tmp_path / "int8.tflite"
+    assert cli.main(["evaluate", str(artifact), "--episodes", "3", "--gate", "1000"]) == 0
+    reference = Evaluation.load(records.evaluation_path(tmp_path / "fp32.tflite"))
+    evaluation = Evaluation.load(records.evaluation_path(artifact))
+    assert evaluation.reference_sha256 == reference.artifact_sha256
+    assert evaluation.agreement is not None
+
+
+def test_a_lost_or_damaged_curve_is_mended_by_export(finished: tuple[Path, str]) -> None:
+    root, run_id = finished
+    workspace = Workspace(root)
+    copy = workspace.artifact_dir(run_id) / "progress.csv"
+    content = copy.read_bytes()
+    copy.write_text("step\nnonsense")
+    assert cli.main(["export", run_id, *SCHEMES, "--root", str(root)]) == 0
+    assert copy.read_bytes() == content
 
 
 def test_inspect_shows_what_the_file_holds(

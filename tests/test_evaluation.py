@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from quarl_tf import environments
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.evaluation import AGREEMENT_EPISODES, evaluate, evaluate_random, latest
 from quarl_tf.policies import Policy
@@ -260,20 +261,53 @@ def test_latest_is_of_these_bytes_and_these_seeds_or_none(
     copy_artifact: Callable[[str], Path],
 ) -> None:
     path = copy_artifact("tied")
-    assert latest(path, SEEDS[:2]) is None
+    assert latest(path, SEEDS[:2], None) is None
     result = evaluate(path, SEEDS[:2])
     result.save(evaluation_path(path))
-    assert latest(path, SEEDS[:2]) == result
-    assert latest(path, SEEDS[:3]) is None
-    assert latest(path, SEEDS[:1]) is None
+    assert latest(path, SEEDS[:2], None) == result
+    assert latest(path, SEEDS[:3], None) is None
+    assert latest(path, SEEDS[:1], None) is None
 
-    replace(result, artifact_sha256="0" * 64).save(evaluation_path(path))
-    assert latest(path, SEEDS[:2]) is None
+    assert latest(path, SEEDS[:2], path) is None  # It was compared with nothing.
+    compared = evaluate(path, SEEDS[:2], reference=path)
+    compared.save(evaluation_path(path))
+    assert latest(path, SEEDS[:2], path) == compared
+    for other in ({"artifact_sha256": "0" * 64}, {"protocol": {"action": "another rule"}}):
+        replace(result, **other).save(evaluation_path(path))
+        assert latest(path, SEEDS[:2], None) is None
     evaluation_path(path).write_text('{"run_id": ')
-    assert latest(path, SEEDS[:2]) is None
+    assert latest(path, SEEDS[:2], None) is None
     path.unlink()
     with pytest.raises(QuarlError, match="no such file"):
-        latest(path, SEEDS[:2])
+        latest(path, SEEDS[:2], None)
+
+
+class _FirstActions(gym.Wrapper[Any, Any, Any, Any]):
+    """Notes every episode's starting state and second action."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.pairs: list[tuple[float, list[int]]] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = super().reset(**kwargs)
+        self.pairs.append((float(observation[0]), []))
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        self.pairs[-1][1].append(int(action))
+        return super().step(action)
+
+
+def test_random_actions_do_not_follow_the_starting_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = _FirstActions(environments.make("CartPole-v1"))
+    monkeypatch.setattr(environments, "make", lambda _: env)
+    evaluate_random("CartPole-v1", "run", range(400))
+    starts = [start for start, _ in env.pairs]
+    for position in range(3):
+        actions = [actions[position] for _, actions in env.pairs]
+        # 0.2 is four standard errors; one seed for both gave 0.87 at the second action.
+        assert abs(np.corrcoef(starts, actions)[0, 1]) < 0.2
 
 
 def test_evaluation_imports_no_tensorflow(artifacts: dict[str, Path]) -> None:

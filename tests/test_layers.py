@@ -18,6 +18,8 @@ PACKAGE = Path(quarl_tf.__file__).parent
 LAYERS = [
     {"cli"},
     {"report"},
+    {"wording"},
+    {"results"},
     {"training", "export", "evaluation", "plots"},  # The stages.
     {"agents.a2c"},  # A special case of PPO.
     {"agents.ddpg", "agents.dqn", "agents.ppo"},
@@ -117,7 +119,7 @@ def test_only_export_knows_the_converter_and_only_agents_know_tf_agents() -> Non
 def test_whatever_a_board_runs_imports_no_tensorflow() -> None:
     names = [
         *("spec", "records", "statistics", "presets", "environments", "quantization.affine"),
-        *("policies", "evaluation", "plots", "report", "cli", "doctor"),
+        *("policies", "evaluation", "plots", "results", "wording", "report", "cli", "doctor"),
     ]
     code = (
         "import importlib, sys\n"

@@ -258,8 +258,8 @@ def test_damaged_sidecar_is_refused(copy_artifact: Callable[[str], Path]) -> Non
     [
         ({"observation_shape": [5]}, r"input shapes \[\[1, 4\]\], expected \[\[1, 5\]\]"),
         ({"num_actions": 3}, r"output shapes \[\[1, 2\]\], expected \[\[1, 3\]\]"),
-        ({"num_actions": None}, r"output shapes \[\[1, 2\]\], expected \[\[1, None\]\]"),
-        ({"head": "action"}, r"output shapes \[\[1, 2\]\], expected \[\[1, 0\]\]"),
+        ({"num_actions": None}, "head does not fit its actions"),
+        ({"head": "action"}, "head does not fit its actions"),
         ({"head": "q_value"}, "Unknown head: did you mean q_values?"),
         ({"observation_dtype": "float23"}, "did you mean float32?"),
     ],

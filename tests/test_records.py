@@ -9,6 +9,7 @@ import json
 import os
 import re
 import stat
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_tf import records
-from quarl_tf.errors import QuarlError
+from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace, atomic_path
 
 TRAINING = TrainingRecord(
@@ -33,6 +34,47 @@ TRAINING = TrainingRecord(
     seconds=0.1,
     versions={"numpy": "2"},
     commit=None,
+)
+
+SIDECAR = Sidecar(
+    run=TRAINING.run,
+    run_id=TRAINING.run_id,
+    env_id="CartPole-v1",
+    scheme="fp32",
+    native=True,
+    sha256=hashlib.sha256(b"flatbuffer").hexdigest(),
+    size_bytes=10,
+    head="q_values",
+    num_actions=2,
+    action_low=None,
+    action_high=None,
+    observation_shape=[4],
+    observation_dtype="float32",
+    tensor_dtypes={"float32": 12},
+    weight_dtypes={"float32": 58},
+    operators=["FULLY_CONNECTED float32"],
+    check={"max_abs_difference": 0.0},
+    network_sha256=TRAINING.network_sha256,
+    calibration_sha256=None,
+    preset=TRAINING.preset,
+    versions={},
+    commit=None,
+)
+
+EVALUATION = Evaluation(
+    run_id=TRAINING.run_id,
+    env_id="CartPole-v1",
+    scheme="fp32",
+    artifact_sha256=SIDECAR.sha256,
+    protocol={"action": "greedy"},
+    seeds=[1, 2],
+    returns=[9.0, 10.0],
+    lengths=[9, 10],
+    ties=0,
+    latency_us={"median": 9.0, "p95": 11.5},
+    reference_sha256=None,
+    agreement={"fraction": 1.0, "states": 19},
+    versions={},
 )
 
 
@@ -116,6 +158,19 @@ def test_disk_that_fills_up_while_writing_leaves_the_old_file(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_killed_processes_left_is_removed_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "file[1].json"
+    long_ago = time.time() - 2 * 3600
+    old, young = (tmp_path / f".file[1].json.{end}.tmp" for end in ("abcd_123", "efgh_456"))
+    others = [tmp_path / name for name in (".file1.json.abcd_123.tmp", ".file[1].abcd_123.tmp")]
+    for left in (old, young, *others):
+        left.write_bytes(b"half")
+        if left != young:
+            os.utime(left, (long_ago, long_ago))
+    records.write_bytes(path, b"whole")
+    assert sorted(tmp_path.iterdir()) == sorted([path, young, *others])
+
+
 @pytest.mark.parametrize("folder", ["file", "file/deeper"])
 def test_folder_that_is_a_file_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_bytes(b"a file")
@@ -159,8 +214,7 @@ def test_flatbuffer_that_cannot_be_replaced_has_no_sidecar(tmp_path: Path) -> No
     path = tmp_path / "int8.tflite"
     path.mkdir()  # A folder cannot be replaced by a file.
     records.sidecar_path(path).write_text("{}")
-    sidecar = Sidecar(**dict.fromkeys(Sidecar.__dataclass_fields__, ""))
-    assert "Cannot write" in refused(records.write_artifact, path, b"new", sidecar)
+    assert "Cannot write" in refused(records.write_artifact, path, b"new", SIDECAR)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -172,6 +226,12 @@ def test_hash_is_of_the_content(tmp_path_factory: pytest.TempPathFactory, conten
     path = tmp_path_factory.getbasetemp() / "hashed"
     path.write_bytes(content)
     assert records.sha256(path) == hashlib.sha256(content).hexdigest()
+
+
+def test_folder_cannot_be_hashed(tmp_path: Path) -> None:
+    message = refused(records.sha256, tmp_path)
+    assert f"{tmp_path} cannot be read (Is a directory)" in message
+    assert message.endswith(f"Received: path='{tmp_path}'")
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -213,7 +273,7 @@ def test_fields_of_another_version_are_named(tmp_path: Path) -> None:
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(st.lists(FINITE), st.text(), st.none() | st.dictionaries(st.text(), FINITE))
+@given(st.lists(FINITE, min_size=1), st.text(), st.none() | st.dictionaries(st.text(), FINITE))
 def test_records_survive_their_file(
     tmp_path_factory: pytest.TempPathFactory,
     returns: list[float],
@@ -221,22 +281,79 @@ def test_records_survive_their_file(
     latency: dict[str, float] | None,
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "record.json"
-    record = Evaluation(
+    record = replace(
+        EVALUATION,
         run_id=name,
-        env_id=name,
-        scheme="fp32",
-        artifact_sha256=None,
         protocol={name: name},
         seeds=list(range(len(returns))),
         returns=returns,
         lengths=[1] * len(returns),
-        ties=0,
         latency_us=latency,
-        agreement=None,
-        versions={},
     )
     record.save(path)
     assert Evaluation.load(path) == record
+
+
+def test_sound_records_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    for record in (TRAINING, SIDECAR, EVALUATION):
+        record.save(path)
+        assert type(record).load(path) == record
+    # JSON has one kind of number: a whole return comes back without its point from other writers.
+    path.write_text(json.dumps(asdict(EVALUATION) | {"returns": [9, 10]}))
+    assert Evaluation.load(path).returns == [9, 10]
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "value"),
+    [
+        (EVALUATION, "run_id", None),
+        (EVALUATION, "ties", 0.5),
+        (EVALUATION, "ties", True),
+        (EVALUATION, "artifact_sha256", 7),
+        (EVALUATION, "seeds", "12"),
+        (EVALUATION, "seeds", [1, 2.5]),
+        (EVALUATION, "returns", [9.0, "10"]),
+        (EVALUATION, "returns", [9.0, None]),
+        (EVALUATION, "returns", [9.0, float("nan")]),
+        (EVALUATION, "returns", [9.0, float("inf")]),
+        (EVALUATION, "returns", [9.0, 10**400]),
+        (EVALUATION, "latency_us", {"median": "fast"}),
+        (EVALUATION, "latency_us", [9.0]),
+        (EVALUATION, "protocol", {"action": 1}),
+        (EVALUATION, "seeds", []),
+        (EVALUATION, "returns", [9.0]),
+        (EVALUATION, "lengths", [9, 10, 11]),
+        (EVALUATION, "agreement", {}),
+        (SIDECAR, "native", 1),
+        (SIDECAR, "size_bytes", "10"),
+        (SIDECAR, "size_bytes", 0),
+        (SIDECAR, "action_low", ["-1"]),
+        (SIDECAR, "check", [1]),
+        (SIDECAR, "weight_dtypes", {"int8": None}),
+        (SIDECAR, "run", {}),
+        (TRAINING, "run", {"algo": "dqn", "env_id": "CartPole-v1", "overrides": {}}),
+        (TRAINING, "run", TRAINING.run | {"seed": "0"}),
+        (TRAINING, "run", TRAINING.run | {"overrides": None}),
+        (TRAINING, "selection_return", float("nan")),
+        (TRAINING, "preset", None),
+    ],
+)
+def test_values_that_a_field_cannot_have_are_refused(
+    tmp_path: Path, record: Any, name: str, value: Any
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(asdict(record) | {name: value}))
+    message = refused(type(record).load, path)
+    assert f"{path} is no sound {type(record).__name__}" in message
+    assert "make it again. Received: " in message
+    assert message.split("Received: ")[1].startswith(f"{name}=")
+
+
+def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(asdict(EVALUATION) | {"returns": ["ten"] * 10_000}))
+    assert len(refused(Evaluation.load, path)) < 300 + len(str(path))
 
 
 # Finished trainings.
@@ -288,6 +405,27 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     assert {folder.parent.name for folder in folders} == {"runs", "tflite_models", "reports"}
 
 
+@pytest.mark.parametrize(
+    ("run_id", "hint"),
+    [
+        ("dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
+        ("runs/dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
+        ("/", "`quarl list` names the runs"),
+        ("", "`quarl list` names the runs"),
+        (".", "`quarl list` names the runs"),
+        ("..", "`quarl list` names the runs"),
+        ("../..", "`quarl list` names the runs"),
+    ],
+)
+def test_run_ids_are_no_paths(tmp_path: Path, run_id: str, hint: str) -> None:
+    workspace = Workspace(tmp_path)
+    for place in (workspace.run_dir, workspace.artifact_dir):
+        with pytest.raises(UsageError) as caught:
+            place(run_id)
+        assert hint in str(caught.value)
+        assert str(caught.value).endswith(f"Received: run={run_id!r}")
+
+
 def test_versions_are_those_imported() -> None:
     versions = records.package_versions()
     assert versions["numpy"] == np.__version__
@@ -309,13 +447,7 @@ def exported(run_folder: Path) -> Workspace:
     folder = workspace.run_dir(TRAINING.run_id)
     TRAINING.save(folder / "training.json")
     artifact = workspace.artifact(TRAINING.run_id, "fp32")
-    values = dict.fromkeys(Sidecar.__dataclass_fields__, "")
-    values |= {
-        "scheme": "fp32",
-        "sha256": hashlib.sha256(b"flatbuffer").hexdigest(),
-        "network_sha256": TRAINING.network_sha256,
-    }
-    records.write_artifact(artifact, b"flatbuffer", Sidecar(**values))
+    records.write_artifact(artifact, b"flatbuffer", SIDECAR)
     return workspace
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,9 +27,10 @@ from quarl_tf.records import (
     write_bytes,
     write_csv,
 )
-from quarl_tf.report import dtypes, limits, number_text, percent, size, write_report
+from quarl_tf.report import write_report
 from quarl_tf.spec import Run, Scheme
-from quarl_tf.statistics import compare, student_interval
+from quarl_tf.statistics import MIN_EPISODES, compare, student_interval
+from quarl_tf.wording import dtypes, limits, number_text, percent, size
 
 TIMES, DASH, MINUS = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
@@ -92,6 +94,7 @@ def evaluation_of(run: Run, scheme: str, returns: list[float], digest: str | Non
         lengths=[int(r) for r in returns],
         ties=3 if scheme == "int8" else 0,
         latency_us=None if scheme == "random" else {"median": latency, "p95": latency * 1.2},
+        reference_sha256=None,
         agreement=None if scheme == "random" else {"fraction": 0.993, "states": 5000},
         versions={"numpy": "2.3.5", "ai-edge-litert": "2.1.0"},
     )
@@ -346,12 +349,13 @@ def test_the_same_files_make_the_same_bytes(
 
 def test_a_missing_experiment_is_named_and_not_averaged_over(several: Path) -> None:
     results = results_of(several)
+    root = several.parent.parent
     assert results["missing"] == [
         {
             "run_id": "dqn-CartPole-v1-s1",
             "scheme": "ptq_w4",
             "reason": "was not evaluated",
-            "command": "quarl evaluate tflite_models/dqn-CartPole-v1-s1/ptq_w4.tflite",
+            "command": f"quarl evaluate {root}/tflite_models/dqn-CartPole-v1-s1/ptq_w4.tflite",
         }
     ]
     row = by_scheme(results["sections"][0]["pooled"])["ptq_w4"]
@@ -413,16 +417,95 @@ def test_a_scheme_of_one_run_is_missing_in_the_other(
 
 
 @pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"run_id": "dqn-CartPole-v1-s1"}, "has an evaluation of another run"),
+        ({"env_id": "LunarLander-v3"}, "has an evaluation of another run"),
+        ({"seeds": list(range(EPISODES))}, "on other episodes than fp32"),
+        ({"scheme": "int8"}, "has an evaluation of another run"),
+        (None, "was not evaluated"),
+    ],
+)
+def test_a_baseline_of_something_else_is_missing(
+    workspace: Workspace, no_figures: None, change: dict[str, Any] | None, reason: str
+) -> None:
+    run = add_run(workspace)
+    path = evaluation_path(workspace.artifact(run.run_id, "random"))
+    if change is None:
+        path.unlink()
+    else:
+        replace(Evaluation.load(path), **change).save(path)
+    index = write_report(workspace, [run.run_id], command=COMMAND)
+    results = results_of(index.parent)
+    (missing,) = results["missing"]
+    assert missing["scheme"] == "random"
+    assert reason in missing["reason"]
+    fp32 = workspace.artifact(run.run_id, "fp32")
+    assert missing["command"] == f"quarl evaluate {fp32} --episodes {EPISODES}"
+    assert f"random of {run.run_id} {missing['reason']}" in page_of(index.parent).text
+    assert all(row["normalised_error_percent"] is None for row in results["runs"])
+    assert "| random policy |" not in (index.parent / "report.md").read_text()
+    assert by_scheme(results["runs"])["ptq_w4"]["verdict"] == "loss"
+
+
+@pytest.mark.parametrize("name", ["foo", "ptq_w99", "int8 (copy)"])
+def test_foreign_flatbuffers_are_left_out_and_named(
+    workspace: Workspace, no_figures: None, name: str
+) -> None:
+    run = add_run(workspace)
+    write_bytes(workspace.artifact_dir(run.run_id) / f"{name}.tflite", b"of somebody else")
+    assert f"{name}.tflite in the folder of {run.run_id}" in notes(workspace, run)
+    results = results_of(workspace.report_dir(run.run_id))
+    assert [row["scheme"] for row in results["runs"]] == list(SCHEMES)
+    assert results["missing"] == []
+
+
+@pytest.mark.parametrize("run_id", ["dqn-CartPole-v1-s0/", "./dqn-CartPole-v1-s0"])
+def test_a_path_is_no_run(workspace: Workspace, run_id: str) -> None:
+    add_run(workspace)
+    with pytest.raises(UsageError, match=r"not a path.*; give dqn-CartPole-v1-s0\. Received: run="):
+        write_report(workspace, [run_id], command=COMMAND)
+
+
+def test_commands_work_from_where_the_user_is(
+    tmp_path: Path, no_figures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commands(workspace: Workspace) -> dict[str, list[str]]:
+        index = write_report(workspace, [run.run_id], command=COMMAND)
+        missing = results_of(index.parent)["missing"]
+        return {one["scheme"]: shlex.split(one["command"]) for one in missing}
+
+    there = tmp_path / "my root"
+    run = add_run(Workspace(there))
+    evaluation_path(Workspace(there).artifact(run.run_id, "int8")).unlink()
+    sidecar_path(Workspace(there).artifact(run.run_id, "fp16")).unlink()
+    flatbuffer_path = f"tflite_models/{run.run_id}/int8.tflite"
+    export = ["quarl", "export", run.run_id, "--schemes", "fp16"]
+    assert commands(Workspace(there)) == {
+        "int8": ["quarl", "evaluate", str(there / flatbuffer_path)],
+        "fp16": [*export, "--root", str(there)],
+    }
+    monkeypatch.chdir(there)
+    assert commands(Workspace(Path("."))) == {
+        "int8": ["quarl", "evaluate", flatbuffer_path],
+        "fp16": export,
+    }
+
+
+@pytest.mark.parametrize(
     ("damage", "command"),
     [
-        (lambda artifact: artifact.unlink(), "quarl export dqn-CartPole-v1-s0 --schemes fp32"),
+        (
+            lambda artifact: artifact.unlink(),
+            "quarl export dqn-CartPole-v1-s0 --schemes fp32 --root {root}",
+        ),
         (
             lambda artifact: artifact.write_bytes(b"flipped"),
-            "quarl export dqn-CartPole-v1-s0 --schemes fp32",
+            "quarl export dqn-CartPole-v1-s0 --schemes fp32 --root {root}",
         ),
         (
             lambda artifact: evaluation_path(artifact).unlink(),
-            "quarl evaluate tflite_models/dqn-CartPole-v1-s0/fp32.tflite",
+            "quarl evaluate {root}/tflite_models/dqn-CartPole-v1-s0/fp32.tflite",
         ),
     ],
     ids=["no flatbuffer", "changed flatbuffer", "no evaluation"],
@@ -434,15 +517,16 @@ def test_nothing_can_be_said_without_fp32(
     damage(workspace.artifact(run.run_id, "fp32"))
     with pytest.raises(QuarlError) as caught:
         write_report(workspace, [run.run_id], command=COMMAND)
-    assert f"`{command}`" in str(caught.value)
+    assert f"`{command.format(root=workspace.root)}`" in str(caught.value)
     assert str(caught.value).endswith("Received: run='dqn-CartPole-v1-s0'")
     assert "\n" not in str(caught.value)
     assert not workspace.report_dir(run.run_id).exists()
 
 
 def test_a_run_that_is_not_there(workspace: Workspace) -> None:
-    with pytest.raises(QuarlError, match=r"`quarl export dqn-CartPole-v1-s9`.* Received: run="):
+    with pytest.raises(QuarlError, match="Received: run=") as caught:
         write_report(workspace, ["dqn-CartPole-v1-s9"], command=COMMAND)
+    assert f"`quarl export dqn-CartPole-v1-s9 --root {workspace.root}`" in str(caught.value)
 
 
 def test_a_damaged_curve(workspace: Workspace) -> None:
@@ -482,7 +566,13 @@ def test_notes_on_few_episodes_no_curve_and_no_baseline(
     (workspace.artifact_dir(run.run_id) / "progress.csv").unlink()
     evaluation_path(workspace.artifact(run.run_id, "random")).unlink()
     text = notes(workspace, run)
-    assert "Only 5 episodes" in text
+    assert f"Only 5 episodes: fewer than {MIN_EPISODES} cannot tell" in text
+    assert (
+        f"fewer than {MIN_EPISODES} paired episodes"
+        in page_of(workspace.report_dir(run.run_id)).text
+    )
+    rows = by_scheme(results_of(workspace.report_dir(run.run_id))["runs"])
+    assert {rows[scheme]["verdict"] for scheme in SCHEMES[1:]} == {"cannot tell"}
     assert "No training curve was exported for dqn-CartPole-v1-s0" in text
     assert "the normalised error is unknown" in text
 

@@ -15,6 +15,7 @@ from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import Evaluation
 from quarl_tf.statistics import (
     DEFAULT_MARGIN_PERCENT,
+    MIN_EPISODES,
     Comparison,
     Interval,
     compare,
@@ -51,6 +52,7 @@ def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None
         lengths=[1] * len(returns),
         ties=0,
         latency_us=None,
+        reference_sha256=None,
         agreement=None,
         versions={},
     )
@@ -101,6 +103,14 @@ class TestBothIntervals:
         assert wide.low < narrow.low < narrow.high < wide.high
 
 
+def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
+    values = np.random.default_rng(3).exponential(1.0, MIN_EPISODES)
+    assert mean_interval(values[:-1]) == student_interval(values[:-1])
+    assert mean_interval(values) != student_interval(values)
+    # A bootstrap of two values ends at the values: gains of 1 and 2 would be certain gains.
+    assert mean_interval([1.0, 2.0]).low < 0
+
+
 def test_rare_failures_pull_the_bootstrap_interval_down_only() -> None:
     # 1 of 100 episodes falls at 480: resampled means are 500 - 0.2 k with k close to Poisson(1).
     interval = mean_interval([500.0] * 99 + [480.0])
@@ -131,9 +141,10 @@ def test_student_of_two_by_hand() -> None:
     [
         (mean_interval, 50, lambda g, n: g.exponential(1.0, n)),
         (mean_interval, 50, lambda g, n: g.normal(1.0, 1.0, n)),
+        (mean_interval, 5, lambda g, n: g.normal(1.0, 1.0, n)),
         (student_interval, 3, lambda g, n: g.normal(1.0, 1.0, n)),
     ],
-    ids=["skewed episodes", "normal episodes", "three trainings"],
+    ids=["skewed episodes", "normal episodes", "few episodes", "three trainings"],
 )
 def test_19_of_20_intervals_hold_the_true_mean(
     interval_of: IntervalOf, episodes: int, draw: Callable[..., np.ndarray]
@@ -250,18 +261,18 @@ def test_normalised_error_of_a_policy_below_chance_keeps_its_sign() -> None:
 )
 def test_verdict(low: float, high: float, reference: float, expected: str) -> None:
     middle = 0.0 if math.isinf(low) else (low + high) / 2
-    assert verdict(Interval(middle, low, high), reference, 2.0) == expected
+    assert verdict(Interval(middle, low, high), reference, 2.0, 100) == expected
 
 
 def test_a_margin_of_zero_forgives_nothing() -> None:
-    assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0) == "cannot tell"
-    assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0) == "no loss shown"
+    assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0, 100) == "cannot tell"
+    assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0, 100) == "no loss shown"
 
 
 @pytest.mark.parametrize("margin", [-1.0, math.nan, math.inf])
 def test_refuses_a_margin_that_is_none(margin: float) -> None:
     with pytest.raises(UsageError, match=f"Received: margin_percent={margin}"):
-        verdict(Interval(0, 0, 0), 500, margin)
+        verdict(Interval(0, 0, 0), 500, margin, 100)
 
 
 @given(
@@ -272,8 +283,15 @@ def test_a_wider_margin_never_turns_no_loss_into_a_loss(
     low: float, width: float, small: float, more: float
 ) -> None:
     interval = Interval(low + width / 2, low, low + width)
-    if verdict(interval, 100, small) in ("gain", "no loss shown"):
-        assert verdict(interval, 100, small + more) in ("gain", "no loss shown")
+    if verdict(interval, 100, small, 100) in ("gain", "no loss shown"):
+        assert verdict(interval, 100, small + more, 100) in ("gain", "no loss shown")
+
+
+@pytest.mark.parametrize("low", [-400.0, 0.0, 400.0])
+def test_a_handful_of_episodes_cannot_tell(low: float) -> None:
+    certain = Interval(low, low, low)
+    assert verdict(certain, 500, 2.0, MIN_EPISODES - 1) == "cannot tell"
+    assert verdict(certain, 500, 2.0, MIN_EPISODES) != "cannot tell"
 
 
 # Comparisons.
@@ -281,12 +299,12 @@ def test_a_wider_margin_never_turns_no_loss_into_a_loss(
 
 def test_compare_by_hand() -> None:
     result = compare(
-        evaluation("fp32", [10.0, 20.0, 30.0]),
-        evaluation("int8", [9.0, 18.0, 27.0]),
+        evaluation("fp32", [10.0, 20.0, 30.0] * 7),
+        evaluation("int8", [9.0, 18.0, 27.0] * 7),
         evaluation("random", [0.0, 4.0], seeds=[100, 101]),
         DEFAULT_MARGIN_PERCENT,
     )
-    assert (result.run_id, result.scheme, result.episodes) == ("dqn-CartPole-v1-s0", "int8", 3)
+    assert (result.run_id, result.scheme, result.episodes) == ("dqn-CartPole-v1-s0", "int8", 21)
     assert result.returns.mean == 18.0
     assert result.reference_mean == 20.0
     assert result.difference.mean == pytest.approx(-2.0)
@@ -296,15 +314,22 @@ def test_compare_by_hand() -> None:
 
 
 def test_compare_without_a_random_policy() -> None:
-    same = evaluation("fp32", [10.0, 20.0])
+    same = evaluation("fp32", [10.0, 20.0] * 10)
     result = compare(same, replace(same, scheme="fp16"), None)
     assert result.normalised_error is None
     assert result.verdict == "no loss shown"
 
 
-def test_one_episode_cannot_tell() -> None:
-    result = compare(evaluation("fp32", [10.0]), evaluation("int8", [10.0]), None)
+@pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
+@pytest.mark.parametrize("change", [-5.0, 0.0, 5.0])
+def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: float) -> None:
+    before = [10.0 + i for i in range(episodes)]
+    after = [value + change + 0.01 * i for i, value in enumerate(before)]
+    result = compare(evaluation("fp32", before), evaluation("int8", after), None)
     assert result.verdict == "cannot tell"
+    # No way around it through a report on one run, or on several of which one is short.
+    assert pool([result]).verdict == "cannot tell"
+    assert pool([result, comparison(change), comparison(change)]).verdict == "cannot tell"
 
 
 def test_compare_refuses_other_episodes_and_names_both() -> None:

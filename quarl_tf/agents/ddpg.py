@@ -5,7 +5,7 @@ Deviations from the paper:
 1. Observations are normalised by running statistics inside actor and critic, instead of batch
    normalisation. The targets get the statistics as they are.
 2. Exploration noise is Gaussian or Ornstein-Uhlenbeck as the preset says, in units of half the
-   action range; before `learning_starts` actions are uniform.
+   action range; before `learning_starts` actions are uniform. It runs on over episodes' ends.
 3. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
    steps, all in one compiled call.
 4. The critic takes the action at its first layer, together with the observation.

@@ -49,7 +49,7 @@ class Preset:
             where: What the values are, for messages.
 
         Raises:
-            UsageError: A field is missing, unknown, of another type, or not positive.
+            UsageError: A field is missing, unknown, of another type or out of its range.
         """
         known = {f.name for f in fields(cls)}
         for name in values:
@@ -60,12 +60,43 @@ class Preset:
         types = typing.get_type_hints(cls)
         return cls(**{name: _convert(name, values[name], types[name]) for name in values})
 
+    def __post_init__(self) -> None:
+        """Refuse values that do not fit together.
+
+        Raises:
+            UsageError: Two values contradict each other, or a fraction is above 1.
+        """
+        self._require_fraction("discount")
+        self._require_multiple("train_frequency", "num_envs")
+
+    def _require_fraction(self, name: str) -> None:
+        value = getattr(self, name)
+        if value > 1:
+            raise UsageError(f"{name} must be 1 or less. Received: {name}={value}")
+
+    def _require_multiple(self, name: str, divisor: str) -> None:
+        value, by = getattr(self, name), getattr(self, divisor)
+        if value % by:
+            raise UsageError(
+                f"{name} must be a multiple of {divisor}. Received: {name}={value}, {divisor}={by}"
+            )
+
+    def _require_room(self, buffer_size: int, learning_starts: int) -> None:
+        """Require two rows before learning starts, and a replay that can hold what it waits for."""
+        if learning_starts < 2 * self.num_envs or buffer_size < learning_starts + self.num_envs:
+            raise UsageError(
+                "learning_starts must be at least 2 * num_envs, and buffer_size at least "
+                f"learning_starts + num_envs. Received: learning_starts={learning_starts}, "
+                f"buffer_size={buffer_size}, num_envs={self.num_envs}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DqnPreset(Preset):
     """Hyper-parameters of Double DQN."""
 
-    #: Whether the learning rate falls linearly to 0 over training.
+    #: Whether the learning rate falls linearly to 0 over training; a little before its end, for
+    #: the ticks that reset an environment are learned after but are no steps.
     learning_rate_decay: bool
     #: Transitions in one gradient step.
     batch_size: int
@@ -86,12 +117,25 @@ class DqnPreset(Preset):
     #: Largest norm of each variable's gradient.
     gradient_clip: float
 
+    def __post_init__(self) -> None:
+        """Check what DQN adds; see `Preset.__post_init__`."""
+        super().__post_init__()
+        self._require_fraction("exploration_fraction")
+        self._require_fraction("exploration_final")
+        self._require_room(self.buffer_size, self.learning_starts)
+        if self.exploration_fraction == 0:
+            raise UsageError(
+                "exploration_fraction must be above 0; for no exploration to speak of, make it "
+                "small. Received: exploration_fraction=0.0"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class PpoPreset(Preset):
     """Hyper-parameters of PPO and A2C; a rollout is `train_frequency` steps long."""
 
-    #: Whether the learning rate falls linearly to 0 over training.
+    #: Whether the learning rate falls linearly to 0 over training; a little before its end, for
+    #: the ticks that reset an environment are learned after but are no steps.
     learning_rate_decay: bool
     #: Passes over each rollout.
     epochs: int
@@ -109,6 +153,12 @@ class PpoPreset(Preset):
     value_coefficient: float
     #: Largest norm of the whole gradient.
     gradient_clip: float
+
+    def __post_init__(self) -> None:
+        """Check what PPO and A2C add; see `Preset.__post_init__`."""
+        super().__post_init__()
+        self._require_fraction("gae_lambda")
+        self._require_multiple("train_frequency", "minibatch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +181,12 @@ class DdpgPreset(Preset):
     noise: float
     #: Whether the noise is an Ornstein-Uhlenbeck process instead of independent draws.
     correlated_noise: bool
+
+    def __post_init__(self) -> None:
+        """Check what DDPG adds; see `Preset.__post_init__`."""
+        super().__post_init__()
+        self._require_fraction("target_tau")
+        self._require_room(self.buffer_size, self.learning_starts)
 
 
 _CLASSES: dict[str, type[Preset]] = {

@@ -19,7 +19,7 @@ With N = 2**bits and range = |min(W, 0)| + |max(W, 0)|, the three modes are:
 "code" rounds because the authors' published code does (`rint`) where their formula has floor. Floor
 shifts every weight down, by half a step on average: the errors of a layer's inputs all lean to the
 same side and add up instead of cancelling. What that costs is measured with `ptq_paper_w4` against
-`ptq_w8` in the reports.
+`ptq_w4` in the reports.
 
 Tensors are float32, the arithmetic is float64, and decoded tensors are float32 again. Up to 16
 bits, quantising a decoded tensor again on its grid changes nothing in "code" and "tf" mode. In

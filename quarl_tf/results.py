@@ -1,0 +1,403 @@
+"""Read the records of some runs and line up their results, one row a scheme.
+
+An experiment that is missing, or whose files do not belong together, is kept as such, with the
+command that mends it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.plots import Curve
+from quarl_tf.records import Evaluation, Sidecar, Workspace, evaluation_path, sha256, sidecar_path
+from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
+from quarl_tf.statistics import (
+    Comparison,
+    Interval,
+    Pooled,
+    compare,
+    mean_interval,
+    pool,
+    student_interval,
+)
+
+#: The scheme that all others are compared with.
+REFERENCE = "fp32"
+
+#: What the evaluation of the random policy is called.
+BASELINE = "random"
+
+#: Status of a row that has a result.
+OK = "ok"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the results: a scheme of one run, or of all runs of a section; None is unknown.
+
+    Attributes:
+        run_id: The run, or None for a line that pools runs.
+        status: "ok", or why there is no result.
+        compression: Size of the fp32 flatbuffer over this one's.
+        action_agreement: Share of states on which the scheme acts as fp32 does, 0 ... 1.
+        absolute_reward_error_percent: Mean over runs of |reward error|, in pooled lines.
+        verdict: As in `statistics.verdict`; "reference" for fp32.
+        weight_dtypes: Weights in the file by dtype.
+    """
+
+    run_id: str | None
+    algo: str
+    env_id: str
+    seed: int | None
+    scheme: str
+    native: bool
+    weight_bits: int
+    status: str = OK
+    runs: int = 1
+    episodes: int | None = None
+    size_bytes: float | None = None
+    compression: float | None = None
+    latency_median_us: float | None = None
+    latency_p95_us: float | None = None
+    return_mean: float | None = None
+    return_low: float | None = None
+    return_high: float | None = None
+    difference_mean: float | None = None
+    difference_low: float | None = None
+    difference_high: float | None = None
+    reward_error_percent: float | None = None
+    absolute_reward_error_percent: float | None = None
+    normalised_error_percent: float | None = None
+    action_agreement: float | None = None
+    ties: int | None = None
+    verdict: str | None = None
+    weight_dtypes: dict[str, int] = field(default_factory=dict)
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """An experiment without a result, why, and the command that mends it."""
+
+    run_id: str
+    scheme: str
+    reason: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One flatbuffer with what it is, how it played and what that says against fp32."""
+
+    sidecar: Sidecar
+    evaluation: Evaluation
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """The experiments of one run.
+
+    Attributes:
+        experiments: Scheme to experiment; fp32 is always among them.
+        missing: Scheme, or `BASELINE`, to why there is no result.
+        chance: Evaluation of the random policy, if it is sound.
+        curve: Learning curve of the training, if it was exported.
+        foreign: Names of flatbuffers in the run's folder that are named after no scheme.
+    """
+
+    run_id: str
+    experiments: dict[str, Experiment]
+    missing: dict[str, Missing]
+    chance: Evaluation | None
+    curve: Curve | None
+    foreign: list[str]
+
+    @property
+    def reference(self) -> Experiment:
+        """Return the experiment that all others are compared with."""
+        return self.experiments[REFERENCE]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Return the fields of the run, see `spec.Run`."""
+        return self.reference.sidecar.run
+
+
+# Reading.
+
+
+def scheme_names(
+    workspace: Workspace, run_ids: Sequence[str], schemes: Sequence[str] | None
+) -> list[str]:
+    """Return the schemes to report on: native ones first, and from many bits to few."""
+    found = schemes
+    if found is None:
+        folders = [workspace.artifact_dir(run_id) for run_id in run_ids]
+        stems = [path.stem for folder in folders for path in folder.glob("*.tflite")]
+        found = [stem for stem in stems if _is_scheme(stem)]
+
+    def place(scheme: Scheme) -> tuple[str, int, int]:
+        known = scheme.name in DEFAULT_SCHEMES
+        order = DEFAULT_SCHEMES.index(scheme.name) if known else len(DEFAULT_SCHEMES)
+        return (scheme.mode or "", -scheme.weight_bits, order)
+
+    parsed = [Scheme.parse(name) for name in {REFERENCE, *found}]
+    return [scheme.name for scheme in sorted(parsed, key=place)]
+
+
+def _is_scheme(name: str) -> bool:
+    try:
+        Scheme.parse(name)
+    except UsageError:
+        return False
+    return True
+
+
+def load_run(
+    workspace: Workspace, run_id: str, schemes: Sequence[str], margin_percent: float
+) -> LoadedRun:
+    """Load a run's experiments and compare each with fp32.
+
+    Raises:
+        UsageError: The run id is no name of a folder.
+        QuarlError: There is no fp32 result, or a file cannot be read.
+    """
+    folder = workspace.artifact_dir(run_id)
+    if not folder.is_dir():
+        raise QuarlError(
+            "There are no flatbuffers of this run; make them with "
+            f"`{_export_command(workspace, run_id)}`. Received: run={run_id!r}"
+        )
+    reference = _load_pair(workspace, run_id, REFERENCE)
+    if isinstance(reference, Missing):
+        raise QuarlError(
+            f"{run_id} has nothing to compare with: fp32 {reference.reason}; run "
+            f"`{reference.command}`. Received: run={run_id!r}"
+        )
+    experiments: dict[str, Experiment] = {}
+    missing: dict[str, Missing] = {}
+    chance: Evaluation | Missing | None = _load_baseline(workspace, reference[1])
+    if isinstance(chance, Missing):
+        missing[BASELINE], chance = chance, None
+    for name in schemes:
+        pair = _load_pair(workspace, run_id, name)
+        if not isinstance(pair, Missing):
+            pair = _require_same_episodes(workspace, pair, reference[1])
+        if isinstance(pair, Missing):
+            missing[name] = pair
+            continue
+        comparison = compare(reference[1], pair[1], chance, margin_percent)
+        experiments[name] = Experiment(*pair, comparison)
+    curve = _load_curve(workspace, run_id)
+    foreign = sorted(path.name for path in folder.glob("*.tflite") if not _is_scheme(path.stem))
+    return LoadedRun(run_id, experiments, missing, chance, curve, foreign)
+
+
+def _load_baseline(workspace: Workspace, reference: Evaluation) -> Evaluation | Missing:
+    """Load the random policy's evaluation, or tell why it is none for the run's fp32."""
+    run_id = reference.run_id
+    path = evaluation_path(workspace.artifact(run_id, BASELINE))
+    reason = "was not evaluated"
+    if path.exists():
+        found = Evaluation.load(path)
+        expected = (BASELINE, run_id, reference.env_id, reference.seeds)
+        if (found.scheme, found.run_id, found.env_id, found.seeds) == expected:
+            return found
+        reason = "has an evaluation of another run or on other episodes than fp32"
+    evaluate = _evaluate_command(workspace, run_id, REFERENCE)
+    return Missing(run_id, BASELINE, reason, f"{evaluate} --episodes {len(reference.seeds)}")
+
+
+def _load_pair(
+    workspace: Workspace, run_id: str, scheme: str
+) -> tuple[Sidecar, Evaluation] | Missing:
+    """Load a sidecar and its evaluation, or tell why one cannot stand for the other."""
+    artifact = workspace.artifact(run_id, scheme)
+    export = _export_command(workspace, run_id, f" --schemes {scheme}")
+    if not artifact.exists() or not sidecar_path(artifact).exists():
+        return Missing(run_id, scheme, "was not exported", export)
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != (run_id, scheme, sha256(artifact)):
+        return Missing(run_id, scheme, "has a flatbuffer that does not match its sidecar", export)
+    evaluate = _evaluate_command(workspace, run_id, scheme)
+    if not evaluation_path(artifact).exists():
+        return Missing(run_id, scheme, "was not evaluated", evaluate)
+    evaluation = Evaluation.load(evaluation_path(artifact))
+    if evaluation.artifact_sha256 != sidecar.sha256:
+        reason = "has a stale evaluation, made with another flatbuffer"
+        return Missing(run_id, scheme, reason, evaluate)
+    return sidecar, evaluation
+
+
+def _require_same_episodes(
+    workspace: Workspace, pair: tuple[Sidecar, Evaluation], reference: Evaluation
+) -> tuple[Sidecar, Evaluation] | Missing:
+    _, evaluation = pair
+    if (evaluation.seeds, evaluation.protocol) == (reference.seeds, reference.protocol):
+        return pair
+    return Missing(
+        evaluation.run_id,
+        evaluation.scheme,
+        f"was evaluated on other episodes than fp32 ({len(evaluation.seeds)} against "
+        f"{len(reference.seeds)}, or other seeds or rules)",
+        f"{_evaluate_command(workspace, evaluation.run_id, evaluation.scheme)} "
+        f"--episodes {len(reference.seeds)}",
+    )
+
+
+def _evaluate_command(workspace: Workspace, run_id: str, scheme: str) -> str:
+    return f"quarl evaluate {shlex.quote(str(workspace.artifact(run_id, scheme)))}"
+
+
+def _export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
+    root = workspace.root
+    here = root.resolve() == Path.cwd()
+    return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
+
+
+def _load_curve(workspace: Workspace, run_id: str) -> Curve | None:
+    path = workspace.artifact_dir(run_id) / "progress.csv"
+    if not path.exists():
+        return None
+    try:
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        columns = {
+            name: np.array([float(row[name] or "nan") for row in rows])
+            for name in ("step", "episode_return", "greedy_return")
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise QuarlError(
+            f"The training curve cannot be read ({error}); copy it again with "
+            f"`{_export_command(workspace, run_id)}`. Received: path={str(path)!r}"
+        ) from error
+    if not rows:
+        return None
+    return Curve(run_id, columns["step"], columns["episode_return"], columns["greedy_return"])
+
+
+# Lines of the results.
+
+
+def run_row(run: LoadedRun, name: str) -> Row:
+    """Return the line of one scheme of one run."""
+    scheme = Scheme.parse(name)
+    row = Row(
+        run_id=run.run_id,
+        algo=run.spec["algo"],
+        env_id=run.spec["env_id"],
+        seed=run.spec["seed"],
+        scheme=name,
+        native=scheme.native,
+        weight_bits=scheme.weight_bits,
+    )
+    experiment = run.experiments.get(name)
+    if experiment is None:
+        return replace(row, status=run.missing[name].reason)
+    sidecar, evaluation = experiment.sidecar, experiment.evaluation
+    row = replace(
+        row,
+        ties=evaluation.ties,
+        action_agreement=None if evaluation.agreement is None else evaluation.agreement["fraction"],
+        weight_dtypes=sidecar.weight_dtypes,
+        sha256=sidecar.sha256,
+        **_statistics(name, experiment.comparison),
+    )
+    if not scheme.native:
+        return row
+    latency = evaluation.latency_us or {}
+    return replace(
+        row,
+        size_bytes=sidecar.size_bytes,
+        compression=run.reference.sidecar.size_bytes / sidecar.size_bytes,
+        latency_median_us=latency.get("median"),
+        latency_p95_us=latency.get("p95"),
+    )
+
+
+def pooled_row(runs: Sequence[LoadedRun], rows: Sequence[Row]) -> Row:
+    """Return one line for the rows of a scheme, one a run; without figures if one is missing."""
+    first = rows[0]
+    row = Row(
+        run_id=None,
+        algo=first.algo,
+        env_id=first.env_id,
+        seed=None,
+        scheme=first.scheme,
+        native=first.native,
+        weight_bits=first.weight_bits,
+        runs=len(rows),
+    )
+    absent = [str(r.run_id) for r in rows if r.status != OK]
+    if absent:
+        several = len(rows) > 1
+        status = f"missing in {', '.join(absent)}" if several else first.status
+        return replace(row, status=status)
+    pooled = pool([run.experiments[row.scheme].comparison for run in runs])
+    row = replace(
+        row,
+        size_bytes=_mean(r.size_bytes for r in rows),
+        compression=_mean(r.compression for r in rows),
+        latency_median_us=_mean(r.latency_median_us for r in rows),
+        latency_p95_us=_mean(r.latency_p95_us for r in rows),
+        action_agreement=_mean(r.action_agreement for r in rows),
+        ties=sum(r.ties or 0 for r in rows),
+        weight_dtypes=first.weight_dtypes,
+        **_statistics(row.scheme, pooled),
+    )
+    if row.scheme == REFERENCE:
+        return row
+    return replace(row, absolute_reward_error_percent=pooled.absolute_reward_error)
+
+
+def _statistics(name: str, result: Comparison | Pooled) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "episodes": result.episodes,
+        "return_mean": result.returns.mean,
+        "return_low": _finite(result.returns.low),
+        "return_high": _finite(result.returns.high),
+    }
+    if name == REFERENCE:
+        return values | {"verdict": "reference"}
+    return values | {
+        "difference_mean": result.difference.mean,
+        "difference_low": _finite(result.difference.low),
+        "difference_high": _finite(result.difference.high),
+        "reward_error_percent": result.reward_error,
+        "normalised_error_percent": result.normalised_error,
+        "verdict": result.verdict,
+    }
+
+
+def _finite(limit: float) -> float | None:
+    return limit if math.isfinite(limit) else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    present = [value for value in known if value is not None]
+    return float(np.mean(present)) if len(present) == len(known) else None
+
+
+def fewest_episodes(runs: Sequence[LoadedRun]) -> int:
+    """Return the number of episodes per flatbuffer, of the run that has fewest."""
+    return min(len(run.reference.evaluation.seeds) for run in runs)
+
+
+def chance_interval(runs: Sequence[LoadedRun]) -> Interval | None:
+    """Return the random policy's return: over episodes for one run, over the runs for several."""
+    returns = [run.chance.returns for run in runs if run.chance is not None]
+    if len(returns) < len(runs):
+        return None
+    if len(returns) == 1:
+        return mean_interval(returns[0])
+    return student_interval([float(np.mean(values)) for values in returns])

@@ -1,0 +1,175 @@
+"""Say results in words: what came out, what to know before believing it, numbers as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from quarl_tf.results import OK, REFERENCE, LoadedRun, Row, fewest_episodes
+from quarl_tf.spec import Scheme
+from quarl_tf.statistics import MIN_EPISODES
+
+#: How to begin a sentence on a simulated sweep, by the quantiser's rule.
+_SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_UNKNOWN = "\N{EN DASH}"
+
+# Words.
+
+
+def headline(rows: Sequence[Row]) -> list[str]:
+    """Say what came out: the smallest flatbuffer that keeps the reward, losses, the bits needed."""
+    natives = [r for r in rows if r.native and r.status == OK and r.scheme != REFERENCE]
+    natives.sort(key=lambda row: row.size_bytes or math.inf)
+    safe = [row for row in natives if _keeps_reward(row)]
+    reference = next(row for row in rows if row.scheme == REFERENCE)
+    first = [*safe[:1], *(row for row in natives[:1] if not _keeps_reward(row))]
+    sentences = [f"{r.scheme} is {_cheaper(r, reference)} than fp32{_cost(r)}." for r in first]
+    sentences += [
+        f"The return of {row.scheme} is {_amount(row)} lower."
+        for row in natives[1:]
+        if row.verdict == "loss"
+    ]
+    simulated = {mode: [r for r in rows if Scheme.parse(r.scheme).mode == mode] for mode in _SWEEPS}
+    return [
+        *sentences,
+        *(_bits_needed(how, simulated[mode]) for mode, how in _SWEEPS.items() if simulated[mode]),
+    ]
+
+
+def _keeps_reward(row: Row) -> bool:
+    return row.verdict in ("gain", "no loss shown")
+
+
+def _cheaper(row: Row, reference: Row) -> str:
+    words = [ratio(row.compression, "smaller", "larger")]
+    if row.latency_median_us and reference.latency_median_us:
+        words.append(ratio(reference.latency_median_us / row.latency_median_us, "faster", "slower"))
+    return " and ".join(words)
+
+
+def ratio(value: float | None, above: str, below: str) -> str:
+    """Say how many times smaller or larger, faster or slower something is."""
+    if value is None:
+        return f"no {above}"
+    if value >= 1:
+        return f"{value:.1f}{_TIMES} {above}" if value >= 1.05 else f"no {above}"
+    return f"{1 / value:.1f}{_TIMES} {below}" if value <= 1 / 1.05 else f"no {below}"
+
+
+def _evidence(row: Row) -> str:
+    if row.runs == 1:
+        return f"{row.episodes} paired episodes"
+    return f"{row.runs} trainings with {row.episodes} paired episodes in all"
+
+
+def _cost(row: Row) -> str:
+    if row.verdict == "gain":
+        return f", and its return is {_amount(row)} higher"
+    if row.verdict == "loss":
+        return f", but its return is {_amount(row)} lower"
+    if row.verdict == "cannot tell":
+        return f"; whether it loses reward, {_evidence(row)} cannot tell"
+    if row.difference_high is not None and row.difference_high < 0:
+        return f"; its return is {_amount(row)} lower, within the margin"
+    return f" and loses no reward that {_evidence(row)} could show"
+
+
+def _amount(row: Row) -> str:
+    """Say how far a return is from that of fp32: in percent, or plainly where that is 0."""
+    if row.reward_error_percent is not None:
+        return percent(abs(row.reward_error_percent))
+    return f"{number_text(abs(row.difference_mean or 0.0))} per episode"
+
+
+def _bits_needed(how: str, rows: Sequence[Row]) -> str:
+    """Say down to how many bits simulated weights keep the reward, from many to few."""
+    kept = 0
+    while kept < len(rows) and _keeps_reward(rows[kept]):
+        kept += 1
+    keeping = f"{how}, weights of {rows[kept - 1].weight_bits} bits keep the reward"
+    if kept == len(rows):
+        return f"{keeping}, the fewest tried."
+    stop = rows[kept]
+    what = {
+        None: "the result is missing",
+        "loss": f"the return is {_amount(stop)} lower",
+        "cannot tell": "the episodes cannot tell",
+    }[stop.verdict]
+    if kept == 0:
+        return f"{how}, at {stop.weight_bits} bits {what}."
+    return f"{keeping}; at {stop.weight_bits} bits {what}."
+
+
+def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
+    """Say what the reader must know before believing the results."""
+    notes = []
+    episodes = fewest_episodes(runs)
+    if episodes < MIN_EPISODES:
+        notes.append(
+            f"Only {episodes} episodes: fewer than {MIN_EPISODES} cannot tell what a scheme costs. "
+            "Evaluate with --episodes 100."
+        )
+    for run in runs:
+        if run.chance is None:
+            notes.append(
+                f"{run.run_id} has no evaluation of a random policy to compare with, so the "
+                "normalised error is unknown; see Missing."
+            )
+        elif run.reference.comparison.returns.low <= np.mean(run.chance.returns):
+            notes.append(
+                f"The fp32 policy of {run.run_id} is not shown to earn more than a random one: it "
+                "has little to lose, and its verdicts say little. Train it longer."
+            )
+    notes += [
+        f"{file} in the folder of {run.run_id} is named after no scheme and was left out."
+        for run in runs
+        for file in run.foreign
+    ]
+    without = [run.run_id for run in runs if run.curve is None]
+    if without:
+        notes.append(f"No training curve was exported for {', '.join(without)}.")
+    return notes
+
+
+# Numbers as text.
+
+
+def number_text(value: float | None) -> str:
+    """Write a return or a latency with three to five digits; a dash for what is unknown."""
+    if value is None:
+        return _UNKNOWN
+    magnitude = abs(value)
+    digits = 0 if magnitude >= 1000 else 1 if magnitude >= 10 else 2
+    text = f"{value:,.{digits}f}" if magnitude >= 0.01 or value == 0 else f"{value:.1g}"
+    return ("0" if value == 0 else text).replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float | None) -> str:
+    """Write a percentage."""
+    return number_text(value) + ("" if value is None else " %")
+
+
+def size(value: float | None) -> str:
+    """Write a number of bytes."""
+    if value is None:
+        return _UNKNOWN
+    for unit, step in (("MB", 1e6), ("kB", 1e3)):
+        if value >= step:
+            return f"{value / step:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def limits(low: float | None, high: float | None) -> str:
+    """Write the limits of an interval."""
+    if low is None or high is None:
+        return "[no interval]"
+    return f"[{number_text(low)}, {number_text(high)}]"
+
+
+def dtypes(counts: Mapping[str, int]) -> str:
+    """Write the weights of a file by dtype, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {dtype}" for dtype, count in ordered)
