@@ -239,6 +239,8 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace) -> None:
     workspace = Workspace(args.root)
+    for run_id in args.runs:
+        workspace.artifact_dir(run_id)  # Refuses what is no run id.
     name = args.name or (args.runs[0] if len(args.runs) == 1 else None)
     if args.dry_run:
         _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")

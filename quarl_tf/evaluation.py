@@ -156,7 +156,8 @@ def evaluate_and_save(
     sidecar = Policy.load(artifact).sidecar
     seeds = evaluation_seeds(sidecar.run["seed"], episodes)
     baseline = evaluation_path(artifact.with_name("random.tflite"))
-    if _saved(baseline, seeds, _RANDOM) is None:
+    chance = _saved(baseline, seeds, _RANDOM)
+    if chance is None or (chance.run_id, chance.env_id) != (sidecar.run_id, sidecar.env_id):
         evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(baseline)
     beside = artifact.with_name("fp32.tflite")
     reference = beside if beside.exists() else None
