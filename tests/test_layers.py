@@ -23,7 +23,7 @@ LAYERS = [
     {"training", "export", "evaluation", "plots"},  # The stages.
     {"agents.a2c"},  # A special case of PPO.
     {"agents.ddpg", "agents.dqn", "agents.ppo"},
-    {"agents.adapter"},
+    {"agents.adapter", "agents.experience"},
     {"agents", "policies", "quantization.ptq", "calibration", "replay", "statistics"},
     {"networks", "checkpoints"},
     {"environments", "keras", "presets", "records", "flatbuffer"},

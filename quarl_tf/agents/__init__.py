@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -71,3 +71,20 @@ def head(algo: str) -> str:
     """Return what the numbers of an algorithm's head are: "q_values", "logits" or "action"."""
     kind: str = import_module(f"quarl_tf.agents.{algo}").HEAD
     return kind
+
+
+def section(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
+    """Return the arrays of a checkpoint whose names start with `prefix/`, without it."""
+    start = f"{prefix}/"
+    return {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
+
+
+def variable_arrays(variables: Sequence[Any]) -> Arrays:
+    """Return the values of variables for a checkpoint, by their place in the list."""
+    return {f"variable/{i}": variable.numpy() for i, variable in enumerate(variables)}
+
+
+def restore_variables(variables: Sequence[Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Take the values of variables back from a checkpoint."""
+    for i, variable in enumerate(variables):
+        variable.assign(arrays[f"variable/{i}"])

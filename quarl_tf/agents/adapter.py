@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import gym_notices.notices
@@ -41,7 +40,6 @@ __all__ = [
     "element_wise_squared_loss",
     "observation_spec",
     "ppo_agent",
-    "section",
     "time_step_spec",
     "time_steps",
     "transition",
@@ -114,12 +112,6 @@ class CriticNetwork(FactoryNetwork):
     ) -> tuple[Any, Any]:
         """Return values [n] and the untouched (empty) state."""
         return self.model(observation, training=training)[:, 0], network_state
-
-
-def section(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the arrays of a checkpoint whose names start with `prefix/`, without it."""
-    start = f"{prefix}/"
-    return {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
 
 
 def time_steps(observation: Any) -> Any:

@@ -19,20 +19,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Arrays, adapter
+from quarl_tf.agents import Arrays, adapter, restore_variables, variable_arrays
+from quarl_tf.agents.experience import Experience
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import (
     Mlp,
     NetworkFactory,
-    RunningStatistics,
     actor_factory,
     critic_factory,
     forward,
 )
 from quarl_tf.presets import DdpgPreset
-from quarl_tf.replay import Replay
 from quarl_tf.seeding import generator
 
 HEAD = "action"
@@ -70,11 +69,9 @@ class DdpgAgent:
         self._low = np.array(spec.action_low, np.float32)
         self._high = np.array(spec.action_high, np.float32)
         self._noise = np.zeros((preset.num_envs, len(self._low)))
-        self._statistics = RunningStatistics(spec.observation_shape)
-        self._pending: list[npt.NDArray[Any]] = []
-        self._replay = Replay(spec, preset.buffer_size, preset.num_envs)
         self._explore = generator(seed, "exploration")
-        self._draw = generator(seed, "replay")
+        self._experience = Experience(spec, preset, seed)
+        self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
         observed = adapter.observation_spec(spec)
         actor = adapter.FactoryNetwork(factory, observed, name="Actor")
         critic = adapter.CriticNetwork(
@@ -107,7 +104,7 @@ class DdpgAgent:
         del progress
         shape = (len(observations), len(self._low))
         half = (self._high - self._low) / 2
-        if len(self._replay) < self._preset.learning_starts:
+        if self._experience.warming_up:
             uniform = self._explore.uniform(self._low, self._high, size=shape)
             return uniform.astype(np.float32)
         fresh = self._preset.noise * self._explore.standard_normal(shape)
@@ -116,33 +113,12 @@ class DdpgAgent:
         noisy = self._greedy(observations) + half * self._noise
         return np.clip(noisy, self._low, self._high).astype(np.float32)
 
-    def observe(
-        self,
-        observations: npt.NDArray[Any],
-        actions: npt.NDArray[Any],
-        rewards: npt.NDArray[Any],
-        terminated: npt.NDArray[np.bool_],
-        starts: npt.NDArray[np.bool_],
-    ) -> None:
-        """Store one tick."""
-        self._pending.append(observations)
-        self._replay.add(observations, actions, rewards, terminated, starts)
-
-    def break_stream(self, observations: npt.NDArray[Any]) -> None:
-        """Mark the end of the stream."""
-        self._replay.add_break(observations)
-
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Take one burst of gradient steps once the replay has warmed up."""
         del observations
-        self._statistics.update(np.concatenate(self._pending))
-        self._pending.clear()
-        if len(self._replay) < self._preset.learning_starts:
+        batches = self._experience.batches([self.network, self._critic])
+        if batches is None:
             return {}
-        for network in (self.network, self._critic):
-            self._statistics.apply_to(network)
-        shape = (self._preset.gradient_steps, self._preset.batch_size)
-        batches = self._replay.sample(shape, self._draw)
         return {"loss": float(self._burst(*map(tf.constant, batches)))}
 
     def _train_on(self, *batches: Any) -> Any:
@@ -171,19 +147,16 @@ class DdpgAgent:
         """Return networks, targets, optimizers, counter, noise, statistics and replay."""
         return {
             "noise": self._noise,
-            **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
-            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
-            **{f"replay/{k}": v for k, v in self._replay.arrays().items()},
+            **variable_arrays(self._variables()),
+            **self._experience.arrays(),
         }
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take all of it back."""
         self._noise = arrays["noise"]
-        for i, variable in enumerate(self._variables()):
-            variable.assign(arrays[f"variable/{i}"])
-        self._statistics.restore(adapter.section(arrays, "statistics"))
-        self._replay.restore(adapter.section(arrays, "replay"))
+        restore_variables(self._variables(), arrays)
+        self._experience.restore(arrays)
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of replay sampling."""
-        return {"exploration": self._explore, "replay": self._draw}
+        return {"exploration": self._explore, "replay": self._experience.generator}

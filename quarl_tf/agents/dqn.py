@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Arrays, adapter
+from quarl_tf.agents import Arrays, adapter, restore_variables, variable_arrays
+from quarl_tf.agents.experience import Experience
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import UsageError
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Mlp, NetworkFactory, RunningStatistics, forward, mlp_factory
+from quarl_tf.networks import Mlp, NetworkFactory, forward, mlp_factory
 from quarl_tf.presets import DqnPreset
-from quarl_tf.replay import Replay
 from quarl_tf.seeding import generator
 
 HEAD = "q_values"
@@ -57,17 +57,9 @@ class DqnAgent:
         """Create the networks, the optimizer and an empty replay."""
         self._preset = preset
         self._num_actions = spec.num_actions or 0
-        self._statistics = RunningStatistics(spec.observation_shape)
-        self._pending: list[npt.NDArray[Any]] = []
-        self._replay = Replay(
-            spec,
-            preset.buffer_size,
-            preset.num_envs,
-            n_step=preset.n_step,
-            discount=preset.discount,
-        )
         self._explore = generator(seed, "exploration")
-        self._draw = generator(seed, "replay")
+        self._experience = Experience(spec, preset, seed, preset.n_step)
+        self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
         q_network = adapter.FactoryNetwork(
             network_factory(spec, preset, seed), adapter.observation_spec(spec), name="QNetwork"
         )
@@ -102,32 +94,12 @@ class DqnAgent:
             actions = np.where(exploring, actions, greedy)
         return actions
 
-    def observe(
-        self,
-        observations: npt.NDArray[Any],
-        actions: npt.NDArray[Any],
-        rewards: npt.NDArray[Any],
-        terminated: npt.NDArray[np.bool_],
-        starts: npt.NDArray[np.bool_],
-    ) -> None:
-        """Store one tick."""
-        self._pending.append(observations)
-        self._replay.add(observations, actions, rewards, terminated, starts)
-
-    def break_stream(self, observations: npt.NDArray[Any]) -> None:
-        """Mark the end of the stream."""
-        self._replay.add_break(observations)
-
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Take one burst of gradient steps once the replay has warmed up."""
         del observations
-        self._statistics.update(np.concatenate(self._pending))
-        self._pending.clear()
-        if len(self._replay) < self._preset.learning_starts:
+        batches = self._experience.batches([self.network])
+        if batches is None:
             return {}
-        self._statistics.apply_to(self.network)
-        shape = (self._preset.gradient_steps, self._preset.batch_size)
-        batches = self._replay.sample(shape, self._draw)
         return {"loss": float(self._burst(*map(tf.constant, batches)))}
 
     def _train_on(self, *batches: Any) -> Any:
@@ -153,21 +125,18 @@ class DqnAgent:
     def arrays(self) -> Arrays:
         """Return networks, target, optimizer, counters, statistics and replay."""
         return {
-            **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
-            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
-            **{f"replay/{k}": v for k, v in self._replay.arrays().items()},
+            **variable_arrays(self._variables()),
+            **self._experience.arrays(),
         }
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take all of it back."""
-        for i, variable in enumerate(self._variables()):
-            variable.assign(arrays[f"variable/{i}"])
-        self._statistics.restore(adapter.section(arrays, "statistics"))
-        self._replay.restore(adapter.section(arrays, "replay"))
+        restore_variables(self._variables(), arrays)
+        self._experience.restore(arrays)
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of replay sampling."""
-        return {"exploration": self._explore, "replay": self._draw}
+        return {"exploration": self._explore, "replay": self._experience.generator}
 
 
 def _learning_rate(preset: DqnPreset) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Arrays, adapter
+from quarl_tf.agents import Arrays, adapter, restore_variables, section, variable_arrays
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import UsageError
 from quarl_tf.keras import keras, tf
@@ -201,15 +201,14 @@ class ActorCritic:
     def arrays(self) -> Arrays:
         """Return networks, optimizer and statistics."""
         return {
-            **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
+            **variable_arrays(self._variables()),
             **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
         }
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take all of it back."""
-        for i, variable in enumerate(self._variables()):
-            variable.assign(arrays[f"variable/{i}"])
-        self._statistics.restore(adapter.section(arrays, "statistics"))
+        restore_variables(self._variables(), arrays)
+        self._statistics.restore(section(arrays, "statistics"))
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of the minibatches."""
