@@ -1,0 +1,80 @@
+"""Measure what acting from a flatbuffer costs over the bare interpreter, and a whole evaluation.
+
+Prints, for every native flatbuffer of a run, the median and range over repetitions of: one bare
+`invoke`, one `Policy.act`, the difference, and 100 episodes in the environment. The two calls
+alternate within every repetition, so that a drift of the machine meets both alike.
+
+    python benchmarks/acting.py tflite_models/dqn-CartPole-v1-s0
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+
+from quarl_tf.evaluation import evaluate
+from quarl_tf.policies import Policy
+from quarl_tf.records import evaluation_path, read_json
+from quarl_tf.spec import Scheme
+
+_CALLS = 20_000
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    """Return the mean time of one call."""
+    start = time.perf_counter_ns()
+    for _ in range(_CALLS):
+        call()
+    return (time.perf_counter_ns() - start) / _CALLS / 1000
+
+
+def measure(path: Path, repetitions: int) -> dict[str, list[float]]:
+    """Return every repetition's figures: microseconds, and seconds for the evaluation."""
+    policy = Policy.load(path)
+    bare = Interpreter(model_content=path.read_bytes(), num_threads=1)
+    bare.allocate_tensors()
+    observation = np.full(policy.sidecar.observation_shape, 0.01, policy.sidecar.observation_dtype)
+    seeds = read_json(evaluation_path(path))["seeds"]
+    found: dict[str, list[float]] = {"invoke µs": [], "act µs": [], "over µs": [], "100 ep s": []}
+    for _ in range(repetitions):
+        invoke = microseconds(bare.invoke)
+        act = microseconds(lambda: policy.act(observation))
+        start = time.perf_counter()
+        evaluation = evaluate(path, seeds)
+        seconds = time.perf_counter() - start
+        for name, value in zip(found, (invoke, act, act - invoke, seconds), strict=True):
+            found[name].append(value)
+        steps = sum(evaluation.lengths)
+    found["steps"] = [float(steps)]
+    return found
+
+
+def main() -> None:
+    """Print the table; with `--json`, write the repetitions as well."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("folder", type=Path, help="a run's folder of flatbuffers, evaluated")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    table = {}
+    for path in sorted(args.folder.glob("*.tflite")):
+        if Scheme.parse(path.stem).native:
+            table[path.stem] = measure(path, args.repetitions)
+            texts = [
+                f"{name} {np.median(v):.2f} [{min(v):.2f}, {max(v):.2f}]"
+                for name, v in table[path.stem].items()
+            ]
+            print(f"{path.stem:13}", "  ".join(texts))
+    if args.json is not None:
+        args.json.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
