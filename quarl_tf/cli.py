@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quarl_tf import presets, records
-from quarl_tf.display import progress_bar
+from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
 from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace
 from quarl_tf.spec import ALGORITHMS, DEFAULT_SCHEMES, Run, Scheme
@@ -312,9 +312,10 @@ def _run_ids(workspace: Workspace) -> list[str]:
 
 def _doctor(args: argparse.Namespace) -> None:
     del args
-    from quarl_tf.doctor import examine
+    with spinner("doctor"):
+        from quarl_tf.doctor import examine
 
-    findings = examine()
+        findings = examine()
     table = Table("", "check", "found", "what to do")
     for finding in findings:
         mark, remedy = ("[green]ok", "") if finding.good else ("[red]no", finding.remedy)
@@ -413,11 +414,12 @@ def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
 def _write_report(
     workspace: Workspace, run_ids: Sequence[str], name: str | None, args: argparse.Namespace
 ) -> None:
-    from quarl_tf.report import write_report
+    with spinner("report"):
+        from quarl_tf.report import write_report
 
-    page = write_report(
-        workspace, run_ids, name=name, margin_percent=args.margin, command=args.command
-    )
+        page = write_report(
+            workspace, run_ids, name=name, margin_percent=args.margin, command=args.command
+        )
     _console.print(f"report    {page}")
 
 

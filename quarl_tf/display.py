@@ -1,4 +1,4 @@
-"""Progress bars on standard error, quiet when it is not a terminal."""
+"""Progress bars and spinners on standard error, quiet when it is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 #: Called with the amount done, the total, and a short note.
 Update = Callable[..., None]
+
+
+@contextmanager
+def spinner(title: str) -> Iterator[None]:
+    """Show that something is going on while the block runs, where no amount of it can be told."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(title):
+        yield
 
 
 @contextmanager

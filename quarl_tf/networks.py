@@ -35,8 +35,8 @@ CLIP_DEVIATIONS = 5.0
 class ObservationNormalizer(keras.layers.Layer):  # type: ignore[misc]
     """Map every feature to (x − mean) · inverse_deviation, cut off at ±5.
 
-    The statistics are variables of the network that training sets (`set_statistics`), not gradient
-    descent. They are exported with it, so a flatbuffer takes raw observations.
+    The statistics are variables of the network that `RunningStatistics` sets, not gradient descent.
+    They are exported with it, so a flatbuffer takes raw observations.
     """
 
     def build(self, input_shape: Any) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from quarl_tf.environments import EnvSpec
 from quarl_tf.keras import keras
+from quarl_tf.networks import NetworkFactory
 from quarl_tf.presets import Preset
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -62,9 +63,11 @@ def build(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> Agent:
     return agent
 
 
-def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> Any:
+def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> NetworkFactory:
     """Return the factory of the network that an algorithm exports."""
-    return import_module(f"quarl_tf.agents.{algo}").network_factory(spec, preset, seed)
+    module = import_module(f"quarl_tf.agents.{algo}")
+    factory: NetworkFactory = module.network_factory(spec, preset, seed)
+    return factory
 
 
 def head(algo: str) -> str:

@@ -31,7 +31,6 @@ with warnings.catch_warnings():
 
 __all__ = [
     "CategoricalNetwork",
-    "CriticNetwork",
     "FactoryNetwork",
     "ValueNetwork",
     "action_spec",
@@ -95,17 +94,7 @@ class CategoricalNetwork(FactoryNetwork):
 
 
 class ValueNetwork(FactoryNetwork):
-    """A network whose head is one value per observation."""
-
-    def call(
-        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
-    ) -> tuple[Any, Any]:
-        """Return values [n] and the untouched (empty) state."""
-        return self.model(observation, training=training)[:, 0], network_state
-
-
-class CriticNetwork(FactoryNetwork):
-    """A network from observation and action to a value."""
+    """A network whose head is one value: of an observation, or of an observation and an action."""
 
     def call(
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None

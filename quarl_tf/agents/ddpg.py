@@ -74,7 +74,7 @@ class DdpgAgent:
         self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
         observed = adapter.observation_spec(spec)
         actor = adapter.FactoryNetwork(factory, observed, name="Actor")
-        critic = adapter.CriticNetwork(
+        critic = adapter.ValueNetwork(
             critic_factory(spec, Mlp(preset.hidden_layers, 1), seed),
             (observed, adapter.action_spec(spec)),
             name="Critic",

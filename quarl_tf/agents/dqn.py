@@ -8,7 +8,7 @@ Deviations from the paper:
    steps, all in one compiled call; the target period counts gradient steps.
 3. Adam instead of RMSprop, gradients clipped by norm, and the squared loss instead of errors
    clipped at 1: with values near 100, clipped errors weigh a rare failure no more than a small
-   misjudgement (they fit the median); CartPole's values were seen to climb past their bound of 100.
+   misjudgement (they fit the median), and values climb past what the discount allows.
 """
 
 from __future__ import annotations
