@@ -3,14 +3,17 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := .demo
+PEERS := .venv-peers
 
-.PHONY: demo test lint format lock clean
+.PHONY: demo test peers lint format lock clean
 
 demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a folder of its own.
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
 
 test: $(VENV)/installed  ## Run the whole test suite.
 	$(BIN)/pytest
+
+peers: $(PEERS)/installed  ## Install what benchmarks/training_throughput.py compares with.
 
 lint: $(VENV)/installed  ## Check style, format and types.
 	$(BIN)/ruff check .
@@ -28,6 +31,14 @@ $(VENV)/installed: requirements.txt setup.cfg pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --editable .
 	touch $@
 
+# PyTorch and TF-Agents want other versions of the same packages, hence another environment. PyTorch goes
+# first, by version: as a dependency of the others pip may take one with gigabytes for GPUs.
+$(PEERS)/installed:
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/pip install --quiet torch==2.13.0
+	$(PEERS)/bin/pip install --quiet 'stable-baselines3[extra]==2.9.2' sbx-rl==0.28 ale-py Box2D
+	touch $@
+
 lock:  ## Resolve setup.cfg anew into requirements.txt.
 	$(PYTHON) -m venv --clear .lock
 	.lock/bin/pip install --quiet --editable '.[train,dev]'
@@ -35,4 +46,4 @@ lock:  ## Resolve setup.cfg anew into requirements.txt.
 	rm -rf .lock
 
 clean:
-	rm -rf $(VENV) $(DEMO) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DEMO) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

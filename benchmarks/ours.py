@@ -1,0 +1,138 @@
+"""Measure how fast we train, and where the time goes: our side of `training_throughput.py`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from quarl_tf import environments, presets
+from quarl_tf.spec import Run
+
+PARTS = ("environment", "acting", "replay", "learning")
+
+_ALONE_SECONDS = 3.0
+
+#: No evaluation, checkpoint or end of the training comes near the clock.
+_ENDLESS = {
+    "steps": 10**9,
+    "evaluation_every": 10**9,
+    "evaluation_episodes": 1,
+    "checkpoint_every": 10**9,
+    "learning_rate_decay": False,
+}
+#: Exploration is at its final value from the first step on: what is timed is the usual step.
+_EXPLORED = {"exploration_fraction": 1e-9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A training to time; `workloads.yaml` says what its fields mean."""
+
+    algo: str
+    env_id: str
+    warm_up: int
+    steps: int
+    targets: Mapping[str, float]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    zoo: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_atari(self) -> bool:
+        """Whether it sees images."""
+        return "NoFrameskip" in self.env_id
+
+    def preset(self) -> presets.Preset:
+        """Return the hyper-parameters that all libraries train with."""
+        explored = _EXPLORED if self.algo == "dqn" else {}
+        return presets.load(self.algo, self.env_id, {**_ENDLESS, **explored, **self.overrides})
+
+
+def workloads() -> dict[str, Workload]:
+    """Read `workloads.yaml`, by name."""
+    table = yaml.safe_load(Path(__file__).with_name("workloads.yaml").read_text())
+    return {name: Workload(**values) for name, values in table.items()}
+
+
+def speed(workload: Workload, seed: int, steps: int) -> float:
+    """Return environment steps per second of our training."""
+    with _started(workload, seed) as training:
+        return _rate(training, steps)
+
+
+def shares(workload: Workload, steps: int) -> dict[str, float]:
+    """Return the percentage of our training's time that each part takes."""
+    with _started(workload, 0) as training:
+        seconds = dict.fromkeys((*PARTS, "sampling"), 0.0)
+
+        def time_calls(owner: Any, method: str, part: str) -> None:
+            call = getattr(owner, method)
+
+            def timed(*args: Any) -> Any:
+                start = time.perf_counter()
+                result = call(*args)
+                seconds[part] += time.perf_counter() - start
+                return result
+
+            setattr(owner, method, timed)
+
+        time_calls(training._envs, "step", "environment")
+        time_calls(training.agent, "act", "acting")
+        time_calls(training.agent, "observe", "replay")
+        time_calls(training.agent, "learn", "learning")
+        if workload.algo in ("ddpg", "dqn"):
+            time_calls(training.agent._experience._replay, "sample", "sampling")
+        start = time.perf_counter()
+        _rate(training, steps)
+        total = time.perf_counter() - start
+    sampling = seconds.pop("sampling")
+    seconds["replay"] += sampling
+    seconds["learning"] -= sampling
+    seconds["rest"] = total - sum(seconds.values())
+    return {part: 100 * value / total for part, value in seconds.items()}
+
+
+@contextmanager
+def _started(workload: Workload, seed: int) -> Iterator[Any]:
+    """Give a training that has warmed up, without its evaluations at the end."""
+    from quarl_tf.training import _Training
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(workload.algo, workload.env_id, seed)
+        training = _Training(Path(folder), run, workload.preset())
+        training.resume()
+        while training.step < workload.warm_up:
+            training.burst()
+        yield training
+
+
+def _rate(training: Any, steps: int) -> float:
+    before, start = training.step, time.perf_counter()
+    while training.step < before + steps:
+        training.burst()
+    return float((training.step - before) / (time.perf_counter() - start))
+
+
+def alone(workload: Workload) -> float:
+    """Return steps per second of the environments with random actions, drawn beforehand."""
+    preset = workload.preset()
+    envs = environments.make_vector(workload.env_id, preset.num_envs, training=True)
+    envs.action_space.seed(0)
+    actions = [envs.action_space.sample() for _ in range(256)]
+    envs.reset(seed=0)
+    steps, starts = 0, np.ones(preset.num_envs, np.bool_)
+    start = time.perf_counter()
+    while time.perf_counter() - start < _ALONE_SECONDS:
+        for action in actions:
+            _, _, terminated, truncated, _ = envs.step(action)
+            # As in training: the tick that resets an environment is no step.
+            steps += int(np.count_nonzero(starts))
+            starts = ~(terminated | truncated)
+    return steps / (time.perf_counter() - start)

@@ -1,0 +1,153 @@
+"""Measure how fast Stable-Baselines3 or SBX trains: the peers' side of `training_throughput.py`.
+
+Runs in the environment that `make peers` makes, in a fresh process for every measurement: a request
+as JSON is the one argument, the last line printed is the result as JSON. Our own preset is
+translated here, so that no hyper-parameter can differ by an oversight. What does differ:
+
+* Neither normalises observations; SBX's DQN and DDPG clip no gradients, nor does SB3's DDPG.
+* Their DQN is not Double DQN, and has the Huber loss: one forward pass of the network less.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module, metadata
+from typing import Any
+
+_PACKAGES = {"sb3": "stable_baselines3", "sbx": "sbx"}
+_VERSIONS = ("stable-baselines3", "sbx-rl", "torch", "jax", "gymnasium", "ale-py", "numpy")
+
+#: Names of the peers' arguments, and of our preset's values that they take as they are.
+_EVERYWHERE = {"learning_rate": "learning_rate", "gamma": "discount"}
+_OFF_POLICY = {
+    "batch_size": "batch_size",
+    "buffer_size": "buffer_size",
+    "learning_starts": "learning_starts",
+    "gradient_steps": "gradient_steps",
+}
+_ON_POLICY = {
+    "gae_lambda": "gae_lambda",
+    "ent_coef": "entropy_coefficient",
+    "vf_coef": "value_coefficient",
+    "max_grad_norm": "gradient_clip",
+    "normalize_advantage": "normalize_advantages",
+}
+_NAMES: dict[str, dict[str, str]] = {
+    "a2c": _ON_POLICY,
+    "ddpg": {**_OFF_POLICY, "tau": "target_tau"},
+    "dqn": {
+        **_OFF_POLICY,
+        "n_steps": "n_step",
+        # The same at the start: exploration does not last into what is measured.
+        "exploration_initial_eps": "exploration_final",
+        "exploration_final_eps": "exploration_final",
+    },
+    "ppo": {
+        **_ON_POLICY,
+        "batch_size": "minibatch_size",
+        "n_epochs": "epochs",
+        "clip_range": "clip",
+    },
+}
+
+
+def arguments(library: str, algo: str, preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a preset of ours into the arguments of a peer's algorithm.
+
+    Args:
+        library: "sb3" or "sbx".
+        algo: Our name of the algorithm.
+        preset: Our hyper-parameters by name.
+    """
+    names = {**_EVERYWHERE, **_NAMES[algo]}
+    translated = {theirs: preset[ours] for theirs, ours in names.items()}
+    # Both count in steps of the whole vector environment.
+    ticks = preset["train_frequency"] // preset["num_envs"]
+    translated["train_freq" if algo in ("ddpg", "dqn") else "n_steps"] = ticks
+    if algo == "dqn":
+        # Theirs counts environment steps, ours gradient steps.
+        steps = preset["target_update"] * preset["train_frequency"] // preset["gradient_steps"]
+        translated["target_update_interval"] = steps
+        if library == "sb3":
+            translated["max_grad_norm"] = preset["gradient_clip"]
+    if algo == "ddpg" and library == "sbx":
+        translated["qf_learning_rate"] = preset["critic_learning_rate"]
+    if preset["network"] == "nature":
+        return {"policy": "CnnPolicy", **translated}
+    network = {"net_arch": list(preset["network"])}
+    return {"policy": "MlpPolicy", "policy_kwargs": network, **translated}
+
+
+def rate(stamps: Sequence[tuple[int, float]], warm_up: int) -> float:
+    """Return environment steps per second after the warm-up.
+
+    Args:
+        stamps: Environment steps so far and seconds, at the end of every rollout.
+        warm_up: Environment steps not to count; the clock starts at the first stamp that has them.
+    """
+    first = next(stamp for stamp in stamps if stamp[0] >= warm_up)
+    last = stamps[-1]
+    return (last[0] - first[0]) / (last[1] - first[1])
+
+
+def environment(request: Mapping[str, Any]) -> Any:
+    """Make the vector environment as rl-zoo makes it."""
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+
+    num_envs, seed = request["preset"]["num_envs"], request["seed"]
+    if request["preset"]["network"] != "nature":
+        return make_vec_env(request["env_id"], num_envs, seed)
+    kind = SubprocVecEnv if request["processes"] else DummyVecEnv
+    # Gymnasium imports the module before the colon, which registers the games, in every process.
+    games = make_atari_env(f"ale_py:{request['env_id']}", num_envs, seed, vec_env_cls=kind)
+    return VecFrameStack(games, 4)
+
+
+def measure(request: Mapping[str, Any]) -> float:
+    """Train and return environment steps per second."""
+    import numpy as np
+    import torch
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+
+    class Stamps(BaseCallback):  # type: ignore[misc]
+        """Reads the clock between acting and learning: both are then whole in what is counted."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stamps: list[tuple[int, float]] = []
+
+        def _on_rollout_end(self) -> None:
+            self.stamps.append((self.num_timesteps, time.perf_counter()))
+
+        def _on_step(self) -> bool:
+            return True
+
+    torch.set_num_threads(request["threads"])
+    envs = environment(request)
+    given = arguments(request["library"], request["algo"], request["preset"])
+    if request["algo"] == "ddpg":
+        size = envs.action_space.shape
+        deviation = request["preset"]["noise"] * np.ones(size)
+        given["action_noise"] = OrnsteinUhlenbeckActionNoise(np.zeros(size), deviation)
+    algorithm = getattr(import_module(_PACKAGES[request["library"]]), request["algo"].upper())
+    model = algorithm(env=envs, seed=request["seed"], device="cpu", **given)
+    clock = Stamps()
+    model.learn(request["warm_up"] + request["steps"], callback=clock)
+    envs.close()
+    return rate(clock.stamps, request["warm_up"])
+
+
+def main() -> None:
+    """Answer one request."""
+    speed = measure(json.loads(sys.argv[1]))
+    versions = {name: metadata.version(name) for name in _VERSIONS}
+    print(json.dumps({"steps_per_second": speed, "versions": versions}))
+
+
+if __name__ == "__main__":
+    main()

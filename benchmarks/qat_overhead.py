@@ -1,0 +1,112 @@
+"""Measure what quantisation-aware training costs: a round of learning with it, over one without.
+
+For each case the two take turns, on the same made-up experience, before the delay (ranges are
+watched) and after it (numbers are quantised). Prints the median ratio and its range over
+repetitions beside the most that it should be.
+
+    python benchmarks/qat_overhead.py --json benchmarks/qat_overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from quarl_tf import agents, environments, presets
+from quarl_tf.quantization import qat
+from quarl_tf.spec import Quantization
+
+#: Algorithm, environment, and the largest ratio: 1.6 for small layers, 1.4 for Nature's network.
+CASES = (
+    ("ppo", "CartPole-v1", 1.6),
+    ("a2c", "CartPole-v1", 1.6),
+    ("dqn", "CartPole-v1", 1.6),
+    ("ddpg", "HalfCheetahBulletEnv-v0", 1.6),
+    ("ppo", "PongNoFrameskip-v4", 1.4),
+)
+
+_ROUNDS = 5
+
+
+def agent(algo: str, env_id: str, bits: int | None) -> Any:
+    """Build an agent that has seen enough to learn from; plain where `bits` is None."""
+    # What is quantised has no bfloat16 kernels, so neither has what it is compared with.
+    short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
+    preset = presets.load(algo, env_id, {"precision": "float32", **short})
+    quantization = None if bits is None else Quantization(bits=bits, delay=1)
+    spec = environments.env_spec(env_id)
+    built = agents.build(algo, spec, preset, 0, qat.preparing(quantization))
+    envs = environments.make_vector(env_id, preset.num_envs, training=True)
+    observations, _ = envs.reset(seed=0)
+    seen: list[tuple[Any, ...]] = []
+    ticks = max(preset.train_frequency, short.get("learning_starts", 0)) // preset.num_envs + 1
+    starts = np.ones(preset.num_envs, np.bool_)
+    for _ in range(ticks):
+        actions = built.act(observations, 0.5)
+        following, rewards, terminated, truncated, _ = envs.step(actions)
+        seen.append((observations, actions, rewards, terminated, starts))
+        observations, starts = following, ~(terminated | truncated)
+    rollout = seen[: preset.train_frequency // preset.num_envs]
+
+    def learn() -> None:
+        for tick in rollout:
+            built.act(tick[0], 0.5)
+            built.observe(*tick)
+        built.learn(observations)
+
+    for tick in seen[len(rollout) :]:
+        if algo in ("dqn", "ddpg"):
+            built.observe(*tick)
+    learn()
+    return built, learn
+
+
+def seconds(learn: Any) -> float:
+    """Return the time of some rounds of learning."""
+    start = time.perf_counter()
+    for _ in range(_ROUNDS):
+        learn()
+    return time.perf_counter() - start
+
+
+def ratios(algo: str, env_id: str, repetitions: int) -> dict[str, list[float]]:
+    """Return the ratios of every repetition, before and after the delay."""
+    _, plain = agent(algo, env_id, None)
+    quantised, learn = agent(algo, env_id, 8)
+    found: dict[str, list[float]] = {"before": [], "after": []}
+    for phase, times in found.items():
+        if phase == "after":
+            qat.freeze(quantised.network, quantised.targets)
+            learn()
+        for _ in range(repetitions):
+            without = seconds(plain)
+            times.append(seconds(learn) / without)
+    return found
+
+
+def main() -> None:
+    """Print the table; with `--json`, write every repetition."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    print("| training | before the delay | after it | at most |")
+    print("|---|--:|--:|--:|")
+    results = {}
+    for algo, env_id, most in CASES:
+        found = ratios(algo, env_id, args.repetitions)
+        results[f"{algo} {env_id}"] = {**found, "most": most}
+        cells = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in found.values()]
+        print(f"| {algo} {env_id} | {' | '.join(cells)} | {most} |", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

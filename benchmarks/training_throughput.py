@@ -1,0 +1,252 @@
+"""Measure how fast trainings run, beside Stable-Baselines3 (`sb3`) and SBX (`sbx`).
+
+Prints environment steps per second of whole trainings (environment, acting, replay and learning),
+the ratio to each peer, what the environment does alone with random actions, and where our time
+goes. Every measurement has a process of its own; in each repetition ours and the peers take turns,
+so that a drift of the machine meets all alike.
+
+All train with the same hyper-parameters: our preset with the overrides of `workloads.yaml`, which
+`peers.py` translates; there stands what still differs. The clock starts after a warm-up, when
+learning is under way and everything is compiled, and counts whole rounds of acting and learning;
+greedy evaluations and checkpoints do not fall into it. Peers get what is fastest for them: numbers
+of threads, processes for Atari and rhythms of learning are tried first. Our convolutions compute in
+bfloat16 unless `--precision float32` is given, the peers' in float32.
+
+    make peers
+    python benchmarks/training_throughput.py --json benchmarks/training_throughput.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import ours
+from ours import PARTS, Workload
+
+from quarl_tf import presets, records
+
+#: Made by `make peers`.
+_PEERS_VENV = Path(__file__).parents[1] / ".venv-peers"
+
+PEERS = ("sb3", "sbx")
+
+#: Part of a measurement's steps that each of a peer's settings is tried with.
+_TRIAL = 0.25
+#: Mean number of running processes up to which a machine is at rest.
+_QUIET = 0.5
+
+
+def peer(
+    name: str, workload: Workload, seed: int, steps: int, setting: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a peer's environment steps per second, and its versions."""
+    preset = workload.preset()
+    request = {
+        "library": name,
+        "algo": workload.algo,
+        "env_id": workload.env_id,
+        "seed": seed,
+        "warm_up": workload.warm_up,
+        "steps": steps,
+        "preset": {**asdict(preset), **setting["rhythm"]},
+        "threads": setting["threads"],
+        "processes": setting["processes"],
+    }
+    command = [
+        str(_PEERS_VENV / "bin/python"),
+        str(Path(__file__).with_name("peers.py")),
+        json.dumps(request),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{name} failed.\n{done.stderr}Received: {json.dumps(request)}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def settings(name: str, workload: Workload) -> list[dict[str, Any]]:
+    """List the settings to try a peer with."""
+    # SBX computes in JAX, which takes all cores by itself.
+    threads = sorted({1, os.cpu_count() or 1}) if name == "sb3" else [1]
+    rhythms = [{}, workload.zoo] if workload.zoo else [{}]
+    processes = (False, True) if workload.on_atari else (False,)
+    return [
+        {"rhythm": rhythm, "threads": count, "processes": many}
+        for rhythm, count, many in product(rhythms, threads, processes)
+        if not (many and rhythm.get("num_envs") == 1)
+    ]
+
+
+def by_speed(name: str, workload: Workload, steps: int) -> list[dict[str, Any]]:
+    """Return a peer's settings, the fastest first, with their speeds if there is a choice."""
+    found = settings(name, workload)
+    for setting in found if len(found) > 1 else ():
+        setting |= {"steps_per_second": peer(name, workload, 0, steps, setting)["steps_per_second"]}
+        _say(f"  {name} tried: {setting}")
+    return sorted(found, key=lambda setting: -setting.get("steps_per_second", 0.0))
+
+
+def measure(
+    workload: Workload, peers: Sequence[str], repetitions: int, scale: float
+) -> dict[str, Any]:
+    """Return all figures of a workload."""
+    steps = math.ceil(workload.steps * scale)
+    tried = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
+    versions = {"ours": records.package_versions()}
+    speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
+    for seed in range(repetitions):
+        speeds["alone"].append(_in_fresh_process(ours.alone, workload))
+        speeds["ours"].append(_in_fresh_process(ours.speed, workload, seed, steps))
+        for name in peers:
+            found = peer(name, workload, seed, steps, tried[name][0])
+            speeds[name].append(found["steps_per_second"])
+            versions[name] = found["versions"]
+        _say("  " + ", ".join(f"{name} {values[-1]:,.0f}" for name, values in speeds.items()))
+    return {
+        **asdict(workload),
+        "steps": steps,
+        "preset": asdict(workload.preset()),
+        "targets": {name: workload.targets[name] for name in peers},
+        "peers_settings": tried,
+        "steps_per_second": speeds,
+        "shares": _in_fresh_process(ours.shares, workload, steps),
+        "versions": versions,
+    }
+
+
+def _in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function where nothing else has run before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return two tables: speeds with their ratios, and where our time goes."""
+    lines = [
+        "Environment steps/s and ratios of each repetition: median [range]",
+        "",
+        "| workload | environment alone | ours | peer | peer's | ours / peer's | target |",
+        "|---|--:|--:|---|--:|--:|---|",
+    ]
+    for name, found in workloads.items():
+        speeds = found["steps_per_second"]
+        own = f"| {name} | {_speed(speeds['alone'])} | {_speed(speeds['ours'])} |"
+        for peer_name, target in found["targets"].items():
+            pairs = zip(speeds["ours"], speeds[peer_name], strict=True)
+            ratios = [mine / theirs for mine, theirs in pairs]
+            verdict = "reached" if median(ratios) >= target else "missed"
+            ratio = _summary(ratios, "{:.2f}")
+            lines.append(
+                f"{own} {peer_name} | {_speed(speeds[peer_name])} | {ratio} "
+                f"| {target:g}, {verdict} |"
+            )
+        if not found["targets"]:
+            lines.append(f"{own} | | | |")
+    parts = [*PARTS, "rest"]
+    lines += ["", "Where our time goes, %", "", f"| workload | {' | '.join(parts)} |"]
+    lines.append("|---|" + "--:|" * len(parts))
+    for name, found in workloads.items():
+        cells = (f"{found['shares'][part]:.0f}" for part in parts)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _speed(values: Sequence[float]) -> str:
+    return _summary(values, "{:,.0f}")
+
+
+def _summary(values: Sequence[float], form: str) -> str:
+    middle, low, high = map(form.format, (median(values), min(values), max(values)))
+    return f"{middle} [{low}, {high}]"
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine, and what else it is doing."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return a parser of names separated by commas."""
+
+    def names(text: str) -> list[str]:
+        found = [name for name in text.split(",") if name]
+        if strange := sorted(set(found) - set(known)):
+            raise argparse.ArgumentTypeError(
+                f"{', '.join(strange)} is none of {', '.join(known)}. Received: {text!r}"
+            )
+        return found
+
+    return names
+
+
+def _parser(workloads: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--workloads", type=_listed([*workloads]), default=[*workloads])
+    parser.add_argument("--peers", type=_listed(PEERS), default=[*PEERS])
+    parser.add_argument("--repetitions", type=int, help="5, and 3 on Atari, unless given")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the steps to measure")
+    parser.add_argument("--precision", choices=presets.PRECISIONS, help="of our convolutions")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is asked for, and print the tables; with `--json`, write all figures as well."""
+    workloads = ours.workloads()
+    parser = _parser([*workloads])
+    args = parser.parse_args(argv)
+    if args.repetitions is not None and args.repetitions < 1:
+        parser.error(f"one repetition at least. Received: --repetitions {args.repetitions}")
+    if not 0 < args.scale <= 1:
+        parser.error(f"the scale is above 0 and at most 1. Received: --scale {args.scale}")
+    peers = args.peers if (_PEERS_VENV / "installed").exists() else []
+    if len(peers) < len(args.peers):
+        _say(
+            "The peers are not installed, so ours is measured alone; install them by `make peers`."
+        )
+    found: dict[str, Any] = {}
+    here = machine()
+    report = {"machine": here, "commit": records.source_commit(), "workloads": found}
+    if here["load_before"] > _QUIET:
+        _say(f"Something else is running and slows all. Received: load={here['load_before']:.1f}")
+    for name in args.workloads:
+        workload = workloads[name]
+        if workload.on_atari and args.precision:
+            overrides = {**workload.overrides, "precision": args.precision}
+            workload = replace(workload, overrides=overrides)
+        _say(name)
+        able = [peer_name for peer_name in peers if peer_name in workload.targets]
+        repetitions = args.repetitions or (3 if workload.on_atari else 5)
+        found[name] = measure(workload, able, repetitions, args.scale)
+        if args.json is not None:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(tables(found))
+
+
+if __name__ == "__main__":
+    main()

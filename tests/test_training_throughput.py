@@ -1,0 +1,118 @@
+"""The benchmark of training: what it asks of the peers, and what it prints. Nothing is timed."""
+
+from dataclasses import asdict
+from typing import Any
+
+import ours
+import peers
+import pytest
+import training_throughput
+
+WORKLOADS = ours.workloads()
+
+
+def preset(name: str) -> dict[str, Any]:
+    return asdict(WORKLOADS[name].preset())
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_learning_is_under_way_when_the_clock_starts(name: str) -> None:
+    values = preset(name)
+    began = values.get("learning_starts", 0) + 2 * values["train_frequency"]
+    assert WORKLOADS[name].warm_up >= began
+    assert WORKLOADS[name].steps >= 10 * values["train_frequency"]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_no_evaluation_or_checkpoint_falls_into_a_measurement(name: str) -> None:
+    end = WORKLOADS[name].warm_up + WORKLOADS[name].steps
+    values = preset(name)
+    # The curves' rows are a hundredth of the steps apart.
+    assert min(values["evaluation_every"], values["checkpoint_every"], values["steps"] / 100) > end
+
+
+def test_dqn_is_translated() -> None:
+    translated = peers.arguments("sb3", "dqn", preset("dqn-CartPole"))
+    assert translated == {
+        "policy": "MlpPolicy",
+        "policy_kwargs": {"net_arch": [256, 256]},
+        "learning_rate": 0.0023,
+        "gamma": 0.99,
+        "batch_size": 64,
+        "buffer_size": 100_000,
+        "learning_starts": 1000,
+        "gradient_steps": 128,
+        "train_freq": 32,  # Ticks of eight environments: 256 steps.
+        "target_update_interval": 256,  # Environment steps: 128 gradient steps.
+        "n_steps": 1,
+        "exploration_initial_eps": 0.04,
+        "exploration_final_eps": 0.04,
+        "max_grad_norm": 10.0,
+    }
+
+
+def test_ppo_is_translated() -> None:
+    translated = peers.arguments("sb3", "ppo", preset("ppo-Pong"))
+    assert translated["policy"] == "CnnPolicy"
+    rollout = [translated[name] for name in ("n_steps", "batch_size", "n_epochs")]
+    assert rollout == [128, 256, 4]
+
+
+def test_what_a_peer_lacks_is_left_out() -> None:
+    assert "max_grad_norm" not in peers.arguments("sbx", "dqn", preset("dqn-CartPole"))
+    values = preset("ddpg-MountainCarContinuous")
+    assert "qf_learning_rate" not in peers.arguments("sb3", "ddpg", values)
+    assert peers.arguments("sbx", "ddpg", values)["qf_learning_rate"] == 0.001
+
+
+def test_the_warm_up_is_not_counted() -> None:
+    stamps = [(100, 0.0), (200, 10.0), (300, 11.0), (400, 13.0)]
+    assert peers.rate(stamps, warm_up=150) == 200 / 3
+
+
+def test_each_setting_of_a_peer_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    tried = training_throughput.settings("sb3", WORKLOADS["dqn-Pong"])
+    # One environment needs no processes.
+    assert len(tried) == 2 * 2 + 2
+    assert {setting["threads"] for setting in tried} == {1, 4}
+    alone = training_throughput.settings("sbx", WORKLOADS["ppo-CartPole"])
+    assert alone == [{"rhythm": {}, "threads": 1, "processes": False}]
+
+
+def test_tables() -> None:
+    found = {
+        "steps_per_second": {
+            "alone": [9000.0],
+            "ours": [3000.0, 1000.0, 2000.0],
+            "sb3": [1000.0] * 3,
+        },
+        "targets": {"sb3": 2.5},
+        "shares": {"environment": 10, "acting": 20, "replay": 5.4, "learning": 60, "rest": 4.6},
+    }
+    unpaired = {**found, "targets": {}}
+    text = training_throughput.tables({"dqn-Toy": found, "ppo-Toy": unpaired})
+    assert (
+        "| dqn-Toy | 9,000 [9,000, 9,000] | 2,000 [1,000, 3,000] | sb3 | 1,000 [1,000, 1,000] "
+        "| 2.00 [1.00, 3.00] | 2.5, missed |\n"
+    ) in text
+    assert "| ppo-Toy | 9,000 [9,000, 9,000] | 2,000 [1,000, 3,000] | | | | |\n" in text
+    assert "| dqn-Toy | 10 | 20 | 5 | 60 | 5 |" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--workloads", "dqn-CartPole,dqn-Cartpole"],
+        ["--peers", "sb4"],
+        ["--repetitions", "0"],
+        ["--scale", "0"],
+        ["--precision", "float16"],
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        training_throughput.main(arguments)
+    assert arguments[1].split(",")[-1] in capsys.readouterr().err
