@@ -8,23 +8,31 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from quarl_tf import presets, records
 from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
+from quarl_tf.presets import Preset, tables
 from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace
-from quarl_tf.spec import ALGORITHMS, DEFAULT_SCHEMES, Run, Scheme
+from quarl_tf.spec import (
+    ALGORITHMS,
+    DEFAULT_SCHEMES,
+    STOCHASTIC_ALGORITHMS,
+    Quantization,
+    Run,
+    Scheme,
+    default_schemes,
+)
 from quarl_tf.statistics import (
     DEFAULT_MARGIN_PERCENT,
     Comparison,
@@ -32,6 +40,7 @@ from quarl_tf.statistics import (
     compare,
     mean_interval,
 )
+from quarl_tf.study import State, Status
 
 #: Episodes of an evaluation, as in the papers.
 DEFAULT_EPISODES = 100
@@ -101,12 +110,14 @@ def _parser() -> argparse.ArgumentParser:
 
     export = verb("export", _export, "export a trained policy to .tflite", _EXAMPLE_EXPORT)
     _add_root(export)
+    _add_import(export)
     export.add_argument("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
     _add_schemes(export)
     _add_dry_run(export)
 
     evaluate = verb("evaluate", _evaluate, "replay .tflite files, compare with fp32", _EXAMPLE_EVAL)
     evaluate.add_argument("artifacts", metavar="ARTIFACT", nargs="+", type=Path)
+    _add_import(evaluate)
     _add_evaluation(evaluate)
     _add_dry_run(evaluate)
 
@@ -114,8 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_root(report)
     report.add_argument("runs", metavar="RUN", nargs="+", help="run ids")
     report.add_argument("--name", help="name of the report's folder (default: after the runs)")
+    _add_sample(report, "report on the evaluations by sampled actions instead of the greedy ones")
     _add_margin(report)
     _add_dry_run(report)
+
+    _add_study(verbs)
 
     inspect = verb("inspect", _inspect, "show what a .tflite file really holds", _EXAMPLE_INSPECT)
     inspect.add_argument("artifact", metavar="ARTIFACT", type=Path)
@@ -129,7 +143,36 @@ _EXAMPLE_RUN = f"run {_EXAMPLE_TRAIN}"
 _EXAMPLE_EXPORT = "export dqn-CartPole-v1-s0 --schemes fp32,int8"
 _EXAMPLE_EVAL = "evaluate tflite_models/dqn-CartPole-v1-s0/int8.tflite --episodes 100 --gate 2"
 _EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
+_EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"
 _EXAMPLE_INSPECT = "inspect tflite_models/dqn-CartPole-v1-s0/int8.tflite"
+
+
+def _add_study(verbs: Any) -> None:
+    about = "plan, run and report the experiments that a file names"
+    study = verbs.add_parser(
+        "study",
+        help=about,
+        description=about,
+        epilog=f"example: quarl {_EXAMPLE_STUDY}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = study.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    def action(name: str, function: Any, help_: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_)
+        added.set_defaults(function=function)
+        added.add_argument("study", metavar="STUDY", type=Path, help="the study's file, in YAML")
+        _add_root(added)
+        return added
+
+    action("plan", _study_plan, "list every experiment, and how far it is")
+    run = action("run", _study_run, "do what is missing, also what failed before")
+    run.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    _add_dry_run(run)
+    action("status", _study_status, "count the experiments by how far they are, show failures")
+    report = action("report", _study_report, "write tables and figures, and what is missing")
+    _add_margin(report)
+    _add_dry_run(report)
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +188,7 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--algo", required=True, help=f"algorithm: {', '.join(ALGORITHMS)}")
     parser.add_argument("--env", required=True, metavar="ID", help="Gymnasium id")
+    _add_import(parser)
     parser.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
     parser.add_argument(
         "-p",
@@ -154,14 +198,48 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a value of the preset; may be repeated",
     )
+    parser.add_argument(
+        "--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"
+    )
+    parser.add_argument(
+        "--quant-delay",
+        type=int,
+        metavar="STEPS",
+        help="environment steps before that starts (default: half of the training)",
+    )
+    parser.add_argument(
+        "-q",
+        dest="quantization",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="how: edge_bits, rule, ranges, gradient, per_channel, learned_steps; may be repeated",
+    )
+    parser.add_argument(
+        "--presets",
+        type=Path,
+        metavar="FILE",
+        help="presets of your own in YAML, by algorithm, then environment; they go before ours",
+    )
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module that registers environments of your own; may be repeated",
+    )
 
 
 def _add_schemes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schemes",
-        default=",".join(DEFAULT_SCHEMES),
         metavar="LIST",
-        help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2)",
+        help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
+        "a quantisation-aware training is for)",
     )
 
 
@@ -169,6 +247,7 @@ def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--episodes", type=int, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
     )
+    _add_sample(parser, "draw actions from the policy's distribution (default: take the best)")
     _add_margin(parser)
     parser.add_argument(
         "--gate",
@@ -176,6 +255,10 @@ def _add_evaluation(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="exit with 3 if a scheme's reward error is larger",
     )
+
+
+def _add_sample(parser: argparse.ArgumentParser, help_: str) -> None:
+    parser.add_argument("--sample", action="store_true", help=help_)
 
 
 def _add_margin(parser: argparse.ArgumentParser) -> None:
@@ -193,35 +276,42 @@ def _add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    run, schemes = _requested_run(args), _schemes(args)
-    workspace = Workspace(args.root)
+    run, preset = _requested_run(args)
+    schemes = _schemes(args, run.quantization)
+    if args.sample:
+        _check_stochastic(run)
+    workspace, name = Workspace(args.root), records.report_name(run.run_id, sample=args.sample)
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
     if args.dry_run:
         _plan(
             f"train    {workspace.run_dir(run.run_id)}",
             *(f"export   {path}" for path in artifacts),
-            *(f"evaluate {records.evaluation_path(path)}" for path in artifacts),
-            f"report   {workspace.report_dir(run.run_id)}",
+            *_plan_of_evaluations(artifacts, args),
+            f"report   {workspace.report_dir(name)}",
         )
         return
     _check_evaluation(args)
-    _train_one(workspace, run)
+    _train_one(workspace, run, preset)
     _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)
-    _write_report(workspace, [run.run_id], run.run_id, args)
+    _write_report(workspace, [run.run_id], name, args)
     _gate(artifacts, args)
 
 
 def _train(args: argparse.Namespace) -> None:
-    run, workspace = _requested_run(args), Workspace(args.root)
+    (run, preset), workspace = _requested_run(args), Workspace(args.root)
     if args.dry_run:
         _plan(f"train    {workspace.run_dir(run.run_id)}")
         return
-    _train_one(workspace, run)
+    _train_one(workspace, run, preset)
 
 
 def _export(args: argparse.Namespace) -> None:
-    workspace, schemes = Workspace(args.root), _schemes(args)
+    _import_modules(args)
+    workspace = Workspace(args.root)
+    record = workspace.run_dir(args.run) / "training.json"
+    trained = Run.from_dict(TrainingRecord.load(record).run) if record.exists() else None
+    schemes = _schemes(args, trained.quantization if trained else None)
     if args.dry_run:
         _plan(*(f"export   {workspace.artifact(args.run, scheme.name)}" for scheme in schemes))
         return
@@ -229,8 +319,9 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    _import_modules(args)
     if args.dry_run:
-        _plan(*(f"evaluate {records.evaluation_path(path)}" for path in args.artifacts))
+        _plan(*_plan_of_evaluations(args.artifacts, args))
         return
     _check_evaluation(args)
     _evaluate_all(args.artifacts, args)
@@ -241,12 +332,104 @@ def _report(args: argparse.Namespace) -> None:
     workspace = Workspace(args.root)
     for run_id in args.runs:
         workspace.artifact_dir(run_id)  # Refuses what is no run id.
-    name = args.name or (args.runs[0] if len(args.runs) == 1 else None)
+    name = args.name
+    if name is None and len(args.runs) == 1:
+        name = records.report_name(args.runs[0], sample=args.sample)
     if args.dry_run:
         _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")
         return
     _check_percent("--margin", args.margin)
     _write_report(workspace, args.runs, name, args)
+
+
+def _study_plan(args: argparse.Namespace) -> None:
+    from quarl_tf import study
+
+    plan = study.plan(Workspace(args.root), study.read(args.study))
+    table = Table("run", "scheme", "state")
+    for one in plan:
+        state = f"[{_STATE_COLOURS[one.state]}]{one.state}"
+        table.add_row(one.experiment.run.run_id, one.experiment.scheme.name, state)
+    _console.print(table)
+    _console.print(_counts(plan))
+
+
+_STATE_COLOURS = {
+    State.MISSING: "default",
+    State.TRAINED: "yellow",
+    State.EXPORTED: "yellow",
+    State.EVALUATED: "green",
+    State.FAILED: "red",
+}
+
+
+def _counts(plan: Sequence[Status]) -> str:
+    counts = Counter(one.state for one in plan)
+    parts = [f"{counts[state]} {state}" for state in _STATE_COLOURS if counts[state]]
+    return f"{len(plan)} experiments: {', '.join(parts)}"
+
+
+def _study_run(args: argparse.Namespace) -> None:
+    from quarl_tf import study, study_runner
+
+    if args.dry_run:
+        _study_plan(args)
+        return
+    jobs = study_runner.available_cores() if args.jobs is None else args.jobs
+    if jobs < 1:
+        raise UsageError(f"A study needs one process or more. Received: --jobs {jobs}")
+    workspace, wanted = Workspace(args.root), study.read(args.study)
+    with progress_bar(f"study {wanted.name}") as update:
+        plan = study_runner.run(workspace, wanted, jobs, _say, update)
+    _console.print(_counts(plan))
+    failed = [one for one in plan if one.state == State.FAILED]
+    if failed:
+        waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
+        also = f", and {waiting} more cannot do without them" if waiting else ""
+        raise QuarlError(
+            f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
+            f"{failed[0].failure or 'the line above'} and by `quarl study status {args.study}`, "
+            f"mend it and run the same command again. Received: study={wanted.name!r}"
+        )
+
+
+def _say(line: str) -> None:
+    _console.print(line, soft_wrap=True, markup=False)
+
+
+def _study_status(args: argparse.Namespace) -> None:
+    from quarl_tf import study
+
+    plan = study.plan(Workspace(args.root), study.read(args.study))
+    _console.print(_counts(plan))
+    failed = [one for one in plan if one.state == State.FAILED]
+    for run_id, reason, file in dict.fromkeys(
+        (one.experiment.run.run_id, one.reason, one.failure) for one in failed
+    ):
+        more = "" if file is None else f"; more in {file}"
+        _say(f"failed    {run_id}  ({reason}{more})")
+
+
+def _study_report(args: argparse.Namespace) -> None:
+    from quarl_tf import study
+
+    workspace, wanted = Workspace(args.root), study.read(args.study)
+    if args.dry_run:
+        _plan(f"report   {workspace.report_dir(wanted.name)}")
+        return
+    _check_percent("--margin", args.margin)
+    root = [] if args.root == Path() else ["--root", str(args.root)]
+    with spinner("report"):
+        from quarl_tf.study_report import write_study_report
+
+        page = write_study_report(
+            workspace,
+            wanted,
+            margin_percent=args.margin,
+            command=args.command,
+            remedy=shlex.join(["quarl", "study", "run", str(args.study), *root]),
+        )
+    _console.print(f"report    {page}")
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -299,10 +482,21 @@ def _list(args: argparse.Namespace) -> None:
             run_id,
             "yes" if (workspace.run_dir(run_id) / "training.json").exists() else "no",
             str(len(list(folder.glob("*.tflite")))),
-            str(len([p for p in folder.glob("*.eval.json") if p.name != "random.eval.json"])),
-            "yes" if (workspace.report_dir(run_id) / "index.html").exists() else "no",
+            str(sum(map(_is_evaluated, folder.glob("*.tflite")))),
+            "yes" if _is_reported(workspace, run_id) else "no",
         )
     _console.print(found if found.rows else f"no runs in {workspace.root.resolve()}")
+
+
+def _is_evaluated(artifact: Path) -> bool:
+    """Tell whether there is an evaluation, greedy or by sampled actions."""
+    kinds = (False, True)
+    return any(records.evaluation_path(artifact, sample=kind).exists() for kind in kinds)
+
+
+def _is_reported(workspace: Workspace, run_id: str) -> bool:
+    names = (records.report_name(run_id, sample=kind) for kind in (False, True))
+    return any((workspace.report_dir(name) / "index.html").exists() for name in names)
 
 
 def _run_ids(workspace: Workspace) -> list[str]:
@@ -326,33 +520,64 @@ def _doctor(args: argparse.Namespace) -> None:
         raise QuarlError(f"{len(bad)} checks failed; see the table. Received: {', '.join(bad)}")
 
 
-def _requested_run(args: argparse.Namespace) -> Run:
+def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     """Build the run asked for, and see that its environment and preset exist."""
     from quarl_tf import environments
 
+    _import_modules(args)
     env_id = environments.canonical_id(args.env)
     if env_id != args.env:
         print(f"quarl: {args.env} is {env_id} today; going on with that.", file=sys.stderr)
     overrides = dict(_override(text) for text in args.overrides)
-    run = Run(args.algo, env_id, args.seed, overrides)
-    environments.env_spec(run.env_id)
-    presets.load(run.algo, run.env_id, run.overrides)
-    return run
+    environments.env_spec(env_id)
+    preset = presets.load(args.algo, env_id, overrides, args.presets)
+    quantization = _quantization(args, preset)
+    return Run(args.algo, env_id, args.seed, overrides, quantization), preset
 
 
-def _override(text: str) -> tuple[str, Any]:
+def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | None:
+    """Build what `--bits` and what belongs to it ask for; None without it."""
+    options = dict(_override(text, "-q") for text in args.quantization)
+    if args.bits is None:
+        if args.quant_delay is not None or options:
+            raise UsageError(
+                "A delay or -q is for quantisation-aware training; add --bits N. "
+                f"Received: quant_delay={args.quant_delay}, -q {options}"
+            )
+        return None
+    for name, other in (("bits", "--bits"), ("delay", "--quant-delay")):
+        if name in options:
+            raise UsageError(f"Give it with {other}. Received: -q {name}={options[name]}")
+    delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
+    if delay >= preset.steps:
+        raise UsageError(
+            "The delay must end before the training does. "
+            f"Received: quant_delay={delay}, steps={preset.steps}"
+        )
+    return Quantization.from_mapping({**options, "bits": args.bits, "delay": delay})
+
+
+def _import_modules(args: argparse.Namespace) -> None:
+    """Let the user's modules register their environments, before any is looked up."""
+    if args.modules:
+        from quarl_tf import environments
+
+        environments.import_environments(args.modules)
+
+
+def _override(text: str, option: str = "-p") -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not (key and equals and value):
-        raise UsageError(f"An override is KEY=VALUE. Received: -p {text!r}")
+        raise UsageError(f"An override is KEY=VALUE. Received: {option} {text!r}")
     try:
-        # YAML takes 1e-3 for a word: it wants a point in it.
-        return key, float(value) if re.fullmatch(r"\d+[eE]-?\d+", value) else yaml.safe_load(value)
-    except yaml.YAMLError:
+        return key, tables.parse(value)
+    except ValueError:
         raise UsageError(f"The value of an override is not readable. Received: {text!r}") from None
 
 
-def _schemes(args: argparse.Namespace) -> list[Scheme]:
-    names = list(dict.fromkeys(name for name in args.schemes.split(",") if name))
+def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> list[Scheme]:
+    given = default_schemes(quantization) if args.schemes is None else args.schemes.split(",")
+    names = list(dict.fromkeys(name for name in given if name))
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
     return [Scheme.parse(name) for name in names]
@@ -366,20 +591,29 @@ def _check_evaluation(args: argparse.Namespace) -> None:
         _check_percent("--gate", args.gate)
 
 
+def _check_stochastic(run: Run) -> None:
+    """Refuse, before anything is trained, to sample from what will be no distribution."""
+    if run.algo not in STOCHASTIC_ALGORITHMS:
+        raise UsageError(
+            f"Policies of {run.algo} are no distribution to sample actions from, those of "
+            f"{' and '.join(STOCHASTIC_ALGORITHMS)} are; leave out --sample. "
+            f"Received: --algo {run.algo} --sample"
+        )
+
+
 def _check_percent(option: str, value: float) -> None:
     if not 0 <= value < math.inf:
         raise UsageError(f"{option} must be a percentage of 0 or more. Received: {option} {value}")
 
 
-def _train_one(workspace: Workspace, run: Run) -> None:
-    preset = presets.load(run.algo, run.env_id, run.overrides)
+def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     # Looked up here, so that what is finished costs no import of TensorFlow.
     record = TrainingRecord.finished(workspace.run_dir(run.run_id), asdict(preset))
     if record is None:
         from quarl_tf.training import train
 
         with progress_bar(f"train {run.run_id}") as update:
-            record = train(workspace, run, update)
+            record = train(workspace, run, update, preset)
     _console.print(
         f"trained   {workspace.run_dir(run.run_id)}  (kept the network of step "
         f"{record.best_step:,}: greedy return {record.selection_return:.1f} on selection seeds)"
@@ -401,11 +635,11 @@ def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
     from quarl_tf.evaluation import evaluate_and_save
 
     # What there is to compare with comes first.
-    references = [p.with_name("fp32.tflite") for p in artifacts]
+    references = [_reference_of(path) for path in artifacts if path.exists()]
     present = [path for path in references if path.exists()]
     for path in dict.fromkeys([*present, *artifacts]):
         with progress_bar(f"evaluate {path.stem}") as update:
-            evaluate_and_save(path, args.episodes, update)
+            evaluate_and_save(path, args.episodes, update, sample=args.sample)
     folders = dict.fromkeys(path.parent for path in artifacts)
     for folder in folders:
         _console.print(_results_table([p for p in artifacts if p.parent == folder], args))
@@ -418,22 +652,29 @@ def _write_report(
         from quarl_tf.report import write_report
 
         page = write_report(
-            workspace, run_ids, name=name, margin_percent=args.margin, command=args.command
+            workspace,
+            run_ids,
+            name=name,
+            margin_percent=args.margin,
+            sample=args.sample,
+            command=args.command,
         )
     _console.print(f"report    {page}")
 
 
 def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table:
     title = f"{artifacts[0].parent.name}: {args.episodes} episodes, the same for every scheme"
+    title += ", sampled actions" if args.sample else ""
     table = Table(title=title, title_justify="left")
-    numbers = ("bytes", "act µs", "return [95 %]", "error", "difference [95 %]")
+    call = "sample µs" if args.sample else "act µs"
+    numbers = ("bytes", call, "return [95 %]", "error", "difference [95 %]")
     for column in ("scheme", *numbers, "verdict"):
         table.add_column(column, justify="right" if column in numbers else "left")
     for path in artifacts:
         sidecar = Sidecar.load(records.sidecar_path(path))
-        evaluation = Evaluation.load(records.evaluation_path(path))
+        evaluation = Evaluation.load(records.evaluation_path(path, sample=args.sample))
         latency = (evaluation.latency_us or {}).get("median")
-        comparison = _compare_with_fp32(path, args.margin)
+        comparison = _compare_with_fp32(path, args)
         returns = comparison.returns if comparison else mean_interval(evaluation.returns)
         table.add_row(
             sidecar.scheme,
@@ -447,7 +688,7 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
 
 def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
     if comparison is None:
-        return "", "", "no fp32 beside it to compare with"
+        return "", "", "no fp32 to compare with"
     if comparison.scheme == "fp32":
         return "", "", "reference"
     error = comparison.reward_error
@@ -468,16 +709,20 @@ def _interval_text(interval: Interval, *, signed: bool = False) -> str:
     )
 
 
-def _compare_with_fp32(path: Path, margin: float) -> Comparison | None:
-    """Compare with the run's fp32, if that was evaluated on the same seeds."""
-    reference_path = records.evaluation_path(path.with_name("fp32.tflite"))
+def _reference_of(artifact: Path) -> Path:
+    return records.reference_path(artifact, Sidecar.load(records.sidecar_path(artifact)))
+
+
+def _compare_with_fp32(path: Path, args: argparse.Namespace) -> Comparison | None:
+    """Compare with the run's fp32, if that was evaluated in the same way on the same seeds."""
+    reference_path = records.evaluation_path(_reference_of(path), sample=args.sample)
     if not reference_path.exists():
         return None
-    evaluation = Evaluation.load(records.evaluation_path(path))
+    evaluation = Evaluation.load(records.evaluation_path(path, sample=args.sample))
     reference = Evaluation.load(reference_path)
     if reference.seeds != evaluation.seeds:
         return None
-    return compare(reference, evaluation, None, margin)
+    return compare(reference, evaluation, None, args.margin)
 
 
 def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
@@ -490,11 +735,11 @@ def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
         return
     failing = []
     for path in artifacts:
-        comparison = _compare_with_fp32(path, args.margin)
+        comparison = _compare_with_fp32(path, args)
         if comparison is None:
             raise GateError(
-                "There is no fp32 beside the file to compare with; export it too (quarl export "
-                f"{path.parent.name} --schemes fp32). Received: {path}"
+                "There is no fp32 to compare the file with; export it too (quarl export "
+                f"{_reference_of(path).parent.name} --schemes fp32). Received: {path}"
             )
         error = comparison.reward_error
         if error is None or error > args.gate:
@@ -505,6 +750,11 @@ def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
             f"Some schemes lose more than the gate of {args.gate:g} % reward error allows. "
             f"Received: {', '.join(failing)}"
         )
+
+
+def _plan_of_evaluations(artifacts: Sequence[Path], args: argparse.Namespace) -> list[str]:
+    paths = [records.evaluation_path(path, sample=args.sample) for path in artifacts]
+    return [f"evaluate {path}" for path in paths]
 
 
 def _plan(*lines: str) -> None:

@@ -1,10 +1,16 @@
-"""Replay flatbuffers in their environment: whole episodes, greedy actions, unclipped returns."""
+"""Replay flatbuffers in their environment: whole episodes, unclipped returns.
+
+Actions are greedy, or drawn from the policy's distribution: then every episode has a generator of
+its own, derived from its seed, so that all schemes meet the same noise on the same episode. The two
+kinds are kept in files of their own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +21,17 @@ from numpy.typing import NDArray
 from quarl_tf import environments
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.policies import Policy, measure_latency
-from quarl_tf.records import Evaluation, Sidecar, evaluation_path, package_versions, sha256
-from quarl_tf.seeding import environment_seed, evaluation_seeds
+from quarl_tf.records import (
+    Evaluation,
+    Sidecar,
+    evaluation_path,
+    package_versions,
+    reference_path,
+    sha256,
+    sidecar_path,
+)
+from quarl_tf.seeding import environment_seed, evaluation_seeds, generator
+from quarl_tf.spec import Run
 
 #: Episodes on which a policy is compared with its fp32 reference.
 AGREEMENT_EPISODES = 10
@@ -37,6 +52,14 @@ _GREEDY = {
     ),
     "latency": "one act call, batch 1, one thread, on the first observations met",
 }
+_SAMPLED = _GREEDY | {
+    "action": (
+        "sampled from the policy's distribution, continuous ones clipped; every episode has a "
+        "generator derived from its seed, so all schemes meet the same noise"
+    ),
+    "agreement": f"of the greedy actions, {_GREEDY['agreement']}",
+    "latency": "one sample call, batch 1, one thread, on the first observations met",
+}
 _RANDOM = {
     "action": "sampled from the action space, independently of the environment",
     "return": _GREEDY["return"],
@@ -50,6 +73,7 @@ def evaluate(
     artifact: Path,
     seeds: Sequence[int],
     *,
+    sample: bool = False,
     reference: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
@@ -58,13 +82,14 @@ def evaluate(
     Args:
         artifact: The flatbuffer; its sidecar names the environment.
         seeds: Seeds of the episodes, each given to `env.reset`.
+        sample: Draw actions from the policy's distribution, instead of the best.
         reference: The run's fp32 flatbuffer, to compare actions with. It acts, and both predict:
             so an early difference does not lead to other states and count again and again.
         progress: Called after every episode with the episodes done and to be done.
 
     Raises:
-        UsageError: There are no seeds, a seed comes twice or is negative, or the reference is of
-            another run.
+        UsageError: There are no seeds, a seed comes twice or is negative, the reference is of
+            another run, or the policy is no distribution to draw from.
         QuarlError: A file is damaged, the environment is not the one the policy was made for, or
             a return is not finite.
     """
@@ -72,10 +97,10 @@ def evaluate(
     policy = Policy.load(artifact)
     guide = None if reference is None else _load_reference(reference, policy.sidecar)
     seen: list[NDArray[Any]] = []
-    act = _keep_first(policy.act, seen)
     with closing(_matching_env(policy.sidecar)) as env:
         returns, lengths = [], []
         for done, seed in enumerate(seeds, start=1):
+            act = _keep_first(_actor(policy, _noise(seed, sample)), seen)
             result, length = _play(env, act, seed)
             returns.append(result)
             lengths.append(length)
@@ -86,18 +111,18 @@ def evaluate(
         if guide is not None:
             agreement = {"fraction": 1.0, "states": sum(lengths[:AGREEMENT_EPISODES])}
             if guide.sidecar.sha256 != policy.sidecar.sha256:
-                agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES])
+                agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], sample)
     return Evaluation(
         run_id=policy.sidecar.run_id,
         env_id=policy.sidecar.env_id,
         scheme=policy.sidecar.scheme,
         artifact_sha256=policy.sidecar.sha256,
-        protocol=dict(_GREEDY),
+        protocol=_protocol(_SAMPLED if sample else _GREEDY, policy.sidecar.env_id),
         seeds=list(seeds),
         returns=returns,
         lengths=lengths,
         ties=ties,
-        latency_us=measure_latency(policy, seen),
+        latency_us=measure_latency(policy, seen, random=_noise(seeds[0], sample)),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
         versions=package_versions(),
@@ -126,7 +151,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         env_id=env_id,
         scheme="random",
         artifact_sha256=None,
-        protocol=dict(_RANDOM),
+        protocol=_protocol(_RANDOM, env_id),
         seeds=list(seeds),
         returns=returns,
         lengths=lengths,
@@ -139,37 +164,78 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
 
 
 def evaluate_and_save(
-    artifact: Path, episodes: int, progress: Callable[[int, int], None] | None = None
+    artifact: Path,
+    episodes: int,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    sample: bool = False,
 ) -> Evaluation:
     """Evaluate a flatbuffer and its run's random baseline; save both beside it.
 
     What was saved for these very bytes, episodes, rules and reference is returned as it is.
 
     Args:
-        artifact: The flatbuffer; the fp32 one beside it, if there is one, is the reference.
+        artifact: The flatbuffer; its `records.reference_path`, if it exists, is the reference.
         episodes: Number of episodes; their seeds follow from the run's seed.
         progress: As in `evaluate`.
+        sample: As in `evaluate`; the result is kept in a file of its own.
 
     Raises:
+        UsageError: As `evaluate`.
         QuarlError: As `evaluate`, or a result cannot be written.
     """
     sidecar = Policy.load(artifact).sidecar
     seeds = evaluation_seeds(sidecar.run["seed"], episodes)
-    baseline = evaluation_path(artifact.with_name("random.tflite"))
-    chance = _saved(baseline, seeds, _RANDOM)
-    if chance is None or (chance.run_id, chance.env_id) != (sidecar.run_id, sidecar.env_id):
-        evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(baseline)
-    beside = artifact.with_name("fp32.tflite")
-    reference = beside if beside.exists() else None
-    saved = latest(artifact, seeds, reference)
-    if saved is not None:
-        return saved
-    evaluation = evaluate(artifact, seeds, reference=reference, progress=progress)
-    evaluation.save(evaluation_path(artifact))
+    reference = _present_reference(artifact, sidecar)
+    evaluation = latest(artifact, seeds, reference, sample=sample)
+    if evaluation is None:
+        evaluation = evaluate(
+            artifact, seeds, sample=sample, reference=reference, progress=progress
+        )
+        evaluation.save(evaluation_path(artifact, sample=sample))
+    # Last, so that a policy that is no distribution is refused at once.
+    if not _has_baseline(artifact, sidecar, seeds):
+        baseline = evaluate_random(sidecar.env_id, sidecar.run_id, seeds)
+        baseline.save(_baseline_path(artifact))
     return evaluation
 
 
-def latest(artifact: Path, seeds: Sequence[int], reference: Path | None) -> Evaluation | None:
+def is_evaluated(artifact: Path, episodes: int, *, sample: bool = False) -> bool:
+    """Tell whether all that `evaluate_and_save` would save is there.
+
+    Raises:
+        QuarlError: The flatbuffer or its sidecar is missing or damaged.
+    """
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    seeds = evaluation_seeds(sidecar.run["seed"], episodes)
+    saved = latest(artifact, seeds, _present_reference(artifact, sidecar), sample=sample)
+    return saved is not None and _has_baseline(artifact, sidecar, seeds)
+
+
+def _present_reference(artifact: Path, sidecar: Sidecar) -> Path | None:
+    reference = reference_path(artifact, sidecar)
+    return reference if reference.exists() else None
+
+
+def _baseline_path(artifact: Path) -> Path:
+    return evaluation_path(artifact.with_name("random.tflite"))
+
+
+def _has_baseline(artifact: Path, sidecar: Sidecar, seeds: Sequence[int]) -> bool:
+    """Tell whether the random policy was evaluated on these episodes, or more.
+
+    Greedy and sampled evaluations share it, and may differ in how many episodes they have.
+    """
+    saved = _saved(_baseline_path(artifact), _RANDOM)
+    if saved is None:
+        return False
+    found = saved.run_id, saved.env_id, saved.seeds[: len(seeds)]
+    return found == (sidecar.run_id, sidecar.env_id, list(seeds))
+
+
+def latest(
+    artifact: Path, seeds: Sequence[int], reference: Path | None, *, sample: bool = False
+) -> Evaluation | None:
     """Return what was saved for these bytes, seeds, rules and reference, if it was.
 
     Anything else, a damaged record included, is worth nothing and cheap to redo: None.
@@ -177,20 +243,24 @@ def latest(artifact: Path, seeds: Sequence[int], reference: Path | None) -> Eval
     Raises:
         QuarlError: A flatbuffer is missing.
     """
-    evaluation = _saved(evaluation_path(artifact), seeds, _GREEDY)
-    hashes = sha256(artifact), None if reference is None else sha256(reference)
-    if evaluation is None or (evaluation.artifact_sha256, evaluation.reference_sha256) != hashes:
+    path = evaluation_path(artifact, sample=sample)
+    wanted = list(seeds), sha256(artifact), None if reference is None else sha256(reference)
+    saved = _saved(path, _SAMPLED if sample else _GREEDY)
+    if saved is None or (saved.seeds, saved.artifact_sha256, saved.reference_sha256) != wanted:
         return None
-    return evaluation
+    return saved
 
 
-def _saved(path: Path, seeds: Sequence[int], protocol: dict[str, str]) -> Evaluation | None:
+def _protocol(rules: dict[str, str], env_id: str) -> dict[str, str]:
+    return rules | environments.rules(env_id)
+
+
+def _saved(path: Path, rules: dict[str, str]) -> Evaluation | None:
     try:
         evaluation = Evaluation.load(path)
     except QuarlError:
         return None
-    same = evaluation.seeds == list(seeds) and evaluation.protocol == protocol
-    return evaluation if same else None
+    return evaluation if evaluation.protocol == _protocol(rules, evaluation.env_id) else None
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
@@ -205,7 +275,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
     reference = Policy.load(path)
-    if reference.sidecar.run_id != sidecar.run_id:
+    if reference.sidecar.run_id not in (sidecar.run_id, Run.from_dict(sidecar.run).plain.run_id):
         raise UsageError(
             "Actions can be compared only with a policy of the same run; name that run's fp32 "
             f"flatbuffer. Received: reference of {reference.sidecar.run_id}, artifact of "
@@ -233,6 +303,17 @@ def _matching_env(sidecar: Sidecar) -> gym.Env[Any, Any]:
                 f"{name}={value}, the policy's is {expected}"
             )
     return environments.make(sidecar.env_id)
+
+
+def _noise(seed: int, sample: bool) -> np.random.Generator | None:
+    """Return the generator of an episode's sampled actions; None where they are not sampled."""
+    return generator(seed, "sampled actions") if sample else None
+
+
+def _actor(policy: Policy, noise: np.random.Generator | None) -> _Act:
+    if noise is None:
+        return policy.act
+    return partial(policy.sample, random=noise)
 
 
 def _keep_first(act: _Act, seen: list[NDArray[Any]]) -> _Act:
@@ -265,21 +346,21 @@ def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
 
 
 def _agreement(
-    env: gym.Env[Any, Any], guide: Policy, policy: Policy, seeds: Sequence[int]
+    env: gym.Env[Any, Any], guide: Policy, policy: Policy, seeds: Sequence[int], sample: bool
 ) -> dict[str, float]:
-    """Compare actions on the states that the guide visits."""
+    """Compare greedy actions on the states that the guide visits, by sampled actions if so told."""
     # Discrete actions have no range: they agree if they are equal.
     low, high = guide.sidecar.action_low or [0.0], guide.sidecar.action_high or [0.0]
     tolerance = AGREEMENT_TOLERANCE * np.subtract(high, low)
     states = agreed = 0
 
-    def act_and_compare(observation: NDArray[Any]) -> Any:
+    def act_and_compare(observation: NDArray[Any], noise: np.random.Generator | None) -> Any:
         nonlocal states, agreed
         action = guide.act(observation)
         states += 1
         agreed += bool(np.all(np.abs(action - policy.act(observation)) <= tolerance))
-        return action
+        return action if noise is None else guide.sample(observation, noise)
 
     for seed in seeds:
-        _play(env, act_and_compare, seed)
+        _play(env, partial(act_and_compare, noise=_noise(seed, sample)), seed)
     return {"fraction": agreed / states, "states": states}

@@ -6,7 +6,8 @@ for one observation at a time, with the normaliser inside.
 `int8` is integer from the first layer to the head. The normaliser in front of it stays in float:
 one int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
 beside velocities of ±3), after it all features fill the same ±5. The head of a discrete policy is
-centred first (`ptq.centre_head`).
+centred first (`ptq.centre_head`), and of a dueling one only the advantages are exported. Images go
+in as the bytes they are; there all is integer.
 """
 
 from __future__ import annotations
@@ -32,25 +33,27 @@ from quarl_tf import (
 )
 from quarl_tf.display import Update
 from quarl_tf.environments import EnvSpec
-from quarl_tf.errors import QuarlError
+from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.policies import Policy
+from quarl_tf.quantization import qat
+from quarl_tf.quantization.affine import round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace
-from quarl_tf.spec import Run, Scheme
+from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
-#: 1): what float32 sums in another order may differ by.
-FLOAT_TOLERANCE = 1e-5
+#: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
+#: differ by 2e-5 on some processors.
+FLOAT_TOLERANCE = 5e-5
 
 #: Observations that the check compares heads on.
 _CHECKED = 200
 
-#: The normaliser's operations, as the converter names their results.
-_NORMALIZER_NODES = [
-    f"policy/normalizer/{name}" for name in ("sub", "mul", "clip_by_value/Minimum", "clip_by_value")
-]
+#: Of a quantisation-aware training: the largest difference in steps of the head, and the largest
+#: share of its values that differ at all.
+_NEIGHBOURS, _UNEQUAL = 4, 0.05
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class TrainedNetwork:
         networks.set_weights(network, weights)
         return network
 
+    def converter(self, weights: Weights) -> Any:
+        """Return a converter of the network with given weights."""
+        spec = self.spec
+        return _converter(self.network(weights), spec.observation_shape, spec.observation_dtype)
+
 
 def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
     """Load a finished training.
@@ -81,14 +89,15 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
     folder = workspace.run_dir(run_id)
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
-    run = Run(**record.run)
+    run = Run.from_dict(record.run)
     spec = environments.env_spec(run.env_id)
-    preset = presets.restore(run.algo, record.preset)
+    preset = replace(presets.restore(run.algo, record.preset), precision="float32")
+    factory = agents.network_factory(run.algo, spec, preset, run.seed)
     return TrainedNetwork(
         record,
         run,
         spec,
-        agents.network_factory(run.algo, spec, preset, run.seed),
+        lambda: qat.preparing(run.quantization)(factory()),
         networks.load_weights(folder / "network.npz"),
         networks.load_weights(folder / "calibration.npz")["observations"],
     )
@@ -108,6 +117,7 @@ def export(
     """
     missing = records.not_exported(workspace, run_id, [scheme.name for scheme in schemes])
     trained = load(workspace, run_id)
+    _require_fitting(trained.run, schemes)
     for i, scheme in enumerate(schemes):
         update(i, len(schemes), scheme.name)
         if scheme.name in missing:
@@ -117,8 +127,21 @@ def export(
     return [workspace.artifact(run_id, scheme.name) for scheme in schemes]
 
 
+def _require_fitting(run: Run, schemes: Sequence[Scheme]) -> None:
+    """Refuse schemes of another kind of training, or of other bits."""
+    usual = default_schemes(run.quantization)
+    for scheme in schemes:
+        fits = not scheme.trained if run.quantization is None else scheme.name in usual
+        if not fits:
+            raise UsageError(
+                f"{run.run_id} can be exported as {', '.join(usual)}. "
+                f"Received: scheme={scheme.name!r}"
+            )
+
+
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    content, expected = _CONVERTERS.get(scheme.name, _simulated)(trained, scheme)
+    convert = _trained if scheme.trained else _CONVERTERS.get(scheme.name, _simulated)
+    content, expected = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
     checked = replace(sidecar, check=_check(trained, Policy(content, sidecar), expected))
     records.write_artifact(path, content, checked)
@@ -126,8 +149,8 @@ def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
     audit = flatbuffer.audit(content)
-    if scheme.name == "int8":
-        _require_int8(audit)
+    if scheme.name in ("int8", "qat_int8"):
+        _require_int8(audit, trained.spec.observation_dtype)
     record, spec = trained.record, trained.spec
     return Sidecar(
         run=record.run,
@@ -137,10 +160,11 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         native=scheme.native,
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
-        head=_head(trained.run.algo, scheme),
+        head=_head(trained, scheme),
         num_actions=spec.num_actions,
         action_low=_listed(spec.action_low),
         action_high=_listed(spec.action_high),
+        action_std=_action_std(trained),
         observation_shape=list(spec.observation_shape),
         observation_dtype=spec.observation_dtype,
         tensor_dtypes=audit.tensor_dtypes,
@@ -155,30 +179,43 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
     )
 
 
-def _head(algo: str, scheme: Scheme) -> str:
-    kind = agents.head(algo)
-    # Centred, Q-values are no longer values of states; logits mean what they did.
-    return "advantages" if kind == "q_values" and scheme.name == "int8" else kind
+def _head(trained: TrainedNetwork, scheme: Scheme) -> str:
+    kind = agents.head(trained.run.algo, trained.spec)
+    # Centred, or without the value of a dueling network, they are no longer values of states.
+    without_value = scheme.trained and trained.record.preset.get("dueling")
+    return "advantages" if kind == "q_values" and (scheme.name == "int8" or without_value) else kind
+
+
+def _action_std(trained: TrainedNetwork) -> list[float] | None:
+    logarithm = trained.weights.get("action/log_deviation:0")
+    return None if logarithm is None else np.exp(logarithm).tolist()
 
 
 def _listed(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
 
 
-def _check(trained: TrainedNetwork, policy: Policy, expected: Weights) -> dict[str, Any]:
+def _check(trained: TrainedNetwork, policy: Policy, expected: keras.Model) -> dict[str, Any]:
     """Compare the flatbuffer's heads with those of the network it should equal.
 
     Raises:
         QuarlError: They differ by more than float rounding though the scheme computes in float.
     """
     seen = trained.observations[:: max(1, len(trained.observations) // _CHECKED)]
-    wanted = networks.forward(trained.network(expected))(seen)
+    wanted = networks.forward(expected)(seen)
     heads = np.stack([policy.head(observation) for observation in seen])
     difference = float(np.abs(heads - wanted).max())
     scale = max(1.0, float(np.abs(wanted).max()))
     name = policy.sidecar.scheme
     exact = name not in ("dynamic_int8", "int8")
-    if exact and not difference <= FLOAT_TOLERANCE * scale:
+    rounding = FLOAT_TOLERANCE * scale
+    tolerance, unequal = rounding, 0.0
+    if trained.run.quantization is not None:
+        # Sums in another order, or in integers, may take the other one of two neighbouring codes.
+        # In a hidden layer that may be several steps of the head, but it is rare.
+        tolerance += _NEIGHBOURS * qat.head_step(expected)
+        unequal = float((np.abs(heads - wanted) > rounding).mean())
+    if exact and not (difference <= tolerance and unequal <= _UNEQUAL):
         raise QuarlError(
             f"The {name} flatbuffer does not compute what its network does; nothing was written. "
             f"Received: largest difference {difference:g} at heads up to {scale:g}"
@@ -187,7 +224,7 @@ def _check(trained: TrainedNetwork, policy: Policy, expected: Weights) -> dict[s
         "observations": len(seen),
         "max_abs_difference": difference,
         "max_abs_head": scale,
-        "tolerance": FLOAT_TOLERANCE * scale if exact else None,
+        "tolerance": tolerance if exact else None,
     }
     if trained.spec.num_actions is not None:
         same = heads.argmax(axis=1) == wanted.argmax(axis=1)
@@ -195,72 +232,89 @@ def _check(trained: TrainedNetwork, policy: Policy, expected: Weights) -> dict[s
     return check
 
 
-def _require_int8(audit: flatbuffer.FlatbufferAudit) -> None:
-    """Refuse an int8 flatbuffer with a layer left in float, or the normaliser not left there."""
+def _require_int8(audit: flatbuffer.FlatbufferAudit, observation_dtype: str) -> None:
+    """Refuse an int8 flatbuffer with a layer left in float, or another input than observations."""
     layers = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
     left = [op for op in audit.operators if op.startswith(layers) and not op.endswith(" int8")]
     if left:
         raise QuarlError(f"The converter left layers of the int8 flatbuffer in float: {left}")
-    if any(tensor.dtype != "float32" for tensor in audit.inputs):
+    # Floats meet the normaliser first, which stays in float.
+    if any(tensor.dtype != observation_dtype for tensor in audit.inputs):
         raise QuarlError(
-            "The converter quantised the normaliser of the int8 flatbuffer as well. "
+            f"The int8 flatbuffer should take {observation_dtype} observations as they are. "
             f"Received: operators={audit.operators}"
         )
 
 
-Converted = tuple[bytes, Weights]
+Converted = tuple[bytes, keras.Model]
 
 
 def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
-    return _convert(_converter(trained, trained.weights)), trained.weights
+    return _convert(trained.converter(trained.weights)), trained.network(trained.weights)
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     quantized = quantize_weights(trained.weights, scheme.weight_bits, scheme.mode or "code")
-    return _convert(_converter(trained, quantized)), quantized
+    return _convert(trained.converter(quantized)), trained.network(quantized)
 
 
 def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
-    converter = _converter(trained, trained.weights)
+    converter = trained.converter(trained.weights)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.target_spec.supported_types = [tf.float16]
-    return _convert(converter), half_weights(trained.weights)
+    halves = half_weights(trained.weights)
+    first = "convolution_0/kernel:0"
+    if trained.spec.observation_dtype == "uint8" and first in halves:
+        # The converter makes the scaling of bytes part of the first kernel, and rounds that.
+        halves[first] = round_to_half(trained.weights[first] / np.float32(255)) * np.float32(255)
+    return _convert(converter), trained.network(halves)
 
 
 def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
-    converter = _converter(trained, trained.weights)
+    converter = trained.converter(trained.weights)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    return _convert(converter), trained.weights
+    return _convert(converter), trained.network(trained.weights)
 
 
 def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    del scheme
+    """Quantise with the ranges that the calibration observations reach."""
     discrete = trained.spec.num_actions is not None
-    weights = centre_head(trained.weights) if discrete else trained.weights
-    converter = _converter(trained, weights)
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([row[None]] for row in trained.observations)
-    # The float operators are for the normaliser; `_require_int8` sees to the layers.
-    converter.target_spec.supported_ops = [
-        tf.lite.OpsSet.TFLITE_BUILTINS_INT8,
-        tf.lite.OpsSet.TFLITE_BUILTINS,
-    ]
-    # The converter itself has no way to keep an operator in float; its debugger's list has.
-    options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=_NORMALIZER_NODES)
+    network = trained.network(centre_head(trained.weights) if discrete else trained.weights)
+    eight = Quantization(bits=8, delay=1, ranges="extremes")
+    quantized = qat.quantize(network, eight, left=(keras.layers.LayerNormalization,))
+    qat.watch(quantized, trained.observations)
+    qat.freeze(quantized)
+    content = _convert(_converter_of_quantized(trained, quantized, scheme))
+    expected = trained.network(centre_head(trained.weights) if discrete else trained.weights)
+    return content, networks.chooser(expected) if discrete else expected
 
-    def convert() -> bytes:
-        debugger = tf.lite.experimental.QuantizationDebugger(
-            converter=converter,
-            debug_dataset=converter.representative_dataset,
-            debug_options=options,
-        )
-        content: bytes = debugger.get_nondebug_quantized_model()
-        return content
 
-    return _quietly(convert), weights
+def _trained(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    """Convert a quantisation-aware network as it trained; ranges and codes are its own."""
+    network = trained.network(trained.weights)
+    content = _convert(_converter_of_quantized(trained, network, scheme))
+    expected = trained.network(trained.weights)
+    discrete = trained.spec.num_actions is not None
+    return content, networks.chooser(expected) if discrete else expected
+
+
+def _converter_of_quantized(trained: TrainedNetwork, network: keras.Model, scheme: Scheme) -> Any:
+    """Return a converter of a network whose ranges are frozen."""
+    spec = trained.spec
+    of_bytes = scheme.native and spec.observation_dtype == "uint8"
+    dtype = "float32" if of_bytes else spec.observation_dtype
+    call = qat.exported(network, native=scheme.native)
+    converter = _converter(call, spec.observation_shape, dtype)
+    if scheme.native:
+        # Without observations to calibrate with, so that only what has a range becomes integer:
+        # what scales observations and actions stays in float.
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if of_bytes:
+        converter.inference_input_type = tf.uint8
+    return converter
 
 
 _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {
@@ -271,12 +325,13 @@ _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {
 }
 
 
-def _converter(trained: TrainedNetwork, weights: Weights) -> Any:
-    network = trained.network(weights)
-    shape = (1, *trained.spec.observation_shape)
-    signature = [tf.TensorSpec(shape, trained.spec.observation_dtype, name="observation")]
+def _converter(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: str) -> Any:
+    signature = [tf.TensorSpec((1, *shape), dtype, name="observation")]
     serve = tf.function(lambda observation: {"head": network(observation)}, signature)
-    return tf.lite.TFLiteConverter.from_concrete_functions([serve.get_concrete_function()], network)
+    variables = network if isinstance(network, keras.Model) else tf.Module()
+    return tf.lite.TFLiteConverter.from_concrete_functions(
+        [serve.get_concrete_function()], variables
+    )
 
 
 def _convert(converter: Any) -> bytes:
@@ -286,8 +341,8 @@ def _convert(converter: Any) -> bytes:
 
 def _quietly(convert: Callable[[], bytes]) -> bytes:
     with native_output.caught() as said, warnings.catch_warnings():
-        # The converter's debugger runs TensorFlow's own interpreter, which says it will go.
-        warnings.filterwarnings("ignore", ".*tf.lite.Interpreter is deprecated", UserWarning)
+        # It takes whatever has ranges for a network with integer inputs; ours are floats, or bytes.
+        warnings.filterwarnings("ignore", "Statistics for quantized inputs", UserWarning)
         try:
             return convert()
         except Exception as error:

@@ -37,12 +37,14 @@ _DPI = 150
 _PANELS_PER_ROW = 5
 _GREY = "#8a8f98"
 _LIGHT_GREY = "#c9ccd1"
+_DELAY_COLOUR = "#b3321f"
 # Native schemes are cool, simulated ones warm (olive as published) and darker the fewer their bits.
 _NATIVE_COLOURS = {
     "fp32": "#22313f",
     "fp16": "#0173b2",
     "dynamic_int8": "#2fa7c7",
     "int8": "#029e73",
+    "qat_int8": "#6aa51e",
 }
 
 
@@ -88,12 +90,14 @@ class Curve:
         steps: Environment steps, shape [n].
         episode_return: Mean return of the latest training episodes, shape [n].
         greedy_return: Mean return of a greedy evaluation, shape [n].
+        delay: Step at which a quantisation-aware training began to quantise.
     """
 
     label: str
     steps: Floats
     episode_return: Floats
     greedy_return: Floats
+    delay: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,33 @@ class BitsPoint:
     scheme: Scheme
     returns: Interval
     runs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PrecisionPoint:
+    """What the trainings of one cell of a study earn in one precision.
+
+    Attributes:
+        label: Name of the precision on the axis; several points may share it.
+        delay: Step at which the trainings began to quantise; None for plain ones.
+        returns: Mean return with its interval; None if a training is missing.
+        runs: Mean return of each training that is there.
+    """
+
+    label: str
+    scheme: Scheme
+    delay: int | None
+    returns: Interval | None
+    runs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PrecisionPanel:
+    """One cell of a study, with the mean return of a random policy, if that is known."""
+
+    title: str
+    points: Sequence[PrecisionPoint]
+    chance: float | None
 
 
 def scheme_colour(name: str) -> str:
@@ -137,40 +168,102 @@ def learning_curve(curves: Sequence[Curve], title: str) -> Plot:
             [scheme_colour("fp32")] if len(curves) == 1 else sns.color_palette("deep", len(curves))
         )
         for curve, colour in zip(curves, palette, strict=True):
-            known = np.isfinite(curve.episode_return)
-            axes.plot(
-                curve.steps[known], curve.episode_return[known], color=colour, lw=1.0, alpha=0.55
-            )
-            known = np.isfinite(curve.greedy_return)
-            axes.plot(
-                curve.steps[known],
-                curve.greedy_return[known],
-                color=colour,
-                lw=1.6,
-                marker="o",
-                ms=4,
-                mec="white",
-            )
+            _draw_curve(axes, curve, colour)
         axes.set(xlabel="environment steps", ylabel="return per episode", title=title)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-        axes.margins(x=0.02)
-        sns.despine(ax=axes)
-        handles = [
-            Line2D([], [], color=_GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
-            Line2D([], [], color=_GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
-        ]
+        handles = _curve_legend(curves)
         if len(curves) > 1:
             handles += [
                 Line2D([], [], color=colour, lw=3, label=curve.label)
                 for curve, colour in zip(curves, palette, strict=True)
             ]
         _legend_below(figure, handles)
-    return Plot(
-        figure,
-        "Learning curve. Thin line: mean return of the latest training episodes, exploration "
-        "included. Dots: greedy evaluations during training, on seeds apart from those of the "
-        "final evaluation.",
+    return Plot(figure, f"Learning curve. {_curve_caption(curves)}")
+
+
+def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str) -> Plot:
+    """Draw the curves of many trainings, one panel a precision, one colour a seed.
+
+    Args:
+        panels: Heading of a panel to its curves, in the same order of seeds everywhere.
+        title: Heading of the figure.
+    """
+    columns = min(4, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    curves = [curve for several in panels.values() for curve in several]
+    labels = list(dict.fromkeys(curve.label for curve in curves))
+    colours = dict(zip(labels, sns.color_palette("deep", len(labels)), strict=True))
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 1.2 + 2.1 * rows), layout="constrained")
+        grid = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        for axes, (heading, several) in zip(grid, panels.items(), strict=False):
+            for curve in several:
+                _draw_curve(axes, curve, colours[curve.label])
+            axes.set_title(heading)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+        _label_lowest(grid, len(panels), columns, "environment steps")
+        figure.suptitle(title)
+        figure.supylabel("return per episode", fontsize="medium")
+        handles = _curve_legend(curves)
+        handles += [Line2D([], [], color=colours[one], lw=3, label=one) for one in labels]
+        _legend_below(figure, handles)
+    return Plot(figure, f"Learning curves by precision. {_curve_caption(curves)}")
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: Any) -> None:
+    known = np.isfinite(curve.episode_return)
+    axes.plot(curve.steps[known], curve.episode_return[known], color=colour, lw=1.0, alpha=0.55)
+    known = np.isfinite(curve.greedy_return)
+    axes.plot(
+        curve.steps[known],
+        curve.greedy_return[known],
+        color=colour,
+        lw=1.6,
+        marker="o",
+        ms=4,
+        mec="white",
     )
+    if curve.delay is not None:
+        axes.axvline(curve.delay, color=_DELAY_COLOUR, ls="--", lw=1.1, zorder=1)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.margins(x=0.02)
+    sns.despine(ax=axes)
+
+
+def _curve_legend(curves: Sequence[Curve]) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=_GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
+        Line2D([], [], color=_GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
+    ]
+    if _delayed(curves):
+        label = "quantised from here on"
+        handles.append(Line2D([], [], color=_DELAY_COLOUR, ls="--", lw=1.1, label=label))
+    return handles
+
+
+def _curve_caption(curves: Sequence[Curve]) -> str:
+    delayed = (
+        " Dashed: the quantisation delay, from which on the network is quantised."
+        if _delayed(curves)
+        else ""
+    )
+    return (
+        "Thin line: mean return of the latest training episodes, exploration included. Dots: "
+        "greedy evaluations during training, on seeds apart from those of the final evaluation."
+        + delayed
+    )
+
+
+def _delayed(curves: Sequence[Curve]) -> bool:
+    return any(curve.delay is not None for curve in curves)
+
+
+def _label_lowest(panels: Sequence[Axes], used: int, columns: int, label: str) -> None:
+    """Remove panels without data; label the lowest of each column, maybe not in the last row."""
+    for axes in panels[used:]:
+        axes.remove()
+    for axes in panels[:used][-columns:]:
+        axes.set_xlabel(label)
+        axes.tick_params(labelbottom=True)
 
 
 def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str) -> Plot:
@@ -190,12 +283,7 @@ def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str) -> Pl
         panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
         for axes, (name, (reference, other)) in zip(panels, pairs.items(), strict=False):
             _draw_pairs(axes, name, reference, other)
-        for axes in panels[len(pairs) :]:
-            axes.remove()
-        # The lowest panel of each column, which is not in the last row where that is not full.
-        for axes in panels[: len(pairs)][-columns:]:
-            axes.set_xlabel("episodes, sorted")
-            axes.tick_params(labelbottom=True)
+        _label_lowest(panels, len(pairs), columns, "episodes, sorted")
         figure.suptitle(title)
         figure.supylabel("return per episode", fontsize="medium")
         _legend_below(
@@ -300,6 +388,106 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
         f"Reward against bits: mean return and {unit}. Circles are native flatbuffers, other "
         "marks are simulated: weights on the n-bit grid, computed in float. Schemes of the same "
         "width stand side by side." + random_line,
+    )
+
+
+def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Plot:
+    """Draw mean return against precision, one panel a cell, as in QuaRL's figure of QAT."""
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 1.0 + 2.9 * rows), layout="constrained")
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw_precisions(axes, panel)
+        _label_lowest(grid, len(panels), columns, "precision")
+        figure.suptitle(title)
+        figure.supylabel("mean return per episode", fontsize="medium")
+        delays = {p.delay is not None for panel in panels for p in panel.points}
+        handles = [
+            Line2D([], [], ls="", marker="o", ms=7, color=_GREY, label="native"),
+            Line2D([], [], ls="", marker="D", ms=6, color=_GREY, label="simulated"),
+            Line2D([], [], ls="", marker="o", ms=4, color=_GREY, alpha=0.5, label="one training"),
+        ]
+        if any(delays):
+            handles.append(Line2D([], [], color=_GREY, lw=1.2, label="trained at those bits"))
+        handles.append(Line2D([], [], color=_GREY, ls="--", lw=1.2, label="random policy"))
+        _legend_below(figure, handles, columns=5)
+    return Plot(
+        figure,
+        "Reward against precision. Fp: float32; 8*: int8 after training; 8, 7, …: trained and run "
+        "at so many bits. Mean over the trainings with its 95 % interval, which may leave the "
+        "panel, and each training as a light point. Circles are native flatbuffers, diamonds "
+        "simulated ones.",
+    )
+
+
+def _draw_precisions(axes: Axes, panel: PrecisionPanel) -> None:
+    labels = list(dict.fromkeys(point.label for point in panel.points))
+    known = [point for point in panel.points if point.returns is not None]
+    places = {id(point): _place(point, panel.points, labels) for point in panel.points}
+    for number, delay in enumerate(dict.fromkeys(p.delay for p in known if p.delay is not None)):
+        sweep = [p for p in panel.points if p.delay == delay and not p.scheme.native]
+        x = [places[id(point)] for point in sweep]
+        # NaN breaks the line where a result is missing.
+        y = [math.nan if point.returns is None else point.returns.mean for point in sweep]
+        axes.plot(x, y, color=_GREY, lw=1.2, ls=("-", ":", "-.")[number % 3], zorder=2)
+    for point in panel.points:
+        _draw_precision(axes, point, places[id(point)])
+    if panel.chance is not None:
+        axes.axhline(panel.chance, color=scheme_colour("random"), ls="--", lw=1.2, zorder=1)
+    values = [value for point in known for value in point.runs]
+    values += [] if panel.chance is None else [panel.chance]
+    if values:
+        # Of the trainings, not of their intervals: over 2 or 3 these may dwarf all else.
+        room = 0.12 * (max(values) - min(values)) or 1.0
+        axes.set_ylim(min(values) - room, max(values) + room)
+    else:
+        axes.set_yticks([])
+    axes.set_title(panel.title)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xlim(-0.6, len(labels) - 0.4)
+    axes.grid(axis="x", visible=False)
+    sns.despine(ax=axes)
+
+
+def _place(point: PrecisionPoint, points: Sequence[PrecisionPoint], labels: Sequence[str]) -> float:
+    peers = [one for one in points if one.label == point.label]
+    return labels.index(point.label) + 0.28 * (peers.index(point) - (len(peers) - 1) / 2)
+
+
+def _draw_precision(axes: Axes, point: PrecisionPoint, place: float) -> None:
+    colour = scheme_colour(point.scheme.name)
+    # Beside the interval, which would hide them, and away from the neighbour.
+    x = [place + (-0.1 if place < round(place) else 0.1)] * len(point.runs)
+    axes.scatter(x, point.runs, s=18, color=colour, alpha=0.5, linewidth=0, zorder=4)
+    if point.returns is None:
+        axes.annotate(
+            "missing",
+            (place, 0.5),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            ha="center",
+            va="center",
+            fontsize="small",
+            color=_GREY,
+        )
+        return
+    reach = [
+        [point.returns.mean - point.returns.low],
+        [point.returns.high - point.returns.mean],
+    ]
+    axes.errorbar(
+        place,
+        point.returns.mean,
+        yerr=reach if point.returns.bounded else None,
+        color=colour,
+        marker="o" if point.scheme.native else "D",
+        ms=7 if point.scheme.native else 6,
+        mec="white",
+        elinewidth=1.4,
+        capsize=3,
+        zorder=3,
     )
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ _WARM_UP_CALLS = 100
 
 
 class Policy:
-    """Greedy actions from one flatbuffer; one per thread, for the interpreter is not shared.
+    """Actions from one flatbuffer; one per thread, for the interpreter is not shared.
 
     Attributes:
         sidecar: What the flatbuffer's sidecar says.
-        ties: Calls of `act` so far in which two or more actions shared the best value.
+        ties: Calls of `act` and `sample` so far in which two or more actions shared the best value.
     """
 
     # Only the interpreter's public calls are used. Views of its buffers kept between calls would
@@ -78,6 +79,7 @@ class Policy:
         if sidecar.head == "action":
             low, high = sidecar.action_low, sidecar.action_high
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
+        self._noise = _noise(sidecar)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
@@ -134,6 +136,34 @@ class Policy:
         if values.count(best) > 1:
             self.ties += 1
         return values.index(best)
+
+    def sample(
+        self, observation: ArrayLike, random: np.random.Generator
+    ) -> int | NDArray[np.float32]:
+        """Draw an action for one observation from the policy's distribution.
+
+        Args:
+            observation: As in `act`.
+            random: Generator of the noise. What is taken from it does not depend on the head, so
+                policies given generators of one seed meet the same noise call by call.
+
+        Returns:
+            An index, drawn from the softmax of the logits; or for a continuous head an action drawn
+            from the normal distribution around it, float32 [n], clipped to the action's bounds.
+
+        Raises:
+            UsageError: The head belongs to no distribution.
+            QuarlError: As `act`.
+        """
+        noise = self._noise(random)
+        head = self._forward(observation)
+        noisy = self._decode(head) + noise
+        if self._bounds is not None:
+            action: NDArray[np.float32] = np.clip(noisy, *self._bounds)
+            return action
+        values: list[float] = head.tolist()
+        self.ties += values.count(max(values)) > 1
+        return int(noisy.argmax())
 
     def head(self, observation: ArrayLike) -> NDArray[np.float32]:
         """Return the head for one observation, dequantised: float32 [n].
@@ -208,9 +238,18 @@ class Policy:
 
 
 def measure_latency(
-    policy: Policy, observations: Sequence[NDArray[Any]], calls: int = 2000
+    policy: Policy,
+    observations: Sequence[NDArray[Any]],
+    calls: int = 2000,
+    random: np.random.Generator | None = None,
 ) -> dict[str, float]:
-    """Time whole `act` calls on observations taken in turn; the ties it meets do not count.
+    """Time whole calls on observations taken in turn; the ties they meet do not count.
+
+    Args:
+        policy: The policy.
+        observations: What it acts on.
+        calls: How many to time.
+        random: Generator to draw actions with, which times `sample`; without one it is `act`.
 
     Returns:
         "median" and "p95" in microseconds.
@@ -223,7 +262,10 @@ def measure_latency(
             "A latency needs an observation and a call or more. "
             f"Received: observations={len(observations)}, calls={calls}"
         )
-    act, clock, ties = policy.act, time.perf_counter_ns, policy.ties
+    act: Callable[[NDArray[Any]], Any] = policy.act
+    if random is not None:
+        act = partial(policy.sample, random=random)
+    clock, ties = time.perf_counter_ns, policy.ties
     for observation in islice(cycle(observations), _WARM_UP_CALLS):
         act(observation)
     durations = []
@@ -274,6 +316,25 @@ def _head_size(sidecar: Sidecar) -> int:
         "The sidecar's head does not fit its actions; export the policy again. Received: "
         f"head={sidecar.head!r}, num_actions={sidecar.num_actions}, bounds={bounds}"
     )
+
+
+def _noise(sidecar: Sidecar) -> Callable[[np.random.Generator], NDArray[Any]]:
+    """Build what draws the noise that, added to the head, makes its best value a sample."""
+    size = _head_size(sidecar)
+    if sidecar.head == "logits":
+        # The largest of logits with Gumbel noise is distributed as their softmax.
+        return lambda random: random.gumbel(size=size)
+    if sidecar.action_std is not None:
+        std = np.array(sidecar.action_std, np.float32)
+        return lambda random: std * random.standard_normal(size, np.float32)
+
+    def refuse(random: np.random.Generator) -> NDArray[Any]:
+        raise UsageError(
+            "This policy is no distribution to sample actions from; leave out --sample. Received: "
+            f"run_id={sidecar.run_id!r}, head={sidecar.head!r}, action_std=None"
+        )
+
+    return refuse
 
 
 def _encoder(

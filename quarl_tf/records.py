@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.spec import Run
 
 _RECORDED_PACKAGES = (
     "quarl-tf",
@@ -69,7 +70,7 @@ class Workspace:
         return self.root / "tflite_models" / _checked_run_id(run_id)
 
     def artifact(self, run_id: str, scheme: str) -> Path:
-        """Return the path of one flatbuffer; its sidecar and evaluation lie beside it."""
+        """Return the path of one flatbuffer; its sidecar and evaluations lie beside it."""
         return self.artifact_dir(run_id) / f"{scheme}.tflite"
 
     def report_dir(self, name: str) -> Path:
@@ -93,9 +94,26 @@ def sidecar_path(artifact: Path) -> Path:
     return artifact.with_suffix(".json")
 
 
-def evaluation_path(artifact: Path) -> Path:
-    """Return where the evaluation of a flatbuffer lies."""
-    return artifact.with_suffix(".eval.json")
+def evaluation_path(artifact: Path, *, sample: bool = False) -> Path:
+    """Return where the evaluation of a flatbuffer lies, the one by sampled actions apart."""
+    return artifact.with_suffix(".sampled.eval.json" if sample else ".eval.json")
+
+
+def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
+    """Return the fp32 flatbuffer that one is compared with.
+
+    It lies beside it, but for a quantisation-aware training: there it is the plain training's.
+    """
+    run = Run.from_dict(sidecar.run)
+    folder = artifact.parent
+    if run.quantization is not None:
+        folder = folder.parent / run.plain.run_id
+    return folder / "fp32.tflite"
+
+
+def report_name(name: str, *, sample: bool = False) -> str:
+    """Return what a report named after its runs is called, the one on sampled actions apart."""
+    return f"{name}-sampled" if sample else name
 
 
 class _JsonRecord:
@@ -107,22 +125,24 @@ class _JsonRecord:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the record.
+        """Read the record; a field with a default may be absent, as it is from older files.
 
         Raises:
             QuarlError: The file is missing, damaged, or its fields or their values are not this
                 record's.
         """
         values = read_json(path)
-        expected = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        if set(values) != expected:
-            odd = ", ".join(sorted(set(values) ^ expected))
+        declared = fields(cls)  # type: ignore[arg-type]
+        optional = {f.name for f in declared if f.default is not MISSING}
+        differing = ({f.name for f in declared} ^ set(values)) - optional
+        if differing:
+            odd = ", ".join(sorted(differing))
             raise QuarlError(
                 f"{path} is not a {cls.__name__} of this version (fields that differ: {odd}); "
                 f"make it again. Received: path={str(path)!r}"
             )
         for name, kind in get_type_hints(cls).items():
-            if name in expected and not _fits(values[name], kind):
+            if name in values and not _fits(values[name], kind):
                 wanted = kind.__name__ if isinstance(kind, type) else kind
                 raise _not_so(path, cls, f"{name} must be {wanted}", name, values[name])
         record = cls(**values)
@@ -220,7 +240,7 @@ class TrainingRecord(_JsonRecord):
                 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sidecar(_JsonRecord):
     """The truth about one flatbuffer, kept beside it as `<scheme>.json`."""
 
@@ -239,6 +259,9 @@ class Sidecar(_JsonRecord):
     #: Bounds of a continuous action space, or null.
     action_low: list[float] | None
     action_high: list[float] | None
+    #: Standard deviation of each component of a continuous action around the head, where the policy
+    #: is such a distribution; null where it is none, and for discrete actions.
+    action_std: list[float] | None = None
     observation_shape: list[int]
     observation_dtype: str
     #: Tensors in the file by dtype, read back from the flatbuffer.
@@ -260,12 +283,15 @@ class Sidecar(_JsonRecord):
     def _flaw(self) -> tuple[str, str] | None:
         if self.size_bytes < 1:
             return "size_bytes", "a flatbuffer has at least 1 byte"
+        std = self.action_std
+        if std is not None and (len(std) != len(self.action_low or ()) or min(std, default=-1) < 0):
+            return "action_std", "action_std is 0 or more for each component of the action, or null"
         return _run_flaw(self.run)
 
 
 @dataclass(frozen=True)
 class Evaluation(_JsonRecord):
-    """Every episode of one policy on given seeds, kept as `<scheme>.eval.json`."""
+    """Every episode of one policy on given seeds, kept at `evaluation_path`."""
 
     run_id: str
     env_id: str
@@ -280,7 +306,8 @@ class Evaluation(_JsonRecord):
     lengths: list[int]
     #: Steps at which two or more actions shared the best value.
     ties: int
-    #: Microseconds of one `Policy.act` call: {"median": ..., "p95": ...}; null for random.
+    #: Microseconds of one `Policy.act` or `Policy.sample` call, whichever chose the actions:
+    #: {"median": ..., "p95": ...}; null for random.
     latency_us: dict[str, float] | None
     #: Hash of the fp32 flatbuffer it was compared with; null where there was none.
     reference_sha256: str | None

@@ -1,7 +1,8 @@
 """Experience replay over the stream of a vector environment; each observation is stored once.
 
 Row t holds what environment e showed and did at tick t. The observation after it is row t + 1, so a
-transition is a pair of neighbouring rows. `starts` tells where a transition may begin: not at an
+transition is a pair of neighbouring rows. Of stacked frames each is kept once, and stacks are put
+together again when drawn. `starts` tells where a transition may begin: not at an
 episode's last observation (Gymnasium's NEXT_STEP autoreset ignores the action there), and not at
 the last row before a break in the stream.
 """
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.environments import EnvSpec
+from quarl_tf.environments import EnvSpec, channels_last
 
 
 class Transitions(NamedTuple):
@@ -51,7 +52,11 @@ class Replay:
         shape = (rows, num_envs)
         action_shape = () if spec.num_actions else (len(spec.action_low or ()),)
         action_dtype = np.int32 if spec.num_actions else np.float32
-        self._observations = np.zeros((*shape, *spec.observation_shape), spec.observation_dtype)
+        self._observations: _FrameStacks | _Observations = (
+            _FrameStacks(rows, num_envs, spec)
+            if spec.frame_stack > 1
+            else _Observations(rows, num_envs, spec)
+        )
         self._actions = np.zeros((*shape, *action_shape), action_dtype)
         self._rewards = np.zeros(shape, np.float32)
         self._discounts = np.zeros(shape, np.float32)
@@ -81,7 +86,7 @@ class Replay:
             starts: False where `observation` was the last of its episode.
         """
         row = self._rows_added % len(self._starts)
-        self._observations[row] = observation
+        self._observations.put(row, observation)
         self._actions[row] = action
         self._rewards[row] = reward
         self._discounts[row] = ~terminated
@@ -103,8 +108,10 @@ class Replay:
             random: Generator of the draw.
         """
         rows, num_envs = self._starts.shape
-        held = min(self._rows_added, rows)
-        # The newest row has no successor yet; counted from the oldest row it is held - 1.
+        # Of the oldest stacks of a full ring some frames are overwritten. The newest row has no
+        # successor yet.
+        lost = self._observations.reach if self._rows_added > rows else 0
+        held = min(self._rows_added, rows) - lost
         pairs = (held - 1) * num_envs
         index = random.integers(pairs, size=shape)
         oldest = self._rows_added - held
@@ -130,23 +137,79 @@ class Replay:
             weight = np.where(goes_on, weight * self._discounts[row, env], weight)
             row = np.where(goes_on, (row + 1) % rows, row)
         return Transitions(
-            self._observations[first, env],
+            self._observations.take(first, env),
             self._actions[first, env],
             reward.astype(np.float32),
             weight,
-            self._observations[row, env],
+            self._observations.take(row, env),
         )
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state for a checkpoint, without rows never written."""
         held = min(self._rows_added, len(self._starts))
         fields = {name: getattr(self, f"_{name}")[:held] for name in self._FIELDS}
-        return {**fields, "rows_added": np.array(self._rows_added)}
+        seen = {name: array[:held] for name, array in self._observations.arrays().items()}
+        return {**fields, **seen, "rows_added": np.array(self._rows_added)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take the state of a checkpoint back."""
         self._rows_added = int(arrays["rows_added"])
         for name in self._FIELDS:
             getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
+        for name, array in self._observations.arrays().items():
+            array[: len(arrays[name])] = arrays[name]
 
-    _FIELDS = ("observations", "actions", "rewards", "discounts", "starts")
+    _FIELDS = ("actions", "rewards", "discounts", "starts")
+
+
+class _Observations:
+    """Keeps observations whole."""
+
+    #: Rows before an observation's own that it is put together from.
+    reach = 0
+
+    def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
+        shape = (rows, num_envs, *spec.observation_shape)
+        self._kept = np.zeros(shape, spec.observation_dtype)
+
+    def put(self, row: int, observation: npt.NDArray[Any]) -> None:
+        self._kept[row] = observation
+
+    def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        taken: npt.NDArray[Any] = self._kept[row, env]
+        return taken
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {"observations": self._kept}
+
+
+class _FrameStacks:
+    """Keeps the newest frame of each stack, and how many of a stack's frames are of its game."""
+
+    def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
+        height, width, self._depth = spec.observation_shape
+        self.reach = self._depth - 1
+        self._frames = np.zeros((rows, num_envs, height, width), spec.observation_dtype)
+        self._ages = np.zeros((rows, num_envs), np.uint8)
+        self._newest: npt.NDArray[Any] | None = None
+        self._age = np.zeros(num_envs, np.uint8)
+
+    def put(self, row: int, observation: npt.NDArray[Any]) -> None:
+        goes_on = np.zeros(len(observation), np.bool_)
+        if self._newest is not None:
+            goes_on = (self._newest[..., 1:] == observation[..., :-1]).all(axis=(1, 2, 3))
+        self._age = np.where(goes_on, np.minimum(self._age + 1, self._depth), 1).astype(np.uint8)
+        self._newest = observation.copy()
+        self._frames[row], self._ages[row] = observation[..., -1], self._age
+
+    def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        back = np.arange(self.reach, -1, -1)
+        rows = (row.reshape(-1, 1) - back) % len(self._frames)
+        envs = env.reshape(-1, 1)
+        planes = self._frames[rows, envs]
+        # A game's first stacks are filled up with zeros.
+        planes[back >= self._ages[row, env].reshape(-1, 1)] = 0
+        return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {"frames": self._frames, "ages": self._ages}

@@ -22,7 +22,14 @@ import numpy as np
 from quarl_tf import flatbuffer, plots
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.plots import BitsPoint, Plot
-from quarl_tf.records import Workspace, write_bytes, write_csv, write_json, write_text
+from quarl_tf.records import (
+    Workspace,
+    report_name,
+    write_bytes,
+    write_csv,
+    write_json,
+    write_text,
+)
 from quarl_tf.results import (
     BASELINE,
     OK,
@@ -85,6 +92,7 @@ def write_report(
     name: str | None = None,
     schemes: Sequence[str] | None = None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
+    sample: bool = False,
 ) -> Path:
     """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
 
@@ -93,10 +101,11 @@ def write_report(
         run_ids: Runs to report on, exported and evaluated.
         command: Command line that makes this report, shown in it.
         name: Name of the report; by default the run's, or the algorithm and environment that all
-            runs share.
+            runs share, and apart for sampled actions.
         schemes: Schemes to report on; by default all that any of the runs was exported in. fp32,
             the reference, is always among them.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
+        sample: Report on the evaluations by sampled actions instead of the greedy ones.
 
     Returns:
         The path of index.html. The same files in give the same bytes out.
@@ -109,9 +118,9 @@ def write_report(
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
     unique = list(dict.fromkeys(run_ids))
     names = scheme_names(workspace, unique, schemes)
-    runs = [load_run(workspace, run_id, names, margin_percent) for run_id in unique]
-    folder = workspace.report_dir(_report_name(name, runs))
-    sections = [_section(workspace, group, names) for group in _groups(runs)]
+    runs = [load_run(workspace, one, names, margin_percent, sample=sample) for one in unique]
+    folder = workspace.report_dir(_checked_name(name) or _default_name(runs, sample))
+    sections = [_section(workspace, group, names, sample) for group in _groups(runs)]
     wanted = (*names, BASELINE)
     missing = [run.missing[scheme] for run in runs for scheme in wanted if scheme in run.missing]
     context = {
@@ -137,18 +146,18 @@ def _groups(runs: Sequence[LoadedRun]) -> list[list[LoadedRun]]:
     return list(groups.values())
 
 
-def _report_name(name: str | None, runs: Sequence[LoadedRun]) -> str:
-    if name is None and len(runs) == 1:
-        return runs[0].run_id
+def _default_name(runs: Sequence[LoadedRun], sample: bool) -> str:
     kinds = {f"{run.spec['algo']}-{run.spec['env_id'].replace('/', '_')}" for run in runs}
-    if name is None and len(kinds) == 1:
-        return kinds.pop()
-    if name is None:
+    if len(kinds) > 1:
         raise UsageError(
             "A report on several algorithms or environments needs a name; give --name NAME. "
             f"Received: runs={[run.run_id for run in runs]}"
         )
-    if not re.fullmatch(r"\w[\w.-]*", name):
+    return report_name(runs[0].run_id if len(runs) == 1 else kinds.pop(), sample=sample)
+
+
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(
             "The name of a report is a folder's: letters, digits, '.', '_' and '-', beginning with "
             f"a letter or digit. Received: name={name!r}"
@@ -156,7 +165,9 @@ def _report_name(name: str | None, runs: Sequence[LoadedRun]) -> str:
     return name
 
 
-def _section(workspace: Workspace, runs: list[LoadedRun], schemes: Sequence[str]) -> _Section:
+def _section(
+    workspace: Workspace, runs: list[LoadedRun], schemes: Sequence[str], sample: bool
+) -> _Section:
     first = runs[0]
     spec = first.spec
     for run in runs:
@@ -167,6 +178,7 @@ def _section(workspace: Workspace, runs: list[LoadedRun], schemes: Sequence[str]
             )
     overrides = ", ".join(f"{key}={value}" for key, value in spec["overrides"].items())
     title = f"{spec['algo']} on {spec['env_id']}" + (f" ({overrides})" if overrides else "")
+    title += ", sampled actions" if sample else ""
     by_run = {run.run_id: [run_row(run, name) for name in schemes] for run in runs}
     rows = [pooled_row(runs, of_scheme) for of_scheme in zip(*by_run.values(), strict=True)]
     return _Section(
@@ -209,11 +221,13 @@ def _figures(
         figures["paired_returns"] = plots.paired_returns(
             {name: (reference, _all_returns(runs, name)) for name in others}, title
         )
-    content = workspace.artifact(runs[0].run_id, REFERENCE).read_bytes()
-    layers = flatbuffer.weights(content)
+    reference_id = runs[0].reference.sidecar.run_id
+    reference_path = workspace.artifact(reference_id, REFERENCE)
+    # Without it, where only its hash was kept, and nothing else needs its weights.
+    layers = flatbuffer.weights(reference_path.read_bytes()) if reference_path.exists() else {}
     if layers:
         figures["weight_histograms"] = plots.weight_histograms(
-            layers, f"fp32 weights of {runs[0].run_id}"
+            layers, f"fp32 weights of {reference_id}"
         )
     curves = [run.curve for run in runs if run.curve is not None]
     if curves:
@@ -263,7 +277,7 @@ def _write_results(folder: Path, sections: Sequence[_Section], context: Mapping[
 
 
 def _write_pages(folder: Path, sections: Sequence[_Section], context: Mapping[str, Any]) -> Path:
-    """Write the figures and both pages, and remove the figures of an earlier report."""
+    """Write the figures and both pages."""
     pictures: dict[str, bytes] = {}
     figures = []
     for number, section in enumerate(sections, start=1):
@@ -271,12 +285,34 @@ def _write_pages(folder: Path, sections: Sequence[_Section], context: Mapping[st
         drawn = {f"{prefix}{stem}.png": plot for stem, plot in section.figures.items()}
         pictures |= {file: plot.png() for file, plot in drawn.items()}
         figures.append({file: plot.caption for file, plot in drawn.items()})
+    everything = {
+        **context,
+        "figures": figures,
+        "provenance": provenance([run for section in sections for run in section.runs]),
+        "unseen_percent": unseen_percent(min(section.episodes for section in sections)),
+    }
+    return write_pages(folder, "report", everything, pictures)
+
+
+def write_pages(
+    folder: Path, template: str, context: Mapping[str, Any], pictures: Mapping[str, bytes]
+) -> Path:
+    """Write pictures, report.md and index.html, and remove the pictures of an earlier report.
+
+    Args:
+        folder: The report's folder.
+        template: Name of the templates, without `.md.j2` and `.html.j2`.
+        context: What the templates show.
+        pictures: File name to PNG.
+
+    Returns:
+        The path of index.html, which has the pictures within it.
+    """
     for stale in (folder / "figures").glob("*.png"):
         if stale.name not in pictures:
             stale.unlink()
     for file, content in pictures.items():
         write_bytes(folder / "figures" / file, content)
-
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("quarl_tf"),
         autoescape=lambda name: name is not None and ".html" in name,
@@ -293,28 +329,21 @@ def _write_pages(folder: Path, sections: Sequence[_Section], context: Mapping[st
         "alt": lambda file: file.removesuffix(".png").replace("_", " "),
         "colour": plots.scheme_colour,
     }
-    everything = {
-        **context,
-        "limits": limits,
-        "ratio": ratio,
-        "figures": figures,
-        "provenance": _provenance(sections),
-        "min_episodes": MIN_EPISODES,
-        "unseen_percent": 100 * _unseen(min(section.episodes for section in sections)),
-    }
+    everything = {**context, "limits": limits, "ratio": ratio, "min_episodes": MIN_EPISODES}
     encoded = {
         file: f"data:image/png;base64,{base64.b64encode(content).decode()}"
         for file, content in pictures.items()
     }
-    page = environment.get_template("report.html.j2").render(everything, pictures=encoded)
-    write_text(folder / "report.md", environment.get_template("report.md.j2").render(everything))
+    page = environment.get_template(f"{template}.html.j2").render(everything, pictures=encoded)
+    text = environment.get_template(f"{template}.md.j2").render(everything)
+    write_text(folder / "report.md", text)
     write_text(folder / "index.html", page)
     return folder / "index.html"
 
 
-def _provenance(sections: Sequence[_Section]) -> dict[str, Any]:
+def provenance(runs: Sequence[LoadedRun]) -> dict[str, Any]:
     """Collect the commits and package versions behind the results; several where they differ."""
-    experiments = [e for s in sections for run in s.runs for e in run.experiments.values()]
+    experiments = [e for run in runs for e in run.experiments.values()]
     versions: dict[str, set[str]] = {}
     for experiment in experiments:
         for record in (experiment.sidecar.versions, experiment.evaluation.versions):
@@ -327,6 +356,6 @@ def _provenance(sections: Sequence[_Section]) -> dict[str, Any]:
     }
 
 
-def _unseen(episodes: int) -> float:
+def unseen_percent(episodes: int) -> float:
     """Return how often an event may occur and still, at 95 %, not be seen in so many episodes."""
-    return float(1 - 0.05 ** (1 / episodes))
+    return float(100 * (1 - 0.05 ** (1 / episodes)))

@@ -19,7 +19,7 @@ import numpy as np
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.plots import Curve
 from quarl_tf.records import Evaluation, Sidecar, Workspace, evaluation_path, sha256, sidecar_path
-from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
+from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme
 from quarl_tf.statistics import (
     Comparison,
     Interval,
@@ -143,7 +143,9 @@ def scheme_names(
     found = schemes
     if found is None:
         folders = [workspace.artifact_dir(run_id) for run_id in run_ids]
-        stems = [path.stem for folder in folders for path in folder.glob("*.tflite")]
+        # A large flatbuffer may have been left out, and its sidecar kept.
+        files = [path for folder in folders for path in folder.glob("*")]
+        stems = [path.stem for path in files if path.suffix in (".tflite", ".json")]
         found = [stem for stem in stems if _is_scheme(stem)]
 
     def place(scheme: Scheme) -> tuple[str, int, int]:
@@ -164,9 +166,21 @@ def _is_scheme(name: str) -> bool:
 
 
 def load_run(
-    workspace: Workspace, run_id: str, schemes: Sequence[str], margin_percent: float
+    workspace: Workspace,
+    run_id: str,
+    schemes: Sequence[str],
+    margin_percent: float,
+    *,
+    sample: bool = False,
 ) -> LoadedRun:
     """Load a run's experiments and compare each with fp32.
+
+    Args:
+        workspace: Where the run's flatbuffers and evaluations are.
+        run_id: The run.
+        schemes: The schemes to load.
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+        sample: Load the evaluations by sampled actions instead of the greedy ones.
 
     Raises:
         UsageError: The run id is no name of a folder.
@@ -178,7 +192,9 @@ def load_run(
             "There are no flatbuffers of this run; make them with "
             f"`{_export_command(workspace, run_id)}`. Received: run={run_id!r}"
         )
-    reference = _load_pair(workspace, run_id, REFERENCE)
+    spec = _quantized(folder)
+    reference_id = run_id if spec is None else spec.plain.run_id
+    reference = _load_pair(workspace, reference_id, REFERENCE, sample)
     if isinstance(reference, Missing):
         raise QuarlError(
             f"{run_id} has nothing to compare with: fp32 {reference.reason}; run "
@@ -186,53 +202,82 @@ def load_run(
         )
     experiments: dict[str, Experiment] = {}
     missing: dict[str, Missing] = {}
-    chance: Evaluation | Missing | None = _load_baseline(workspace, reference[1])
+    chance: Evaluation | Missing | None = _load_baseline(workspace, reference[1], sample)
     if isinstance(chance, Missing):
         missing[BASELINE], chance = chance, None
     for name in schemes:
-        pair = _load_pair(workspace, run_id, name)
+        owner = reference_id if name == REFERENCE else run_id
+        pair = _load_pair(workspace, owner, name, sample)
         if not isinstance(pair, Missing):
-            pair = _require_same_episodes(workspace, pair, reference[1])
+            pair = _require_same_episodes(workspace, pair, reference[1], sample)
         if isinstance(pair, Missing):
             missing[name] = pair
             continue
         comparison = compare(reference[1], pair[1], chance, margin_percent)
         experiments[name] = Experiment(*pair, comparison)
-    curve = _load_curve(workspace, run_id)
+    delay = None if spec is None or spec.quantization is None else spec.quantization.delay
+    curve = _load_curve(workspace, run_id, delay)
     foreign = sorted(path.name for path in folder.glob("*.tflite") if not _is_scheme(path.stem))
     return LoadedRun(run_id, experiments, missing, chance, curve, foreign)
 
 
-def _load_baseline(workspace: Workspace, reference: Evaluation) -> Evaluation | Missing:
-    """Load the random policy's evaluation, or tell why it is none for the run's fp32."""
-    run_id = reference.run_id
+def _quantized(folder: Path) -> Run | None:
+    """Return the run that a folder is of, if that is a quantisation-aware one."""
+    for path in folder.glob("qat_*.json"):
+        if _is_scheme(path.stem):
+            return Run.from_dict(Sidecar.load(path).run)
+    return None
+
+
+def _load_baseline(
+    workspace: Workspace, reference: Evaluation, sample: bool
+) -> Evaluation | Missing:
+    """Load the random policy's evaluation, or tell why it is none for the run's fp32.
+
+    Of more episodes than fp32 has, which an evaluation of the other kind may have asked for, those
+    that fp32 has are taken.
+    """
+    run_id, count = reference.run_id, len(reference.seeds)
     path = evaluation_path(workspace.artifact(run_id, BASELINE))
     reason = "was not evaluated"
     if path.exists():
-        found = Evaluation.load(path)
+        whole = Evaluation.load(path)
+        found = replace(
+            whole,
+            seeds=whole.seeds[:count],
+            returns=whole.returns[:count],
+            lengths=whole.lengths[:count],
+        )
         expected = (BASELINE, run_id, reference.env_id, reference.seeds)
         if (found.scheme, found.run_id, found.env_id, found.seeds) == expected:
             return found
         reason = "has an evaluation of another run or on other episodes than fp32"
-    evaluate = _evaluate_command(workspace, run_id, REFERENCE)
-    return Missing(run_id, BASELINE, reason, f"{evaluate} --episodes {len(reference.seeds)}")
+    evaluate = _evaluate_command(workspace, run_id, REFERENCE, sample)
+    return Missing(run_id, BASELINE, reason, f"{evaluate} --episodes {count}")
 
 
 def _load_pair(
-    workspace: Workspace, run_id: str, scheme: str
+    workspace: Workspace, run_id: str, scheme: str, sample: bool
 ) -> tuple[Sidecar, Evaluation] | Missing:
-    """Load a sidecar and its evaluation, or tell why one cannot stand for the other."""
+    """Load a sidecar and its evaluation, or tell why one cannot stand for the other.
+
+    A large flatbuffer need not be kept once it was evaluated: the hash in both says what it was.
+    """
     artifact = workspace.artifact(run_id, scheme)
     export = _export_command(workspace, run_id, f" --schemes {scheme}")
-    if not artifact.exists() or not sidecar_path(artifact).exists():
+    path = evaluation_path(artifact, sample=sample)
+    kept = artifact.exists()
+    if not sidecar_path(artifact).exists() or not (kept or path.exists()):
         return Missing(run_id, scheme, "was not exported", export)
     sidecar = Sidecar.load(sidecar_path(artifact))
-    if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != (run_id, scheme, sha256(artifact)):
+    found = sha256(artifact) if kept else sidecar.sha256
+    if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != (run_id, scheme, found):
         return Missing(run_id, scheme, "has a flatbuffer that does not match its sidecar", export)
-    evaluate = _evaluate_command(workspace, run_id, scheme)
-    if not evaluation_path(artifact).exists():
-        return Missing(run_id, scheme, "was not evaluated", evaluate)
-    evaluation = Evaluation.load(evaluation_path(artifact))
+    evaluate = _evaluate_command(workspace, run_id, scheme, sample)
+    if not path.exists():
+        reason = "was not evaluated" + (" by sampled actions" if sample else "")
+        return Missing(run_id, scheme, reason, evaluate)
+    evaluation = Evaluation.load(path)
     if evaluation.artifact_sha256 != sidecar.sha256:
         reason = "has a stale evaluation, made with another flatbuffer"
         return Missing(run_id, scheme, reason, evaluate)
@@ -240,7 +285,7 @@ def _load_pair(
 
 
 def _require_same_episodes(
-    workspace: Workspace, pair: tuple[Sidecar, Evaluation], reference: Evaluation
+    workspace: Workspace, pair: tuple[Sidecar, Evaluation], reference: Evaluation, sample: bool
 ) -> tuple[Sidecar, Evaluation] | Missing:
     _, evaluation = pair
     if (evaluation.seeds, evaluation.protocol) == (reference.seeds, reference.protocol):
@@ -250,13 +295,14 @@ def _require_same_episodes(
         evaluation.scheme,
         f"was evaluated on other episodes than fp32 ({len(evaluation.seeds)} against "
         f"{len(reference.seeds)}, or other seeds or rules)",
-        f"{_evaluate_command(workspace, evaluation.run_id, evaluation.scheme)} "
+        f"{_evaluate_command(workspace, evaluation.run_id, evaluation.scheme, sample)} "
         f"--episodes {len(reference.seeds)}",
     )
 
 
-def _evaluate_command(workspace: Workspace, run_id: str, scheme: str) -> str:
-    return f"quarl evaluate {shlex.quote(str(workspace.artifact(run_id, scheme)))}"
+def _evaluate_command(workspace: Workspace, run_id: str, scheme: str, sample: bool) -> str:
+    artifact = shlex.quote(str(workspace.artifact(run_id, scheme)))
+    return f"quarl evaluate {artifact}" + (" --sample" if sample else "")
 
 
 def _export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
@@ -265,7 +311,7 @@ def _export_command(workspace: Workspace, run_id: str, options: str = "") -> str
     return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
 
 
-def _load_curve(workspace: Workspace, run_id: str) -> Curve | None:
+def _load_curve(workspace: Workspace, run_id: str, delay: int | None) -> Curve | None:
     path = workspace.artifact_dir(run_id) / "progress.csv"
     if not path.exists():
         return None
@@ -282,7 +328,9 @@ def _load_curve(workspace: Workspace, run_id: str) -> Curve | None:
         ) from error
     if not rows:
         return None
-    return Curve(run_id, columns["step"], columns["episode_return"], columns["greedy_return"])
+    return Curve(
+        run_id, columns["step"], columns["episode_return"], columns["greedy_return"], delay
+    )
 
 
 # Lines of the results.

@@ -10,30 +10,124 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from quarl_tf.errors import UsageError, unknown
 
 ALGORITHMS = ("a2c", "ddpg", "dqn", "ppo")
 
+#: Those whose policies are distributions over actions, which `--sample` can draw from.
+STOCHASTIC_ALGORITHMS = ("a2c", "ppo")
+
 #: Weights only, by the papers' n-bit quantiser; 32 bits is the identity.
 PTQ_BITS = range(2, 33)
 
-_NATIVE_SCHEMES = {"fp32": 32, "fp16": 16, "dynamic_int8": 8, "int8": 8}
+_NATIVE_SCHEMES = {"fp32": 32, "fp16": 16, "dynamic_int8": 8, "int8": 8, "qat_int8": 8}
 
 #: What `quarl run` exports when nothing else is asked for.
-DEFAULT_SCHEMES = (*_NATIVE_SCHEMES, *(f"ptq_w{bits}" for bits in range(8, 1, -1)))
+DEFAULT_SCHEMES = (
+    *("fp32", "fp16", "dynamic_int8", "int8"),
+    *(f"ptq_w{bits}" for bits in range(8, 1, -1)),
+)
+
+
+#: Widths that a quantisation-aware training may have.
+QAT_BITS = range(2, 9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """How a training is quantisation-aware; see `quantization.qat`.
+
+    Attributes:
+        bits: Width of weights and activations.
+        delay: Environment steps before which numbers are not quantised.
+        edge_bits: Width of the observation and of the last layer.
+        rule: "nearest" as integer kernels round, or "paper", the published formula.
+        ranges: What activations' ranges are at the delay: the "extremes" seen until then, a
+            "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile".
+        gradient: "straight_through" everywhere, or "clipped" to within the range.
+        per_channel: Whether fully-connected kernels have one grid per output, too.
+        learned_steps: Whether steps are learned from the delay on.
+    """
+
+    bits: int
+    delay: int
+    edge_bits: int = 8
+    rule: str = "nearest"
+    ranges: str = "moving_average"
+    gradient: str = "straight_through"
+    per_channel: bool = False
+    learned_steps: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing.
+
+        Raises:
+            UsageError: A width is not 2 ... 8, the delay is negative, or a name is unknown.
+        """
+        for name in ("bits", "edge_bits"):
+            if (width := getattr(self, name)) not in QAT_BITS:
+                raise UsageError(f"{name} must be 2 to 8. Received: {name}={width}")
+        if self.delay < 1:
+            raise UsageError(
+                "The delay must be 1 step or more: ranges are watched until then. "
+                f"Received: delay={self.delay}"
+            )
+        for name, known in _CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise unknown(name, value, known)
+        if self.learned_steps and self.rule == "paper":
+            raise UsageError(
+                "Steps are learned only where values are rounded to the nearest; leave one out. "
+                f"Received: rule={self.rule}, learned_steps=true"
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Quantization:
+        """Build from values by name.
+
+        Raises:
+            UsageError: A name is unknown, or a value of another type or meaning.
+        """
+        types = {f.name: type(f.default) for f in fields(cls) if f.default is not MISSING}
+        types = {"bits": int, "delay": int, **types}
+        for name, value in values.items():
+            if name not in types:
+                raise unknown("quantisation option", name, types)
+            if type(value) is not types[name]:
+                kind = {int: "a whole number", bool: "true or false", str: "a name"}[types[name]]
+                raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
+        return cls(**values)
+
+    @property
+    def tag(self) -> str:
+        """Name it for run ids: bits and delay, and a digest where more is not as usual."""
+        name = f"q{self.bits}d{self.delay}"
+        plain = Quantization(bits=self.bits, delay=self.delay)
+        return name if self == plain else f"{name}-{_digest(asdict(self))}"
+
+
+_CHOICES = {
+    "rule": ("nearest", "paper"),
+    "ranges": ("extremes", "moving_average", "percentile"),
+    "gradient": ("straight_through", "clipped"),
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: an algorithm on an environment from a seed, with overrides of its preset."""
+    """One training: an algorithm on an environment from a seed, with overrides of its preset.
+
+    With a `quantization` it is quantisation-aware.
+    """
 
     algo: str
     env_id: str
     seed: int
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         """Refuse an unknown algorithm and a negative seed."""
@@ -45,15 +139,33 @@ class Run:
     @property
     def run_id(self) -> str:
         """Name the run; overrides enter as a digest, so another preset is another run."""
-        name = f"{self.algo}-{self.env_id.replace('/', '_')}-s{self.seed}"
-        if not self.overrides:
-            return name
-        canonical = json.dumps(dict(self.overrides), sort_keys=True)
-        return f"{name}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
+        parts = [f"{self.algo}-{self.env_id.replace('/', '_')}-s{self.seed}"]
+        if self.overrides:
+            parts.append(_digest(self.overrides))
+        if self.quantization:
+            parts.append(self.quantization.tag)
+        return "-".join(parts)
+
+    @property
+    def plain(self) -> Run:
+        """The same training without quantisation."""
+        return replace(self, quantization=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return asdict(self)
+        """Return the fields as JSON-ready values; a plain training has no `quantization`."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Run:
+        """Take `to_dict` back."""
+        quantization = values.get("quantization")
+        known = None if quantization is None else Quantization(**quantization)
+        return cls(**{**values, "quantization": known})
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    canonical = json.dumps(dict(values), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -68,18 +180,22 @@ class Scheme:
     | `int8`         | int8          | int8        | native, calibrated on rollouts           |
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
     | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
+    | `qat_int8`     | int8          | int8        | native, of a training at 8 bits          |
+    | `qat_wNaN`     | N-bit grid    | N-bit grid  | simulated, of a training at N bits       |
 
     Attributes:
         name: The name, which says all the rest.
         weight_bits: Width of a weight.
         native: Whether the flatbuffer stores and computes in those bits.
         mode: Rule of the affine quantiser (`quantization.affine`), for simulated schemes.
+        trained: Whether it is of a quantisation-aware training.
     """
 
     name: str
     weight_bits: int
     native: bool
     mode: Literal["code", "paper"] | None = None
+    trained: bool = False
 
     @classmethod
     def parse(cls, name: str) -> Scheme:
@@ -89,9 +205,26 @@ class Scheme:
             UsageError: No scheme has that name; the closest are named.
         """
         if name in _NATIVE_SCHEMES:
-            return cls(name, _NATIVE_SCHEMES[name], native=True)
+            return cls(name, _NATIVE_SCHEMES[name], native=True, trained=name == "qat_int8")
+        match = re.fullmatch(r"qat_w([1-9])a\1", name)
+        if match and int(match[1]) in QAT_BITS:
+            return cls(name, int(match[1]), native=False, trained=True)
         match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)", name)
         if match and int(match[2]) in PTQ_BITS:
             mode: Literal["code", "paper"] = "paper" if match[1] else "code"
             return cls(name, int(match[2]), native=False, mode=mode)
-        raise unknown("scheme", name, DEFAULT_SCHEMES)
+        raise unknown("scheme", name, (*DEFAULT_SCHEMES, *_NATIVE_SCHEMES, *_QAT_SCHEMES))
+
+
+_QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
+
+
+def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
+    """Return the names of what is exported of a training when nothing else is asked for."""
+    if quantization is None:
+        return DEFAULT_SCHEMES
+    simulated = f"qat_w{quantization.bits}a{quantization.bits}"
+    eight = quantization.bits == 8 and quantization.edge_bits == 8
+    # The converter takes no fully-connected kernels with several grids.
+    native = eight and quantization.rule == "nearest" and not quantization.per_channel
+    return ("qat_int8", simulated) if native else (simulated,)

@@ -264,14 +264,14 @@ def compare(
 
     Args:
         reference: Evaluation of the fp32 flatbuffer.
-        scheme: Evaluation of another flatbuffer of the same run, on the same seeds.
+        scheme: Evaluation of another flatbuffer in the same environment, on the same seeds.
         random: Evaluation of the random policy, any seeds; None leaves out the normalised error.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
 
     Raises:
         QuarlError: The two were not evaluated on the same episodes.
     """
-    if (reference.run_id, reference.seeds) != (scheme.run_id, scheme.seeds):
+    if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
         raise QuarlError(
             f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
             "`quarl evaluate` on both with the same --episodes. Received: "

@@ -22,6 +22,7 @@ from quarl_tf import agents, calibration, checkpoints, environments, networks, p
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
 from quarl_tf.keras import tf
+from quarl_tf.quantization import qat
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
@@ -32,18 +33,26 @@ CALIBRATION_OBSERVATIONS = 2000
 _RECENT_EPISODES = 20
 
 
-def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
+def train(
+    workspace: Workspace, run: Run, update: Update, preset: presets.Preset | None = None
+) -> TrainingRecord:
     """Train a run, or go on where it was; a finished run is returned as it stands.
 
     Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/`, and last of all
     `training.json`, which says that the run is finished.
+
+    Args:
+        workspace: Where the run's folder lies or will lie.
+        run: What to train.
+        update: Told how far it is.
+        preset: Its hyper-parameters, overrides included; the package's if there are none.
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
         QuarlError: The folder cannot be written, or its checkpoints are of another preset.
     """
     folder = workspace.run_dir(run.run_id)
-    preset = presets.load(run.algo, run.env_id, run.overrides)
+    preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     finished = TrainingRecord.finished(folder, asdict(preset))
     if finished is not None:
         return finished
@@ -55,8 +64,7 @@ def train(workspace: Workspace, run: Run, update: Update) -> TrainingRecord:
         update(training.step, preset.steps, training.note())
     best = training.best
     networks.set_weights(training.agent.network, best.weights)
-    rollout = training.greedy("calibration")
-    observations = calibration.thin(rollout.observations, CALIBRATION_OBSERVATIONS)
+    observations = training.greedy("calibration", CALIBRATION_OBSERVATIONS).observations
     networks.save_weights(folder / "network.npz", best.weights)
     networks.save_weights(folder / "calibration.npz", {"observations": observations})
     record = TrainingRecord(
@@ -90,8 +98,12 @@ class _Training:
     def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
         self._folder, self._run, self._preset = folder, run, preset
         spec = environments.env_spec(run.env_id)
-        self.agent = agents.build(run.algo, spec, preset, run.seed)
-        self._act = networks.greedy(self.agent.network, discrete=spec.num_actions is not None)
+        self._delay = run.quantization.delay if run.quantization else None
+        self.agent = agents.build(run.algo, spec, preset, run.seed, qat.preparing(run.quantization))
+        self._spec = spec
+        network = self.agent.network
+        chooser = network if spec.num_actions is None else networks.chooser(network)
+        self._snapshot = networks.Snapshot(chooser)
         self._envs = environments.make_vector(run.env_id, preset.num_envs, training=True)
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self.step = 0
@@ -129,6 +141,8 @@ class _Training:
             self._tick()
         metrics = self.agent.learn(self._observations)
         self._require_finite("loss", metrics.get("loss", 0.0))
+        if self._delay is not None and before < self._delay <= self.step:
+            self._start_quantization()
         if self._due(before, self._preset.evaluation_every):
             score = float(np.mean(self.greedy("selection").returns))
             self._require_finite("return", score)
@@ -140,10 +154,29 @@ class _Training:
         if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
             self._checkpoint()
 
-    def greedy(self, purpose: str) -> calibration.Rollout:
+    def _start_quantization(self) -> None:
+        """Quantise from now on; what was best before was another, unquantised network."""
+        qat.freeze(self.agent.network, self.agent.targets)
+        self.agent.refresh()
+        self.best = _Best(networks.weights(self.agent.network))
+
+    def greedy(self, purpose: str, keep: int = 0) -> calibration.Rollout:
         """Play a greedy episode in every trial environment, on the seeds of a purpose."""
         seed = environment_seed(self._run.seed, purpose, self.step)
-        return calibration.rollout(self._trial_envs, self._act, seed)
+        self._snapshot.refresh()
+        low, high = (
+            None if ends is None else np.array(ends, np.float32)
+            for ends in (self._spec.action_low, self._spec.action_high)
+        )
+
+        def act(observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            heads = self._snapshot(observations)
+            if low is not None:
+                return np.clip(heads, low, high)
+            best: npt.NDArray[np.int64] = heads.argmax(axis=1)
+            return best
+
+        return calibration.rollout(self._trial_envs, act, seed, keep)
 
     def note(self) -> str:
         """Say how training goes."""

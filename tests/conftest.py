@@ -205,7 +205,7 @@ def tiny_run() -> Run:
         "steps": 1200,
         "num_envs": 4,
         # Kernels of fewer than 1024 weights stay in float in dynamic_int8.
-        "hidden_layers": [32, 32],
+        "network": [32, 32],
         "learning_starts": 200,
         # Less than is added, so that the ring wraps.
         "buffer_size": 800,

@@ -15,10 +15,12 @@ from quarl_tf.quantization.affine import (
     affine_grid,
     dequantize,
     fake_quantize,
+    grid_within,
     minmax_codes,
     minmax_values,
     quantize,
     round_to_half,
+    snap,
 )
 
 quick = settings(deadline=None, max_examples=100)
@@ -346,6 +348,74 @@ def test_tf_mode_is_tensorflow_per_channel(bits: int) -> None:
     ours = fake_quantize(values, bits, axis=1, mode="tf")
     grid = affine_grid(values, bits, axis=1, mode="tf")
     assert_same_as_tensorflow(values, ours, theirs.numpy(), grid)
+
+
+ends = st.floats(2.0**-10, 2.0**10, width=32)
+
+
+@quick
+@given(ends, ends, st.integers(2, 8), st.integers(0, 2**32 - 1))
+def test_snapping_is_tensorflow_bit_for_bit_but_between_two_codes(
+    low: float, high: float, bits: int, seed: int
+) -> None:
+    levels = 2**bits - 1
+    bottom, top = grid_within(-low, high, levels)
+    random = np.random.default_rng(seed)
+    values = random.uniform(-2 * low, 2 * high, 200).astype(np.float32)
+    values[:3] = 0, -low, high
+    ours = snap(values, bottom, top, levels)
+    theirs = tf.quantization.fake_quant_with_min_max_vars(values, bottom, top, num_bits=bits)
+    assert ours[0] == 0
+    step = (top - bottom) / levels
+    parts = (values.astype(np.float64) - bottom) / step % 1
+    between = np.abs(parts - 0.5) < 1e-4
+    np.testing.assert_array_equal(ours[~between], theirs.numpy()[~between])
+    np.testing.assert_allclose(ours, theirs, atol=1.001 * step)
+    # The same from the range as it was: TensorFlow moves it likewise.
+    theirs = tf.quantization.fake_quant_with_min_max_vars(values, -low, high, num_bits=bits)
+    np.testing.assert_allclose(ours[~between], theirs.numpy()[~between], atol=1e-4 * step)
+
+
+@quick
+@given(ends, st.integers(2, 8), st.integers(0, 2**32 - 1))
+def test_snapping_symmetric_ranges_is_tensorflow_bit_for_bit_but_between_two_codes(
+    end: float, bits: int, seed: int
+) -> None:
+    values = np.random.default_rng(seed).uniform(-2 * end, 2 * end, (50, 2)).astype(np.float32)
+    top = np.float32([end, end / 3])
+    ours = snap(values, -top, top, 2**bits - 2)
+    theirs = tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        values, -top, top, num_bits=bits, narrow_range=True
+    )
+    parts = (values.astype(np.float64) + top) / (2 * top / (2**bits - 2)) % 1
+    between = np.abs(parts - 0.5) < 1e-4
+    np.testing.assert_array_equal(ours[~between], theirs.numpy()[~between])
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_floored_snapping_is_the_published_formula(bits: int) -> None:
+    # Steps of 1/8, exact in float32.
+    low, high = -(2**bits) / 16, 2**bits / 16
+    values = np.random.default_rng(0).uniform(low, high, 500).astype(np.float32)
+    values[:2] = low, high
+    ours = snap(values, low, high, 2**bits, floored=True)
+    np.testing.assert_array_equal(ours, fake_quantize(values, bits, mode="paper"))
+    assert snap(np.float32([9e9]), low, high, 2**bits, floored=True) == high
+
+
+@quick
+@given(st.floats(0, 1e3, width=32), ends, st.integers(2, 8))
+def test_ranges_are_moved_by_less_than_a_step_to_have_0_on_the_grid(
+    low: float, high: float, bits: int
+) -> None:
+    levels = 2**bits - 1
+    bottom, top = grid_within(-low, high, levels)
+    step = (low + high) / levels
+    assert bottom <= 0 <= top
+    assert abs(bottom + low) <= step * 0.5001
+    assert abs(top - high) <= step * 0.5001
+    zero = -bottom / step
+    assert abs(zero - np.rint(zero)) < 1e-3
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8])

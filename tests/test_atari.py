@@ -370,7 +370,7 @@ def test_seeds_draw_the_number_of_no_ops(env_id: str) -> None:
 
 @pytest.mark.parametrize(("env_id", "num_actions"), GAMES.items())
 def test_games_are_described(env_id: str, num_actions: int) -> None:
-    spec = EnvSpec((84, 84, 4), "uint8", num_actions)
+    spec = EnvSpec((84, 84, 4), "uint8", num_actions, frame_stack=4)
     assert env_spec(env_id) == spec
     envs = make_vector(env_id, 2)
     assert envs.single_observation_space == make(env_id).observation_space

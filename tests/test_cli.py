@@ -1,22 +1,25 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from quarl_tf import cli, records
 from quarl_tf.records import Evaluation, Sidecar, Workspace
-from quarl_tf.spec import DEFAULT_SCHEMES
+from quarl_tf.spec import DEFAULT_SCHEMES, Run
 
 TRAIN = ["--algo", "dqn", "--env", "CartPole-v1"]
 #: A training of a second, for what does not depend on what is learned.
 TINY = [
     *TRAIN,
-    *("-p", "steps=600", "-p", "hidden_layers=[8]", "-p", "learning_starts=64"),
+    *("-p", "steps=600", "-p", "network=[8]", "-p", "learning_starts=64"),
     *("-p", "train_frequency=64", "-p", "gradient_steps=2", "-p", "batch_size=8"),
     *("-p", "evaluation_every=200", "-p", "evaluation_episodes=4", "-p", "checkpoint_every=200"),
 ]
@@ -91,6 +94,51 @@ def test_more_episodes_are_evaluated_anew_and_extend_the_old_ones(
     assert cli.main(["evaluate", str(artifact), "--episodes", "5"]) == 0
 
 
+@pytest.fixture(scope="module")
+def aware(finished: tuple[Path, str]) -> tuple[Path, str, str]:
+    """Run at four bits beside the plain training; return the root and both ids."""
+    root, plain = finished
+    arguments = [*TINY, "--bits", "4", "--quant-delay", "300", "--episodes", "5"]
+    assert cli.main(["run", *arguments, "--root", str(root)]) == 0
+    (folder,) = (root / "runs").glob("*-q4d300")
+    return root, plain, folder.name
+
+
+def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
+    aware: tuple[Path, str, str],
+) -> None:
+    root, plain, run_id = aware
+    assert run_id == f"{plain}-q4d300"
+    workspace = Workspace(root)
+    names = {path.name for path in workspace.artifact_dir(run_id).glob("*.tflite")}
+    assert names == {"qat_w4a4.tflite"}
+    artifact = workspace.artifact(run_id, "qat_w4a4")
+    reference = workspace.artifact(plain, "fp32")
+    assert records.reference_path(artifact, Sidecar.load(artifact.with_suffix(".json"))) == (
+        reference
+    )
+    ours, theirs = (Evaluation.load(records.evaluation_path(p)) for p in (artifact, reference))
+    assert ours.seeds == theirs.seeds
+    assert ours.reference_sha256 == records.sha256(reference)
+    table = (workspace.report_dir(run_id) / "report.md").read_text()
+    assert "qat_w4a4" in table
+    assert "fp32" in table
+
+
+def test_a_run_with_bits_needs_the_plain_one(
+    aware: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, plain, run_id = aware
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(Workspace(tmp_path).artifact_dir(plain))
+    line = refusal(capsys, "report", run_id, "--root", str(tmp_path), code=1)
+    assert f"{run_id} has nothing to compare with: fp32 was not exported; run" in line
+    assert f"quarl export {plain} --schemes fp32" in line
+    artifact = str(Workspace(tmp_path).artifact(run_id, "qat_w4a4"))
+    line = refusal(capsys, "evaluate", artifact, "--episodes", "5", "--gate", "50", code=3)
+    assert f"quarl export {plain} --schemes fp32" in line
+
+
 def test_dry_run_names_every_file_and_makes_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +176,7 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
         (["train"], "--algo"),
         (["train", "--algo", "dqm", "--env", "CartPole-v1"], "did you mean dqn"),
         (["train", "--algo", "dqn", "--env", "CartPol-v1"], "CartPole-v1"),
-        (["train", "--algo", "dqn", "--env", "Acrobot-v1"], "preset"),
+        (["train", "--algo", "dqn", "--env", "MountainCar-v0"], "preset"),
         (["train", *TRAIN, "--seed", "-1"], "seed=-1"),
         (["train", *TRAIN, "--seed", "one"], "one"),
         (["train", *TRAIN, "-p", "learning_rat=1"], "did you mean learning_rate"),
@@ -152,6 +200,31 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
         (["run", *TRAIN, "--margin", "-1"], "--margin -1"),
         (["evaluate", "x.tflite", "--gate", "-1"], "--gate -1"),
         (["report", "x", "--margin", "inf"], "--margin inf"),
+        (["run", *TRAIN, "--bits", "1"], "bits=1"),
+        (["run", *TRAIN, "--bits", "9"], "bits=9"),
+        (["run", *TRAIN, "--bits", "four"], "four"),
+        (["train", *TRAIN, "--bits", "4", "--quant-delay", "0"], "delay=0"),
+        (["train", *TRAIN, "--bits", "4", "--quant-delay", "-5"], "delay=-5"),
+        (
+            ["train", *TRAIN, "-p", "steps=500", "--bits", "4", "--quant-delay", "500"],
+            "The delay must end before the training does. Received: quant_delay=500, steps=500",
+        ),
+        (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),
+        (["train", *TRAIN, "-q", "edge_bits=4"], "add --bits N"),
+        (["train", *TRAIN, "--bits", "4", "-q", "edge_bit=4"], "did you mean edge_bits"),
+        (["train", *TRAIN, "--bits", "4", "-q", "edge_bits=9"], "edge_bits=9"),
+        (["train", *TRAIN, "--bits", "4", "-q", "edge_bits=4.0"], "a whole number"),
+        (["train", *TRAIN, "--bits", "4", "-q", "per_channel=1"], "true or false"),
+        (["train", *TRAIN, "--bits", "4", "-q", "rule=nearst"], "did you mean nearest"),
+        (["train", *TRAIN, "--bits", "4", "-q", "ranges=5"], "a name"),
+        (["train", *TRAIN, "--bits", "4", "-q", "gradient=none"], "straight_through"),
+        (["train", *TRAIN, "--bits", "4", "-q", "rule"], "KEY=VALUE"),
+        (["train", *TRAIN, "--bits", "4", "-q", "bits=2"], "--bits"),
+        (["train", *TRAIN, "--bits", "4", "-q", "delay=2"], "--quant-delay"),
+        (
+            [*("train", *TRAIN, "--bits", "4"), "-q", "rule=paper", "-q", "learned_steps=true"],
+            "rule=paper, learned_steps=true",
+        ),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -215,6 +288,104 @@ def test_gate_does_not_hold_where_nothing_can_be_compared(
     records.sidecar_path(artifact).write_bytes(records.sidecar_path(source).read_bytes())
     line = refusal(capsys, "evaluate", str(artifact), "--episodes", "5", "--gate", "99", code=3)
     assert "no fp32" in line
+
+
+# Sampled actions.
+
+
+@pytest.fixture
+def stochastic(artifacts: dict[str, Path], tmp_path: Path) -> tuple[Path, str]:
+    """Return a root with the fp32 and int8 flatbuffers of a policy that is a distribution."""
+    run = Run("ppo", "CartPole-v1", 0)
+    for name, scheme in (("balancer", "fp32"), ("balancer_int8", "int8")):
+        artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
+        records.write_bytes(artifact, artifacts[name].read_bytes())
+        sidecar = Sidecar.load(records.sidecar_path(artifacts[name]))
+        described = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme, "head": "logits"}
+        replace(sidecar, **described).save(records.sidecar_path(artifact))
+    return tmp_path, run.run_id
+
+
+def test_sampled_and_greedy_results_do_not_mix(
+    stochastic: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = stochastic
+    workspace = Workspace(root)
+    files = [str(workspace.artifact(run_id, scheme)) for scheme in ("fp32", "int8")]
+    assert cli.main(["evaluate", *files, "--episodes", "5"]) == 0
+    assert "sampled" not in capsys.readouterr().out
+    assert cli.main(["report", run_id, "--root", str(root)]) == 0
+    greedy = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    assert cli.main(["evaluate", *files, "--episodes", "4", "--sample"]) == 0
+    assert "4 episodes, the same for every scheme, sampled" in capsys.readouterr().out
+    assert cli.main(["report", run_id, "--root", str(root), "--sample"]) == 0
+
+    assert {path: path.read_bytes() for path in greedy} == greedy
+    page = workspace.report_dir(f"{run_id}-sampled") / "report.md"
+    assert "sampled from the policy's distribution" in page.read_text()
+    assert "greedy: the best value" in (workspace.report_dir(run_id) / "report.md").read_text()
+    capsys.readouterr()
+    assert cli.main(["list", "--root", str(root)]) == 0
+    assert re.search(rf"{run_id}\W+no\W+2\W+2\W+yes", capsys.readouterr().out)
+
+
+def test_gate_is_held_by_results_of_the_kind_asked_for(
+    stochastic: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = stochastic
+    artifact = Workspace(root).artifact(run_id, "int8")
+    evaluate = ["evaluate", str(artifact), "--episodes", "4"]
+    assert cli.main(evaluate) == cli.main([*evaluate, "--sample"]) == 0
+
+    def keep(share: float, sample: bool) -> None:
+        """Let int8 earn this share of what fp32 earned."""
+        path = records.evaluation_path(artifact, sample=sample)
+        fp32 = records.evaluation_path(artifact.with_name("fp32.tflite"), sample=sample)
+        returns = [share * value for value in Evaluation.load(fp32).returns]
+        replace(Evaluation.load(path), returns=returns).save(path)
+
+    gate = [*evaluate, "--gate", "10"]
+    for greedy, sampled, codes in ((0.95, 0.8, (0, 3)), (0.8, 0.95, (3, 0))):
+        keep(greedy, sample=False)
+        keep(sampled, sample=True)
+        assert (cli.main(gate), cli.main([*gate, "--sample"])) == codes
+        assert "Received: int8 20.00 %" in capsys.readouterr().err
+
+
+def test_dry_runs_name_the_files_of_sampled_evaluations(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = ["--algo", "ppo", "--env", "CartPole-v1", "--schemes", "fp32"]
+    root = ["--root", str(tmp_path)]
+    assert cli.main(["run", *run, *root, "--sample", "--dry-run"]) == 0
+    *_, evaluation, report = capsys.readouterr().out.splitlines()
+    assert evaluation.endswith("ppo-CartPole-v1-s0/fp32.sampled.eval.json")
+    assert report.endswith("reports/ppo-CartPole-v1-s0-sampled")
+    assert cli.main(["report", "ppo-CartPole-v1-s0", *root, "--sample", "--dry-run"]) == 0
+    assert capsys.readouterr().out.strip() == report
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id"), [("dqn", "CartPole-v1"), ("ddpg", "MountainCarContinuous-v0")]
+)
+def test_what_will_be_no_distribution_is_refused_before_it_is_trained(
+    algo: str, env_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--algo", algo, "--env", env_id, "--sample", "--root", str(tmp_path)]
+    line = refusal(capsys, *arguments, code=2)
+    assert "leave out --sample" in line
+    assert f"Received: --algo {algo} --sample" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_no_distribution_are_not_evaluated_by_sampled_actions(
+    copy_artifact: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copy_artifact("fp32")
+    line = refusal(capsys, "evaluate", str(path), "--episodes", "3", "--sample", code=2)
+    assert "leave out --sample. Received: run_id='dqn-CartPole-v1-s0', head='q_values'" in line
+    assert not list(path.parent.glob("*.eval.json"))
 
 
 def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,16 @@ import pytest
 
 from quarl_tf import environments
 from quarl_tf.errors import QuarlError, UsageError
-from quarl_tf.evaluation import AGREEMENT_EPISODES, evaluate, evaluate_random, latest
+from quarl_tf.evaluation import (
+    AGREEMENT_EPISODES,
+    evaluate,
+    evaluate_and_save,
+    evaluate_random,
+    latest,
+)
 from quarl_tf.policies import Policy
 from quarl_tf.records import Evaluation, evaluation_path, sidecar_path
+from quarl_tf.seeding import generator
 
 SEEDS = list(range(2**30, 2**30 + 12))
 ROOT = Path(__file__).parents[1]
@@ -171,6 +178,187 @@ def test_continuous_actions_agree_within_a_hundredth_of_their_range(
 def test_reference_of_another_run_is_refused(artifacts: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="only with a policy of the same run"):
         evaluate(artifacts["fp32"], SEEDS, reference=artifacts["steering"])
+
+
+# Sampled actions.
+
+
+@pytest.fixture
+def stochastic(artifacts: dict[str, Path], describe: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a function that writes a flatbuffer whose head is taken for logits."""
+
+    def write(name: str, scheme: str, **changes: Any) -> Path:
+        content = artifacts[name].read_bytes()
+        return describe(content, scheme, scheme=scheme, head="logits", **changes)
+
+    return write
+
+
+def sampled_by_hand(
+    path: Path, seeds: list[int], note: Callable[[np.ndarray], object]
+) -> tuple[list[float], list[int]]:
+    """Step Gymnasium by hand with sampled actions; `note` sees every observation."""
+    policy = Policy.load(path)
+    returns, lengths = [], []
+    for seed in seeds:
+        random = generator(seed, "sampled actions")
+
+        def act(observation: np.ndarray, random: np.random.Generator = random) -> Any:
+            note(observation)
+            return policy.sample(observation, random)
+
+        (result,), (length,) = episodes(policy.sidecar.env_id, act, [seed])
+        returns.append(result)
+        lengths.append(length)
+    return returns, lengths
+
+
+def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("fp32", "fp32")
+    result = evaluate(path, SEEDS, sample=True)
+    assert (result.returns, result.lengths) == sampled_by_hand(path, SEEDS, lambda _: None)
+    assert result.protocol["action"].startswith("sampled from the policy's distribution")
+    assert "same noise" in result.protocol["action"]
+    assert result.protocol["agreement"].startswith("of the greedy actions")
+    assert result.protocol["latency"].startswith("one sample call")
+    assert result.latency_us is not None
+
+
+def test_continuous_actions_are_sampled(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_std": [0.4]})
+    result = evaluate(path, SEEDS[:2], sample=True)
+    by_hand = sampled_by_hand(path, SEEDS[:2], lambda _: None)
+    assert (result.returns, result.lengths) == by_hand
+    assert result.returns != evaluate(path, SEEDS[:2]).returns
+
+
+def test_a_sampled_episode_depends_on_its_seed_alone(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("fp32", "fp32")
+    greedy = evaluate(path, SEEDS)
+    forwards = evaluate(path, SEEDS, sample=True)
+    backwards = evaluate(path, SEEDS[::-1], sample=True)
+    assert forwards.returns == backwards.returns[::-1]
+    assert len(set(forwards.returns)) > 1
+    assert forwards.returns != greedy.returns
+    again = evaluate(path, SEEDS)
+    assert (again.returns, again.protocol) == (greedy.returns, greedy.protocol)
+
+
+def test_schemes_meet_the_same_noise(stochastic: Callable[..., Path]) -> None:
+    # The two differ by rounding alone, which turns few draws into others.
+    fp32, fp16 = (
+        np.array(evaluate(stochastic(name, name), SEEDS, sample=True).returns)
+        for name in ("fp32", "fp16")
+    )
+    others = evaluate(stochastic("fp32", "fp32"), [seed + 100 for seed in SEEDS], sample=True)
+    assert np.mean(fp32 == fp16) > 0.8
+    assert np.mean(fp32 == others.returns) < 0.5
+
+
+def test_agreement_of_sampled_evaluations_is_of_greedy_actions(
+    stochastic: Callable[..., Path],
+) -> None:
+    balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
+    reference = Policy.load(balancer)
+    greedy: list[Any] = []
+    sampled_by_hand(
+        balancer, SEEDS[:AGREEMENT_EPISODES], lambda seen: greedy.append(reference.act(seen))
+    )
+    # The tied policy's greedy action is always 0; its samples are heads or tails.
+    result = evaluate(tied, SEEDS, sample=True, reference=balancer)
+    assert result.agreement == {"fraction": greedy.count(0) / len(greedy), "states": len(greedy)}
+    itself = evaluate(balancer, SEEDS, sample=True, reference=balancer)
+    assert itself.agreement == {"fraction": 1.0, "states": len(greedy)}
+
+
+def test_both_kinds_lie_side_by_side(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("fp32", "fp32")
+    folder = path.parent
+    greedy = evaluate_and_save(path, 12)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    sampled = evaluate_and_save(path, 8, sample=True)
+
+    after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    # The random baseline is shared: its first episodes are those of a shorter one.
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"fp32.sampled.eval.json"}
+    assert Evaluation.load(folder / "fp32.sampled.eval.json") == sampled
+    assert latest(path, greedy.seeds, path) == greedy
+    assert latest(path, sampled.seeds, path, sample=True) == sampled
+    assert latest(path, sampled.seeds, path) is None
+    assert latest(path, greedy.seeds, path, sample=True) is None
+    assert evaluate_and_save(path, 8, sample=True) == sampled
+
+    shorter = Evaluation.load(folder / "random.eval.json")
+    evaluate_and_save(path, 14, sample=True)
+    longer = Evaluation.load(folder / "random.eval.json")
+    assert len(longer.seeds) == 14
+    assert (longer.seeds[:12], longer.returns[:12]) == (shorter.seeds, shorter.returns)
+
+
+def test_greedy_results_do_not_pass_for_sampled_ones(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("tied", "fp32")
+    result = evaluate(path, SEEDS[:2])
+    result.save(evaluation_path(path, sample=True))
+    assert latest(path, SEEDS[:2], None, sample=True) is None
+
+
+@pytest.mark.parametrize("name", ["fp32", "steering"])
+def test_a_policy_of_no_distribution_is_refused_before_anything_is_saved(
+    copy_artifact: Callable[[str], Path], name: str
+) -> None:
+    path = copy_artifact(name)
+    with pytest.raises(UsageError, match="no distribution to sample actions from; leave out"):
+        evaluate_and_save(path, 3, sample=True)
+    assert not list(path.parent.glob("*.eval.json"))
+
+
+# Rules of games.
+
+
+@pytest.fixture
+def game() -> Iterator[str]:
+    """Register CartPole under the name of a game."""
+    gym.register("PoleNoFrameskip-v4", "gymnasium.envs.classic_control:CartPoleEnv")
+    yield "PoleNoFrameskip-v4"
+    del gym.registry["PoleNoFrameskip-v4"]
+
+
+def test_evaluations_of_games_state_their_rules(
+    stochastic: Callable[..., Path], game: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stochastic("fp32", "fp32", env_id=game)
+    made = [evaluate(path, SEEDS[:2], sample=kind) for kind in (False, True)]
+    for result in (*made, evaluate_random(game, "run", SEEDS[:2])):
+        rules = f"{result.protocol['game']}; {result.protocol['frames']}"
+        for words in (
+            "whole games, not lives",
+            "no sticky actions",
+            "up to 30 no-ops",
+            "games that have FIRE it is pressed at the start",
+            "in place of the first action after a lost life",
+            "skip of 4 with the maximum of the last two",
+            "the last 4 stacked, grey, 84x84",
+        ):
+            assert words in rules
+        assert "unclipped" in result.protocol["return"]
+    made[0].save(evaluation_path(path))
+    assert latest(path, SEEDS[:2], None) == made[0]
+    monkeypatch.setattr(environments, "rules", lambda _: {"game": "by other rules"})
+    assert latest(path, SEEDS[:2], None) is None
+
+
+def test_committed_results_are_by_these_rules() -> None:
+    found = sorted((ROOT / "tflite_models").glob("*/int8.eval.json"))
+    assert found
+    for path in found:
+        evaluation = Evaluation.load(path)
+        artifact, reference = path.with_name("int8.tflite"), path.with_name("fp32.tflite")
+        assert latest(artifact, evaluation.seeds, reference) == evaluation
 
 
 # Bad input.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from quarl_tf import flatbuffer, networks, presets, records
 from quarl_tf.agents import network_factory
-from quarl_tf.environments import env_spec
+from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.errors import QuarlError
 from quarl_tf.export import FLOAT_TOLERANCE, export
 from quarl_tf.networks import Weights
@@ -45,7 +45,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def head(weights: Weights, observations: np.ndarray) -> np.ndarray:
     """Compute the heads of the tiny network by Keras."""
-    run = Run("dqn", "CartPole-v1", 0, {"hidden_layers": [32, 32]})
+    run = Run("dqn", "CartPole-v1", 0, {"network": [32, 32]})
     preset = presets.load(run.algo, run.env_id, run.overrides)
     network = network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
     networks.set_weights(network, weights)
@@ -213,7 +213,7 @@ def test_sidecars_tell_what_is_in_the_file(
     assert sidecar.sha256 == records.sha256(path)
     assert sidecar.size_bytes == path.stat().st_size
     assert (sidecar.scheme, sidecar.native) == (name, Scheme.parse(name).native)
-    assert Run(**sidecar.run) == tiny_run
+    assert Run.from_dict(sidecar.run) == tiny_run
     assert sidecar.preset == record.preset
     assert sidecar.network_sha256 == record.network_sha256
     calibrated = record.calibration_sha256 if name == "int8" else None
@@ -253,6 +253,236 @@ def test_learning_curve_goes_along(copy: Workspace, tiny_run: Run) -> None:
     first, second = ((folder / "progress.csv").read_bytes() for folder in paths)
     assert first == second
     assert len(list(csv.reader(first.decode().splitlines()))) > 2
+
+
+# Networks of other kinds, with the weights that training starts from.
+
+BREAKOUT, CARS = "BreakoutNoFrameskip-v4", "MountainCarContinuous-v0"
+SMALL = {"network": [32, 32]}
+
+FLAT = {"network": [16], "precision": "float32"}
+KINDS: dict[str, tuple[Run, presets.Preset]] = {
+    "images": (Run("dqn", BREAKOUT, 0), presets.load("dqn", BREAKOUT, {"network": "li"})),
+    "dueling images": (
+        Run("dqn", BREAKOUT, 1),
+        presets.load("dqn", BREAKOUT, {"network": "li", "dueling": True}),
+    ),
+    "flat images": (Run("dqn", BREAKOUT, 2), presets.load("dqn", BREAKOUT, FLAT)),
+    "images, layer norm": (
+        Run("dqn", BREAKOUT, 3),
+        presets.load("dqn", BREAKOUT, {"network": "li", "layer_norm": True}),
+    ),
+    "dueling": (
+        Run("dqn", "CartPole-v1", 0),
+        presets.load("dqn", "CartPole-v1", {**SMALL, "dueling": True}),
+    ),
+    "continuous": (Run("ppo", CARS, 0), presets.load("ppo", "CartPole-v1", SMALL)),
+    "layer norm": (Run("ddpg", CARS, 0), presets.load("ddpg", CARS, {**SMALL, "layer_norm": True})),
+}
+
+
+class Bench:
+    """Networks as if they had been trained, and their flatbuffers, each made when asked for."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._networks: dict[str, tuple[Any, np.ndarray]] = {}
+
+    @staticmethod
+    def build(kind: str) -> Any:
+        """Build a network as it is exported: float32, whatever it was trained in."""
+        run, preset = KINDS[kind]
+        preset = replace(preset, precision="float32")
+        return network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
+
+    def network(self, kind: str) -> tuple[Any, np.ndarray]:
+        """Return a network, and the observations that it is calibrated on."""
+        if kind not in self._networks:
+            self._networks[kind] = self._make(kind)
+        return self._networks[kind]
+
+    def export(self, kind: str, scheme: str) -> Path:
+        """Return a flatbuffer."""
+        self.network(kind)
+        return make(self._workspace, KINDS[kind][0], scheme)[0]
+
+    def _make(self, kind: str) -> tuple[Any, np.ndarray]:
+        run, preset = KINDS[kind]
+        seen, network = self._play(run.env_id), self.build(kind)
+        random, values = np.random.default_rng(run.seed), networks.weights(network)
+        for name in values:
+            if "bias" in name or "norm/" in name:
+                values[name] = values[name] + random.normal(0, 0.1, values[name].shape)
+        if "normalizer/mean:0" in values:
+            values["normalizer/mean:0"] = seen.mean(axis=0)
+            values["normalizer/inverse_deviation:0"] = 1 / seen.std(axis=0)
+        if "action/log_deviation:0" in values:
+            values["action/log_deviation:0"] = np.log([0.3])
+            # As large as after a training.
+            values["head/kernel:0"] = 300 * values["head/kernel:0"]
+        networks.set_weights(network, {k: v.astype(np.float32) for k, v in values.items()})
+        folder = self._workspace.run_dir(run.run_id)
+        networks.save_weights(folder / "network.npz", networks.weights(network))
+        networks.save_weights(folder / "calibration.npz", {"observations": seen})
+        (folder / "progress.csv").write_text("step\n1\n")
+        TrainingRecord(
+            run=run.to_dict(),
+            run_id=run.run_id,
+            preset=asdict(preset),
+            best_step=1,
+            selection_return=0.0,
+            network_sha256=records.sha256(folder / "network.npz"),
+            calibration_sha256=records.sha256(folder / "calibration.npz"),
+            seconds=0.0,
+            versions=records.package_versions(),
+            commit=None,
+        ).save(folder / "training.json")
+        return network, seen
+
+    @staticmethod
+    def _play(env_id: str) -> np.ndarray:
+        """Observe random play; half of the frames, which are much alike, become noise.
+
+        No byte is at either end of its range, as in many a game.
+        """
+        envs = make_vector(env_id, 4)
+        envs.action_space.seed(0)
+        first, _ = envs.reset(seed=0)
+        seen = np.concatenate(
+            [first, *(envs.step(envs.action_space.sample())[0] for _ in range(49))]
+        )
+        if seen.dtype == np.uint8:
+            noise = np.random.default_rng(0).integers(40, 200, seen[::2].shape, np.uint8)
+            seen = np.clip(seen, 40, 200)
+            seen[::2] = noise
+        return seen
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(Workspace(tmp_path_factory.mktemp("bench")))
+
+
+def centred(values: np.ndarray) -> np.ndarray:
+    return values - values.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("images", "fp32"),
+        ("images", "ptq_w4"),
+        ("dueling images", "fp32"),
+        ("dueling", "fp32"),
+        ("dueling", "fp16"),
+        ("dueling", "ptq_w4"),
+        ("continuous", "fp32"),
+        ("layer norm", "fp32"),
+        ("layer norm", "fp16"),
+    ],
+)
+def test_float_flatbuffers_of_any_kind_are_their_networks(
+    bench: Bench, kind: str, scheme: str
+) -> None:
+    network, observations = bench.network(kind)
+    path = bench.export(kind, scheme)
+    twin, values = bench.build(kind), networks.weights(network)
+    if scheme == "fp16":
+        values = half_weights(values)
+    elif scheme != "fp32":
+        values = quantize_weights(values, 4)
+    networks.set_weights(twin, values)
+    expected = twin(observations).numpy()
+    assert np.ptp(expected, axis=0).min() > 0.1
+    np.testing.assert_allclose(heads(path, observations), expected, rtol=1e-4, atol=1e-4)
+    check = Sidecar.load(records.sidecar_path(path)).check
+    assert check["max_abs_difference"] <= check["tolerance"]
+
+
+@pytest.mark.parametrize("kind", ["images", "dueling images", "flat images"])
+def test_fp16_of_images_is_nearly_the_network(bench: Bench, kind: str) -> None:
+    network, observations = bench.network(kind)
+    expected = network(observations).numpy()
+    path = bench.export(kind, "fp16")
+    np.testing.assert_allclose(
+        heads(path, observations), expected, atol=2e-3 * np.abs(expected).max()
+    )
+    assert flatbuffer.audit(path).weight_dtypes["float16"] > 0.99 * network.count_params()
+
+
+def test_dynamic_int8_of_images_is_nearly_the_network(bench: Bench) -> None:
+    network, observations = bench.network("images")
+    expected = network(observations).numpy()
+    path = bench.export("images", "dynamic_int8")
+    found = heads(path, observations)
+    assert 0 < np.abs(found - expected).mean() < 0.02 * np.abs(expected).max()
+    assert flatbuffer.audit(path).weight_dtypes["int8"] == sum(
+        variable.shape.num_elements() for variable in network.variables if "kernel" in variable.name
+    )
+
+
+@pytest.mark.parametrize("kind", ["images", "dueling images", "flat images"])
+def test_int8_of_images_is_integer_from_the_bytes_on(bench: Bench, kind: str) -> None:
+    audit = flatbuffer.audit(bench.export(kind, "int8"))
+    (pixels,) = audit.inputs
+    assert (pixels.dtype, pixels.shape) == ("uint8", (1, 84, 84, 4))
+    # One step of the input stands for one step of a byte.
+    assert (pixels.scale, pixels.zero_point) == (1.0, 0)
+    *inside, last = audit.operators
+    assert last == "DEQUANTIZE float32"
+    assert all(operator.endswith(" int8") for operator in inside)
+    assert "float32" not in audit.weight_dtypes
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_int8_of_any_kind_is_close_to_what_chooses(bench: Bench, kind: str) -> None:
+    network, observations = bench.network(kind)
+    path = bench.export(kind, "int8")
+    expected, found = network(observations).numpy(), heads(path, observations)
+    discrete = expected.shape[1] > 1
+    expected = centred(expected) if discrete else expected
+    error = np.abs(found - expected)
+    # Layer normalisation is eight operations, each with a rounding of its own.
+    steps = 12 if "layer norm" in kind else 3
+    assert error.mean() < steps * np.ptp(expected) / 255
+    if discrete:
+        clear = np.diff(np.sort(expected, axis=1)[:, -2:])[:, 0] > 0.1 * np.ptp(expected)
+        assert np.count_nonzero(clear) > 10
+        np.testing.assert_array_equal(found.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
+    check = Sidecar.load(records.sidecar_path(path)).check
+    # The sidecar compares the same, not Q-values with advantages.
+    assert check["max_abs_difference"] == pytest.approx(error.max(), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["dueling", "dueling images"])
+def test_int8_of_a_dueling_network_has_no_value_stream(bench: Bench, kind: str) -> None:
+    network, _ = bench.network(kind)
+    names = [variable.name for variable in network.variables if "kernel" in variable.name]
+    assert any(name.startswith("value") for name in names)
+    path = bench.export(kind, "int8")
+    found = [kernel.size for kernel in flatbuffer.weights(path).values() if kernel.ndim > 1]
+    values = networks.weights(network)
+    assert found == [values[name].size for name in names if not name.startswith("value")]
+    assert Policy.load(path).sidecar.head == "advantages"
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+def test_mean_and_deviation_of_continuous_policies_are_exported(bench: Bench, scheme: str) -> None:
+    network, observations = bench.network("continuous")
+    policy = Policy.load(bench.export("continuous", scheme))
+    sidecar = policy.sidecar
+    assert (sidecar.head, sidecar.action_low, sidecar.action_high) == ("action", [-1.0], [1.0])
+    assert sidecar.action_std == pytest.approx([0.3])
+    # The head is the mean as it is; acting keeps within the bounds.
+    means = network(observations).numpy()
+    assert np.abs(means).max() > 1.2
+    acted = np.stack([policy.act(observation) for observation in observations])
+    np.testing.assert_allclose(acted, np.clip(means, -1, 1), atol=0.1)
+    assert np.abs(acted).max() == 1
+    (middle,) = observations[np.argsort(np.abs(means[:, 0]))[:1]]
+    random = np.random.default_rng(0)
+    draws = np.array([policy.sample(middle, random)[0] for _ in range(2000)])
+    assert abs(draws.std() - 0.3) < 4 * 0.3 / np.sqrt(2 * 2000)
 
 
 # Once is enough, and damage is mended.

@@ -17,18 +17,22 @@ PACKAGE = Path(quarl_tf.__file__).parent
 #: From the top down: a module may import what stands in a lower line, never what stands beside it.
 LAYERS = [
     {"cli"},
+    {"study_report", "study_runner"},
+    {"study", "study_worker"},
     {"report"},
     {"wording"},
     {"results"},
     {"training", "export", "evaluation", "plots"},  # The stages.
     {"agents.a2c"},  # A special case of PPO.
     {"agents.ddpg", "agents.dqn", "agents.ppo"},
-    {"agents.adapter", "agents.experience"},
-    {"agents", "policies", "quantization.ptq", "calibration", "replay", "statistics"},
+    {"agents.actor_critic"},
+    {"agents.adapter", "agents.experience", "agents.optimizers"},
+    {"agents", "policies", "calibration", "replay", "statistics"},
+    {"quantization.ptq", "quantization.qat"},
     {"networks", "checkpoints"},
     {"environments", "keras", "presets", "records", "flatbuffer"},
-    {"environments.afresh", "environments.atari", "environments.registry"},
-    {"quantization.affine", "spec", "seeding", "doctor", "display"},
+    {"environments.afresh", "environments.atari", "environments.registry", "presets.tables"},
+    {"quantization.affine", "spec", "seeding", "doctor", "display", "architectures"},
     {"errors", "native_output", "quantization", ""},
 ]
 
@@ -54,7 +58,10 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 #: Who may use TensorFlow, through `quarl_tf.keras`.
-USES_KERAS = {"networks", "training", "export", *(m for m in MODULES if m.startswith("agents"))}
+USES_KERAS = {
+    *("networks", "training", "export", "quantization.qat"),
+    *(m for m in MODULES if m.startswith("agents")),
+}
 
 
 def imports(name: str) -> Iterator[str]:
@@ -120,6 +127,7 @@ def test_whatever_a_board_runs_imports_no_tensorflow() -> None:
     names = [
         *("spec", "records", "statistics", "presets", "environments", "quantization.affine"),
         *("policies", "evaluation", "plots", "results", "wording", "report", "cli", "doctor"),
+        *("study", "study_worker", "study_runner", "study_report"),
     ]
     code = (
         "import importlib, sys\n"

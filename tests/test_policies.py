@@ -107,6 +107,114 @@ def test_continuous_head_is_the_action_clipped_to_its_bounds(
     assert max(actions) == 0.25
 
 
+# Samples.
+
+
+DRAWS = 20_000
+
+
+def as_logits(networks: dict[str, Any], scheme: str) -> bytes:
+    """Make a flatbuffer of three actions, none of them rare."""
+    kernel = np.array([[0.5, -0.5, 0], [0, 0.3, -0.3], [0.2, 0, 0], [0, -0.4, 0.4]], np.float32)
+    bias = np.array([0.2, -0.4, 0.1], np.float32)
+    content: bytes = type(networks["mlp"])([(kernel, bias)], VECTORS).convert(scheme)
+    return content
+
+
+@pytest.fixture
+def steering(artifacts: dict[str, Path], describe: Callable[..., Path]) -> Callable[..., Policy]:
+    """Return a function that loads the continuous policy as a distribution with given bounds."""
+    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+
+    def load(low: float, high: float, std: float | None = 0.3) -> Policy:
+        changes = {"action_low": [low], "action_high": [high]}
+        changes["action_std"] = None if std is None else [std]
+        return Policy.load(describe(artifacts["steering"].read_bytes(), **sidecar | changes))
+
+    return load
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+def test_actions_are_drawn_with_the_softmax_of_the_logits(
+    networks: dict[str, Any], describe: Callable[..., Path], scheme: str
+) -> None:
+    content = as_logits(networks, scheme)
+    policy = Policy.load(describe(content, scheme=scheme, head="logits", num_actions=3))
+    random = np.random.default_rng(2)
+    for observation in VECTORS[:3]:
+        weights = np.exp(policy.head(observation))
+        wanted = weights / weights.sum()
+        actions = [policy.sample(observation, random) for _ in range(DRAWS)]
+        assert all(type(action) is int for action in actions)
+        found = np.bincount(actions, minlength=3) / DRAWS
+        # Four standard errors.
+        assert (np.abs(found - wanted) < 4 * np.sqrt(wanted * (1 - wanted) / DRAWS)).all()
+
+
+def test_the_same_noise_gives_the_same_actions(
+    networks: dict[str, Any], describe: Callable[..., Path]
+) -> None:
+    changes = {"head": "logits", "num_actions": 3}
+    policy = Policy.load(describe(as_logits(networks, "fp32"), **changes))
+    other = Policy.load(describe(as_logits(networks, "int8"), "int8", **changes))
+    greedy = [policy.act(x) for x in VECTORS]
+    generators = [np.random.default_rng(seed) for seed in (0, 0, 1, 0)]
+    first, again, differently = (
+        [policy.sample(x, random) for x in VECTORS] for random in generators[:3]
+    )
+    assert first == again != differently
+    assert greedy == [policy.act(x) for x in VECTORS] != first
+    # Whatever the head says, as much is taken from the generator.
+    rounded = [other.sample(x, generators[3]) for x in VECTORS]
+    assert np.mean(np.equal(first, rounded)) > 0.9
+    assert generators[3].bit_generator.state == generators[0].bit_generator.state
+
+
+def test_continuous_actions_are_drawn_around_the_head_and_clipped(
+    steering: Callable[..., Policy],
+) -> None:
+    wide, narrow = steering(-10, 10), steering(-0.5, 0.25)
+    observation = np.array([-0.6, 0.01], np.float32)
+    randoms = [np.random.default_rng(3) for _ in range(2)]
+    drawn = [wide.sample(observation, randoms[0]) for _ in range(DRAWS)]
+    clipped = [narrow.sample(observation, randoms[1]) for _ in range(DRAWS)]
+    assert all((a.shape, a.dtype) == ((1,), np.float32) for a in (drawn[0], clipped[0]))
+    np.testing.assert_array_equal(clipped, np.clip(drawn, -0.5, 0.25))
+    assert (np.min(clipped), np.max(clipped)) == (-0.5, 0.25)
+    assert abs(np.mean(drawn) - wide.head(observation)[0]) < 4 * 0.3 / DRAWS**0.5
+    assert abs(np.std(drawn) - 0.3) < 4 * 0.3 / (2 * DRAWS) ** 0.5
+
+
+@pytest.mark.parametrize("head", ["q_values", "advantages", "action"])
+def test_a_head_of_no_distribution_is_not_sampled_from(
+    artifacts: dict[str, Path],
+    describe: Callable[..., Path],
+    steering: Callable[..., Policy],
+    head: str,
+) -> None:
+    if head == "action":
+        policy = steering(-1, 1, None)
+    else:
+        policy = Policy.load(describe(artifacts["fp32"].read_bytes(), head=head))
+    shape = policy.sidecar.observation_shape
+    with pytest.raises(UsageError) as error:
+        policy.sample(np.zeros(shape, np.float32), np.random.default_rng(0))
+    assert "no distribution to sample actions from; leave out --sample. Received: " in str(
+        error.value
+    )
+    assert f"head={head!r}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_ties_of_samples_are_counted(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    policy = Policy.load(describe(artifacts["tied"].read_bytes(), head="logits"))
+    random = np.random.default_rng(0)
+    assert {policy.sample(x, random) for x in VECTORS} == {0, 1}
+    assert policy.ties == len(VECTORS)
+
+
 # Observations.
 
 
@@ -295,6 +403,17 @@ def test_latency_is_of_whole_calls_and_counts_no_ties(artifacts: dict[str, Path]
         measure_latency(policy, [], calls=50)
     with pytest.raises(UsageError, match="observations=50, calls=0"):
         measure_latency(policy, VECTORS, calls=0)
+
+
+def test_latency_of_sampling_is_of_sample(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    policy = Policy.load(describe(artifacts["tied"].read_bytes(), head="logits"))
+    random, untouched = np.random.default_rng(0), np.random.default_rng(0)
+    latency = measure_latency(policy, VECTORS, calls=50, random=random)
+    assert 0 < latency["median"] <= latency["p95"]
+    assert random.bit_generator.state != untouched.bit_generator.state
+    assert policy.ties == 0
 
 
 def test_policies_import_neither_tensorflow_nor_gymnasium(artifacts: dict[str, Path]) -> None:

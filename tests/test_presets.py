@@ -7,11 +7,12 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from quarl_tf import presets
+from quarl_tf.architectures import NAMED
+from quarl_tf.environments import registry
 from quarl_tf.errors import UsageError
 from quarl_tf.presets import DqnPreset
 from quarl_tf.spec import ALGORITHMS
@@ -37,9 +38,11 @@ def test_every_algorithm_has_presets() -> None:
 @pytest.mark.parametrize(("algo", "env_id"), AVAILABLE)
 def test_shipped_presets_load_for_environments_that_exist(algo: str, env_id: str) -> None:
     preset = presets.load(algo, env_id)
-    assert gym.spec(env_id).id == env_id
+    assert registry.find(env_id).id == env_id
     for name, value in asdict(preset).items():
-        if isinstance(value, float):
+        if isinstance(value, str):
+            assert value in (*NAMED, *presets.PRECISIONS)
+        elif isinstance(value, float):
             assert 0 <= value < math.inf
         else:
             # Booleans are whole numbers to Python.
@@ -90,9 +93,9 @@ def test_unknown_names_are_refused_naming_the_closest(algo: str, env_id: str, me
 
 def test_overrides_change_what_they_name_and_nothing_else() -> None:
     plain = asdict(presets.load("dqn", "CartPole-v1"))
-    changes = {"steps": plain["steps"] + 1, "hidden_layers": [3, 5], "learning_rate_decay": False}
+    changes = {"steps": plain["steps"] + 1, "network": [3, 5], "learning_rate_decay": False}
     changed = asdict(presets.load("dqn", "CartPole-v1", changes))
-    assert changed == plain | changes | {"hidden_layers": (3, 5)}
+    assert changed == plain | changes | {"network": (3, 5)}
     assert asdict(presets.load("dqn", "CartPole-v1", {})) == plain
 
 
@@ -104,7 +107,7 @@ def test_a_whole_number_may_stand_for_a_float() -> None:
 
 def test_unknown_keys_are_refused_naming_the_closest() -> None:
     assert "did you mean learning_rate" in refused({"learning_rat": 0.1})
-    assert "did you mean hidden_layers" in refused({"Hidden_Layers": [1]})
+    assert "did you mean network" in refused({"Network": [1]})
     assert "Received: preset key='x'" in refused({"x": 1})
 
 
@@ -118,16 +121,40 @@ def test_unknown_keys_are_refused_naming_the_closest() -> None:
             "a number of 0 or more",
         ),
         (
-            "hidden_layers",
-            ["16", 16, None, [16, 0], [16, -1], [1.5], [True], ["16"], [[16]]],
-            "a list of whole numbers above 0",
+            "network",
+            [16, None, [16, 0], [16, -1], [1.5], [True], ["16"], [[16]]],
+            "a list of whole numbers above 0, or a name",
         ),
         ("learning_rate_decay", ["true", 1, 0, None], "true or false"),
+        ("dueling", ["true", 1, None], "true or false"),
+        ("layer_norm", ["yes", 0, None], "true or false"),
+        ("precision", [16, None, True, ["float32"]], "a name"),
     ],
 )
 def test_values_of_another_kind_are_refused(name: str, values: list[Any], kind: str) -> None:
     for value in values:
         assert refused({name: value}).startswith(f"{name} must be {kind}. Received: {name}=")
+
+
+def test_networks_may_be_changed_by_options() -> None:
+    plain = presets.load("dqn", "CartPole-v1")
+    assert isinstance(plain, DqnPreset)
+    assert (plain.dueling, plain.layer_norm, plain.precision) == (False, False, "float32")
+    changes = {"dueling": True, "layer_norm": True}
+    assert asdict(presets.load("dqn", "CartPole-v1", changes)) == asdict(plain) | changes
+    images = presets.load("dqn", "PongNoFrameskip-v4", {"precision": "float32"})
+    assert images.precision == "float32"
+    # What acts by NumPy, in float32, must not learn in another arithmetic.
+    assert "Networks without convolutions train in float32" in refused({"precision": "bfloat16"})
+
+
+def test_options_that_do_not_exist_are_refused() -> None:
+    assert "Unknown precision: did you mean bfloat16" in refused({"precision": "bfloat"})
+    assert "choose from bfloat16, float32. Received: precision='x'" in refused({"precision": "x"})
+    # Only Q-networks have two streams.
+    for algo, env_id in (("ppo", "CartPole-v1"), ("ddpg", "MountainCarContinuous-v0")):
+        with pytest.raises(UsageError, match="Received: preset key='dueling'"):
+            presets.load(algo, env_id, {"dueling": True})
 
 
 # Records.

@@ -26,7 +26,7 @@ from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace, ato
 TRAINING = TrainingRecord(
     run={"algo": "dqn", "env_id": "CartPole-v1", "seed": 0, "overrides": {}},
     run_id="dqn-CartPole-v1-s0",
-    preset={"steps": 10, "hidden_layers": [8]},
+    preset={"steps": 10, "network": [8]},
     best_step=10,
     selection_return=9.5,
     network_sha256=hashlib.sha256(b"network").hexdigest(),
@@ -59,6 +59,15 @@ SIDECAR = Sidecar(
     preset=TRAINING.preset,
     versions={},
     commit=None,
+)
+
+CONTINUOUS = replace(
+    SIDECAR,
+    head="action",
+    num_actions=None,
+    action_low=[-1.0],
+    action_high=[1.0],
+    action_std=[0.5],
 )
 
 EVALUATION = Evaluation(
@@ -296,12 +305,20 @@ def test_records_survive_their_file(
 
 def test_sound_records_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    for record in (TRAINING, SIDECAR, EVALUATION):
+    for record in (TRAINING, SIDECAR, CONTINUOUS, EVALUATION):
         record.save(path)
         assert type(record).load(path) == record
     # JSON has one kind of number: a whole return comes back without its point from other writers.
     path.write_text(json.dumps(asdict(EVALUATION) | {"returns": [9, 10]}))
     assert Evaluation.load(path).returns == [9, 10]
+
+
+def test_fields_that_older_files_lack_have_their_default(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    values = asdict(SIDECAR)
+    del values["action_std"]
+    records.write_json(path, values)
+    assert Sidecar.load(path) == SIDECAR
 
 
 @pytest.mark.parametrize(
@@ -329,6 +346,11 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (SIDECAR, "size_bytes", "10"),
         (SIDECAR, "size_bytes", 0),
         (SIDECAR, "action_low", ["-1"]),
+        (SIDECAR, "action_std", [0.5]),  # Discrete actions have none.
+        (CONTINUOUS, "action_std", []),
+        (CONTINUOUS, "action_std", [0.5, 0.5]),
+        (CONTINUOUS, "action_std", [-0.5]),
+        (CONTINUOUS, "action_std", 0.5),
         (SIDECAR, "check", [1]),
         (SIDECAR, "weight_dtypes", {"int8": None}),
         (SIDECAR, "run", {}),
@@ -362,7 +384,7 @@ def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
 def test_finished_training_is_found(run_folder: Path) -> None:
     assert TrainingRecord.finished(run_folder, TRAINING.preset) == TRAINING
     # Presets hold tuples, their records lists.
-    assert TrainingRecord.finished(run_folder, {"steps": 10, "hidden_layers": (8,)}) == TRAINING
+    assert TrainingRecord.finished(run_folder, {"steps": 10, "network": (8,)}) == TRAINING
 
 
 def test_training_without_record_is_not_finished(run_folder: Path) -> None:
@@ -382,7 +404,7 @@ def test_changed_files_of_a_training_are_refused(run_folder: Path, name: str) ->
 
 
 def test_training_with_another_preset_is_refused_naming_what_differs(run_folder: Path) -> None:
-    preset = {"steps": 20, "hidden_layers": [8], "discount": 0.9}
+    preset = {"steps": 20, "network": [8], "discount": 0.9}
     message = refused(TrainingRecord.finished, run_folder, preset)
     assert "was trained with another preset" in message
     assert message.endswith("Received: discount=0.9 for None, steps=20 for 10")
@@ -401,6 +423,7 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     )
     assert records.sidecar_path(artifact).name == "ptq_w8.json"
     assert records.evaluation_path(artifact).name == "ptq_w8.eval.json"
+    assert records.evaluation_path(artifact, sample=True).name == "ptq_w8.sampled.eval.json"
     folders = {workspace.run_dir("x"), workspace.artifact_dir("x"), workspace.report_dir("x")}
     assert {folder.parent.name for folder in folders} == {"runs", "tflite_models", "reports"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from quarl_tf.environments import EnvSpec, env_spec, make_vector
+from quarl_tf.environments import GAME_OVER, EnvSpec, env_spec, make_vector
 from quarl_tf.replay import Replay, Transitions
 
 #: The observation is a number that comes once only, so that it tells where a transition began.
@@ -251,6 +253,230 @@ def test_checkpoint_holds_no_more_than_was_written() -> None:
     for _ in range(600):
         script.tick(replay)
     assert {len(array) for array in replay.arrays().values() if array.ndim} == {500}
+
+
+# Stacks of frames, each frame kept once.
+
+DEPTH = 4
+
+
+class Witness:
+    """Remembers all that a replay is given, and compares what it gives back.
+
+    The action of a tick is its number, so that it tells where a transition began.
+    """
+
+    def __init__(self, replay: Replay, num_envs: int, n_step: int) -> None:
+        self.replay, self.num_envs, self.n_step = replay, num_envs, n_step
+        self.seen: list[np.ndarray] = []
+        self.starts: list[np.ndarray] = []
+        self.terminated: list[np.ndarray] = []
+
+    def _remember(self, seen: np.ndarray, terminated: np.ndarray, starts: np.ndarray) -> None:
+        self.seen.append(seen.copy())
+        self.terminated.append(terminated.copy())
+        self.starts.append(starts.copy())
+
+    def add(self, seen: np.ndarray, terminated: np.ndarray, starts: np.ndarray) -> None:
+        numbers = len(self.seen) * self.num_envs + np.arange(self.num_envs)
+        self.replay.add(seen, numbers, np.zeros(self.num_envs), terminated, starts)
+        self._remember(seen, terminated, starts)
+
+    def add_break(self, seen: np.ndarray) -> None:
+        never = np.zeros(self.num_envs, np.bool_)
+        self.replay.add_break(seen)
+        self._remember(seen, never, never)
+
+    def begun(self, oldest: int) -> set[int]:
+        """Return the numbers of what began at a row or later, and has a successor."""
+        rows = range(max(0, oldest), len(self.seen) - 1)
+        return {
+            row * self.num_envs + env
+            for row in rows
+            for env in range(self.num_envs)
+            if self.starts[row][env]
+        }
+
+    def _end(self, row: int, env: int) -> int:
+        end = row + 1
+        for _ in range(self.n_step - 1):
+            if (
+                self.terminated[end - 1][env]
+                or not self.starts[end][env]
+                or end == len(self.seen) - 1
+            ):
+                break
+            end += 1
+        return end
+
+    def check(self, draws: int, random: np.random.Generator) -> set[int]:
+        """Compare every byte of drawn observations with what was seen; return where they began."""
+        sampled = self.replay.sample((draws,), random)
+        places = [divmod(number, self.num_envs) for number in sampled.action.tolist()]
+        first = np.stack([self.seen[row][env] for row, env in places])
+        last = np.stack([self.seen[self._end(row, env)][env] for row, env in places])
+        np.testing.assert_array_equal(sampled.observation, first)
+        np.testing.assert_array_equal(sampled.next_observation, last)
+        assert sampled.observation.dtype == sampled.next_observation.dtype == np.uint8
+        return set(sampled.action.tolist())
+
+
+@dataclass
+class Games:
+    """Random games that are seen as stacks of tiny frames, many of them black."""
+
+    witness: Witness
+    seed: int
+    black: float
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a game in every environment."""
+        self.stacks = np.zeros((self.witness.num_envs, 2, 3, DEPTH), np.uint8)
+        self.starts = np.ones(self.witness.num_envs, np.bool_)
+        self.over = ~self.starts
+        self._show(np.arange(self.witness.num_envs))
+
+    def _show(self, envs: np.ndarray) -> None:
+        frames = self.random.integers(256, size=(len(envs), 2, 3), dtype=np.uint8)
+        frames[self.random.random(len(envs)) < self.black] = 0
+        self.stacks[envs, ..., :-1] = self.stacks[envs, ..., 1:]
+        self.stacks[envs, ..., -1] = frames
+
+    def tick(self) -> None:
+        """Act in every environment: games go on, lose a life, end, or are truncated."""
+        fate = self.random.random(self.witness.num_envs)
+        terminated = self.starts & (fate < 0.2)
+        over = self.starts & (fate > 0.1) & (fate < 0.3)
+        self.witness.add(self.stacks, terminated, self.starts)
+        self.stacks[self.over] = 0
+        self._show(np.arange(self.witness.num_envs))
+        self.starts, self.over = ~(terminated | over), over
+
+    def break_off(self) -> None:
+        """Show the last observations, then start afresh everywhere."""
+        self.witness.add_break(self.stacks)
+        self.restart()
+
+
+def frames_spec(*shape: int) -> EnvSpec:
+    return EnvSpec(shape, "uint8", 6, frame_stack=shape[-1])
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    num_envs=st.integers(1, 3),
+    rows=st.integers(6, 30),
+    ticks=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    n_step=st.integers(1, 4),
+    black=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_stacks_are_put_together_as_they_were_seen(
+    num_envs: int, rows: int, ticks: list[int], n_step: int, black: float, seed: int
+) -> None:
+    replay = Replay(frames_spec(2, 3, DEPTH), rows * num_envs, num_envs, n_step=n_step)
+    games = Games(Witness(replay, num_envs, n_step), seed, black)
+    witness = games.witness
+    for part, count in enumerate(ticks):
+        if part:
+            games.break_off()
+        for _ in range(count):
+            games.tick()
+        # Of the oldest stacks of a full ring the frames are gone.
+        oldest = len(witness.seen) - rows
+        wanted = witness.begun(oldest + DEPTH - 1 if oldest > 0 else 0)
+        if wanted:
+            # Each of at most 90 is missed once in 10**13 draws of this size.
+            assert witness.check(30 * len(wanted), np.random.default_rng(seed)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("env_id", "ticks", "breaks"),
+    [("PongNoFrameskip-v4", 2200, {1500}), ("BreakoutNoFrameskip-v4", 450, {250, 251, 300})],
+)
+def test_atari_stacks_are_put_together_as_they_were_seen(
+    env_id: str, ticks: int, breaks: set[int]
+) -> None:
+    envs, random = make_vector(env_id, 2, training=True), np.random.default_rng(0)
+    rows, spec = 260, env_spec(env_id)
+    witness = Witness(Replay(spec, 2 * rows, 2, n_step=3), 2, 3)
+    seen, _ = envs.reset(seed=0)
+    starts, games, lives = np.ones(2, np.bool_), 0, 0
+    for tick in range(ticks):
+        following, _, terminated, truncated, info = envs.step(
+            random.integers(spec.num_actions, size=2)
+        )
+        witness.add(seen, terminated, starts)
+        seen, starts = following, ~(terminated | truncated)
+        games += np.count_nonzero(info[GAME_OVER])
+        lives += np.count_nonzero(terminated & ~info[GAME_OVER])
+        if tick in breaks:
+            witness.add_break(seen)
+            seen, _ = envs.reset(seed=100 + tick)
+            starts = np.ones(2, np.bool_)
+        if tick % 90 == 89:
+            witness.check(60, random)
+    assert games > 1
+    assert lives > 5 or "Pong" in env_id
+    newest = len(witness.seen)
+    begun, wanted = witness.check(1500, random), witness.begun(newest - rows + DEPTH - 1)
+    assert begun <= wanted
+    assert len(begun) > 0.8 * len(wanted)
+
+
+def test_checkpoint_holds_each_frame_once() -> None:
+    replay, never = Replay(frames_spec(5, 6, DEPTH), 3 * 50, 3), np.zeros(3, np.bool_)
+    for rows in range(1, 70):
+        frames = np.zeros((3, 5, 6, DEPTH), np.uint8)
+        replay.add(frames, np.zeros(3), np.zeros(3), never, ~never)
+        arrays = replay.arrays()
+        assert arrays["frames"].shape == (min(rows, 50), 3, 5, 6)
+        assert arrays["frames"].dtype == np.uint8
+    # Beside its frame an observation costs a few bytes.
+    rest = sum(array.nbytes for name, array in arrays.items() if name != "frames")
+    assert rest <= 3 * 50 * 20
+
+
+def test_replay_of_atari_fits_into_memory() -> None:
+    spec = env_spec("PongNoFrameskip-v4")
+    tracemalloc.start()
+    replay = Replay(spec, 100_000, 8)
+    allocated, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # The frames themselves, and little else; NumPy reports what it asks for, used or not.
+    assert 100_000 * 84 * 84 <= allocated < 1.05 * 100_000 * 84 * 84
+    assert len(replay) == 0
+
+
+@settings(deadline=None, max_examples=30)
+@given(before=st.integers(5, 60), after=st.integers(1, 60), seed=st.integers(0, 2**16))
+def test_restored_frames_go_on_as_if_they_had_not_been_away(
+    before: int, after: int, seed: int
+) -> None:
+    """Checkpoints are taken at breaks of the stream."""
+    spec, rows = frames_spec(2, 3, DEPTH), 20
+    games = Games(Witness(Replay(spec, 2 * rows, 2, n_step=2), 2, 2), seed, 0.3)
+    for _ in range(before):
+        games.tick()
+    games.break_off()
+    restored = Replay(spec, 2 * rows, 2, n_step=2)
+    restored.restore({k: v.copy() for k, v in games.witness.replay.arrays().items()})
+    twin = Games(Witness(restored, 2, 2), seed, 0.3)
+    twin.random = copy.deepcopy(games.random)
+    games.restart(), twin.restart()
+    for name in ("seen", "starts", "terminated"):
+        setattr(twin.witness, name, list(getattr(games.witness, name)))
+    for ticks in (0, after):
+        for _ in range(ticks):
+            games.tick(), twin.tick()
+        assume(games.witness.begun(len(games.witness.seen) - rows + DEPTH))
+        assert len(games.witness.replay) == len(restored)
+        one, other = (g.witness.check(50, np.random.default_rng(seed)) for g in (games, twin))
+        assert one == other
 
 
 # Observations and actions of other kinds.

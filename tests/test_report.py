@@ -344,6 +344,82 @@ def test_the_same_files_make_the_same_bytes(
     assert contents[0] == contents[1]
 
 
+# Sampled actions.
+
+
+SAMPLED = PROTOCOL | {"action": "sampled from the policy's distribution"}
+
+
+def add_sampled(workspace: Workspace, run: Run, episodes: int = EPISODES) -> None:
+    """Write evaluations by sampled actions beside the greedy ones: every return is lower by 7."""
+    for scheme in SCHEMES:
+        artifact = workspace.artifact(run.run_id, scheme)
+        returns = [value - 7 for value in returns_of(scheme, episodes)]
+        evaluation = evaluation_of(run, scheme, returns, sha256(artifact))
+        replace(evaluation, protocol=SAMPLED).save(evaluation_path(artifact, sample=True))
+
+
+def test_sampled_and_greedy_evaluations_have_reports_of_their_own(
+    workspace: Workspace, no_figures: None
+) -> None:
+    runs = [add_run(workspace, seed) for seed in range(2)]
+    ids = [run.run_id for run in runs]
+    greedy = write_report(workspace, ids, command=COMMAND).parent
+    before = {path.name: path.read_bytes() for path in greedy.iterdir() if path.is_file()}
+    for run in runs:
+        add_sampled(workspace, run)
+    sampled = write_report(workspace, ids, command=COMMAND, sample=True).parent
+    alone = write_report(workspace, ids[:1], command=COMMAND, sample=True).parent
+    named = write_report(workspace, ids, command=COMMAND, sample=True, name="mine").parent
+
+    assert (greedy.name, sampled.name) == ("dqn-CartPole-v1", "dqn-CartPole-v1-sampled")
+    assert (alone.name, named.name) == ("dqn-CartPole-v1-s0-sampled", "mine")
+    write_report(workspace, ids, command=COMMAND)
+    assert {p.name: p.read_bytes() for p in greedy.iterdir() if p.is_file()} == before
+    for folder, mean in ((greedy, 500.0), (sampled, 493.0)):
+        rows = by_scheme(results_of(folder)["sections"][0]["pooled"])
+        assert rows["fp32"]["return_mean"] == rows["int8"]["return_mean"] == mean
+
+
+def test_pages_state_the_protocol_of_what_they_show(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    add_sampled(workspace, run)
+    for protocol, sample in ((PROTOCOL, False), (SAMPLED, True)):
+        folder = write_report(workspace, [run.run_id], command=COMMAND, sample=sample).parent
+        section = results_of(folder)["sections"][0]
+        assert section["protocol"] == protocol
+        assert section["title"].endswith(", sampled actions") == sample
+        for text in (page_of(folder).text, (folder / "report.md").read_text()):
+            assert all(rule in text for rule in protocol.values())
+            assert ("sampled actions" in text) == sample
+
+
+def test_what_was_not_sampled_is_missing_in_a_sampled_report(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace)
+    with pytest.raises(QuarlError, match=r"was not evaluated by sampled actions.* --sample`"):
+        write_report(workspace, [run.run_id], command=COMMAND, sample=True)
+    add_sampled(workspace, run)
+    artifact = workspace.artifact(run.run_id, "int8")
+    evaluation_path(artifact, sample=True).unlink()
+    index = write_report(workspace, [run.run_id], command=COMMAND, sample=True)
+    (missing,) = results_of(index.parent)["missing"]
+    assert missing["reason"] == "was not evaluated by sampled actions"
+    assert missing["command"] == f"quarl evaluate {artifact} --sample"
+
+
+def test_the_random_baseline_may_be_longer(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    add_sampled(workspace, run, EPISODES - 5)
+    sampled = write_report(workspace, [run.run_id], command=COMMAND, sample=True).parent
+    assert results_of(sampled)["missing"] == []
+    evaluate(workspace, run, "random", returns_of("random")[: EPISODES - 5])
+    before = (sampled / "results.json").read_bytes()
+    write_report(workspace, [run.run_id], command=COMMAND, sample=True)
+    assert (sampled / "results.json").read_bytes() == before
+
+
 # What is missing or does not belong.
 
 
@@ -496,7 +572,7 @@ def test_commands_work_from_where_the_user_is(
     ("damage", "command"),
     [
         (
-            lambda artifact: artifact.unlink(),
+            lambda artifact: sidecar_path(artifact).unlink(),
             "quarl export dqn-CartPole-v1-s0 --schemes fp32 --root {root}",
         ),
         (
@@ -508,7 +584,7 @@ def test_commands_work_from_where_the_user_is(
             "quarl evaluate {root}/tflite_models/dqn-CartPole-v1-s0/fp32.tflite",
         ),
     ],
-    ids=["no flatbuffer", "changed flatbuffer", "no evaluation"],
+    ids=["no sidecar", "changed flatbuffer", "no evaluation"],
 )
 def test_nothing_can_be_said_without_fp32(
     workspace: Workspace, damage: Callable[[Path], object], command: str
@@ -521,6 +597,26 @@ def test_nothing_can_be_said_without_fp32(
     assert str(caught.value).endswith("Received: run='dqn-CartPole-v1-s0'")
     assert "\n" not in str(caught.value)
     assert not workspace.report_dir(run.run_id).exists()
+
+
+def test_a_flatbuffer_may_be_left_out_once_it_was_evaluated(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flatbuffer, "weights", layers)
+    run = add_run(workspace)
+    write_report(workspace, [run.run_id], command=COMMAND)
+    folder = workspace.report_dir(run.run_id)
+    before = (folder / "results.json").read_bytes(), (folder / "report.md").read_text()
+    figure = folder / "figures" / "weight_histograms.png"
+    assert figure.exists()
+    digest = sha256(workspace.artifact(run.run_id, "fp32"))
+    for scheme in ("fp32", "int8"):
+        workspace.artifact(run.run_id, scheme).unlink()
+    write_report(workspace, [run.run_id], command=COMMAND)
+    assert (folder / "results.json").read_bytes() == before[0]
+    assert digest in before[1]
+    assert digest in (folder / "report.md").read_text()
+    assert not figure.exists()
 
 
 def test_a_run_that_is_not_there(workspace: Workspace) -> None:

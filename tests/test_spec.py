@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_tf.errors import UsageError
-from quarl_tf.spec import DEFAULT_SCHEMES, PTQ_BITS, Run, Scheme
+from quarl_tf.spec import (
+    DEFAULT_SCHEMES,
+    PTQ_BITS,
+    QAT_BITS,
+    Quantization,
+    Run,
+    Scheme,
+    default_schemes,
+)
 
 JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
 OVERRIDES = st.dictionaries(st.text(min_size=1, max_size=5), JSON, max_size=4)
@@ -50,13 +58,13 @@ def test_order_of_overrides_does_not_matter(overrides: dict[str, Any]) -> None:
 @given(OVERRIDES, st.integers(0, 2**40))
 def test_run_survives_json(overrides: dict[str, Any], seed: int) -> None:
     run = Run("dqn", "CartPole-v1", seed, overrides)
-    again = Run(**json.loads(json.dumps(run.to_dict())))
+    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
     assert again == run
     assert again.run_id == run.run_id
 
 
 def test_lists_and_tuples_are_the_same_override() -> None:
-    ids = {Run("dqn", "X", 0, {"hidden_layers": layers}).run_id for layers in ([8, 8], (8, 8))}
+    ids = {Run("dqn", "X", 0, {"network": layers}).run_id for layers in ([8, 8], (8, 8))}
     assert len(ids) == 1
 
 
@@ -72,6 +80,85 @@ def test_lists_and_tuples_are_the_same_override() -> None:
 def test_runs_that_cannot_be_are_refused(arguments: tuple[str, str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Run(*arguments)
+
+
+# Quantisation-aware runs.
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bits": 5},
+    {"delay": 200},
+    {"edge_bits": 4},
+    {"rule": "paper"},
+    {"ranges": "extremes"},
+    {"ranges": "percentile"},
+    {"gradient": "clipped"},
+    {"per_channel": True},
+    {"learned_steps": True},
+]
+
+
+def aware(**options: Any) -> Run:
+    quantization = Quantization(**{"bits": 4, "delay": 100, **options})
+    return Run("dqn", "CartPole-v1", 0, {"steps": 300}, quantization)
+
+
+def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
+    runs = [aware(**options) for options in OPTIONS]
+    assert len({run.run_id for run in runs}) == len(runs)
+    plain = runs[0].plain
+    assert plain == Run("dqn", "CartPole-v1", 0, {"steps": 300})
+    assert runs[0].run_id == f"{plain.run_id}-q4d100"
+    assert all(run.plain == plain for run in runs)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_quantisations_survive_json(options: dict[str, Any]) -> None:
+    run = aware(**options)
+    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
+    assert again == run
+    assert again.quantization == run.quantization
+    assert "quantization" not in run.plain.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 1}, "bits must be 2 to 8. Received: bits=1"),
+        ({"bits": 9}, "Received: bits=9"),
+        ({"edge_bits": 16}, "Received: edge_bits=16"),
+        ({"delay": 0}, "1 step or more.* Received: delay=0"),
+        ({"rule": "papr"}, "did you mean paper"),
+        ({"ranges": "extreme"}, "did you mean extremes"),
+        ({"gradient": "clip"}, "did you mean clipped"),
+        ({"rule": "paper", "learned_steps": True}, "rule=paper, learned_steps=true"),
+    ],
+)
+def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        aware(**options)
+    with pytest.raises(UsageError, match=message):
+        Quantization.from_mapping({"bits": 4, "delay": 100, **options})
+
+
+@pytest.mark.parametrize("bits", QAT_BITS)
+def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
+    schemes = [Scheme.parse(n) for n in default_schemes(Quantization(bits=bits, delay=1))]
+    assert {s.weight_bits for s in schemes} == {bits}
+    assert all(s.trained for s in schemes)
+    assert [s.name for s in schemes if s.native] == (["qat_int8"] if bits == 8 else [])
+    assert [s.name for s in schemes if not s.native] == [f"qat_w{bits}a{bits}"]
+
+
+@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
+def test_only_what_integer_kernels_can_do_is_exported_for_them(options: dict[str, Any]) -> None:
+    assert default_schemes(Quantization(bits=8, delay=1, **options)) == ("qat_w8a8",)
+
+
+@pytest.mark.parametrize("name", ["qat_w4a5", "qat_w1a1", "qat_w9a9", "qat_w44", "qat_int4"])
+def test_schemes_of_no_quantisation_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"did you mean .*qat_"):
+        Scheme.parse(name)
 
 
 # Schemes.
@@ -125,10 +212,15 @@ def test_unknown_schemes_are_refused(name: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@given(st.text(max_size=8) | st.text(max_size=4).map("ptq_w".__add__))
+@given(
+    st.text(max_size=8)
+    | st.text(max_size=4).map("ptq_w".__add__)
+    | st.text("0123456789a", max_size=4).map("qat_w".__add__)
+)
 def test_a_scheme_has_one_name(name: str) -> None:
     simulated = (f"{stem}{bits}" for stem in ("ptq_w", "ptq_paper_w") for bits in PTQ_BITS)
-    names = {*DEFAULT_SCHEMES, *simulated}
+    trained = (f"qat_w{bits}a{bits}" for bits in QAT_BITS)
+    names = {*DEFAULT_SCHEMES, *simulated, "qat_int8", *trained}
     try:
         accepted = Scheme.parse(name).name == name
     except UsageError:

@@ -21,7 +21,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from quarl_tf import agents, checkpoints, environments, networks, presets
-from quarl_tf.calibration import rollout, thin
+from quarl_tf.calibration import rollout
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.replay import Replay
@@ -73,7 +73,7 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
     folder = trained.run_dir(tiny_run.run_id)
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
-    assert Run(**record.run) == tiny_run
+    assert Run.from_dict(record.run) == tiny_run
     assert record.run_id == tiny_run.run_id == folder.name
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
     assert presets.restore("dqn", record.preset) == preset
@@ -130,8 +130,9 @@ def test_calibration_observations_are_those_of_the_kept_network(
     envs = environments.make_vector("CartPole-v1", tiny_run.overrides["evaluation_episodes"])
     final = int(rows(trained, tiny_run)[-1]["step"])
     seed = environment_seed(tiny_run.seed, "calibration", final)
-    expected = rollout(envs, lambda seen: head(seen).argmax(axis=1), seed).observations
-    np.testing.assert_allclose(kept, thin(expected, CALIBRATION_OBSERVATIONS), rtol=1e-6)
+    most = CALIBRATION_OBSERVATIONS
+    expected = rollout(envs, lambda seen: head(seen).argmax(axis=1), seed, most).observations
+    np.testing.assert_allclose(kept, expected, rtol=1e-6)
 
 
 def test_steps_are_those_of_the_environments(cut_off: Workspace, tiny_run: Run) -> None:
@@ -212,7 +213,7 @@ from quarl_tf.records import Workspace
 from quarl_tf.spec import Run
 from quarl_tf.training import train
 
-run = Run(**json.loads(sys.argv[2]))
+run = Run.from_dict(json.loads(sys.argv[2]))
 # Slowed down, so that there is time to kill it.
 train(Workspace(Path(sys.argv[1])), run, lambda *_: time.sleep(0.05))
 """
@@ -401,7 +402,7 @@ def test_learns_the_shortest_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     overrides = {
         "steps": 3000,
         "num_envs": 4,
-        "hidden_layers": [32],
+        "network": [32],
         "learning_rate": 0.003,
         "discount": 0.95,
         "learning_starts": 200,
@@ -437,7 +438,7 @@ def test_learns_to_balance(tmp_path: Path) -> None:
     overrides = {
         "steps": 8000,
         "num_envs": 8,
-        "hidden_layers": [64],
+        "network": [64],
         "learning_rate": 0.001,
         "learning_starts": 500,
         "batch_size": 64,

@@ -351,10 +351,14 @@ def test_own_environments_are_registered_by_their_import(package: Callable[[str]
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("corridors.enws", "corridors.enws is neither installed nor in the current folder"),
-        ("coridors.envs", "coridors.envs is neither installed nor in the current folder"),
-        ("coridors", "coridors is neither installed nor in the current folder"),
-        ("corridors.envs", "corridors.envs imports no_such_physics, which is not installed"),
+        ("corridors.enws", "is neither installed nor in the current folder"),
+        ("coridors.envs", "is neither installed nor in the current folder"),
+        ("coridors", "is neither installed nor in the current folder"),
+        ("corridors.envs", "imports no_such_physics, which is not installed"),
+        # Files instead of modules.
+        ("corridors/envs.py", "name it as an import statement would"),
+        ("./corridors/envs.py", "name it as an import statement would"),
+        ("", "name it as an import statement would"),
     ],
 )
 def test_missing_modules_are_named(
@@ -363,4 +367,7 @@ def test_missing_modules_are_named(
     package("import no_such_physics.engine\n")
     with pytest.raises(UsageError) as error:
         import_environments([module])
-    assert str(error.value) == f"{message}. Received: --import {module}"
+    assert str(error.value).startswith("The module ")
+    assert message in str(error.value)
+    assert str(error.value).endswith(f". Received: --import {module!r}")
+    assert "\n" not in str(error.value)

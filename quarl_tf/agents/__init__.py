@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from quarl_tf.networks import NetworkFactory
 from quarl_tf.presets import Preset
 
 Arrays = dict[str, npt.NDArray[Any]]
+Prepare = Callable[[keras.Model], keras.Model]
 
 
 class Agent(Protocol):
@@ -23,6 +24,13 @@ class Agent(Protocol):
     @property
     def network(self) -> keras.Model:
         """Observation in, head out: what is exported."""
+
+    @property
+    def targets(self) -> Sequence[keras.Model]:
+        """Copies of the network that follow it."""
+
+    def refresh(self) -> None:
+        """Act from now on by the network as it stands."""
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Choose exploring actions for a batch; `progress` runs from 0 to 1 over training."""
@@ -57,9 +65,19 @@ class Agent(Protocol):
         """Return the random generators by purpose, to be kept in checkpoints."""
 
 
-def build(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> Agent:
-    """Build the agent of an algorithm."""
-    agent: Agent = import_module(f"quarl_tf.agents.{algo}").build(spec, preset, seed)
+def build(
+    algo: str, spec: EnvSpec, preset: Preset, seed: int, prepare: Prepare = lambda network: network
+) -> Agent:
+    """Build the agent of an algorithm.
+
+    Args:
+        algo: Name of the algorithm.
+        spec: Shapes of observations and actions.
+        preset: Hyper-parameters.
+        seed: The run's seed.
+        prepare: What becomes of a policy network before it trains.
+    """
+    agent: Agent = import_module(f"quarl_tf.agents.{algo}").build(spec, preset, seed, prepare)
     return agent
 
 
@@ -70,9 +88,9 @@ def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> Netw
     return factory
 
 
-def head(algo: str) -> str:
+def head(algo: str, spec: EnvSpec) -> str:
     """Return what the numbers of an algorithm's head are: "q_values", "logits" or "action"."""
-    kind: str = import_module(f"quarl_tf.agents.{algo}").HEAD
+    kind: str = import_module(f"quarl_tf.agents.{algo}").head(spec)
     return kind
 
 

@@ -7,15 +7,20 @@ The preset holds all but the optimizer.
 
 from __future__ import annotations
 
-from quarl_tf.agents.ppo import HEAD, ActorCritic, learning_rate, network_factory
+from quarl_tf.agents import Prepare, optimizers
+from quarl_tf.agents.ppo import ActorCritic, decay_steps, head, network_factory
 from quarl_tf.environments import EnvSpec
-from quarl_tf.keras import keras
 from quarl_tf.presets import PpoPreset
 
-__all__ = ["HEAD", "build", "network_factory"]
+__all__ = ["build", "head", "network_factory"]
 
 
-def build(spec: EnvSpec, preset: PpoPreset, seed: int) -> ActorCritic:
+def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Prepare) -> ActorCritic:
     """Build the agent."""
-    optimizer = keras.optimizers.RMSprop(learning_rate(preset), rho=0.99, epsilon=1e-5)
-    return ActorCritic(spec, preset, seed, optimizer)
+    return ActorCritic(
+        spec,
+        preset,
+        seed,
+        prepare,
+        lambda variables: optimizers.rmsprop(preset.learning_rate, variables, decay_steps(preset)),
+    )

@@ -32,6 +32,7 @@ with warnings.catch_warnings():
 __all__ = [
     "CategoricalNetwork",
     "FactoryNetwork",
+    "GaussianNetwork",
     "ValueNetwork",
     "action_spec",
     "ddpg_agent",
@@ -66,6 +67,9 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
 
 def observation_spec(spec: EnvSpec) -> Any:
     """Return TF-Agents' specification of the observations."""
+    if spec.observation_dtype == "uint8":
+        # TF-Agents draws an input from this, below the maximum plus 1; 256 would not fit a byte.
+        return tensor_spec.BoundedTensorSpec(spec.observation_shape, tf.uint8, 0, 254)
     return tensor_spec.TensorSpec(spec.observation_shape, tf.as_dtype(spec.observation_dtype))
 
 
@@ -91,6 +95,23 @@ class CategoricalNetwork(FactoryNetwork):
         """Return the distribution and the untouched (empty) state."""
         logits = self.model(observation, training=training)
         return tfp.distributions.Categorical(logits=logits, dtype=tf.int32), network_state
+
+
+class GaussianNetwork(FactoryNetwork):
+    """A network whose head is the mean of a continuous action; the deviation is a variable."""
+
+    def __init__(self, factory: NetworkFactory, input_tensor_spec: Any, logarithm: Any) -> None:
+        """Keep the logarithm of the deviation."""
+        super().__init__(factory, input_tensor_spec, name="Actor")
+        self._logarithm = logarithm
+
+    def call(
+        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
+    ) -> tuple[Any, Any]:
+        """Return the distribution and the untouched (empty) state."""
+        mean = self.model(observation, training=training)
+        deviation = tf.broadcast_to(tf.exp(self._logarithm), tf.shape(mean))
+        return tfp.distributions.MultivariateNormalDiag(mean, deviation), network_state
 
 
 class ValueNetwork(FactoryNetwork):

@@ -9,6 +9,7 @@ Deviations from the paper:
 3. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
    steps, all in one compiled call.
 4. The critic takes the action at its first layer, together with the observation.
+5. Rewards of several steps may be summed before bootstrapping, where the preset says so.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Arrays, adapter, restore_variables, variable_arrays
-from quarl_tf.agents.experience import Experience
+from quarl_tf import networks
+from quarl_tf.agents import Arrays, Prepare, adapter, optimizers, restore_variables, variable_arrays
+from quarl_tf.agents.experience import Experience, decay_steps
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import UsageError
-from quarl_tf.keras import keras, tf
-from quarl_tf.networks import (
-    Mlp,
-    NetworkFactory,
-    actor_factory,
-    critic_factory,
-    forward,
-)
+from quarl_tf.keras import tf
+from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
 from quarl_tf.seeding import generator
 
-HEAD = "action"
+
+def head(spec: EnvSpec) -> str:
+    """Return what the head's numbers are."""
+    del spec
+    return "action"
+
 
 #: Pull of Ornstein-Uhlenbeck noise back to 0, per step (section 7 of the paper).
 _OU_DAMPING = 0.15
@@ -51,18 +52,24 @@ def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFact
             "ddpg needs continuous actions; this environment's are discrete (dqn, ppo and a2c fit "
             f"it). Received: num_actions={spec.num_actions}"
         )
-    return actor_factory(spec, Mlp(preset.hidden_layers, len(spec.action_low)), seed)
+    return networks.actor_factory(spec, _design(preset, len(spec.action_low)), seed)
 
 
-def build(spec: EnvSpec, preset: DdpgPreset, seed: int) -> DdpgAgent:
+def _design(preset: DdpgPreset, outputs: int) -> Design:
+    return Design(
+        preset.architecture, outputs, layer_norm=preset.layer_norm, precision=preset.precision
+    )
+
+
+def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Prepare) -> DdpgAgent:
     """Build the agent."""
-    return DdpgAgent(spec, preset, seed)
+    return DdpgAgent(spec, preset, seed, prepare)
 
 
 class DdpgAgent:
     """Acts with noise, keeps a replay, learns in bursts (see `agents.Agent`)."""
 
-    def __init__(self, spec: EnvSpec, preset: DdpgPreset, seed: int) -> None:
+    def __init__(self, spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Prepare) -> None:
         """Create actor and critic, their targets and optimizers, and an empty replay."""
         self._preset = preset
         factory = network_factory(spec, preset, seed)
@@ -70,34 +77,37 @@ class DdpgAgent:
         self._high = np.array(spec.action_high, np.float32)
         self._noise = np.zeros((preset.num_envs, len(self._low)))
         self._explore = generator(seed, "exploration")
-        self._experience = Experience(spec, preset, seed)
+        self._experience = Experience(spec, preset, seed, preset.n_step)
         self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
         observed = adapter.observation_spec(spec)
-        actor = adapter.FactoryNetwork(factory, observed, name="Actor")
+        actor = adapter.FactoryNetwork(lambda: prepare(factory()), observed, name="Actor")
         critic = adapter.ValueNetwork(
-            critic_factory(spec, Mlp(preset.hidden_layers, 1), seed),
+            networks.critic_factory(spec, _design(preset, 1), seed),
             (observed, adapter.action_spec(spec)),
             name="Critic",
         )
+        decay = decay_steps(preset)
         self._agent = adapter.ddpg_agent.DdpgAgent(
             adapter.time_step_spec(spec),
             adapter.action_spec(spec),
             actor_network=actor,
             critic_network=critic,
-            actor_optimizer=keras.optimizers.Adam(preset.learning_rate),
-            critic_optimizer=keras.optimizers.Adam(preset.critic_learning_rate),
+            actor_optimizer=optimizers.adam(
+                preset.learning_rate, actor.model.trainable_variables, decay
+            ),
+            critic_optimizer=optimizers.adam(
+                preset.critic_learning_rate, critic.model.trainable_variables, decay
+            ),
             target_update_tau=preset.target_tau,
             td_errors_loss_fn=adapter.element_wise_squared_loss,
             gamma=preset.discount,
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
         self._agent.initialize()
-        # Adam's moments are else created by the first step, too late for a restore.
-        self._agent._actor_optimizer.build(actor.model.trainable_variables)
-        self._agent._critic_optimizer.build(critic.model.trainable_variables)
         self.network, self._critic = actor.model, critic.model
-        self._greedy = forward(self.network)
-        self._burst = tf.function(self._train_on, jit_compile=True)
+        self.targets = [self._agent._target_actor_network.model]
+        self._greedy = networks.Snapshot(self.network)
+        self._burst = networks.compiled(self._train_on, self.network)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.float32]:
         """Act with noise, uniformly while the replay warms up."""
@@ -116,10 +126,9 @@ class DdpgAgent:
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Take one burst of gradient steps once the replay has warmed up."""
         del observations
-        batches = self._experience.batches([self.network, self._critic])
-        if batches is None:
-            return {}
-        return {"loss": float(self._burst(*map(tf.constant, batches)))}
+        metrics = self._experience.learn([self.network, self._critic], self._burst)
+        self._greedy.refresh()
+        return metrics
 
     def _train_on(self, *batches: Any) -> Any:
         """Take one gradient step on each of the stacked batches; return the mean critic loss."""
@@ -138,8 +147,8 @@ class DdpgAgent:
             *agent._critic_network.variables,
             *agent._target_actor_network.variables,
             *agent._target_critic_network.variables,
-            *agent._actor_optimizer.variables,
-            *agent._critic_optimizer.variables,
+            *agent._actor_optimizer.variables(),
+            *agent._critic_optimizer.variables(),
             agent.train_step_counter,
         ]
 
@@ -156,6 +165,11 @@ class DdpgAgent:
         self._noise = arrays["noise"]
         restore_variables(self._variables(), arrays)
         self._experience.restore(arrays)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Act from now on by the network as it stands."""
+        self._greedy.refresh()
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of replay sampling."""

@@ -19,16 +19,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Arrays, adapter, restore_variables, variable_arrays
-from quarl_tf.agents.experience import Experience
+from quarl_tf import networks
+from quarl_tf.agents import Arrays, Prepare, adapter, optimizers, restore_variables, variable_arrays
+from quarl_tf.agents.experience import Experience, decay_steps
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import UsageError
-from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Mlp, NetworkFactory, forward, mlp_factory
+from quarl_tf.keras import tf
+from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
 from quarl_tf.seeding import generator
 
-HEAD = "q_values"
+
+def head(spec: EnvSpec) -> str:
+    """Return what the head's numbers are."""
+    del spec
+    return "q_values"
 
 
 def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFactory:
@@ -42,32 +47,42 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
             "dqn needs discrete actions; this environment's are continuous (ddpg fits it). "
             f"Received: action_low={spec.action_low}"
         )
-    return mlp_factory(spec, Mlp(preset.hidden_layers, spec.num_actions), seed)
+    design = Design(
+        preset.architecture,
+        spec.num_actions,
+        layer_norm=preset.layer_norm,
+        precision=preset.precision,
+        dueling=preset.dueling,
+    )
+    return networks.policy_factory(spec, design, seed)
 
 
-def build(spec: EnvSpec, preset: DqnPreset, seed: int) -> DqnAgent:
+def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> DqnAgent:
     """Build the agent."""
-    return DqnAgent(spec, preset, seed)
+    return DqnAgent(spec, preset, seed, prepare)
 
 
 class DqnAgent:
     """Acts epsilon-greedily, keeps a replay, learns in bursts (see `agents.Agent`)."""
 
-    def __init__(self, spec: EnvSpec, preset: DqnPreset, seed: int) -> None:
+    def __init__(self, spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> None:
         """Create the networks, the optimizer and an empty replay."""
         self._preset = preset
         self._num_actions = spec.num_actions or 0
         self._explore = generator(seed, "exploration")
         self._experience = Experience(spec, preset, seed, preset.n_step)
         self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
+        factory = network_factory(spec, preset, seed)
         q_network = adapter.FactoryNetwork(
-            network_factory(spec, preset, seed), adapter.observation_spec(spec), name="QNetwork"
+            lambda: prepare(factory()), adapter.observation_spec(spec), name="QNetwork"
         )
         self._agent = adapter.dqn_agent.DdqnAgent(
             adapter.time_step_spec(spec),
             adapter.action_spec(spec),
             q_network=q_network,
-            optimizer=keras.optimizers.Adam(_learning_rate(preset)),
+            optimizer=optimizers.adam(
+                preset.learning_rate, q_network.model.trainable_variables, decay_steps(preset)
+            ),
             target_update_period=preset.target_update,
             gamma=preset.discount,
             td_errors_loss_fn=adapter.element_wise_squared_loss,
@@ -75,11 +90,10 @@ class DqnAgent:
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
         self._agent.initialize()
-        # Adam's moments are else created by the first step, too late for a restore.
-        self._agent._optimizer.build(q_network.model.trainable_variables)
         self.network = q_network.model
-        self._q_values = forward(self.network)
-        self._burst = tf.function(self._train_on, jit_compile=True)
+        self.targets = [self._agent._target_q_network.model]
+        self._choose = networks.Snapshot(networks.chooser(self.network))
+        self._burst = networks.compiled(self._train_on, self.network)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.int64]:
         """Act greedily, but at random with a probability that falls linearly."""
@@ -90,17 +104,16 @@ class DqnAgent:
         exploring = self._explore.random(shape) < epsilon
         actions = self._explore.integers(self._num_actions, size=shape)
         if not exploring.all():
-            greedy = self._q_values(observations).argmax(axis=1)
+            greedy = self._choose(observations).argmax(axis=1)
             actions = np.where(exploring, actions, greedy)
         return actions
 
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Take one burst of gradient steps once the replay has warmed up."""
         del observations
-        batches = self._experience.batches([self.network])
-        if batches is None:
-            return {}
-        return {"loss": float(self._burst(*map(tf.constant, batches)))}
+        metrics = self._experience.learn([self.network], self._burst)
+        self._choose.refresh()
+        return metrics
 
     def _train_on(self, *batches: Any) -> Any:
         """Take one gradient step on each of the stacked batches; return the mean loss."""
@@ -117,7 +130,7 @@ class DqnAgent:
         return [
             *agent._q_network.variables,
             *agent._target_q_network.variables,
-            *agent._optimizer.variables,
+            *agent._optimizer.variables(),
             agent.train_step_counter,
             agent._update_target._counter,
         ]
@@ -133,17 +146,12 @@ class DqnAgent:
         """Take all of it back."""
         restore_variables(self._variables(), arrays)
         self._experience.restore(arrays)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Act from now on by the network as it stands."""
+        self._choose.refresh()
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of replay sampling."""
         return {"exploration": self._explore, "replay": self._experience.generator}
-
-
-def _learning_rate(preset: DqnPreset) -> Any:
-    if not preset.learning_rate_decay:
-        return preset.learning_rate
-    learning = max(1, preset.steps - preset.learning_starts)
-    steps = learning * preset.gradient_steps // preset.train_frequency
-    return keras.optimizers.schedules.PolynomialDecay(
-        preset.learning_rate, max(1, steps), end_learning_rate=0.0
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.keras import keras
 from quarl_tf.networks import RunningStatistics
 from quarl_tf.presets import DdpgPreset, DqnPreset
-from quarl_tf.replay import Replay, Transitions
+from quarl_tf.replay import Replay
 from quarl_tf.seeding import generator
 
 
@@ -25,7 +25,7 @@ class Experience:
     ) -> None:
         """Start empty; transitions span `n_step` steps."""
         self._preset = preset
-        self._statistics = RunningStatistics(spec.observation_shape)
+        self._statistics = RunningStatistics(spec)
         self._pending: list[npt.NDArray[Any]] = []
         self._replay = Replay(
             spec, preset.buffer_size, preset.num_envs, n_step=n_step, discount=preset.discount
@@ -53,16 +53,21 @@ class Experience:
         """Mark the end of the stream."""
         self._replay.add_break(observations)
 
-    def batches(self, networks: Sequence[keras.Model]) -> Transitions | None:
-        """Bring the normalisers up to date; draw the batches of one burst, None in warm-up."""
+    def learn(self, networks: Sequence[keras.Model], burst: Callable[..., Any]) -> dict[str, float]:
+        """Bring the normalisers up to date; learn one burst once the replay has warmed up.
+
+        Args:
+            networks: What is to be normalised alike.
+            burst: Takes the fields of stacked batches, returns the mean loss.
+        """
         self._statistics.update(np.concatenate(self._pending))
         self._pending.clear()
         if self.warming_up:
-            return None
-        for network in networks:
-            self._statistics.apply_to(network)
+            return {}
+        self._statistics.apply_to(networks)
         shape = (self._preset.gradient_steps, self._preset.batch_size)
-        return self._replay.sample(shape, self.generator)
+        batches = self._replay.sample(shape, self.generator)
+        return {"loss": float(burst(*batches))}
 
     def arrays(self) -> Arrays:
         """Return statistics and replay for a checkpoint."""
@@ -75,3 +80,11 @@ class Experience:
         """Take both back."""
         self._statistics.restore(section(arrays, "statistics"))
         self._replay.restore(section(arrays, "replay"))
+
+
+def decay_steps(preset: DqnPreset | DdpgPreset) -> int | None:
+    """Return the gradient steps of the whole training, where the step size falls over them."""
+    if not preset.learning_rate_decay:
+        return None
+    learning = max(1, preset.steps - preset.learning_starts)
+    return learning * preset.gradient_steps // preset.train_frequency

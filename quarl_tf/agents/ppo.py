@@ -14,81 +14,111 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Arrays, adapter, restore_variables, section, variable_arrays
+from quarl_tf import networks
+from quarl_tf.agents import (
+    Arrays,
+    Prepare,
+    actor_critic,
+    adapter,
+    optimizers,
+    restore_variables,
+    section,
+    variable_arrays,
+)
 from quarl_tf.environments import EnvSpec
-from quarl_tf.errors import UsageError
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Mlp, NetworkFactory, RunningStatistics, mlp_factory
+from quarl_tf.networks import Design, NetworkFactory, RunningStatistics
 from quarl_tf.presets import PpoPreset
 from quarl_tf.seeding import generator
-
-HEAD = "logits"
 
 Floats = npt.NDArray[np.float32]
 
 
+def head(spec: EnvSpec) -> str:
+    """Return what the head's numbers are."""
+    return "action" if spec.num_actions is None else "logits"
+
+
 def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFactory:
-    """Return the factory of the policy network.
-
-    Raises:
-        UsageError: The actions are not discrete.
-    """
-    if spec.num_actions is None:
-        raise UsageError(
-            "ppo and a2c need discrete actions here; ddpg fits continuous ones. "
-            f"Received: action_low={spec.action_low}"
-        )
+    """Return the factory of the policy network: logits, or the mean of continuous actions."""
     # A head near zero starts with even chances (Andrychowicz et al., arXiv 2006.05990).
-    return mlp_factory(spec, Mlp(preset.hidden_layers, spec.num_actions, "tanh", 0.01), seed)
+    if spec.num_actions is not None:
+        return networks.policy_factory(spec, _design(preset, spec.num_actions, 0.01), seed)
+    design = _design(preset, len(spec.action_low or ()), 0.01)
+    return networks.actor_factory(spec, design, seed, stochastic=True)
 
 
-def build(spec: EnvSpec, preset: PpoPreset, seed: int) -> ActorCritic:
+def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
+    architecture = preset.architecture
+    # As the papers' policies: Nature's network has rectifiers, the small ones tanh.
+    activation = "relu" if architecture.convolutions else "tanh"
+    return Design(architecture, outputs, activation, head_gain, preset.layer_norm, preset.precision)
+
+
+def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Prepare) -> ActorCritic:
     """Build the agent."""
-    optimizer = keras.optimizers.Adam(learning_rate(preset), epsilon=1e-5)
-    return ActorCritic(spec, preset, seed, optimizer)
-
-
-def learning_rate(preset: PpoPreset) -> Any:
-    """Return the step size, or its schedule over the gradient steps of the whole training."""
-    if not preset.learning_rate_decay:
-        return preset.learning_rate
-    steps = preset.steps // preset.minibatch_size * preset.epochs
-    return keras.optimizers.schedules.PolynomialDecay(
-        preset.learning_rate, max(1, steps), end_learning_rate=0.0
+    return ActorCritic(
+        spec,
+        preset,
+        seed,
+        prepare,
+        lambda variables: optimizers.adam(
+            preset.learning_rate, variables, decay_steps(preset), epsilon=1e-5
+        ),
     )
+
+
+def decay_steps(preset: PpoPreset) -> int | None:
+    """Return the gradient steps of the whole training, where the step size falls over them."""
+    if not preset.learning_rate_decay:
+        return None
+    return preset.steps // preset.minibatch_size * preset.epochs
 
 
 class ActorCritic:
     """Acts by its distribution, learns from each rollout and forgets it (see `agents.Agent`)."""
 
-    def __init__(self, spec: EnvSpec, preset: PpoPreset, seed: int, optimizer: Any) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        preset: PpoPreset,
+        seed: int,
+        prepare: Prepare,
+        optimizer: Callable[[Sequence[Any]], Any],
+    ) -> None:
         """Create policy and value networks and the optimizer."""
         self._preset = preset
-        self._statistics = RunningStatistics(spec.observation_shape)
+        self._statistics = RunningStatistics(spec)
         self._explore = generator(seed, "exploration")
         self._shuffle = generator(seed, "minibatches")
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
-        actor = adapter.CategoricalNetwork(
-            network_factory(spec, preset, seed), adapter.observation_spec(spec), name="Actor"
+        self._drawn: npt.NDArray[Any] = np.empty(0)
+        self._predicted: tuple[npt.NDArray[Any], npt.NDArray[Any]] = np.empty(0), np.empty(0)
+        self.network = prepare(network_factory(spec, preset, seed)())
+        self.targets: Sequence[keras.Model] = ()
+        self._model: actor_critic.SharedTorso | actor_critic.TwoNetworks = (
+            actor_critic.SharedTorso(self.network, spec, seed)
+            if preset.architecture.convolutions
+            else actor_critic.TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
         )
-        value_mlp = Mlp(preset.hidden_layers, 1, "tanh", 1.0)
-        critic = adapter.ValueNetwork(
-            mlp_factory(spec, value_mlp, seed, purpose="initial value weights"),
-            adapter.observation_spec(spec),
-            name="Value",
+        self._distribution: actor_critic.Gaussian | actor_critic.Categorical = (
+            actor_critic.Gaussian(spec, self.network)
+            if spec.num_actions is None
+            else actor_critic.Categorical()
         )
         self._agent = adapter.ppo_agent.PPOAgent(
-            adapter.time_step_spec(spec),
+            adapter.time_step_spec(self._model.features_spec),
             adapter.action_spec(spec),
-            optimizer=optimizer,
-            actor_net=actor,
-            value_net=critic,
+            # Ours takes the steps; the agent only computes losses.
+            optimizer=keras.optimizers.SGD(),
+            actor_net=self._distribution.actor(self._model),
+            value_net=self._model.critic,
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,
@@ -101,26 +131,17 @@ class ActorCritic:
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
         self._agent.initialize()
-        self.network, self._value = actor.model, critic.model
-        self._trainable = [*self.network.trainable_variables, *self._value.trainable_variables]
-        self._optimizer = optimizer
-        # Moments are else created by the first step, too late for a restore.
-        optimizer.build(self._trainable)
-        self._predict = tf.function(
-            lambda seen: (tf.nn.log_softmax(self.network(seen)), self._value(seen)[:, 0]),
-            jit_compile=True,
-        )
-        self._round = tf.function(self._train_on, jit_compile=True)
+        self._trainable = self._model.trainable_variables
+        self._optimizer = optimizer(self._trainable)
+        self._round = networks.compiled(self._train_on, self.network)
 
-    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.int64]:
-        """Draw actions from the policy's distribution (Gumbel-max)."""
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
+        """Draw actions from the policy's distribution."""
         del progress
-        log_probabilities, values = (x.numpy() for x in self._predict(tf.constant(observations)))
-        noise = self._explore.gumbel(size=log_probabilities.shape)
-        actions: npt.NDArray[np.int64] = (log_probabilities + noise).argmax(axis=1)
-        chosen = np.take_along_axis(log_probabilities, actions[:, None], axis=1)[:, 0]
-        self._predicted = chosen, values
-        return actions
+        heads, values = self._model.predict(observations)
+        self._drawn, log_probabilities = self._distribution.draw(heads, self._explore)
+        self._predicted = log_probabilities, values
+        return self._distribution.within_bounds(self._drawn)
 
     def observe(
         self,
@@ -131,7 +152,8 @@ class ActorCritic:
         starts: npt.NDArray[np.bool_],
     ) -> None:
         """Store one tick."""
-        row = (observations, actions, rewards, terminated, starts, *self._predicted)
+        del actions  # Within bounds, where the distribution has none.
+        row = (observations, self._drawn, rewards, terminated, starts, *self._predicted)
         self._rows.append(tuple(np.copy(field) for field in row))
 
     def break_stream(self, observations: npt.NDArray[Any]) -> None:
@@ -144,7 +166,7 @@ class ActorCritic:
             np.stack(field) for field in zip(*self._rows, strict=True)
         )
         self._rows.clear()
-        last = self._predict(tf.constant(observations))[1].numpy()
+        last = self._model.predict(observations)[1]
         advantages = advantage_estimates(
             rewards, np.concatenate([values, last[None]]), terminated, starts, preset
         )
@@ -153,22 +175,29 @@ class ActorCritic:
         draws = [
             np.resize(self._shuffle.permutation(valid), starts.size) for _ in range(preset.epochs)
         ]
-        index = np.stack(draws).reshape(-1, preset.minibatch_size)
-        fields = [seen, actions.astype(np.int32), log_probabilities, returns, advantages]
-        batches = [field.reshape(-1, *field.shape[2:])[index] for field in fields]
-        loss = float(self._round(*map(tf.constant, batches)))
-        self._statistics.update(seen.reshape(-1, *seen.shape[2:])[valid])
-        for network in (self.network, self._value):
-            self._statistics.apply_to(network)
-        return {"loss": loss}
+        index = np.stack(draws).reshape(-1, preset.minibatch_size).astype(np.int32)
+        fields = [seen, actions, log_probabilities, returns, advantages]
+        flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
+        loss, *values = self._round(index, *flat)
+        self._statistics.update(flat[0][valid])
+        if self._statistics.apply_to(self._model.normalised):
+            self._model.refresh()
+        else:
+            self._model.refresh([value.numpy() for value in values])
+        self._distribution.refresh()
+        return {"loss": float(loss)}
 
-    def _train_on(self, *batches: Any) -> Any:
-        """Take one gradient step on each of the stacked minibatches; return the mean loss."""
+    def _train_on(self, index: Any, *fields: Any) -> tuple[Any, ...]:
+        """Take one gradient step on each minibatch of the index.
+
+        Returns:
+            The mean loss, and the values of the variables that predictions go by.
+        """
         total = tf.constant(0.0)
-        steps = batches[0].shape[0]
+        steps = index.shape[0]
         for i in tf.range(steps):
-            total += self._gradient_step(*(field[i] for field in batches))
-        return total / float(steps)
+            total += self._gradient_step(*(tf.gather(field, index[i]) for field in fields))
+        return total / float(steps), *(variable.read_value() for variable in self._model.read)
 
     def _gradient_step(
         self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
@@ -179,7 +208,7 @@ class ActorCritic:
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
         with tf.GradientTape() as tape:
             loss = agent.get_loss(
-                adapter.time_steps(seen),
+                adapter.time_steps(self._model.features(seen)),
                 actions,
                 log_probabilities,
                 returns,
@@ -196,7 +225,7 @@ class ActorCritic:
         return loss
 
     def _variables(self) -> list[Any]:
-        return [*self.network.variables, *self._value.variables, *self._optimizer.variables]
+        return [*self._model.variables, *self._optimizer.variables()]
 
     def arrays(self) -> Arrays:
         """Return networks, optimizer and statistics."""
@@ -209,6 +238,12 @@ class ActorCritic:
         """Take all of it back."""
         restore_variables(self._variables(), arrays)
         self._statistics.restore(section(arrays, "statistics"))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Act from now on by the networks as they stand."""
+        self._model.refresh()
+        self._distribution.refresh()
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the generators of exploration and of the minibatches."""

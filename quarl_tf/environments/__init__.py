@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import afresh, atari, registry
-from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD
+from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.errors import UsageError
 
@@ -27,10 +27,12 @@ __all__ = [
     "RAW_REWARD",
     "EnvSpec",
     "canonical_id",
+    "channels_last",
     "env_spec",
     "import_environments",
     "make",
     "make_vector",
+    "rules",
 ]
 
 
@@ -44,6 +46,7 @@ class EnvSpec:
         num_actions: Number of actions of a discrete space, else None.
         action_low: Lower bounds of a continuous action, else None.
         action_high: Upper bounds of a continuous action, else None.
+        frame_stack: Frames in an observation, newest last; 1 if it is no stack of frames.
     """
 
     observation_shape: tuple[int, ...]
@@ -51,6 +54,7 @@ class EnvSpec:
     num_actions: int | None
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
+    frame_stack: int = 1
 
 
 def make(env_id: str) -> gym.Env[Any, Any]:
@@ -129,7 +133,8 @@ def env_spec(env_id: str) -> EnvSpec:
         )
     dtype = str(observation.dtype)
     if isinstance(action, gym.spaces.Discrete) and action.start == 0:
-        return EnvSpec(observation.shape, dtype, int(action.n))
+        depth = observation.shape[-1] if atari.plays(registry.find(env_id)) else 1
+        return EnvSpec(observation.shape, dtype, int(action.n), frame_stack=depth)
     if not isinstance(action, gym.spaces.Box) or not action.is_bounded():
         raise UsageError(
             f"Actions must be Discrete from 0 or a bounded Box. Received: {env_id} with {action}"

@@ -31,9 +31,24 @@ from quarl_tf.errors import UsageError
 #: Keys of a training vector's `info`, for reports: what the game gave, and whether it is over.
 RAW_REWARD, GAME_OVER = "quarl_tf/raw_reward", "quarl_tf/game_over"
 
+#: What an evaluation says of its rules.
+_RULES = {
+    "game": (
+        "whole games, not lives, stopped after 108 000 frames; no sticky actions; up to 30 no-ops "
+        "at the start; in games that have FIRE it is pressed at the start and in place of the "
+        "first action after a lost life"
+    ),
+    "frames": "skip of 4 with the maximum of the last two; the last 4 stacked, grey, 84x84",
+}
+
 _NOOP_MAX = 30
 _NOOP, _FIRE = 0, 1
 _SPACE = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
+
+
+def rules(env_id: str) -> dict[str, str]:
+    """Say by what rules a game is evaluated; of other environments there is nothing to say."""
+    return dict(_RULES) if env_id.endswith("NoFrameskip-v4") else {}
 
 
 def plays(registered: Registered) -> bool:
@@ -63,7 +78,7 @@ def make(registered: Registered, noop_max: int = _NOOP_MAX) -> gym.Env[Any, Any]
     fires = _has_fire(env.get_wrapper_attr("ale").getMinimalActionSet())
     env = AtariPreprocessing(_FireAtStart(env) if fires else env, noop_max=noop_max)
     env = FrameStackObservation(_FireAfterLife(env) if fires else env, 4, padding_type="zero")
-    return TransformObservation(env, lambda planes: _channels_last(planes[None])[0], _SPACE)
+    return TransformObservation(env, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
 def make_vector(
@@ -121,7 +136,7 @@ class _Games(gym.vector.VectorWrapper):
         planes, info = self.env.reset(seed=seed, options=options)
         self._lives = info["lives"]
         self._life_lost = np.zeros_like(self._life_lost)
-        return _channels_last(planes), info
+        return channels_last(planes), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         resumes = self._life_lost
@@ -137,7 +152,7 @@ class _Games(gym.vector.VectorWrapper):
             info[RAW_REWARD], info[GAME_OVER] = rewards, over
             rewards = np.where(resumes, 0.0, np.clip(rewards, -1, 1))
             terminated = terminated | self._life_lost
-        return _channels_last(planes), rewards, terminated, truncated, info
+        return channels_last(planes), rewards, terminated, truncated, info
 
 
 class _FireAtStart(gym.Wrapper[Any, Any, Any, Any]):
@@ -177,7 +192,7 @@ def _has_fire(actions: list[Any]) -> bool:
     return bool(actions[_FIRE].name == "FIRE")
 
 
-def _channels_last(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def channels_last(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Turn frames [n, 4, 84, 84] into images [n, 84, 84, 4], as TensorFlow's CPU kernels want them.
 
     OpenCV does eight in 12 us; NumPy's transposed copy takes 150.

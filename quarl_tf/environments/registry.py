@@ -28,6 +28,11 @@ _REGISTERING = {
     "pybullet_envs_gymnasium": re.compile(r"BulletEnv-v\d+$"),
 }
 
+_ABSENT = (
+    "is neither installed nor in the current folder; name it as an import statement would, "
+    "package.module for package/module.py"
+)
+
 #: What to install where pip's name is not the module's.
 _PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
 
@@ -51,7 +56,8 @@ def find(env_id: str) -> Registered:
                 if ids.search(env_id):
                     raise _not_installed(env_id, error) from error
     if env_id not in gym.registry:
-        raise unknown("environment", env_id, filter(_is_offered, gym.registry))
+        own = "One of your own needs --import MODULE, the module that registers it."
+        raise unknown("environment", env_id, filter(_is_offered, gym.registry), own)
     return gym.registry[env_id]
 
 
@@ -80,16 +86,21 @@ def import_environments(modules: Sequence[str]) -> None:
     if here not in sys.path:
         sys.path.append(here)
     for module in modules:
+        # `import_module` takes these for mistakes in the code, not for missing modules.
+        if not module or module.startswith("."):
+            raise _not_imported(module, _ABSENT)
         try:
             import_module(module)
         except ModuleNotFoundError as error:
             name = error.name or module
             # The module itself, or a package it lies in.
-            if f"{module}.".startswith(f"{name}."):
-                reason = "is neither installed nor in the current folder"
-            else:
-                reason = f"imports {name}, which is not installed"
-            raise UsageError(f"{module} {reason}. Received: --import {module}") from error
+            absent = f"{module}.".startswith(f"{name}.")
+            reason = _ABSENT if absent else f"imports {name}, which is not installed"
+            raise _not_imported(module, reason) from error
+
+
+def _not_imported(module: str, reason: str) -> UsageError:
+    return UsageError(f"The module {reason}. Received: --import {module!r}")
 
 
 def _is_offered(env_id: str) -> bool:

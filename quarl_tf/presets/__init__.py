@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from importlib import resources
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
+from quarl_tf.architectures import Architecture, architecture
 from quarl_tf.errors import UsageError, unknown
+from quarl_tf.presets import tables
+
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +27,13 @@ class Preset:
     steps: int
     #: Environments stepped together.
     num_envs: int
-    #: Units of the hidden layers.
-    hidden_layers: tuple[int, ...]
+    #: Units of the hidden layers, or the name of one of `architectures.NAMED`.
+    network: str | tuple[int, ...]
     #: Adam's step size at the start.
     learning_rate: float
+    #: Whether the learning rate falls linearly to 0 over training; a little before its end, for
+    #: the ticks that reset an environment are learned after but are no steps.
+    learning_rate_decay: bool
     #: Discount of future reward, per environment step.
     discount: float
     #: Environment steps between bursts of learning.
@@ -39,6 +44,11 @@ class Preset:
     evaluation_episodes: int
     #: Environment steps between checkpoints; environments start fresh episodes at each.
     checkpoint_every: int
+    #: Whether every hidden fully-connected layer is followed by layer normalisation.
+    layer_norm: bool = False
+    #: Arithmetic of training, "float32", or "bfloat16" with float32 weights and head; what is
+    #: exported computes in float32 either way.
+    precision: str = "float32"
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> Self:
@@ -55,7 +65,8 @@ class Preset:
         for name in values:
             if name not in known:
                 raise unknown("preset key", name, known)
-        if missing := sorted(known - set(values)):
+        required = {f.name for f in fields(cls) if f.default is MISSING}
+        if missing := sorted(required - set(values)):
             raise UsageError(f"{where} lacks {', '.join(missing)}. Received: {sorted(values)}")
         types = typing.get_type_hints(cls)
         return cls(**{name: _convert(name, values[name], types[name]) for name in values})
@@ -68,6 +79,20 @@ class Preset:
         """
         self._require_fraction("discount")
         self._require_multiple("train_frequency", "num_envs")
+        architecture(self.network)
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        if self.precision != "float32" and not self.architecture.convolutions:
+            # They act by NumPy, in float32: what acts and what learns would differ.
+            raise UsageError(
+                "Networks without convolutions train in float32: give precision=float32 too. "
+                f"Received: precision={self.precision}, network={self.network}"
+            )
+
+    @property
+    def architecture(self) -> Architecture:
+        """The hidden layers that `network` stands for."""
+        return architecture(self.network)
 
     def _require_fraction(self, name: str) -> None:
         value = getattr(self, name)
@@ -95,9 +120,6 @@ class Preset:
 class DqnPreset(Preset):
     """Hyper-parameters of Double DQN."""
 
-    #: Whether the learning rate falls linearly to 0 over training; a little before its end, for
-    #: the ticks that reset an environment are learned after but are no steps.
-    learning_rate_decay: bool
     #: Transitions in one gradient step.
     batch_size: int
     #: Observations kept for replay.
@@ -116,6 +138,8 @@ class DqnPreset(Preset):
     exploration_final: float
     #: Largest norm of each variable's gradient.
     gradient_clip: float
+    #: Whether values of states and advantages of actions have last layers of their own.
+    dueling: bool = False
 
     def __post_init__(self) -> None:
         """Check what DQN adds; see `Preset.__post_init__`."""
@@ -134,9 +158,6 @@ class DqnPreset(Preset):
 class PpoPreset(Preset):
     """Hyper-parameters of PPO and A2C; a rollout is `train_frequency` steps long."""
 
-    #: Whether the learning rate falls linearly to 0 over training; a little before its end, for
-    #: the ticks that reset an environment are learned after but are no steps.
-    learning_rate_decay: bool
     #: Passes over each rollout.
     epochs: int
     #: Transitions in one gradient step; a divisor of `train_frequency`.
@@ -181,6 +202,8 @@ class DdpgPreset(Preset):
     noise: float
     #: Whether the noise is an Ornstein-Uhlenbeck process instead of independent draws.
     correlated_noise: bool
+    #: Steps whose rewards are summed before bootstrapping.
+    n_step: int = 1
 
     def __post_init__(self) -> None:
         """Check what DDPG adds; see `Preset.__post_init__`."""
@@ -197,15 +220,29 @@ _CLASSES: dict[str, type[Preset]] = {
 }
 
 
-def load(algo: str, env_id: str, overrides: Mapping[str, Any] | None = None) -> Preset:
+def load(
+    algo: str,
+    env_id: str,
+    overrides: Mapping[str, Any] | None = None,
+    own: Path | None = None,
+) -> Preset:
     """Load the preset of an (algorithm, environment), with overrides.
 
+    Args:
+        algo: Name of the algorithm.
+        env_id: Id of the environment.
+        overrides: Values that take the place of the preset's, by name.
+        own: A file of the user's presets (see `tables.read`), which go before the package's.
+
     Raises:
-        UsageError: There is no such preset, or a value does not fit.
+        UsageError: There is no such preset, the user's file is of no use, or a value does not fit.
     """
     table = _table(algo)
+    if own is not None:
+        table.update(tables.read(own, _CLASSES).get(algo, {}))
     if env_id not in table:
-        raise unknown(f"{algo} preset", env_id, table)
+        elsewhere = "Any other needs an entry in a file of yours, given with --presets."
+        raise unknown(f"{algo} preset", env_id, table, elsewhere)
     values = {**table[env_id], **(overrides or {})}
     return _CLASSES[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
 
@@ -220,24 +257,32 @@ def available() -> list[tuple[str, str]]:
     return [(algo, env_id) for algo in sorted(_CLASSES) for env_id in sorted(_table(algo))]
 
 
-def _table(algo: str) -> dict[str, dict[str, Any]]:
+def _table(algo: str) -> tables.Table:
     if algo not in _CLASSES:
         raise unknown("algorithm", algo, _CLASSES)
-    text = resources.files(__name__).joinpath(f"{algo}.yaml").read_text()
-    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return table
+    return tables.shipped(algo)
 
 
 def _convert(name: str, value: Any, wanted: Any) -> Any:
     """Check one value against its field's type; a whole number may stand for a float."""
     if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = float(value)
-    elif wanted == tuple[int, ...] and isinstance(value, (list, tuple)):
-        value = tuple(value)
-        if all(type(item) is int and item > 0 for item in value):
+    elif wanted == str | tuple[int, ...]:
+        if isinstance(value, str):
             return value
+        if isinstance(value, (list, tuple)):
+            value = tuple(value)
+            if all(type(item) is int and item > 0 for item in value):
+                return value
+    elif wanted is str and isinstance(value, str):
+        return value
     if type(value) is wanted and (1 if wanted is int else 0) <= value < math.inf:
         return value
-    kinds = {int: "a whole number above 0", float: "a number of 0 or more", bool: "true or false"}
-    kind = kinds.get(wanted, "a list of whole numbers above 0")
+    kinds = {
+        int: "a whole number above 0",
+        float: "a number of 0 or more",
+        bool: "true or false",
+        str: "a name",
+    }
+    kind = kinds.get(wanted, "a list of whole numbers above 0, or a name")
     raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")

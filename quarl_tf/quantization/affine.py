@@ -27,7 +27,7 @@ bits, quantising a decoded tensor again on its grid changes nothing in "code" an
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +133,54 @@ def fake_quantize(
     """Quantise a tensor on its own grid and decode it again; arguments as in `affine_grid`."""
     grid = affine_grid(values, bits, axis=axis, mode=mode)
     return dequantize(quantize(values, grid), grid)
+
+
+def grid_within(
+    low: npt.ArrayLike, high: npt.ArrayLike, levels: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Move a range that contains 0 by less than a step, so that 0 is one of its levels + 1 codes.
+
+    Returns:
+        The new ends, as TensorFlow's `fake_quant_with_min_max_vars` nudges them.
+    """
+    low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+    step = np.maximum((high - low) / np.float32(levels), np.finfo(np.float32).tiny)
+    zero = np.clip(np.floor(-low / step + 0.5), 0, levels).astype(np.float32)
+    return -zero * step, (np.float32(levels) - zero) * step
+
+
+def snap(
+    values: npt.NDArray[Any],
+    low: npt.ArrayLike,
+    high: npt.ArrayLike,
+    levels: int,
+    *,
+    floored: bool = False,
+) -> npt.NDArray[np.float32]:
+    """Return the nearest values on the grid of levels + 1 codes from `low` to `high`.
+
+    In float32 and in the order of `fake_quant_with_min_max_vars`, so that it gives the same bits;
+    but halfway between two codes it may take the other one.
+
+    Args:
+        values: float32 tensor.
+        low: Lower end, a number or one for each index of the last axis.
+        high: Upper end, likewise.
+        levels: Steps between the two.
+        floored: By the published formula instead: the next multiple of the step below.
+    """
+    low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
+    step = (high - low) / np.float32(levels)
+    clipped = np.minimum(np.maximum(values, low), high)
+    if floored:
+        multiple: npt.NDArray[np.float32] = np.floor(clipped / step) * step
+        return multiple
+    inverse = np.float32(1.0) / step
+    half = np.float32(0.5)
+    # Codes counted from that of 0, so that 0 stays exactly 0.
+    zero = np.floor(-low * inverse + half)
+    on_grid: npt.NDArray[np.float32] = np.floor((clipped - low) * inverse - zero + half) * step
+    return on_grid
 
 
 def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -1,0 +1,103 @@
+"""Read tables of presets: the package's own, and a file of the user's."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Collection
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quarl_tf.errors import UsageError, unknown
+
+#: Raw values by key, by environment.
+Table = dict[str, dict[str, Any]]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, not a word, and no key may come twice."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{name!r} comes twice", problem_mark=key.start_mark
+                )
+            seen.add(name)
+        return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def parse(text: str | bytes) -> Any:
+    """Parse YAML; see `_Loader`.
+
+    Raises:
+        ValueError: It is none, or a key comes twice; one line says where.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise ValueError(f"{where}{error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def shipped(algo: str) -> Table:
+    """Read the package's presets of an algorithm."""
+    table: Table = parse(resources.files("quarl_tf.presets").joinpath(f"{algo}.yaml").read_bytes())
+    return _without_templates(table)
+
+
+def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
+    """Read a file of presets: algorithms, below them environments, below them values by key.
+
+    Args:
+        path: The file, in YAML.
+        algorithms: Names that may stand at its top.
+
+    Raises:
+        UsageError: It cannot be read, or its content is of another form.
+    """
+    try:
+        content = parse(path.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"The presets cannot be read ({error.strerror}); name a YAML file. "
+            f"Received: --presets {path}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"The presets are no sound YAML ({error}). Received: --presets {path}"
+        ) from error
+    for algo, table in _mapping(content, f"The top of {path}", "algorithms").items():
+        if algo not in algorithms:
+            raise unknown(f"algorithm at the top of {path}", algo, algorithms)
+        for env_id, values in _mapping(table, f"{algo} in {path}", "environments").items():
+            _mapping(values, f"{env_id} below {algo} in {path}", "preset keys")
+    return {algo: _without_templates(table) for algo, table in content.items()}
+
+
+def _without_templates(table: Table) -> Table:
+    """Leave out what stands there only for other entries to start from (`.atari: &atari`)."""
+    return {name: values for name, values in table.items() if not name.startswith(".")}
+
+
+def _mapping(value: Any, what: str, names: str) -> dict[str, Any]:
+    """Require a mapping whose keys are words."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"{what} must map {names} to values. Received: {reprlib.repr(value)}")
+    return value

@@ -1,0 +1,538 @@
+"""Quantisation-aware training with a delay: a network becomes one whose numbers are quantised.
+
+Until the delay the network computes what the plain one does, bit for bit, and its activations'
+ranges are watched. At the delay the ranges, widened to contain 0, freeze (`freeze`). From then on
+the forward pass is quantised, and the gradient passes as if it were not (QuaRL, Krishnan et al.,
+arXiv 1910.01055, Algorithm 2). TensorFlow's model optimisation toolkit, whose wrappers are used,
+has neither a delay nor ranges that freeze, and starts its ranges at ±6.
+
+What is quantised: the observation behind its scaling, every kernel (one grid for a fully-connected
+one, one per output channel for a convolution), and every layer's output, the head's included;
+biases stay in float, as the 32 bits that they have in int8 kernels. What feeds a tanh has 8 bits at
+any width: on integer hardware tanh is a table of that many entries. Only what is exported is
+quantised: neither the critic of DDPG nor the value head of PPO and A2C, which no board will run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.keras import keras, tf
+from quarl_tf.networks import (
+    CLIP_DEVIATIONS,
+    ActionScaling,
+    ByteScaling,
+    Floats,
+    Forward,
+    ObservationNormalizer,
+    in_numpy,
+    within,
+)
+from quarl_tf.quantization.affine import grid_within, snap
+from quarl_tf.spec import Quantization
+
+with warnings.catch_warnings():
+    # It compares versions by what Python has given up. It sees Keras 2, which has been chosen.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from tensorflow_model_optimization.python.core.quantization.keras import (
+        quantize_config,
+        quantize_wrapper,
+        quantizers,
+    )
+
+#: Bits of what feeds a tanh, and where it ends: from there on an int8 tanh has its last code. A
+#: saturated policy's sums reach far beyond, and one step would span all that tanh tells apart.
+_TABLE_BITS, _TABLE_END = 8, 3.5
+
+#: Weight of what a moving average had before.
+_KEPT = 0.99
+
+#: Observations watched at once.
+_WATCHED = 250
+
+#: Share of a batch below and above a range by percentiles.
+_TAIL = 0.001
+
+
+class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
+    """Quantises a tensor once its range is frozen; until then it watches.
+
+    Attributes:
+        bits: Width of a code.
+        axis: Last axis for one grid per channel, None for one grid.
+        watches: Whether the range comes from what passes by; a kernel's is read at the delay.
+    """
+
+    def __init__(
+        self,
+        quantization: Quantization,
+        bits: int,
+        *,
+        kernel: bool = False,
+        per_channel: bool = False,
+        fixed: tuple[float, float] | None = None,
+        limit: float = float("inf"),
+    ) -> None:
+        """Describe a quantiser.
+
+        Args:
+            quantization: Rule, ranges and gradient.
+            bits: Width of a code.
+            kernel: Whether it is for a kernel: then symmetric but by the papers' rule.
+            per_channel: Whether each index of the last axis has a grid of its own.
+            fixed: Range of an activation whose range is known.
+            limit: Largest end of the range, whatever was watched.
+        """
+        self._quantization, self.bits = quantization, bits
+        self.fixed, self._limit = fixed, limit
+        self._paper = quantization.rule == "paper"
+        self.kernel, self.per_channel = kernel, per_channel
+        self.narrow = kernel and not self._paper
+
+    @property
+    def levels(self) -> int:
+        """Steps between the lowest and the highest code."""
+        codes: int = 2**self.bits
+        return codes if self._paper else codes - (2 if self.narrow else 1)
+
+    def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
+        """Create the range, and whether it is frozen, as variables of the layer."""
+        shape = (tensor_shape[-1],) if self.per_channel else ()
+
+        def variable(suffix: str, value_shape: tuple[int, ...], *, trainable: bool = False) -> Any:
+            return layer.add_weight(
+                f"{name}_{suffix}", value_shape, initializer="zeros", trainable=trainable
+            )
+
+        created = {end: variable(end, shape) for end in ("low", "high")}
+        if self._quantization.learned_steps:
+            created["step"] = variable("step", shape, trainable=True)
+        return {**created, "frozen": variable("frozen", ())}
+
+    def __call__(
+        self, inputs: Any, training: bool, weights: Mapping[str, Any], **kwargs: Any
+    ) -> Any:
+        """Return the tensor as it is, or quantised."""
+        del kwargs
+        frozen = weights["frozen"] > 0
+        if training and not self.kernel and self.fixed is None:
+            tf.cond(frozen, tf.no_op, lambda: self._watch(inputs, weights))
+        if "step" in weights:
+            return tf.where(frozen, self._by_learned_step(inputs, weights), inputs)
+        low, high = weights["low"], weights["high"]
+        passed = tf.where(frozen, self._snap(inputs, low, high), inputs)
+        if self._quantization.gradient == "clipped":
+            inside = tf.logical_or(~frozen, (inputs >= low) & (inputs <= high))
+            return _with_gradient(inputs, passed, inside)
+        return _with_gradient(inputs, passed, None)
+
+    def _snap(self, inputs: Any, low: Any, high: Any) -> Any:
+        if self._paper:
+            step = (high - low) / self.levels
+            return tf.floor(tf.clip_by_value(inputs, low, high) / step) * step
+        operation = (
+            tf.quantization.fake_quant_with_min_max_vars_per_channel
+            if self.per_channel
+            else tf.quantization.fake_quant_with_min_max_vars
+        )
+        return operation(inputs, low, high, self.bits, self.narrow)
+
+    def _by_learned_step(self, inputs: Any, weights: Mapping[str, Any]) -> Any:
+        """Quantise by a step that is learned (Esser et al., arXiv 1902.08153)."""
+        step = tf.maximum(weights["step"], np.float32(1e-8))
+        # Codes of the frozen range's ends; the step changes, which code is 0 does not.
+        origin = (weights["high"] - weights["low"]) / self.levels
+        first = tf.round(tf.math.divide_no_nan(weights["low"], origin))
+        # As many as share the step: of a kernel, or of one observation's activations.
+        shape = inputs.shape if self.kernel else inputs.shape[1:]
+        count = np.prod(shape[:-1] if self.per_channel else shape)
+        scale = 1.0 / np.sqrt(self.levels * count)
+        step = _scaled_gradient(step, np.float32(scale))
+        codes = tf.clip_by_value(inputs / step, first, first + self.levels)
+        return _with_gradient(codes, tf.round(codes), None) * step
+
+    def _watch(self, inputs: Any, weights: Mapping[str, Any]) -> Any:
+        """Take the range of a batch in."""
+        low, high = weights["low"], weights["high"]
+        if self._quantization.ranges == "percentile":
+            values = tf.sort(tf.reshape(inputs, (-1,)))
+            last = tf.cast(tf.size(values) - 1, tf.float32)
+            ends = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
+            lowest, highest = values[ends[0]], values[ends[1]]
+        else:
+            lowest, highest = tf.reduce_min(inputs), tf.reduce_max(inputs)
+        if self._quantization.ranges == "extremes":
+            low.assign(tf.minimum(low, lowest))
+            high.assign(tf.maximum(high, highest))
+        else:
+            first = tf.equal(low, high)
+            for end, now in ((low, lowest), (high, highest)):
+                end.assign(tf.where(first, now, _KEPT * end + (1 - _KEPT) * now))
+        return tf.no_op()
+
+    def freeze(self, variables: Mapping[str, Any], kernel: npt.NDArray[Any] | None) -> None:
+        """Set and freeze the range, widened to contain 0 and moved so that 0 is on the grid.
+
+        Args:
+            variables: As `build` made them.
+            kernel: The kernel, if it is one's quantiser.
+        """
+        low, high = variables["low"].numpy(), variables["high"].numpy()
+        if kernel is not None:
+            others = tuple(range(kernel.ndim - 1)) if self.per_channel else None
+            low, high = kernel.min(axis=others), kernel.max(axis=others)
+        if self.fixed is not None:
+            low, high = (np.float32(end) for end in self.fixed)
+        elif kernel is None and low == high:
+            raise UsageError(
+                "Nothing was learned from before the delay, so no range is known; make it longer. "
+                f"Received: delay={self._quantization.delay}"
+            )
+        low, high = np.clip(low, -self._limit, 0), np.clip(high, 0, self._limit)
+        # Nothing but 0: any step will do.
+        high = np.where(high > low, high, low + 1)
+        if self.narrow:
+            high = np.maximum(-low, high)
+            low = -high
+        elif not self._paper:
+            low, high = grid_within(low, high, self.levels)
+        variables["low"].assign(low)
+        variables["high"].assign(high)
+        if "step" in variables:
+            variables["step"].assign((high - low) / self.levels)
+        variables["frozen"].assign(1.0)
+
+    def in_numpy(self, values: Mapping[str, Floats]) -> Forward:
+        """Return the same for arrays, with given values of the variables."""
+        if values["frozen"] == 0:
+            return lambda x: x
+        low, high = self.ends(values)
+        return lambda x: snap(x, low, high, self.levels, floored=self._paper)
+
+    def ends(self, values: Mapping[str, Floats]) -> tuple[Floats, Floats]:
+        """Return the ends of the frozen range, by the learned step where there is one."""
+        low, high = values["low"], values["high"]
+        if "step" not in values:
+            return low, high
+        first = np.round(low * (self.levels / (high - low))).astype(np.float32)
+        step = np.maximum(values["step"], np.float32(1e-8))
+        return first * step, (first + np.float32(self.levels)) * step
+
+    def exported(self, inputs: Any, values: Mapping[str, Floats], *, native: bool) -> Any:
+        """Quantise a tensor for the converter, by constants.
+
+        Args:
+            inputs: Tensor.
+            values: Of the variables, frozen.
+            native: Whether as the operation that the converter makes an integer tensor of; else in
+                elementary operations, in the order of `affine.snap`.
+        """
+        low, high = self.ends(values)
+        if native:
+            return self._snap(inputs, tf.constant(low), tf.constant(high))
+        step = (high - low) / np.float32(self.levels)
+        clipped = tf.minimum(tf.maximum(inputs, low), high)
+        if self._paper:
+            return tf.floor(clipped / step) * step
+        inverse = np.float32(1) / step
+        zero = np.floor(-low * inverse + np.float32(0.5))
+        return tf.floor((clipped - low) * inverse - zero + 0.5) * step
+
+    def get_config(self) -> dict[str, Any]:
+        """Return nothing: networks are built by factories, never from a configuration."""
+        return {}
+
+
+class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
+    """A layer with a quantised kernel, if it has one, and a quantised output.
+
+    It has the name of the layer within, so that both kinds of network are addressed alike.
+    """
+
+    def __init__(
+        self, layer: Any, kernel: DelayedQuantizer | None, output: DelayedQuantizer
+    ) -> None:
+        """Wrap a layer."""
+        super().__init__(layer, _Config(kernel, output), name=layer.name)
+
+    def quantizers(self) -> Iterator[tuple[DelayedQuantizer, dict[str, Any], Any]]:
+        """Yield each quantiser with its variables, and with the kernel or None."""
+        for kernel, quantizer, variables in self._weight_vars:
+            yield quantizer, variables, kernel
+        yield self._output_quantizers[0], self._output_quantizer_vars, None
+
+    def in_numpy(self, *values: Floats) -> Forward:
+        """Return the same for arrays, with given values of the layer's variables."""
+        by_variable = {id(v): x for v, x in zip(self.variables, values, strict=True)}
+
+        def twin(quantizer: DelayedQuantizer, variables: Mapping[str, Any]) -> Forward:
+            return quantizer.in_numpy({name: by_variable[id(v)] for name, v in variables.items()})
+
+        (*of_kernel, of_output) = self.quantizers()
+        for quantizer, variables, kernel in of_kernel:
+            by_variable[id(kernel)] = twin(quantizer, variables)(by_variable[id(kernel)])
+        inner = in_numpy(self.layer, [by_variable[id(v)] for v in self._within()])
+        output = twin(*of_output[:2])
+        return lambda x: output(inner(x))
+
+    def exported(self, kernel_scale: float, *, native: bool) -> Callable[[Any], Any]:
+        """Return what the frozen layer computes, for the converter.
+
+        Args:
+            kernel_scale: Factor of the kernel, whose codes stay as they are.
+            native: Whether for integer kernels; see `DelayedQuantizer.exported`.
+        """
+        scale = np.float32(kernel_scale)
+        (*of_kernel, of_output) = [
+            (quantizer, {name: v.numpy() for name, v in variables.items()}, kernel)
+            for quantizer, variables, kernel in self.quantizers()
+        ]
+        kernels = [kernel.numpy() * scale for _, _, kernel in of_kernel]
+        compute = self._by_constants(native=native)
+
+        def call(inputs: Any) -> Any:
+            for (quantizer, values, _), kernel in zip(of_kernel, kernels, strict=True):
+                ends = {name: value * scale for name, value in values.items()}
+                constant = tf.constant(kernel)
+                self.layer.kernel = quantizer.exported(constant, ends, native=native)
+            quantizer, values, _ = of_output
+            return quantizer.exported(compute(inputs), values, native=native)
+
+        return call
+
+    def _by_constants(self, *, native: bool) -> Callable[[Any], Any]:
+        """Return what the layer within computes; the converter keeps signatures of those only."""
+        if isinstance(self.layer, ObservationNormalizer):
+            mean, scale = (variable.numpy() for variable in self.layer.variables)
+            # The range of an integer input ends before the cut, which would be one more operator.
+            end = np.inf if native else CLIP_DEVIATIONS
+            return lambda x: _clipped((x - mean) * scale, end)
+        if self._weight_vars:
+            bias = self.layer.bias.numpy()
+
+            def with_bias(inputs: Any) -> Any:
+                self.layer.bias = tf.constant(bias)
+                return self.layer.call(inputs)
+
+            return with_bias
+        return self.layer.call  # type: ignore[no-any-return]
+
+    def _within(self) -> list[Any]:
+        """Return the variables of the layer within; the wrapper takes the kernel from it."""
+        if self._weight_vars:
+            return [self._weight_vars[0][0], self.layer.bias]
+        return list(self.layer.variables)
+
+
+class _Config(quantize_config.QuantizeConfig):  # type: ignore[misc]
+    """What of a layer is quantised, as the toolkit asks for it."""
+
+    def __init__(self, kernel: DelayedQuantizer | None, output: DelayedQuantizer) -> None:
+        self._kernel, self._output = kernel, output
+
+    def get_weights_and_quantizers(self, layer: Any) -> list[tuple[Any, DelayedQuantizer]]:
+        return [] if self._kernel is None else [(layer.kernel, self._kernel)]
+
+    def set_quantize_weights(self, layer: Any, quantize_weights: Sequence[Any]) -> None:
+        for kernel in quantize_weights:
+            layer.kernel = kernel
+
+    def get_activations_and_quantizers(self, layer: Any) -> list[Any]:
+        return []
+
+    def set_quantize_activations(self, layer: Any, quantize_activations: Any) -> None:
+        del layer, quantize_activations  # Outputs are quantised behind the activation.
+
+    def get_output_quantizers(self, layer: Any) -> list[DelayedQuantizer]:
+        return [self._output]
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def preparing(quantization: Quantization | None) -> Callable[[keras.Model], keras.Model]:
+    """Return what makes networks quantisation-aware, or leaves them as they are for None."""
+    if quantization is None:
+        return lambda network: network
+    return lambda network: quantize(network, quantization)
+
+
+def quantize(
+    network: keras.Model, quantization: Quantization, left: tuple[Any, ...] = ()
+) -> keras.Model:
+    """Return a network that trains quantisation-aware; it takes over the layers of `network`.
+
+    Args:
+        network: A policy network.
+        quantization: What to quantise to.
+        left: Kinds of layers that are left in float.
+
+    Raises:
+        UsageError: A layer cannot be quantised.
+    """
+    plain = _plain_layers(network)
+    feeding = {
+        layer.inbound_nodes[0].inbound_layers.name for layer in network.layers if _is_tanh(layer)
+    }
+
+    def wrap(layer: Any) -> Any:
+        if layer.name in plain or isinstance(layer, (*_PASSING, *left)):
+            return layer
+        if not isinstance(layer, _QUANTIZED):
+            raise UsageError(
+                "Quantisation-aware training has no rule for this layer; train without it. "
+                f"Received: layer={layer.name!r} ({type(layer).__name__})"
+            )
+        return _wrapped(layer, quantization, feeds_table=layer.name in feeding)
+
+    return keras.models.clone_model(network, clone_function=wrap)
+
+
+_SCALINGS: tuple[Any, ...] = (ByteScaling, ObservationNormalizer)
+_KERNELS: tuple[Any, ...] = (keras.layers.Conv2D, keras.layers.Dense)
+_QUANTIZED: tuple[Any, ...] = (*_SCALINGS, *_KERNELS, keras.layers.Activation)
+#: Layers that only move numbers about or, behind the head, scale an action in float.
+_PASSING: tuple[Any, ...] = (keras.layers.InputLayer, keras.layers.Flatten, ActionScaling)
+
+
+def _plain_layers(network: keras.Model) -> set[str]:
+    """Return the names of the layers behind which no choice stands: a dueling network's value."""
+    needed = {layer.name for layer in keras.Model(network.input, _choice(network)).layers}
+    return {layer.name for layer in network.layers} - needed
+
+
+def _choice(network: keras.Model) -> Any:
+    """Return what acts: the head, with what scales it where it is a continuous action."""
+    names = {layer.name for layer in network.layers}
+    return network.output if "action" in names else network.get_layer("head").output
+
+
+def _is_tanh(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Activation) and layer.activation is keras.activations.tanh
+
+
+def _wrapped(layer: Any, quantization: Quantization, *, feeds_table: bool) -> QuantizedLayer:
+    at_edge = isinstance(layer, _SCALINGS) or layer.name in ("head", "squash")
+    bits = quantization.edge_bits if at_edge else quantization.bits
+    kernel = None
+    if isinstance(layer, _KERNELS):
+        per_channel = isinstance(layer, keras.layers.Conv2D) or quantization.per_channel
+        kernel = DelayedQuantizer(quantization, bits, kernel=True, per_channel=per_channel)
+    fixed: tuple[float, float] | None = None
+    if isinstance(layer, ByteScaling):
+        fixed = 0.0, 1.0
+    elif _is_tanh(layer) and bits == _TABLE_BITS and quantization.rule == "nearest":
+        fixed = -1.0, 127 / 128  # As integer kernels have it.
+    if feeds_table:
+        output = DelayedQuantizer(quantization, _TABLE_BITS, limit=_TABLE_END)
+    else:
+        output = DelayedQuantizer(quantization, bits, fixed=fixed)
+    return QuantizedLayer(layer, kernel, output)
+
+
+def quantized_layers(network: keras.Model) -> list[QuantizedLayer]:
+    """Return the quantised layers of a network, in order."""
+    return [layer for layer in network.layers if isinstance(layer, QuantizedLayer)]
+
+
+def exported(network: keras.Model, *, native: bool) -> Callable[[Any], Any]:
+    """Return the forward pass of a frozen network for the converter.
+
+    Args:
+        network: A network whose ranges are frozen; it is of no use afterwards.
+        native: Whether for integer kernels, which take bytes (as floats) without scaling; else
+            quantisers are spelled out in float operations.
+    """
+    steps: list[Callable[[Any], Any]] = []
+    kernel_scale = 1.0
+    for layer in keras.Model(network.input, _choice(network)).layers[1:]:
+        if native and isinstance(within(layer), ByteScaling):
+            steps.append(lambda x: tf.quantization.fake_quant_with_min_max_args(x, 0.0, 255.0))
+            kernel_scale = 1.0 / 255.0
+        elif isinstance(layer, QuantizedLayer):
+            steps.append(layer.exported(kernel_scale, native=native))
+            kernel_scale = 1.0
+        else:
+            steps.append(layer)
+
+    def call(hidden: Any) -> Any:
+        for step in steps:
+            hidden = step(hidden)
+        return hidden
+
+    return call
+
+
+def watch(network: keras.Model, observations: npt.NDArray[Any]) -> None:
+    """Show observations to a network whose ranges are not frozen yet."""
+    for start in range(0, len(observations), _WATCHED):
+        network(observations[start : start + _WATCHED], training=True)
+
+
+def head_step(network: keras.Model) -> float:
+    """Return the largest step of a frozen network's head, in the head's own unit."""
+    quantizer, variables, _ = list(quantized_layers(network)[-1].quantizers())[-1]
+    low, high = quantizer.ends({name: v.numpy() for name, v in variables.items()})
+    step = (high - low) / quantizer.levels
+    last = network.layers[-1]
+    return float(np.max(step * last.half if isinstance(last, ActionScaling) else step))
+
+
+def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
+    """Freeze all ranges of a network, and give them to copies such as target networks.
+
+    Raises:
+        QuarlError: A range is not finite.
+    """
+    layers = quantized_layers(network)
+    for layer in layers:
+        for quantizer, variables, kernel in layer.quantizers():
+            quantizer.freeze(variables, None if kernel is None else kernel.numpy())
+            if not all(np.isfinite(variables[end].numpy()).all() for end in ("low", "high")):
+                raise QuarlError(
+                    "A range is not finite at the delay; train again with a lower learning rate "
+                    f"(-p learning_rate=…). Received: layer={layer.name!r}"
+                )
+    for copy in copies:
+        for layer, twin in zip(layers, quantized_layers(copy), strict=True):
+            for (_, variables, _), (_, others, _) in zip(
+                layer.quantizers(), twin.quantizers(), strict=True
+            ):
+                for name, variable in variables.items():
+                    others[name].assign(variable)
+
+
+def _clipped(values: Any, end: float) -> Any:
+    return values if np.isinf(end) else tf.clip_by_value(values, -end, end)
+
+
+def _with_gradient(inputs: Any, value: Any, inside: Any) -> Any:
+    """Return `value`, through which gradients reach `inputs` where `inside`, or everywhere."""
+    value = tf.stop_gradient(value)
+
+    @tf.custom_gradient  # type: ignore[misc]
+    def passed(x: Any) -> Any:
+        del x
+
+        def gradient(upstream: Any) -> Any:
+            return upstream if inside is None else tf.where(inside, upstream, 0.0)
+
+        return tf.identity(value), gradient
+
+    return passed(inputs)
+
+
+def _scaled_gradient(value: Any, scale: Any) -> Any:
+    """Return a value whose gradient is scaled."""
+
+    @tf.custom_gradient  # type: ignore[misc]
+    def scaled(x: Any) -> Any:
+        return tf.identity(x), lambda upstream: upstream * scale
+
+    return scaled(value)

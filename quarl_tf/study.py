@@ -1,0 +1,420 @@
+"""A study: many experiments from one file, and what of them exists.
+
+An experiment is one run in one scheme. Which ones a study has follows from its file, and how far
+each is from the files of the workspace alone: nothing else is remembered, so a study that was
+killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from quarl_tf import environments, presets, records
+from quarl_tf.errors import QuarlError, UsageError, unknown
+from quarl_tf.evaluation import is_evaluated
+from quarl_tf.presets import Preset, tables
+from quarl_tf.records import (
+    Evaluation,
+    Sidecar,
+    TrainingRecord,
+    Workspace,
+    evaluation_path,
+    sidecar_path,
+)
+from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
+
+#: The scheme that all others are compared with; every plain training has it.
+REFERENCE = "fp32"
+
+_DEFAULT_SCHEMES = (REFERENCE, "int8")
+_DEFAULT_EPISODES = 100
+_DEFAULT_DELAYS = (0.5,)
+
+#: What stands at the top of a file; those of a cell may stand in it, too, and go before these.
+_OF_A_CELL = ("seeds", "schemes", "bits", "delays", "quantization", "overrides")
+_AT_THE_TOP = ("name", "cells", "episodes", "presets", "import", *_OF_A_CELL)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One column of a study: a scheme of plain trainings, or of those at some bits and delay."""
+
+    scheme: Scheme
+    quantization: Quantization | None = None
+
+    @property
+    def label(self) -> str:
+        """Name it as the papers' figure does: Fp, 8* after training, 8, 7, … in training."""
+        if self.quantization is not None:
+            return str(self.quantization.bits)
+        return {REFERENCE: "Fp", "int8": "8*"}.get(self.scheme.name, self.scheme.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One algorithm on one environment, in every seed and precision.
+
+    Attributes:
+        title: What readers know it by.
+        overrides: Values that take the place of the preset's.
+        steps: Environment steps of a training.
+        seeds: Seeds of the trainings.
+        schemes: Names of what plain trainings are exported in, fp32 first.
+        quantizations: Those of the quantisation-aware trainings.
+    """
+
+    title: str
+    algo: str
+    env_id: str
+    overrides: Mapping[str, Any]
+    steps: int
+    seeds: tuple[int, ...]
+    schemes: tuple[str, ...]
+    quantizations: tuple[Quantization, ...]
+
+    def run(self, seed: int, quantization: Quantization | None) -> Run:
+        """Return the training of a seed."""
+        return Run(self.algo, self.env_id, seed, self.overrides, quantization)
+
+    def precisions(self) -> list[Precision]:
+        """Return the columns, plain ones first."""
+        plain = [Precision(Scheme.parse(name)) for name in self.schemes]
+        return plain + [
+            Precision(Scheme.parse(name), one)
+            for one in self.quantizations
+            for name in default_schemes(one)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What a study's file says, checked; read it with `read`.
+
+    Attributes:
+        name: Name of the report's folder.
+        episodes: Episodes of every evaluation.
+        presets: A file of the user's presets, which go before the package's.
+        modules: Modules that register environments of the user's own.
+    """
+
+    name: str
+    cells: tuple[Cell, ...]
+    episodes: int
+    presets: Path | None = None
+    modules: tuple[str, ...] = ()
+
+    def experiments(self) -> Iterator[Experiment]:
+        """Yield every experiment, those of a run one after the other."""
+        for cell in self.cells:
+            for precision in cell.precisions():
+                for seed in cell.seeds:
+                    run = cell.run(seed, precision.quantization)
+                    yield Experiment(run, precision.scheme)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run in one scheme."""
+
+    run: Run
+    scheme: Scheme
+
+
+class State(StrEnum):
+    """How far an experiment is."""
+
+    MISSING = "missing"
+    TRAINED = "trained"
+    EXPORTED = "exported"
+    EVALUATED = "evaluated"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Status:
+    """An experiment and how far it is.
+
+    Attributes:
+        reason: Why it failed, in a line.
+        failure: The file that says more, if there is one.
+    """
+
+    experiment: Experiment
+    state: State
+    reason: str = ""
+    failure: Path | None = None
+
+
+# Reading.
+
+
+def read(path: Path) -> Study:
+    """Read a study's file and check it.
+
+    Raises:
+        UsageError: It cannot be read, or a value in it is missing, unknown or of no use.
+    """
+    try:
+        content = tables.parse(path.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"The study cannot be read ({error.strerror}); name a YAML file. "
+            f"Received: study={str(path)!r}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"The study is no sound YAML ({error}). Received: study={str(path)!r}"
+        ) from error
+    try:
+        return _study(content, path.parent)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _study(content: Any, folder: Path) -> Study:
+    values = _mapping(content, "a study", _AT_THE_TOP)
+    for key in ("name", "cells", "seeds"):
+        if key not in values and not (key == "seeds" and _all_have_seeds(values.get("cells"))):
+            raise UsageError(f"A study needs {key}. Received: {', '.join(values) or 'nothing'}")
+    name = values["name"]
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+        raise UsageError(
+            "The name of a study is that of its report's folder: letters, digits, '.', '_' and "
+            f"'-', beginning with a letter or digit. Received: name={name!r}"
+        )
+    modules = _items(values.get("import", []), "import", str, may_be_empty=True)
+    environments.import_environments(modules)
+    own = values.get("presets")
+    if own is not None and not isinstance(own, str):
+        raise UsageError(f"presets must be the path of a file. Received: presets={own!r}")
+    presets_file = None if own is None else folder / own
+    shared = {key: values[key] for key in _OF_A_CELL if key in values}
+    cells = []
+    for number, entry in enumerate(_list(values["cells"], "cells"), start=1):
+        try:
+            given = _mapping(entry, "a cell", ("algo", "env", *_OF_A_CELL))
+            cells.append(_cell({**shared, **given}, presets_file))
+        except UsageError as error:
+            raise UsageError(f"cell {number}: {error}") from error
+    study = Study(
+        name=name,
+        cells=tuple(_titled(cells)),
+        episodes=_whole(values.get("episodes", _DEFAULT_EPISODES), "episodes", least=1),
+        presets=presets_file,
+        modules=modules,
+    )
+    _require_no_repetition(study)
+    return study
+
+
+def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Tell cells of the same algorithm and environment apart by the overrides that differ."""
+    for cell in cells:
+        alike = [one.overrides for one in cells if one.title == cell.title]
+        telling = {
+            key: value
+            for key, value in cell.overrides.items()
+            if any(one.get(key) != value for one in alike)
+        }
+        if not telling:
+            yield cell
+            continue
+        changed = ", ".join(f"{key}={value}" for key, value in telling.items())
+        yield replace(cell, title=f"{cell.title} ({changed})")
+
+
+def _all_have_seeds(cells: Any) -> bool:
+    return isinstance(cells, list) and all("seeds" in c for c in cells if isinstance(c, dict))
+
+
+def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
+    for key in ("algo", "env"):
+        if not isinstance(values.get(key), str):
+            raise UsageError(f"A cell needs {key}, a name. Received: {key}={values.get(key)!r}")
+    algo, env_id = values["algo"], environments.canonical_id(values["env"])
+    overrides = _mapping(values.get("overrides", {}), "overrides")
+    preset = presets.load(algo, env_id, overrides, own)
+    seeds = tuple(_whole(seed, "seeds", least=0) for seed in _items(values["seeds"], "seeds", int))
+    schemes = _items(values.get("schemes", list(_DEFAULT_SCHEMES)), "schemes", str)
+    for name in schemes:
+        if Scheme.parse(name).trained:
+            raise UsageError(
+                f"{name} is of quantisation-aware trainings, which `bits` asks for; leave it out "
+                f"of schemes. Received: schemes={list(schemes)}"
+            )
+    return Cell(
+        title=f"{algo} on {env_id}",
+        algo=algo,
+        env_id=env_id,
+        overrides=overrides,
+        steps=preset.steps,
+        seeds=seeds,
+        schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
+        quantizations=tuple(_quantizations(values, preset)),
+    )
+
+
+def _quantizations(values: Mapping[str, Any], preset: Preset) -> Iterator[Quantization]:
+    """Yield those of all bits and delays; a delay is a number of steps or a share of them."""
+    widths = _items(values.get("bits", []), "bits", int, may_be_empty=True)
+    delays = _items(values.get("delays", list(_DEFAULT_DELAYS)), "delays", int, float)
+    options = _mapping(values.get("quantization", {}), "quantization")
+    if odd := sorted({"bits", "delay"} & set(options)):
+        raise UsageError(
+            "The key `bits` says the bits and `delays` the delays, quantization the rest. "
+            f"Received: quantization={odd}"
+        )
+    if not widths and (options or "delays" in values):
+        raise UsageError("Delays and quantization are for trainings at `bits`. Received: no bits")
+    for delay in delays:
+        share = isinstance(delay, float)
+        steps = int(delay * preset.steps) if share else delay
+        if not 1 <= steps < preset.steps:
+            raise UsageError(
+                "A delay is a number of steps, or a share of the training between 0 and 1, and "
+                f"ends before it. Received: delay={delay}, steps={preset.steps}"
+            )
+        for bits in widths:
+            yield Quantization.from_mapping({**options, "bits": bits, "delay": steps})
+
+
+def _require_no_repetition(study: Study) -> None:
+    seen = set()
+    for one in study.experiments():
+        key = one.run.run_id, one.scheme.name
+        if key in seen:
+            raise UsageError(
+                "The same experiment comes twice; keep one of the cells, seeds or bits that ask "
+                f"for it. Received: run={key[0]}, scheme={key[1]}"
+            )
+        seen.add(key)
+
+
+def _mapping(value: Any, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
+    """Require a mapping of words, and of known ones if some are."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        received = reprlib.repr(value)
+        raise UsageError(f"{what} must map names to values. Received: {received}")
+    for key in value:
+        if known and key not in known:
+            raise unknown(f"key of {what}", key, known)
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{name} must be a list of one or more. Received: {name}={value!r}")
+    return value
+
+
+def _items(value: Any, name: str, *kinds: type, may_be_empty: bool = False) -> tuple[Any, ...]:
+    """Require a list of values of these types; True is no number."""
+    if may_be_empty and value == []:
+        return ()
+    for item in _list(value, name):
+        if isinstance(item, bool) or not isinstance(item, kinds):
+            wanted = "names" if str in kinds else "numbers" if float in kinds else "whole numbers"
+            raise UsageError(f"{name} must be a list of {wanted}. Received: {name}={value!r}")
+    return tuple(value)
+
+
+def _whole(value: Any, name: str, *, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise UsageError(f"{name} must be {least} or more. Received: {name}={value!r}")
+    return value
+
+
+# What exists.
+
+
+def failure_path(workspace: Workspace, run: Run, scheme: Scheme | None) -> Path:
+    """Return where it is written why a run's training, or one of its schemes, failed."""
+    name = "failure" if scheme is None else f"failure-{scheme.name}"
+    return workspace.run_dir(run.run_id) / f"{name}.txt"
+
+
+def preset_of(study: Study, run: Run) -> Preset:
+    """Load the hyper-parameters of one of the study's runs."""
+    return presets.load(run.algo, run.env_id, run.overrides, study.presets)
+
+
+def plan(workspace: Workspace, study: Study) -> list[Status]:
+    """Tell of every experiment how far it is, in the order of `Study.experiments`."""
+    return statuses(workspace, study, study.experiments())
+
+
+def statuses(workspace: Workspace, study: Study, experiments: Iterable[Experiment]) -> list[Status]:
+    """Tell of some of a study's experiments how far they are."""
+    trained: dict[str, Status | None] = {}
+    found = []
+    for experiment in experiments:
+        run_id = experiment.run.run_id
+        if _is_published(workspace, study, experiment):
+            found.append(Status(experiment, State.EVALUATED))
+            continue
+        if run_id not in trained:
+            trained[run_id] = _untrained(workspace, study, experiment)
+        before = trained[run_id]
+        found.append(
+            _status_of_trained(workspace, study, experiment)
+            if before is None
+            else replace(before, experiment=experiment)
+        )
+    return found
+
+
+def _is_published(workspace: Workspace, study: Study, experiment: Experiment) -> bool:
+    """Tell whether a result came without the run folder that it is of, as in a fresh clone."""
+    run = experiment.run
+    artifact = workspace.artifact(run.run_id, experiment.scheme.name)
+    if workspace.run_dir(run.run_id).exists():
+        return False
+    try:
+        sidecar = Sidecar.load(sidecar_path(artifact))
+        evaluation = Evaluation.load(evaluation_path(artifact))
+        same = presets.restore(run.algo, sidecar.preset) == preset_of(study, run)
+    except QuarlError:
+        return False
+    whole = evaluation.artifact_sha256 == sidecar.sha256
+    return same and whole and len(evaluation.seeds) >= study.episodes
+
+
+def _untrained(workspace: Workspace, study: Study, experiment: Experiment) -> Status | None:
+    """Return the status that all schemes of a run share that is not trained; None if it is."""
+    run = experiment.run
+    try:
+        preset = asdict(preset_of(study, run))
+        record = TrainingRecord.finished(workspace.run_dir(run.run_id), preset)
+    except QuarlError as error:
+        return Status(experiment, State.FAILED, str(error))
+    if record is not None:
+        return None
+    failure = failure_path(workspace, run, None)
+    if failure.exists():
+        return Status(experiment, State.FAILED, _first_line(failure), failure)
+    return Status(experiment, State.MISSING)
+
+
+def _status_of_trained(workspace: Workspace, study: Study, experiment: Experiment) -> Status:
+    run_id, scheme = experiment.run.run_id, experiment.scheme
+    state = State.TRAINED
+    try:
+        if not records.not_exported(workspace, run_id, [scheme.name]):
+            done = is_evaluated(workspace.artifact(run_id, scheme.name), study.episodes)
+            state = State.EVALUATED if done else State.EXPORTED
+    except QuarlError as error:
+        return Status(experiment, State.FAILED, str(error))
+    failure = failure_path(workspace, experiment.run, scheme)
+    if state != State.EVALUATED and failure.exists():
+        return Status(experiment, State.FAILED, _first_line(failure), failure)
+    return Status(experiment, state)
+
+
+def _first_line(path: Path) -> str:
+    return path.read_text().partition("\n")[0]

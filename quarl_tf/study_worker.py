@@ -1,0 +1,157 @@
+"""One job of a study in a process of its own: train, export and evaluate one run.
+
+The task comes as a line of JSON on standard input. What fails is written down and the rest goes on.
+Standard input stays open as long as the parent lives: when it ends, however it ended, so does this
+process. Nothing is lost, for every file is whole or not there, and training resumes exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from quarl_tf import environments, presets, records
+from quarl_tf.display import Update
+from quarl_tf.errors import QuarlError
+from quarl_tf.records import Workspace
+from quarl_tf.spec import Run, Scheme
+
+#: What a line on standard output begins with that tells how far the job is.
+PROGRESS = "progress: "
+
+_SECONDS_BETWEEN = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a worker is to do, as plain values.
+
+    Attributes:
+        run: See `Run.to_dict`.
+        schemes: To be exported and evaluated; none where the training is all there is to do yet.
+        failures: Scheme, or "" for the training, to the file that says why it failed.
+        presets: A file of the user's presets.
+        modules: Modules that register environments.
+        cpus: Cores to stay on; none for all.
+    """
+
+    root: str
+    run: dict[str, Any]
+    schemes: list[str]
+    episodes: int
+    failures: dict[str, str]
+    presets: str | None
+    modules: list[str]
+    cpus: list[int]
+
+    def to_json(self) -> str:
+        """Return the task as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Take `to_json` back."""
+        return cls(**json.loads(text))
+
+
+def work(task: Task, update: Update) -> int:
+    """Do a task; return how many of its steps failed."""
+    workspace, run = Workspace(Path(task.root)), Run.from_dict(task.run)
+    environments.import_environments(task.modules)
+    own = None if task.presets is None else Path(task.presets)
+    if not _attempt(Path(task.failures[""]), lambda: _train(workspace, run, own, update)):
+        return 1
+    failed = 0
+    for number, name in enumerate(task.schemes, start=1):
+
+        def finish(scheme: str = name, number: int = number) -> None:
+            update(number, len(task.schemes), f"evaluating {scheme}")
+            _export_and_evaluate(workspace, run.run_id, scheme, task.episodes)
+
+        failed += not _attempt(Path(task.failures[name]), finish)
+    return failed
+
+
+def _train(workspace: Workspace, run: Run, own: Path | None, update: Update) -> None:
+    preset = presets.load(run.algo, run.env_id, run.overrides, own)
+    folder = workspace.run_dir(run.run_id)
+    if records.TrainingRecord.finished(folder, asdict(preset)) is None:
+        from quarl_tf.training import train
+
+        train(workspace, run, update, preset)
+
+
+def _export_and_evaluate(workspace: Workspace, run_id: str, scheme: str, episodes: int) -> None:
+    from quarl_tf.evaluation import evaluate_and_save
+
+    if records.not_exported(workspace, run_id, [scheme]):
+        from quarl_tf.export import export
+
+        export(workspace, run_id, [Scheme.parse(scheme)], lambda *_: None)
+    else:
+        records.copy_curve(workspace, run_id)
+    evaluate_and_save(workspace.artifact(run_id, scheme), episodes)
+
+
+def _attempt(failure: Path, step: Callable[[], None]) -> bool:
+    """Do a step; write down why it failed, if it does."""
+    try:
+        step()
+    except Exception as error:
+        name = "" if isinstance(error, QuarlError) else f"{type(error).__name__}: "
+        line = " ".join(f"{name}{error}".split())
+        records.write_text(failure, f"{line}\n\n{traceback.format_exc()}")
+        return False
+    return True
+
+
+class _Teller:
+    """Tell on standard output how far the job is, not too often."""
+
+    def __init__(self) -> None:
+        self._last = -_SECONDS_BETWEEN
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN:
+            self._last = now
+            share = min(100, 100 * done // total)
+            print(f"{PROGRESS}{note if note.startswith('eval') else f'{share} %'}", flush=True)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of standard input, which is the parent's, and end with it."""
+    # Not by `sys.stdin`: a lock of its buffer, held here, would hinder an orderly end.
+    while os.read(0, 1024):
+        pass
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # With the processes of its environments.
+    os._exit(1)
+
+
+def main() -> int:
+    """Do the task on standard input; the exit code tells whether all of it was done."""
+    received = b""
+    while not received.endswith(b"\n"):
+        more = os.read(0, 65536)
+        if not more:
+            return 1
+        received += more
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    task = Task.from_json(received.decode())
+    if task.cpus:
+        os.sched_setaffinity(0, task.cpus)
+    return 1 if work(task, _Teller()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

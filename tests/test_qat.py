@@ -1,0 +1,710 @@
+"""Quantisation-aware training: plain until the delay, quantised on frozen grids from then on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quarl_tf import agents, checkpoints, networks, presets, training
+from quarl_tf.architectures import Architecture, Convolution
+from quarl_tf.environments import EnvSpec
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.keras import keras, tf
+from quarl_tf.networks import Design, Snapshot, actor_factory, policy_factory
+from quarl_tf.quantization import qat
+from quarl_tf.quantization.affine import fake_quantize, snap
+from quarl_tf.quantization.qat import DelayedQuantizer
+from quarl_tf.records import TrainingRecord, Workspace
+from quarl_tf.spec import Quantization, Run
+
+BITS = range(2, 9)
+
+
+def aware(bits: int = 4, **options: Any) -> Quantization:
+    return Quantization(bits=bits, delay=1, **options)
+
+
+class Quantized:
+    """A quantiser with its variables, outside of any network."""
+
+    def __init__(self, quantizer: DelayedQuantizer, shape: tuple[int | None, ...]) -> None:
+        self.quantizer = quantizer
+        self.variables = quantizer.build(shape, "x", keras.layers.Layer())
+
+    def __call__(self, values: Any, *, training: bool = False) -> np.ndarray:
+        found = self.quantizer(tf.convert_to_tensor(values), training, self.variables)
+        return np.asarray(found)
+
+    def freeze(self, kernel: np.ndarray | None = None) -> Quantized:
+        self.quantizer.freeze(self.variables, kernel)
+        return self
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.variables["low"].numpy(), self.variables["high"].numpy()
+
+    def gradients(self, values: np.ndarray, upstream: np.ndarray, *of: Any) -> list[np.ndarray]:
+        inputs = tf.constant(values)
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            loss = tf.reduce_sum(self.quantizer(inputs, True, self.variables) * upstream)
+        return [np.asarray(g) for g in tape.gradient(loss, [inputs, *of])]
+
+
+def activation(quantization: Quantization, features: int = 5, **options: Any) -> Quantized:
+    quantizer = DelayedQuantizer(quantization, quantization.bits, **options)
+    return Quantized(quantizer, (None, features))
+
+
+def watched(quantization: Quantization, low: float, high: float, **options: Any) -> Quantized:
+    """Return the frozen quantiser of an activation that reached from low to high."""
+    quantized = activation(quantization, **options)
+    quantized(np.float32([[low, high]]), training=True)
+    return quantized.freeze()
+
+
+def of_kernel(quantization: Quantization, kernel: np.ndarray, **options: Any) -> Quantized:
+    quantizer = DelayedQuantizer(quantization, quantization.bits, kernel=True, **options)
+    return Quantized(quantizer, kernel.shape).freeze(kernel)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# What is watched.
+
+BATCHES = [np.float32([[1, -1, 3]]), np.float32([[5, -2, 0]]), np.float32([[0, 0, 1]])]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "low", "high"),
+    [
+        ("extremes", -2, 5),
+        # The first batch's, then 99 parts of what was with one of what is.
+        ("moving_average", 0.99 * (0.99 * -1 + 0.01 * -2), 0.99 * (0.99 * 3 + 0.01 * 5) + 0.01),
+    ],
+)
+def test_ranges_by_hand(ranges: str, low: float, high: float) -> None:
+    quantized = activation(aware(ranges=ranges))
+    for batch in BATCHES:
+        np.testing.assert_array_equal(quantized(batch, training=True), batch)
+    np.testing.assert_allclose(quantized.ends, (low, high), rtol=1e-6)
+
+
+def test_percentiles_leave_out_a_thousandth_at_each_end() -> None:
+    quantized = activation(aware(ranges="percentile"))
+    batch = np.random.default_rng(0).permutation(np.arange(-1000, 1001, dtype=np.float32))
+    quantized(batch[None], training=True)
+    np.testing.assert_array_equal(quantized.ends, (-998, 998))
+    quantized(2 * batch[None], training=True)
+    np.testing.assert_allclose(quantized.ends, (-0.99 * 998 - 0.01 * 1996, 0.99 * 998 + 19.96))
+
+
+def test_only_training_passes_are_watched() -> None:
+    quantized = activation(aware())
+    quantized(BATCHES[0])
+    np.testing.assert_array_equal(quantized.ends, (0, 0))
+
+
+# Freezing.
+
+
+@pytest.mark.parametrize("rule", ["nearest", "paper"])
+@pytest.mark.parametrize(("low", "high"), [(2, 5), (-5, -2), (-1, 3), (-0.037, 8.1)])
+@pytest.mark.parametrize("bits", BITS)
+def test_frozen_ranges_hold_0_exactly(bits: int, low: float, high: float, rule: str) -> None:
+    quantized = watched(aware(bits, rule=rule), low, high)
+    frozen = quantized.ends
+    assert frozen[0] <= 0 <= frozen[1]
+    assert not quantized(np.zeros((1, 5), np.float32)).any()
+    step = (frozen[1] - frozen[0]) / (2**bits - (rule == "nearest"))
+    # It is moved by less than a step to have 0 among its codes.
+    np.testing.assert_allclose(frozen, (min(low, 0), max(high, 0)), atol=float(step))
+
+
+def test_frozen_ranges_stay() -> None:
+    quantized = watched(aware(ranges="extremes"), -1, 1)
+    before = quantized.ends
+    quantized(np.float32([[-100, 100]]), training=True)
+    np.testing.assert_array_equal(quantized.ends, before)
+    assert np.abs(quantized(np.float32([[-100, 100]]))).max() <= 1.1
+
+
+def test_what_was_never_watched_cannot_be_frozen() -> None:
+    with pytest.raises(UsageError, match=r"Nothing was learned .* longer\. Received: delay=1"):
+        activation(aware()).freeze()
+
+
+def test_pre_activations_of_tanh_end_where_its_table_does() -> None:
+    quantized = watched(aware(8), -40, 2, limit=3.5)
+    low, high = quantized.ends
+    assert low == pytest.approx(-3.5, abs=0.03)
+    assert high == pytest.approx(2, abs=0.03)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_kernels_are_symmetric_and_have_no_lowest_code(bits: int) -> None:
+    kernel = normal(30, 40) + np.float32(0.5)
+    quantized = of_kernel(aware(bits), kernel)
+    low, high = quantized.ends
+    assert -low == high == np.abs(kernel).max()
+    found = np.unique(quantized(kernel))
+    assert len(found) <= 2**bits - 1
+    np.testing.assert_allclose(found, -found[::-1] if len(found) == 2**bits - 1 else found)
+    step = high / (2 ** (bits - 1) - 1)
+    np.testing.assert_allclose(quantized(kernel), np.rint(kernel / step) * step, atol=1e-5)
+
+
+def test_each_output_channel_has_its_own_grid() -> None:
+    kernel = normal(3, 3, 2, 4) * np.float32([0.1, 1, 10, 0])
+    quantized = of_kernel(aware(3), kernel, per_channel=True)
+    low, high = quantized.ends
+    np.testing.assert_array_equal(high[:3], np.abs(kernel).max(axis=(0, 1, 2))[:3])
+    np.testing.assert_array_equal(low, -high)
+    found = quantized(kernel)
+    alone = [of_kernel(aware(3), kernel[..., i])(kernel[..., i]) for i in range(4)]
+    np.testing.assert_array_equal(found, np.stack(alone, axis=-1))
+    assert not found[..., 3].any()
+
+
+# Quantised values.
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("low", "high"), [(-1.3, 2.9), (0, 0.007), (-600, 11)])
+def test_quantised_values_are_snapped_bit_for_bit(bits: int, low: float, high: float) -> None:
+    quantized = watched(aware(bits), low, high)
+    ends = quantized.ends
+    values = np.random.default_rng(0).uniform(2 * low, 2 * high, (200, 5)).astype(np.float32)
+    found = quantized(values)
+    np.testing.assert_array_equal(found, snap(values, *ends, 2**bits - 1))
+    theirs = tf.quantization.fake_quant_with_min_max_vars(values, *ends, num_bits=bits)
+    np.testing.assert_array_equal(found, theirs)
+    assert 2 <= len(np.unique(found)) <= 2**bits
+    inside = values.clip(*ends)
+    assert np.abs(found - inside).max() <= (ends[1] - ends[0]) / (2**bits - 1) / 2 * 1.0001
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_published_rule_is_that_of_the_affine_quantiser(bits: int) -> None:
+    values = normal(50, 20)
+    low, high = values.min(), values.max()
+    step = (high - low) / 2**bits
+    # Beside a multiple of the step float32 may take the other one.
+    apart = np.abs(values / step - np.rint(values / step)) > 1e-3
+    expected = fake_quantize(values, bits, mode="paper")
+    for quantized in (
+        watched(aware(bits, rule="paper"), float(low), float(high), features=20),
+        of_kernel(aware(bits, rule="paper"), values),
+    ):
+        np.testing.assert_allclose(quantized(values)[apart], expected[apart], rtol=1e-5)
+        assert len(np.unique(quantized(values))) <= 2**bits + 1  # As published: one too many.
+
+
+# Gradients.
+
+REACHING_OUT = np.float32([[-9, -0.7, 0.2, 0.9, 9]])
+UPSTREAM = np.float32([[0.1, -0.3, 7, 1e-9, -2]])
+
+
+@pytest.mark.parametrize("rule", ["nearest", "paper"])
+@pytest.mark.parametrize("gradient", ["straight_through", "clipped"])
+def test_gradients_are_the_upstream_ones(gradient: str, rule: str) -> None:
+    quantized = activation(aware(gradient=gradient, rule=rule))
+    (before,) = quantized.gradients(REACHING_OUT, UPSTREAM)
+    np.testing.assert_array_equal(before, UPSTREAM)
+    (after,) = watched(aware(gradient=gradient, rule=rule), -1, 1).gradients(REACHING_OUT, UPSTREAM)
+    passing = np.bool_([1, 1, 1, 1, 1] if gradient == "straight_through" else [0, 1, 1, 1, 0])
+    np.testing.assert_array_equal(after, np.where(passing, UPSTREAM, 0))
+
+
+def test_learned_steps_have_the_gradient_of_their_paper() -> None:
+    # Three bits from -4 to 3: a step of 1.
+    quantized = watched(aware(3, learned_steps=True), -4, 3)
+    step = quantized.variables["step"]
+    assert step.numpy() == 1
+    values = np.float32([[-10, -1.3, 0.4, 2.7, 9]])
+    np.testing.assert_array_equal(quantized(values), [[-4, -1, 0, 3, 3]])
+    to_inputs, to_step = quantized.gradients(values, UPSTREAM, step)
+    np.testing.assert_allclose(to_inputs, UPSTREAM * [0, 1, 1, 1, 0])
+    by_hand = (UPSTREAM * [-4, -1 + 1.3, 0 - 0.4, 3 - 2.7, 3]).sum()
+    # Five features share the step, which has seven levels.
+    np.testing.assert_allclose(to_step, by_hand / np.sqrt(5 * 7), rtol=1e-5)
+
+
+def test_the_gradient_of_a_kernels_step_is_scaled_by_all_its_weights() -> None:
+    quantized = of_kernel(aware(3, learned_steps=True), np.float32([[-1, 0], [2, 3]]))
+    kernel = np.float32([[-9, 0.4], [1.3, 2.7]])
+    ones = np.ones((2, 2), np.float32)
+    _, to_step = quantized.gradients(kernel, ones, quantized.variables["step"])
+    by_hand = -3 + (0 - 0.4) + (1 - 1.3) + (3 - 2.7)
+    np.testing.assert_allclose(to_step, by_hand / np.sqrt(4 * 6), rtol=1e-5)
+
+
+def test_learned_steps_wait_for_the_delay() -> None:
+    quantized = activation(aware(learned_steps=True))
+    np.testing.assert_array_equal(quantized(REACHING_OUT, training=True), REACHING_OUT)
+    gradients = quantized.gradients(REACHING_OUT, UPSTREAM, quantized.variables["step"])
+    np.testing.assert_array_equal(gradients[0], UPSTREAM)
+    assert gradients[1] == 0
+
+
+# Networks.
+
+VECTORS = EnvSpec((6,), "float32", 3)
+CONTROL = EnvSpec((6,), "float32", None, (-2.0, -1.0), (2.0, 3.0))
+IMAGES = EnvSpec((12, 12, 2), "uint8", 3)
+SMALL = Architecture((16, 16))
+FACTORIES: dict[str, networks.NetworkFactory] = {
+    "relu": policy_factory(VECTORS, Design(SMALL, 3), 0),
+    "tanh": policy_factory(VECTORS, Design(SMALL, 3, "tanh", 0.01), 0),
+    "dueling": policy_factory(VECTORS, Design(SMALL, 3, dueling=True), 0),
+    "deterministic": actor_factory(CONTROL, Design(SMALL, 2), 0),
+    "stochastic": actor_factory(CONTROL, Design(SMALL, 2, "tanh"), 0, stochastic=True),
+    "images": policy_factory(
+        IMAGES, Design(Architecture((16,), (Convolution(4, 4, 2), Convolution(8, 3, 1))), 3), 0
+    ),
+}
+
+
+def seen(name: str, count: int = 300) -> np.ndarray:
+    if name == "images":
+        return np.random.default_rng(1).integers(0, 256, (count, 12, 12, 2), dtype=np.uint8)
+    return 2 * normal(count, 6, seed=1)
+
+
+def frozen(name: str, quantization: Quantization) -> keras.Model:
+    network = qat.quantize(FACTORIES[name](), quantization)
+    qat.watch(network, seen(name))
+    qat.freeze(network)
+    return network
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_until_the_delay_a_network_is_the_plain_one(name: str) -> None:
+    plain, network = FACTORIES[name](), qat.quantize(FACTORIES[name](), aware(2))
+    observations = seen(name)
+    expected = plain(observations).numpy()
+    for training_pass in (True, False):
+        found = network(observations, training=training_pass).numpy()
+        np.testing.assert_array_equal(found, expected)
+    named = networks.weights(network)
+    assert len(named) == len(network.variables)  # No two have the same name.
+    for variable, value in networks.weights(plain).items():
+        np.testing.assert_array_equal(named[variable], value)
+
+    def gradients(model: keras.Model) -> dict[str, np.ndarray]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(observations, training=True) ** 2)
+        variables = [v for v in model.trainable_variables if "log_deviation" not in v.name]
+        found = tape.gradient(loss, variables)
+        return {v.name: g.numpy() for v, g in zip(variables, found, strict=True)}
+
+    of_plain, of_network = gradients(plain), gradients(network)
+    assert of_plain.keys() == of_network.keys()
+    for variable, gradient in of_plain.items():
+        np.testing.assert_array_equal(of_network[variable], gradient)
+
+
+def layers_of(network: keras.Model, name: str) -> dict[str, np.ndarray]:
+    """Return what every quantised layer puts out."""
+    layers = qat.quantized_layers(network)
+    model = keras.Model(network.input, [layer.output for layer in layers])
+    outputs = model(seen(name, 2000))
+    return {layer.name: out.numpy() for layer, out in zip(layers, outputs, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "widths"),
+    [
+        ("relu", {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 7}),
+        # What feeds a tanh is an index into a table of 8 bits.
+        (
+            "tanh",
+            {"normalizer": 7, "hidden_0": 8, "hidden_0_tanh": 5}
+            | {"hidden_1": 8, "hidden_1_tanh": 5, "head": 7},
+        ),
+        ("dueling", {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 7}),
+        (
+            "deterministic",
+            {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 8, "squash": 7},
+        ),
+        (
+            "images",
+            {"byte_scaling": 7, "convolution_0": 5, "convolution_1": 5, "hidden_0": 5, "head": 7},
+        ),
+    ],
+)
+def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) -> None:
+    network = frozen(name, aware(5, edge_bits=7))
+    found = layers_of(network, name)
+    counts = {layer: len(np.unique(values)) for layer, values in found.items()}
+    assert counts.keys() == widths.keys()
+    for layer, width in widths.items():
+        assert 2 ** (width - 1) - 2 < counts[layer] <= 2**width
+    for layer in qat.quantized_layers(network):
+        for quantizer, variables, kernel in layer.quantizers():
+            if kernel is None:
+                continue
+            assert quantizer.bits == (7 if layer.name == "head" else 5)
+            channels = kernel.shape[-1:] if layer.name.startswith("conv") else ()
+            assert variables["high"].shape == channels
+            values = quantizer(kernel, False, variables).numpy()
+            assert len(np.unique(values)) <= 2**quantizer.bits * (channels[0] if channels else 1)
+
+
+def test_only_the_value_of_a_dueling_network_stays_in_float() -> None:
+    network = frozen("dueling", aware(2))
+    names = {layer.name for layer in qat.quantized_layers(network)}
+    assert names == {"normalizer", "hidden_0", "hidden_1", "head"}
+    # Advantages add up to 0, so the mean is the value.
+    values = network(seen("dueling", 2000)).numpy().mean(axis=1)
+    assert len(np.unique((1e4 * values / np.abs(values).max()).round())) > 2**8
+
+
+def test_dense_kernels_have_a_grid_per_output_if_asked_for() -> None:
+    network = frozen("relu", aware(per_channel=True))
+    shapes = {
+        layer.name: variables["high"].shape
+        for layer in qat.quantized_layers(network)
+        for _, variables, kernel in layer.quantizers()
+        if kernel is not None
+    }
+    assert shapes == {"hidden_0": (16,), "hidden_1": (16,), "head": (3,)}
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bits": 2},
+    {"bits": 8},
+    {"edge_bits": 3},
+    {"rule": "paper"},
+    {"ranges": "extremes"},
+    {"ranges": "percentile"},
+    {"gradient": "clipped"},
+    {"per_channel": True},
+    {"learned_steps": True},
+    {"learned_steps": True, "per_channel": True, "bits": 8},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("tanh", options) for options in OPTIONS),
+        *((name, options) for name in ("relu", "deterministic") for options in OPTIONS[:2]),
+    ],
+    ids=str,
+)
+def test_every_way_of_computing_a_frozen_network_is_the_same(
+    name: str, options: dict[str, Any]
+) -> None:
+    network = frozen(name, aware(**options))
+    for variable in network.trainable_variables:
+        if variable.name.endswith("step:0"):
+            variable.assign(0.9 * variable)  # Learned since.
+    observations = seen(name, 1000)
+    in_tensorflow = network(observations).numpy()
+    step = qat.head_step(network)
+    ways = [Snapshot(network)(observations), network(observations, training=True).numpy()]
+    if options in ({}, {"learned_steps": True}):
+        ways.append(networks.forward(network)(observations))  # By XLA.
+    for heads in ways:
+        assert heads.dtype == np.float32
+        off = np.abs(heads - in_tensorflow) / step
+        # Sums in another order take the other one of two codes where they lie between them, which
+        # by the published rule is on every code.
+        assert (off > 1e-3).mean() < 0.03
+        assert off.max() < 10 or "rule" in options
+
+
+def test_copies_get_the_ranges_at_the_delay() -> None:
+    network, target = (qat.quantize(FACTORIES["relu"](), aware()) for _ in range(2))
+    observations = seen("relu")
+    qat.watch(network, observations)
+    np.testing.assert_array_equal(target(observations), FACTORIES["relu"]()(observations))
+    qat.freeze(network, [target])
+    np.testing.assert_array_equal(target(observations), network(observations))
+
+
+def test_a_layer_without_a_rule_is_named() -> None:
+    factory = policy_factory(VECTORS, Design(SMALL, 3, layer_norm=True), 0)
+    with pytest.raises(UsageError, match=r"Received: layer='hidden_0_norm' \(LayerNormalization\)"):
+        qat.quantize(factory(), aware())
+
+
+def test_ranges_that_are_not_finite_are_refused_naming_the_layer() -> None:
+    network = qat.quantize(FACTORIES["relu"](), aware(ranges="extremes"))
+    qat.watch(network, np.full((4, 6), 2.0, np.float32))
+    kernel = network.get_layer("hidden_1").trainable_variables[0]
+    kernel.assign(kernel * np.float32(np.inf))
+    with pytest.raises(QuarlError, match=r"not finite.*layer='hidden_1'"):
+        qat.freeze(network)
+
+
+# Agents that see images: policy and value share layers.
+
+
+def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = EnvSpec((36, 36, 2), "uint8", 3)
+    overrides = {
+        "network": "li",
+        "num_envs": 2,
+        "train_frequency": 16,
+        "minibatch_size": 8,
+        "epochs": 2,
+        "precision": "float32",
+    }
+    preset = presets.load("ppo", "PongNoFrameskip-v4", overrides)
+    random = np.random.default_rng(0)
+    frames = random.integers(0, 256, (9, 2, 36, 36, 2), dtype=np.uint8)
+    rewards = random.normal(size=(8, 2)).astype(np.float32)
+
+    def play(agent: agents.Agent) -> dict[str, float]:
+        nowhere, everywhere = np.zeros(2, np.bool_), np.ones(2, np.bool_)
+        for observations, reward in zip(frames, rewards, strict=False):
+            actions = agent.act(observations, 0.5)
+            agent.observe(observations, actions, reward, nowhere, everywhere)
+        return agent.learn(frames[-1])
+
+    plain = agents.build("ppo", spec, preset, 0)
+    agent = agents.build("ppo", spec, preset, 0, qat.preparing(aware(3)))
+    assert [play(agent) for _ in range(2)] == [play(plain) for _ in range(2)]
+    found = networks.weights(agent.network)
+    for name, value in networks.weights(plain.network).items():
+        np.testing.assert_array_equal(found[name], value)
+
+    qat.freeze(agent.network, agent.targets)
+    agent.refresh()
+    before = networks.weights(agent.network)
+    play(agent)
+    after = networks.weights(agent.network)
+    for name, value in before.items():
+        ended = name.removesuffix(":0").rsplit("_", 1)[-1]
+        moved = not np.array_equal(after[name], value)
+        assert moved == (ended in ("kernel", "bias") or name.endswith(("/kernel:0", "/bias:0")))
+    many = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
+    heads, values = agent._model.predict(many)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(heads, agent.network(many), rtol=1e-5, atol=1e-6)
+    assert len(np.unique(heads)) <= 2**8 < len(np.unique(values))
+
+
+# Whole trainings.
+
+_COMMON = {
+    "steps": 800,
+    "num_envs": 2,
+    "network": [8],
+    "train_frequency": 32,
+    "evaluation_every": 200,
+    "evaluation_episodes": 2,
+    "checkpoint_every": 200,
+}
+_OFF_POLICY = {"learning_starts": 64, "batch_size": 8, "gradient_steps": 2}
+_ON_POLICY = {"minibatch_size": 16, "epochs": 1}
+DELAY = 500
+
+PLAIN = {
+    "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY, "target_update": 10}),
+    "dueling": Run("dqn", "CartPole-v1", 4, {**_COMMON, **_OFF_POLICY, "dueling": True}),
+    "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
+    "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, **_ON_POLICY}),
+    "a2c": Run("a2c", "CartPole-v1", 3, {**_COMMON, **_ON_POLICY}),
+}
+RUNS = {
+    name: replace(run, quantization=Quantization(bits=4, delay=DELAY))
+    for name, run in PLAIN.items()
+}
+
+
+#: Those that are trained to their end: A2C and PPO are of one class, a dueling network is a DQN's.
+WHOLE = ("dqn", "ddpg", "ppo")
+
+
+class _CutError(Exception):
+    """Stands for a kill."""
+
+
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+def products(folder: Path) -> list[bytes]:
+    names = ("network.npz", "calibration.npz", "progress.csv")
+    return [(folder / name).read_bytes() for name in names]
+
+
+#: Steps after which a copy of a run's folder is kept: as if it had been killed there.
+CUTS = {"before": 450, "after": 700}
+
+Trained = Callable[[str], tuple[Workspace, Run]]
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Return a function that trains one of `RUNS`, once, and keeps what a kill would leave.
+
+    What is not one of `WHOLE` is trained no further than to the first such kill.
+    """
+    root = tmp_path_factory.mktemp("quantized")
+    done: dict[str, Workspace] = {}
+
+    def train(name: str) -> tuple[Workspace, Run]:
+        run = RUNS[name]
+        if name not in done:
+            workspace = Workspace(root / name / "whole")
+
+            def update(step: int, *_: Any) -> None:
+                for cut, after in CUTS.items():
+                    there = root / name / cut
+                    if step > after and not there.exists():
+                        shutil.copytree(workspace.root, there)
+                        if name not in WHOLE:
+                            raise _CutError
+
+            with nullcontext() if name in WHOLE else pytest.raises(_CutError):
+                training.train(workspace, run, update)
+            done[name] = workspace
+        return done[name], run
+
+    return train
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], Any]:
+    found = checkpoints.load_newest(folder / "checkpoints")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_until_the_delay_training_is_the_plain_one(
+    name: str, quantized: Trained, tmp_path: Path
+) -> None:
+    workspace, run = quantized(name)
+
+    def cut(step: int, *_: Any) -> None:
+        if step > CUTS["before"]:
+            raise _CutError
+
+    with pytest.raises(_CutError):
+        training.train(Workspace(tmp_path), PLAIN[name], cut)
+    plain, plain_state = load_checkpoint(Workspace(tmp_path).run_dir(PLAIN[name].run_id))
+    folder = workspace.root.parent / "before" / "runs" / run.run_id
+    aware_of, aware_state = load_checkpoint(folder)
+    assert 400 <= aware_state["step"] == plain_state["step"] < CUTS["before"]
+    learned = [key for key in plain if not key.startswith("variable/")]
+    assert any("kernel" in key for key in learned)
+    if name == "ddpg":
+        # XLA rounds the actor's gradient another way: a last digit here and there.
+        for key in learned:
+            np.testing.assert_allclose(aware_of[key], plain[key], rtol=1e-4, atol=1e-6)
+        return
+    assert aware_state == plain_state  # Losses, returns and draws among it.
+    for key in learned:
+        np.testing.assert_array_equal(aware_of[key], plain[key], err_msg=key)
+    # And all the others: targets, moments, critics, which ranges among them only displace.
+    values = {array.tobytes() for key, array in aware_of.items() if key.startswith("variable/")}
+    assert values >= {plain[key].tobytes() for key in plain.keys() - set(learned)}
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [("dqn", "before"), ("dqn", "after"), ("ddpg", "after"), ("ppo", "after")]
+)
+def test_a_training_killed_before_or_after_the_delay_ends_with_the_same_bytes(
+    name: str, cut: str, quantized: Trained, tmp_path: Path
+) -> None:
+    workspace, run = quantized(name)
+    shutil.copytree(workspace.root.parent / cut, tmp_path, dirs_exist_ok=True)
+    folder = Workspace(tmp_path).run_dir(run.run_id)
+    assert (load_checkpoint(folder)[1]["step"] >= DELAY) == (cut == "after")
+    training.train(Workspace(tmp_path), run, silent)
+    assert products(folder) == products(workspace.run_dir(run.run_id))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_ranges_never_move_after_the_delay(name: str, quantized: Trained) -> None:
+    workspace, run = quantized(name)
+    after = workspace.root.parent / "after" / "runs" / run.run_id
+    arrays, state = load_checkpoint(after)
+    assert state["step"] >= DELAY
+    then = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
+    now = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
+    ranges = [key for key in now if key.endswith(("_low:0", "_high:0", "_frozen:0"))]
+    assert len(ranges) >= 3 * 5
+    for key in ranges:
+        np.testing.assert_array_equal(now[key], then[key])
+        assert not key.endswith("_frozen:0") or now[key] == 1
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_kept_was_chosen_after_the_delay(name: str, quantized: Trained) -> None:
+    workspace, run = quantized(name)
+    folder = workspace.run_dir(run.run_id)
+    record = TrainingRecord.load(folder / "training.json")
+    with (folder / "progress.csv").open() as file:
+        scores = {int(row["step"]): row["greedy_return"] for row in csv.DictReader(file)}
+    late = {step: float(text) for step, text in scores.items() if text and step >= DELAY}
+    assert record.selection_return == max(late.values()) == late[record.best_step]
+    assert json.loads((folder / "run.json").read_text())["quantization"]["bits"] == 4
+    assert Run.from_dict(record.run) == run
+
+
+def test_the_best_before_the_delay_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling = iter(range(1000, 0, -1))
+    played = training.calibration.rollout
+
+    def worse_every_time(*arguments: Any) -> Any:
+        return played(*arguments)._replace(returns=[next(falling)])
+
+    monkeypatch.setattr("quarl_tf.training.calibration.rollout", worse_every_time)
+    notes: list[str] = []
+    record = training.train(Workspace(tmp_path), RUNS["dqn"], lambda *a: notes.append(a[2]))
+    assert DELAY <= record.best_step < 660
+    assert record.selection_return == 998
+    assert not any("inf" in note for note in notes)
+
+
+def test_from_the_delay_on_the_quantised_network_acts(tmp_path: Path) -> None:
+    overrides = {**PLAIN["ddpg"].overrides, "noise": 0.0, "evaluation_every": 800}
+    run = replace(RUNS["ddpg"], overrides=overrides)
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    state = training._Training(tmp_path, run, preset)
+    state.resume()
+    network = state.agent.network
+    while state.step < DELAY:
+        state.burst()
+    # As many as it plays in.
+    pairs = 0.3 * normal(200, 2, 2)
+    acted = np.stack([state.agent.act(pair, 0.5) for pair in pairs])
+    heads = np.stack([Snapshot(network)(pair) for pair in pairs])
+    np.testing.assert_array_equal(acted, heads.clip(-1, 1))
+    plain = agents.network_factory(run.algo, state._spec, preset, run.seed)()
+    now = networks.weights(network)
+    networks.set_weights(plain, {name: now[name] for name in networks.weights(plain)})
+    assert not np.array_equal(heads, [Snapshot(plain)(pair) for pair in pairs])
+    (target,) = state.agent.targets
+    for name, value in networks.weights(network).items():
+        if name.endswith(("_low:0", "_high:0", "_frozen:0")):
+            np.testing.assert_array_equal(networks.weights(target)[name], value)
+    critic = state.agent._critic  # type: ignore[attr-defined]
+    assert not qat.quantized_layers(critic)
+
+
+def test_a_delay_before_anything_is_learned_is_refused(tmp_path: Path) -> None:
+    run = replace(RUNS["dqn"], quantization=Quantization(bits=4, delay=32))
+    with pytest.raises(UsageError, match=r"make it longer. Received: delay=32"):
+        training.train(Workspace(tmp_path), run, silent)

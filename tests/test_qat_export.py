@@ -1,0 +1,258 @@
+"""What is exported of a quantisation-aware training computes what it trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quarl_tf import agents, export, flatbuffer, networks, presets, records
+from quarl_tf.environments import env_spec, make_vector
+from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.policies import Policy
+from quarl_tf.quantization import qat
+from quarl_tf.records import Sidecar, TrainingRecord, Workspace
+from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
+
+POLE, CARS, GAME = "CartPole-v1", "MountainCarContinuous-v0", "BreakoutNoFrameskip-v4"
+KINDS: Mapping[str, Run] = {
+    "values": Run("dqn", POLE, 0, {"network": [32, 32]}),
+    "dueling": Run("dqn", POLE, 1, {"network": [32, 32], "dueling": True}),
+    "logits": Run("ppo", POLE, 0, {"network": [32, 32]}),
+    "action": Run("ddpg", CARS, 0, {"network": [32, 32]}),
+    "images": Run("dqn", GAME, 0, {"network": "li"}),
+}
+
+
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+class Bench:
+    """Networks as if they had been trained, with observations of random play."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._seen: dict[str, np.ndarray] = {}
+
+    def seen(self, env_id: str) -> np.ndarray:
+        if env_id not in self._seen:
+            envs = make_vector(env_id, 8)
+            envs.action_space.seed(0)
+            first, _ = envs.reset(seed=0)
+            ticks = 9 if env_id == GAME else 99
+            rest = [envs.step(envs.action_space.sample())[0] for _ in range(ticks)]
+            self._seen[env_id] = np.concatenate([first, *rest])
+        return self._seen[env_id]
+
+    def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
+        """Write a finished quantisation-aware training; return it and its network."""
+        run = replace(KINDS[kind], quantization=Quantization(bits=bits, delay=1, **options))
+        network = qat.preparing(run.quantization)(self.plain(run))
+        qat.watch(network, self.seen(run.env_id))
+        qat.freeze(network)
+        self.write(run, network)
+        return run, network
+
+    def plain(self, run: Run) -> Any:
+        """Build the network of a run with biases, and statistics of what was seen."""
+        preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
+        network = agents.network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
+        seen, values = self.seen(run.env_id), networks.weights(network)
+        random = np.random.default_rng(run.seed)
+        for name in values:
+            if name.endswith("bias:0"):
+                values[name] = random.normal(0, 0.1, values[name].shape).astype(np.float32)
+        if "normalizer/mean:0" in values:
+            values["normalizer/mean:0"] = seen.mean(axis=0)
+            values["normalizer/inverse_deviation:0"] = 1 / seen.std(axis=0)
+        networks.set_weights(network, values)
+        return network
+
+    def write(self, run: Run, network: Any) -> None:
+        """Write a finished training of a network."""
+        folder = self.workspace.run_dir(run.run_id)
+        networks.save_weights(folder / "network.npz", networks.weights(network))
+        seen = {"observations": self.seen(run.env_id)}
+        networks.save_weights(folder / "calibration.npz", seen)
+        (folder / "progress.csv").write_text("step\n1\n")
+        TrainingRecord(
+            run=run.to_dict(),
+            run_id=run.run_id,
+            preset=asdict(presets.load(run.algo, run.env_id, run.overrides)),
+            best_step=1,
+            selection_return=0.0,
+            network_sha256=records.sha256(folder / "network.npz"),
+            calibration_sha256=records.sha256(folder / "calibration.npz"),
+            seconds=0.0,
+            versions=records.package_versions(),
+            commit=None,
+        ).save(folder / "training.json")
+
+    def export(self, run: Run, scheme: str) -> Path:
+        return export.export(self.workspace, run.run_id, [Scheme.parse(scheme)], silent)[0]
+
+    def compared(self, kind: str, scheme: str, bits: int, **options: Any) -> Compared:
+        run, network = self.run(kind, bits, **options)
+        path = self.export(run, scheme)
+        discrete = env_spec(run.env_id).num_actions is not None
+        chooser = networks.chooser(network) if discrete else network
+        policy, seen = Policy.load(path), self.seen(run.env_id)
+        found = np.stack([policy.head(observation) for observation in seen])
+        return Compared(path, found, chooser(seen).numpy(), qat.head_step(chooser))
+
+
+class Compared:
+    """A flatbuffer's heads with its network's, on what was seen in the environment."""
+
+    def __init__(self, path: Path, found: np.ndarray, wanted: np.ndarray, step: float) -> None:
+        self.path, self.found, self.wanted = path, found, wanted
+        self.steps = np.abs(found - wanted) / step
+        self.sidecar = Sidecar.load(records.sidecar_path(path))
+
+    def require_same(self) -> None:
+        """Require the network's heads; beside the middle of two codes the other one is right."""
+        assert len(np.unique(self.wanted)) > 3
+        assert (self.steps > 1e-2).mean() < 0.05
+        assert self.steps.max() < 4.01
+        if self.wanted.shape[1] > 1:
+            same = self.found.argmax(axis=1) == self.wanted.argmax(axis=1)
+            assert same[self.steps.max(axis=1) < 1e-2].mean() > 0.999
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(Workspace(tmp_path_factory.mktemp("bench")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "options"),
+    [
+        *(("values", bits, {}) for bits in range(2, 9)),
+        *((kind, 4, {}) for kind in KINDS if kind != "values"),
+        ("logits", 3, {"rule": "paper"}),
+        ("logits", 3, {"per_channel": True, "edge_bits": 5}),
+        ("logits", 6, {"learned_steps": True}),
+    ],
+)
+def test_simulated_flatbuffers_are_the_network_at_every_width(
+    bench: Bench, kind: str, bits: int, options: dict[str, Any]
+) -> None:
+    compared = bench.compared(kind, f"qat_w{bits}a{bits}", bits, **options)
+    compared.require_same()
+    paper = "rule" in options
+    for kernel in flatbuffer.weights(compared.path).values():
+        # The head has eight bits.
+        if kernel.ndim == 2 and len(kernel) > 4 and "per_channel" not in options:
+            assert len(np.unique(kernel)) <= 2**bits + paper
+    assert not compared.sidecar.native
+    assert "int8" not in compared.sidecar.weight_dtypes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8_flatbuffers_are_the_network_at_eight_bits(bench: Bench, kind: str) -> None:
+    compared = bench.compared(kind, "qat_int8", 8)
+    compared.require_same()
+    audit = flatbuffer.audit(compared.path)
+    layers = [op for op in audit.operators if op.startswith(("FULLY_CONNECTED", "CONV_2D"))]
+    assert len(layers) >= 3
+    assert all(op.endswith(" int8") for op in layers)
+    assert compared.sidecar.native
+    (source,) = audit.inputs
+    if kind == "images":
+        assert (source.dtype, source.scale, source.zero_point) == ("uint8", 1.0, 0)
+        *inside, last = audit.operators
+        assert last == "DEQUANTIZE float32"
+        assert all(op.endswith(" int8") for op in inside)
+    else:
+        assert source.dtype == "float32"
+        # All that is left in float is the normaliser and the scaling of actions.
+        assert audit.weight_dtypes.get("float32", 0) <= 10
+
+
+def test_sidecars_say_what_was_trained(bench: Bench) -> None:
+    for kind, head in (
+        ("values", "q_values"),
+        ("dueling", "advantages"),
+        ("logits", "logits"),
+        ("action", "action"),
+    ):
+        run, _ = bench.run(kind, 4)
+        sidecar = Sidecar.load(records.sidecar_path(bench.export(run, "qat_w4a4")))
+        assert (sidecar.scheme, sidecar.native, sidecar.head) == ("qat_w4a4", False, head)
+        assert Run.from_dict(sidecar.run) == run
+        assert sidecar.run["quantization"]["delay"] == 1
+        assert sidecar.calibration_sha256 is None
+        assert sidecar.check["max_abs_difference"] <= sidecar.check["tolerance"]
+
+
+def refused(bench: Bench, run: Run, scheme: str) -> str:
+    with pytest.raises(UsageError) as error:
+        bench.export(run, scheme)
+    assert "\n" not in str(error.value)
+    assert not bench.workspace.artifact(run.run_id, scheme).exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8", "ptq_w4", "qat_w5a5", "qat_int8"])
+def test_schemes_of_another_training_are_refused(bench: Bench, scheme: str) -> None:
+    run, _ = bench.run("values", 4)
+    message = refused(bench, run, scheme)
+    assert f"{run.run_id} can be exported as qat_w4a4. Received: scheme={scheme!r}" in message
+
+
+@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
+def test_what_integer_kernels_cannot_do_is_not_exported_for_them(
+    bench: Bench, options: dict[str, Any]
+) -> None:
+    run, _ = bench.run("values", 8, **options)
+    assert default_schemes(run.quantization) == ("qat_w8a8",)
+    assert "can be exported as qat_w8a8" in refused(bench, run, "qat_int8")
+
+
+def test_plain_trainings_have_no_trained_schemes(
+    bench: Bench, trained: Workspace, tiny_run: Run
+) -> None:
+    for scheme in ("qat_int8", "qat_w4a4"):
+        with pytest.raises(UsageError, match=f"exported as fp32, .*Received: scheme='{scheme}'"):
+            export.export(trained, tiny_run.run_id, [Scheme.parse(scheme)], silent)
+
+
+def test_a_flatbuffer_on_other_grids_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = bench.run("values", 6)
+    exported = qat.exported
+
+    def coarser(network: Any, *, native: bool) -> Any:
+        for layer in qat.quantized_layers(network):
+            *_, (quantizer, _, _) = layer.quantizers()
+            quantizer.bits = 4
+        return exported(network, native=native)
+
+    monkeypatch.setattr("quarl_tf.export.qat.exported", coarser)
+    bench.workspace.artifact(run.run_id, "qat_w6a6").unlink(missing_ok=True)
+    with pytest.raises(QuarlError, match="qat_w6a6 flatbuffer does not compute what its network"):
+        bench.export(run, "qat_w6a6")
+
+
+def test_int8_tells_small_actions_of_a_saturated_policy_apart(bench: Bench) -> None:
+    run = replace(KINDS["action"], seed=7)
+    network = bench.plain(run)
+    kernel, _ = network.get_layer("head").weights
+    kernel.assign(40 * kernel)
+    bench.write(run, network)
+    policy, seen = Policy.load(bench.export(run, "int8")), bench.seen(CARS)
+    wanted = np.abs(network(seen).numpy())
+    found = np.abs([policy.head(observation) for observation in seen])
+    assert (wanted > 0.999).mean() > 0.3
+    small = found < 0.9
+    assert small.sum() > 40
+    # With steps of the sums' whole range there would be about as many codes as this between them.
+    sums = np.arctanh(np.clip(wanted, 0, 1 - 1e-7))
+    coarse = (np.arctanh(0.9) - sums[small].min()) / (2 * sums.max() / 255)
+    assert len(np.unique(found[small])) > 1.5 * coarse

@@ -1,0 +1,445 @@
+"""Studies: their files, what exists of them, running what does not, and the report."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quarl_tf import cli, plots, records, study, study_runner
+from quarl_tf.errors import UsageError
+from quarl_tf.records import Workspace
+from quarl_tf.spec import Quantization, Scheme
+from quarl_tf.statistics import Interval
+from quarl_tf.study import State, Study
+
+#: A training of a second.
+TINY = """
+overrides: &tiny
+  {steps: 600, network: [8], num_envs: 4, train_frequency: 64, minibatch_size: 64, epochs: 1,
+   evaluation_every: 300, evaluation_episodes: 4, checkpoint_every: 200}
+"""
+TINY_STUDY = f"""
+name: tiny
+seeds: [0, 1]
+bits: [2]
+episodes: 2
+{TINY}
+cells:
+  - {{algo: ppo, env: CartPole-v1}}
+  # Diverges, and what would be compared with it is not begun.
+  - {{algo: ppo, env: CartPole-v1, seeds: [0], overrides: {{<<: *tiny, learning_rate: 1e30}}}}
+"""
+BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+def states(root: Path, wanted: Study) -> list[str]:
+    return [str(one.state) for one in study.plan(Workspace(root), wanted)]
+
+
+# Files.
+
+
+def test_a_file_names_every_experiment(tmp_path: Path) -> None:
+    text = BASE + "bits: [8, 3]\ndelays: [0.5, 10]\nquantization: {edge_bits: 4}\n"
+    found = study.read(write(tmp_path, text + "schemes: [int8]\n"))
+    (cell,) = found.cells
+    assert cell.schemes == ("fp32", "int8")
+    assert [(q.bits, q.delay) for q in cell.quantizations] == [
+        *((8, 50_000), (3, 50_000)),
+        *((8, 10), (3, 10)),
+    ]
+    assert {q.edge_bits for q in cell.quantizations} == {4}
+    assert [one.scheme.name for one in found.experiments()] == [
+        *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
+    ]
+    assert found.episodes == 100
+
+
+def test_labels_are_those_of_the_papers_figure(tmp_path: Path) -> None:
+    (cell,) = study.read(write(tmp_path, BASE + "bits: [8, 2]\n")).cells
+    assert [(one.label, one.scheme.name) for one in cell.precisions()] == [
+        *(("Fp", "fp32"), ("8*", "int8")),
+        *(("8", "qat_int8"), ("8", "qat_w8a8"), ("2", "qat_w2a2")),
+    ]
+
+
+def test_a_cell_goes_before_the_study_and_old_ids_are_translated(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0, 1, 2]
+bits: [4]
+cells:
+  - {algo: dqn, env: LunarLander-v2, seeds: [7], bits: []}
+  - {algo: dqn, env: CartPole-v1}
+  - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
+"""
+    first, second, third = study.read(write(tmp_path, text)).cells
+    assert (first.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
+    assert second.seeds == (0, 1, 2)
+    assert (second.title, third.title) == (
+        "dqn on CartPole-v1",
+        "dqn on CartPole-v1 (discount=0.9)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cells: [", "line 1"),
+        ("- a", "a study must map names"),
+        (BASE + "seeds: [1]", "line 4: 'seeds' comes twice"),
+        (BASE + "episods: 3", "did you mean episodes"),
+        (BASE.replace("name: s", "name: a/b"), "name='a/b'"),
+        (BASE.replace("name: s\n", ""), "needs name"),
+        (BASE.replace("seeds: [0]\n", ""), "needs seeds"),
+        (BASE.replace("[0]", "[]"), "seeds must be a list of one or more"),
+        (BASE.replace("[0]", "[true]"), "seeds must be a list of whole numbers"),
+        (BASE.replace("[0]", "[-1]"), "seeds must be 0 or more"),
+        (BASE.replace("[0]", "[0, 0]"), "comes twice"),
+        (BASE.replace("ppo", "ppx"), "cell 1: Unknown algorithm: did you mean ppo"),
+        (BASE.replace("CartPole-v1", "CartPol-v1"), "did you mean CartPole-v1"),
+        (BASE.replace("env:", "envs:"), "did you mean env"),
+        (BASE + "overrides: {step: 3}", "did you mean steps"),
+        (BASE + "schemes: [int9]", "did you mean int8"),
+        (BASE + "schemes: [qat_int8]", "leave it out of schemes"),
+        (BASE + "bits: [9]", "bits=9"),
+        (BASE + "bits: [0.5]", "bits must be a list of whole numbers"),
+        (BASE + "bits: [4]\ndelays: [1.5]", "delay=1.5"),
+        (BASE + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
+        (BASE + "delays: [5]", "are for trainings at `bits`"),
+        (BASE + "bits: [4]\nquantization: {edge_bit: 4}", "did you mean edge_bits"),
+        (BASE + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
+        (BASE + "episodes: 0", "episodes=0"),
+        (BASE + "import: [no_such_module]", "no_such_module"),
+        (BASE + "presets: none.yaml", "none.yaml"),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        study.read(write(tmp_path, text))
+    message = str(caught.value)
+    assert words in message
+    assert "study.yaml" in message
+    assert "\n" not in message
+
+
+def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("plan", "run", "status", "report"):
+        assert cli.main(["study", action, str(tmp_path / "none.yaml")]) == 2
+        assert "none.yaml" in capsys.readouterr().err
+
+
+# Running: one study, killed, run to its end, run again.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """Run the tiny study, kill it, run it to its end; return file, root and what was printed."""
+    root = tmp_path_factory.mktemp("study")
+    path = write(root, TINY_STUDY)
+    assert states(root, study.read(path)) == ["missing"] * 9
+    command = [sys.executable, "-m", "quarl_tf.cli", "study", "run", str(path)]
+    command += ["--root", str(root), "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while not list(root.glob("runs/*/checkpoints/*.npz")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = _children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert children
+    while any(map(_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, children)), "workers outlive their parent"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    return path, root, done.stdout + done.stderr
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _stat(int(p.name))[1] == str(pid)]
+
+
+def _stat(pid: int) -> list[str]:
+    """Return state and parent of a process, and more; X where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X", ""]
+
+
+def _alive(pid: int) -> bool:
+    return _stat(pid)[0] not in "XZ"
+
+
+def test_a_killed_study_goes_on_and_a_failing_cell_leaves_the_others_alone(
+    finished: tuple[Path, Path, str],
+) -> None:
+    path, root, printed = finished
+    plan = study.plan(Workspace(root), study.read(path))
+    assert [one.state for one in plan] == [
+        *[State.EVALUATED] * 6,
+        *[State.FAILED] * 2,
+        State.MISSING,
+    ]
+    failed = plan[6]
+    assert "Training diverged" in failed.reason
+    assert failed.failure is not None
+    assert "Traceback" in failed.failure.read_text()
+    last = printed.splitlines()[-1]
+    assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot do without them;")
+    assert f"read why in {failed.failure}" in last
+
+
+def test_a_second_run_tries_again_what_failed_and_nothing_else(
+    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root, _ = finished
+    before = {p: p.stat().st_mtime_ns for p in root.glob("tflite_models/*/*")}
+    # One at a time: two would train the twin that waits while its plain training fails.
+    assert cli.main(["study", "run", str(path), "--root", str(root), "--jobs", "1"]) == 1
+    shown = capsys.readouterr().out
+    assert len(re.findall("^failed ", shown, re.MULTILINE)) == 1
+    assert "9 experiments: 1 missing, 6 evaluated, 2 failed" in shown
+    assert {p: p.stat().st_mtime_ns for p in root.glob("tflite_models/*/*")} == before
+
+
+def test_a_finished_study_starts_nothing(
+    finished: tuple[Path, Path, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, root, _ = finished
+    whole = write(root / "runs", TINY_STUDY[: TINY_STUDY.index("  # Diverges")])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert cli.main(["study", "run", str(whole), "--root", str(root)]) == 0
+    assert "6 experiments: 6 evaluated" in capsys.readouterr().out
+
+
+def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    _, root, _ = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    whole = TINY_STUDY[: TINY_STUDY.index("  # Diverges")]
+    assert states(tmp_path, study.read(write(tmp_path, whole))) == ["evaluated"] * 6
+    longer = whole.replace("episodes: 2", "episodes: 3")
+    assert set(states(tmp_path, study.read(write(tmp_path, longer)))) == {"missing"}
+    for path in tmp_path.glob("tflite_models/*/fp32.json"):
+        sidecar = records.Sidecar.load(path)
+        replace(sidecar, preset={**sidecar.preset, "discount": 0.5}).save(path)
+    found = states(tmp_path, study.read(write(tmp_path, whole)))
+    assert found == ["missing"] * 2 + ["evaluated"] * 4
+
+
+def test_status_and_plan_show_states_and_failures(
+    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root, _ = finished
+    assert cli.main(["study", "status", str(path), "--root", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 missing, 6 evaluated, 2 failed" in shown
+    assert shown.count("failure.txt") == 1
+    for arguments in (["plan", str(path)], ["run", str(path), "--dry-run"]):
+        assert cli.main(["study", *arguments, "--root", str(root)]) == 0
+        assert re.search(r"q2d300 \W+ qat_w2a2 \W+ evaluated", capsys.readouterr().out)
+
+
+def test_states_follow_from_the_files_alone(finished: tuple[Path, Path, str]) -> None:
+    path, root, _ = finished
+    wanted, workspace = study.read(path), Workspace(root)
+    run_id = wanted.cells[0].run(1, None).run_id
+    artifact = workspace.artifact(run_id, "int8")
+    index = 3
+    evaluation, flatbuffer = records.evaluation_path(artifact), artifact.read_bytes()
+    saved = evaluation.read_bytes()
+    evaluation.unlink()
+    assert states(root, wanted)[index] == "exported"
+    artifact.unlink()
+    assert states(root, wanted)[index] == "trained"
+    artifact.write_bytes(flatbuffer)
+    evaluation.write_bytes(saved)
+    assert states(root, wanted)[index] == "evaluated"
+    more = write(root / "runs", TINY_STUDY.replace("episodes: 2", "episodes: 3"))
+    assert states(root, study.read(more))[:6] == ["exported"] * 6
+
+
+def test_two_at_once_are_refused(
+    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root, _ = finished
+    with (root / "runs" / ".study-tiny.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert cli.main(["study", "run", str(path), "--root", str(root)]) == 1
+    assert "Another process is running this study" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [("kill -9 $$", "was killed by signal 9"), ("exit 0", "ended with exit code 0")],
+)
+def test_a_process_that_ends_without_a_word_is_a_failure(
+    end: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text(f"#!/bin/sh\necho out of memory\n{end}\n")
+    worker.chmod(0o755)
+    monkeypatch.setattr(study_runner.sys, "executable", str(worker))
+    path = write(tmp_path, BASE.replace("[0]", "[0, 1]"))
+    assert cli.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
+    assert states(tmp_path, study.read(path)) == ["failed"] * 4
+    files = list(tmp_path.glob("runs/*/failure.txt"))
+    assert len(files) == 2
+    for file in files:
+        assert words in file.read_text().splitlines()[0]
+        assert "out of memory" in file.read_text()
+
+
+def test_jobs_must_be_one_or_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, BASE)
+    assert cli.main(["study", "run", str(path), "--jobs", "0"]) == 2
+    assert "--jobs 0" in capsys.readouterr().err
+
+
+def test_a_failure_has_a_file_of_its_own(tmp_path: Path) -> None:
+    run = study.read(write(tmp_path, BASE)).cells[0].run(0, Quantization(bits=4, delay=5))
+    paths = {
+        study.failure_path(Workspace(tmp_path), run, scheme)
+        for scheme in (None, Scheme.parse("fp32"), Scheme.parse("qat_w4a4"))
+    }
+    assert len(paths) == 3
+
+
+# The report.
+
+
+def test_the_report_names_what_is_missing_and_averages_nothing_else(
+    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root, _ = finished
+    wanted, workspace = study.read(path), Workspace(root)
+    lost = records.evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
+    saved = lost.read_bytes()
+    lost.unlink()
+    try:
+        assert cli.main(["study", "report", str(path), "--root", str(root)]) == 0
+    finally:
+        lost.write_bytes(saved)
+    folder = workspace.report_dir("tiny")
+    assert str(folder / "index.html") in capsys.readouterr().out.replace("\n", "")
+    text = (folder / "report.md").read_text()
+    assert "4 of 9 experiments have no result" in text
+    assert f"int8 of {lost.parent.name} was not evaluated" in text
+    assert "fp32 of " in text
+    assert "failed: Training diverged" in text
+    assert f"quarl study run {path} --root {root}" in text
+    results = json.loads((folder / "results.json").read_text())
+    pooled = {(row["precision"], row["run_id"]): row for row in results["pooled"][:3]}
+    assert pooled["8*", None]["return_mean"] is None
+    assert pooled["8*", None]["status"] == "missing: seed 1"
+    assert pooled["2", None]["return_mean"] is not None
+    assert len(results["missing"]) == 4
+    assert len(results["runs"]) == 9
+    page = (folder / "index.html").read_text()
+    assert page.count("data:image/png") == 2
+    assert sorted(p.name for p in (folder / "figures").iterdir()) == [
+        "1_learning_curves.png",
+        "reward_against_precision.png",
+    ]
+
+
+def test_the_same_files_give_the_same_report(finished: tuple[Path, Path, str]) -> None:
+    path, root, _ = finished
+    contents = []
+    for _ in range(2):
+        assert cli.main(["study", "report", str(path), "--root", str(root)]) == 0
+        folder = Workspace(root).report_dir("tiny")
+        contents.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
+    assert contents[0] == contents[1]
+
+
+def test_a_study_of_which_nothing_exists_has_a_report(tmp_path: Path) -> None:
+    path = write(tmp_path, BASE + "bits: [2]\n")
+    assert cli.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
+    text = (tmp_path / "reports" / "s" / "report.md").read_text()
+    assert "3 of 3 experiments have no result" in text
+    assert "qat_w2a2 of ppo-CartPole-v1-s0-q2d50000 was not trained" in text
+
+
+def test_jobs_do_not_share_cores() -> None:
+    cores = study_runner.available_cores()
+    for size in range(1, cores + 1):
+        shares = [study_runner._share(slot, size) for slot in range(size)]
+        assert sorted(core for share in shares for core in share) == sorted(os.sched_getaffinity(0))
+        assert all(shares)
+    assert study_runner._share(0, cores + 1) == []
+    assert set(study_runner._thread_limits(10 * cores).values()) == {"1"}
+
+
+# Figures.
+
+
+def test_a_line_is_broken_where_a_training_is_missing() -> None:
+    points = [
+        plots.PrecisionPoint(str(bits), Scheme.parse(f"qat_w{bits}a{bits}"), 5, returns, runs)
+        for bits, returns, runs in (
+            (4, Interval(3.0, 2.0, 4.0), (2.5, 3.5)),
+            (3, None, (9.0,)),
+            (2, Interval(1.0, 0.0, 2.0), (0.5, 1.5)),
+        )
+    ]
+    panel = plots.PrecisionPanel("cell", points, None)
+    (axes,) = plots.reward_against_precision([panel], "study").figure.axes
+    sweep = next(line for line in axes.lines if len(line.get_xdata()) == 3)
+    assert np.isnan(sweep.get_ydata()).tolist() == [False, True, False]
+    assert [text.get_text() for text in axes.texts] == ["missing"]
+
+
+@pytest.mark.parametrize("delay", [None, 20])
+def test_the_delay_is_a_line_in_the_learning_curve(delay: int | None) -> None:
+    steps = np.array([10.0, 20.0, 30.0])
+    curve = plots.Curve("run", steps, steps, steps, delay)
+    one, several = (
+        plots.learning_curve([curve], "run"),
+        plots.learning_curves({"4 bits": [curve]}, "cell"),
+    )
+    for plot in (one, several):
+        drawn = [
+            line for line in plot.figure.axes[0].lines if list(line.get_xdata()) == [delay, delay]
+        ]
+        assert len(drawn) == (delay is not None)
+        assert ("quantisation delay" in plot.caption) == (delay is not None)
+
+
+def test_the_pipeline_script_is_the_verb() -> None:
+    script = Path(__file__).parents[1] / "pipelines" / "study.py"
+    command = [sys.executable, str(script), "run", "-h"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "quarl study run" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "studies").glob("*.yaml")))
+def test_shipped_studies_are_sound(path: Path) -> None:
+    assert study.read(path).name == path.stem
