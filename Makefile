@@ -41,7 +41,7 @@ $(PEERS)/installed:
 
 lock:  ## Resolve setup.cfg anew into requirements.txt.
 	$(PYTHON) -m venv --clear .lock
-	.lock/bin/pip install --quiet --editable '.[train,dev]'
+	.lock/bin/pip install --quiet --editable '.[train,int4,dev]'
 	.lock/bin/pip freeze --exclude-editable > requirements.txt
 	rm -rf .lock
 

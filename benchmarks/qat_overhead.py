@@ -1,8 +1,8 @@
-"""Measure what quantisation-aware training costs: a round of learning with it, over one without.
+"""Measure what quantisation-aware training costs: gradient steps with it, over those without.
 
-For each case the two take turns, on the same made-up experience, before the delay (ranges are
-watched) and after it (numbers are quantised). Prints the median ratio and its range over
-repetitions beside the most that it should be.
+For each case the two take turns to learn from the same steps of the environment, before the delay
+(ranges are watched) and after it (numbers are quantised). Prints the median ratio and its range
+over repetitions beside the most that it should be.
 
     python benchmarks/qat_overhead.py --json benchmarks/qat_overhead.json
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,16 +30,17 @@ CASES = (
     ("dqn", "CartPole-v1", 1.6),
     ("ddpg", "HalfCheetahBulletEnv-v0", 1.6),
     ("ppo", "PongNoFrameskip-v4", 1.4),
+    ("a2c", "PongNoFrameskip-v4", 1.4),
+    ("dqn", "PongNoFrameskip-v4", 1.4),
 )
 
 _ROUNDS = 5
 
 
-def agent(algo: str, env_id: str, bits: int | None) -> Any:
+def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], float]]:
     """Build an agent that has seen enough to learn from; plain where `bits` is None."""
-    # What is quantised has no bfloat16 kernels, so neither has what it is compared with.
     short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
-    preset = presets.load(algo, env_id, {"precision": "float32", **short})
+    preset = presets.load(algo, env_id, short)
     quantization = None if bits is None else Quantization(bits=bits, delay=1)
     spec = environments.env_spec(env_id)
     built = agents.build(algo, spec, preset, 0, qat.preparing(quantization))
@@ -54,11 +56,13 @@ def agent(algo: str, env_id: str, bits: int | None) -> Any:
         observations, starts = following, ~(terminated | truncated)
     rollout = seen[: preset.train_frequency // preset.num_envs]
 
-    def learn() -> None:
+    def learn() -> float:
         for tick in rollout:
             built.act(tick[0], 0.5)
             built.observe(*tick)
+        start = time.perf_counter()
         built.learn(observations)
+        return time.perf_counter() - start
 
     for tick in seen[len(rollout) :]:
         if algo in ("dqn", "ddpg"):
@@ -67,12 +71,9 @@ def agent(algo: str, env_id: str, bits: int | None) -> Any:
     return built, learn
 
 
-def seconds(learn: Any) -> float:
+def seconds(learn: Callable[[], float]) -> float:
     """Return the time of some rounds of learning."""
-    start = time.perf_counter()
-    for _ in range(_ROUNDS):
-        learn()
-    return time.perf_counter() - start
+    return sum(learn() for _ in range(_ROUNDS))
 
 
 def ratios(algo: str, env_id: str, repetitions: int) -> dict[str, list[float]]:

@@ -91,7 +91,7 @@ class _Thinned:
         if _count(whole) <= self._most and self._every == 1:
             return np.concatenate(whole)
         first = self._beginning if self._extremes is None else [self._extremes, *self._beginning]
-        kept = np.concatenate(first)[: self._most]
+        kept = np.concatenate([*first, whole[0][:0]])[: self._most]
         rest = thin(np.concatenate([kept[:0], *self._batches]), self._most - len(kept))
         everything: npt.NDArray[Any] = np.concatenate([kept, rest])
         return everything

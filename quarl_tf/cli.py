@@ -283,6 +283,7 @@ def _run(args: argparse.Namespace) -> None:
     workspace, name = Workspace(args.root), records.report_name(run.run_id, sample=args.sample)
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
     if args.dry_run:
+        _check_network(run, preset)
         _plan(
             f"train    {workspace.run_dir(run.run_id)}",
             *(f"export   {path}" for path in artifacts),
@@ -301,6 +302,7 @@ def _run(args: argparse.Namespace) -> None:
 def _train(args: argparse.Namespace) -> None:
     (run, preset), workspace = _requested_run(args), Workspace(args.root)
     if args.dry_run:
+        _check_network(run, preset)
         _plan(f"train    {workspace.run_dir(run.run_id)}")
         return
     _train_one(workspace, run, preset)
@@ -383,13 +385,19 @@ def _study_run(args: argparse.Namespace) -> None:
         plan = study_runner.run(workspace, wanted, jobs, _say, update)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
+    waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
     if failed:
-        waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
         also = f", and {waiting} more cannot do without them" if waiting else ""
         raise QuarlError(
             f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
             f"{failed[0].failure or 'the line above'} and by `quarl study status {args.study}`, "
             f"mend it and run the same command again. Received: study={wanted.name!r}"
+        )
+    if waiting:
+        raise QuarlError(
+            f"{waiting} of {len(plan)} experiments are not evaluated, though none failed: files "
+            "they go by have changed meanwhile. See which by `quarl study plan "
+            f"{args.study}` and run the same command again. Received: study={wanted.name!r}"
         )
 
 
@@ -472,8 +480,10 @@ def _list(args: argparse.Namespace) -> None:
     for algo, env_id in presets.available():
         table.add_row(algo, env_id)
     _console.print(table)
-    more = "ptq_wN and ptq_paper_wN for N = 2 ... 32"
-    _console.print(f"schemes: {', '.join(DEFAULT_SCHEMES)}; {more}")
+    _console.print(
+        f"schemes: {', '.join(DEFAULT_SCHEMES)}; ptq_wN and ptq_paper_wN for N = 2 ... 32; of "
+        "trainings with --bits: qat_int8, and qat_wNaN for N = 2 ... 8"
+    )
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
     for run_id in _run_ids(workspace):
@@ -533,6 +543,15 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     preset = presets.load(args.algo, env_id, overrides, args.presets)
     quantization = _quantization(args, preset)
     return Run(args.algo, env_id, args.seed, overrides, quantization), preset
+
+
+def _check_network(run: Run, preset: Preset) -> None:
+    """Build the network, and see that it fits the environment, the algorithm and the bits."""
+    from quarl_tf import agents, environments
+    from quarl_tf.quantization import qat
+
+    spec = environments.env_spec(run.env_id)
+    qat.preparing(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
 
 
 def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | None:
@@ -608,7 +627,7 @@ def _check_percent(option: str, value: float) -> None:
 
 def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     # Looked up here, so that what is finished costs no import of TensorFlow.
-    record = TrainingRecord.finished(workspace.run_dir(run.run_id), asdict(preset))
+    record = TrainingRecord.finished(workspace.run_dir(run.run_id), run, asdict(preset))
     if record is None:
         from quarl_tf.training import train
 
@@ -672,7 +691,7 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
         table.add_column(column, justify="right" if column in numbers else "left")
     for path in artifacts:
         sidecar = Sidecar.load(records.sidecar_path(path))
-        evaluation = Evaluation.load(records.evaluation_path(path, sample=args.sample))
+        evaluation = _load_evaluation(path, args)
         latency = (evaluation.latency_us or {}).get("median")
         comparison = _compare_with_fp32(path, args)
         returns = comparison.returns if comparison else mean_interval(evaluation.returns)
@@ -709,17 +728,22 @@ def _interval_text(interval: Interval, *, signed: bool = False) -> str:
     )
 
 
+def _load_evaluation(artifact: Path, args: argparse.Namespace) -> Evaluation:
+    """Load an evaluation as if only the episodes asked for had been played."""
+    path = records.evaluation_path(artifact, sample=args.sample)
+    return Evaluation.load(path).first(args.episodes)
+
+
 def _reference_of(artifact: Path) -> Path:
     return records.reference_path(artifact, Sidecar.load(records.sidecar_path(artifact)))
 
 
 def _compare_with_fp32(path: Path, args: argparse.Namespace) -> Comparison | None:
     """Compare with the run's fp32, if that was evaluated in the same way on the same seeds."""
-    reference_path = records.evaluation_path(_reference_of(path), sample=args.sample)
-    if not reference_path.exists():
+    fp32 = _reference_of(path)
+    if not records.evaluation_path(fp32, sample=args.sample).exists():
         return None
-    evaluation = Evaluation.load(records.evaluation_path(path, sample=args.sample))
-    reference = Evaluation.load(reference_path)
+    evaluation, reference = _load_evaluation(path, args), _load_evaluation(fp32, args)
     if reference.seeds != evaluation.seeds:
         return None
     return compare(reference, evaluation, None, args.margin)

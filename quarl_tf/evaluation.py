@@ -90,8 +90,8 @@ def evaluate(
     Raises:
         UsageError: There are no seeds, a seed comes twice or is negative, the reference is of
             another run, or the policy is no distribution to draw from.
-        QuarlError: A file is damaged, the environment is not the one the policy was made for, or
-            a return is not finite.
+        QuarlError: A file is damaged, the reference is of another network, the environment is not
+            the one the policy was made for, or a return is not finite.
     """
     _check_seeds(seeds)
     policy = Policy.load(artifact)
@@ -170,9 +170,10 @@ def evaluate_and_save(
     *,
     sample: bool = False,
 ) -> Evaluation:
-    """Evaluate a flatbuffer and its run's random baseline; save both beside it.
+    """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
 
-    What was saved for these very bytes, episodes, rules and reference is returned as it is.
+    What was saved for these very bytes, rules and reference is returned as it is, if it has these
+    episodes or more.
 
     Args:
         artifact: The flatbuffer; its `records.reference_path`, if it exists, is the reference.
@@ -186,12 +187,11 @@ def evaluate_and_save(
     """
     sidecar = Policy.load(artifact).sidecar
     seeds = evaluation_seeds(sidecar.run["seed"], episodes)
-    reference = _present_reference(artifact, sidecar)
+    reference = reference_path(artifact, sidecar)
     evaluation = latest(artifact, seeds, reference, sample=sample)
     if evaluation is None:
-        evaluation = evaluate(
-            artifact, seeds, sample=sample, reference=reference, progress=progress
-        )
+        guide = reference if reference.exists() else None
+        evaluation = evaluate(artifact, seeds, sample=sample, reference=guide, progress=progress)
         evaluation.save(evaluation_path(artifact, sample=sample))
     # Last, so that a policy that is no distribution is refused at once.
     if not _has_baseline(artifact, sidecar, seeds):
@@ -204,17 +204,12 @@ def is_evaluated(artifact: Path, episodes: int, *, sample: bool = False) -> bool
     """Tell whether all that `evaluate_and_save` would save is there.
 
     Raises:
-        QuarlError: The flatbuffer or its sidecar is missing or damaged.
+        QuarlError: The sidecar is missing or damaged.
     """
     sidecar = Sidecar.load(sidecar_path(artifact))
     seeds = evaluation_seeds(sidecar.run["seed"], episodes)
-    saved = latest(artifact, seeds, _present_reference(artifact, sidecar), sample=sample)
+    saved = latest(artifact, seeds, reference_path(artifact, sidecar), sample=sample)
     return saved is not None and _has_baseline(artifact, sidecar, seeds)
-
-
-def _present_reference(artifact: Path, sidecar: Sidecar) -> Path | None:
-    reference = reference_path(artifact, sidecar)
-    return reference if reference.exists() else None
 
 
 def _baseline_path(artifact: Path) -> Path:
@@ -222,33 +217,49 @@ def _baseline_path(artifact: Path) -> Path:
 
 
 def _has_baseline(artifact: Path, sidecar: Sidecar, seeds: Sequence[int]) -> bool:
-    """Tell whether the random policy was evaluated on these episodes, or more.
+    """Tell whether the random policy was evaluated on these episodes, or more, if it has to be.
 
-    Greedy and sampled evaluations share it, and may differ in how many episodes they have.
+    It lies beside fp32: a quantisation-aware training has its plain twin's.
     """
+    if reference_path(artifact, sidecar).parent != artifact.parent:
+        return True
     saved = _saved(_baseline_path(artifact), _RANDOM)
     if saved is None:
         return False
-    found = saved.run_id, saved.env_id, saved.seeds[: len(seeds)]
+    found = saved.run_id, saved.env_id, saved.first(len(seeds)).seeds
     return found == (sidecar.run_id, sidecar.env_id, list(seeds))
 
 
 def latest(
     artifact: Path, seeds: Sequence[int], reference: Path | None, *, sample: bool = False
 ) -> Evaluation | None:
-    """Return what was saved for these bytes, seeds, rules and reference, if it was.
+    """Return what was saved for these bytes, seeds or more, rules and reference, if it was.
 
-    Anything else, a damaged record included, is worth nothing and cheap to redo: None.
+    Anything else, a damaged record included, is worth nothing and cheap to redo: None. Of a
+    flatbuffer that was left out, its sidecar knows the bytes.
 
     Raises:
-        QuarlError: A flatbuffer is missing.
+        QuarlError: A flatbuffer is missing, and so is its sidecar.
     """
-    path = evaluation_path(artifact, sample=sample)
-    wanted = list(seeds), sha256(artifact), None if reference is None else sha256(reference)
-    saved = _saved(path, _SAMPLED if sample else _GREEDY)
-    if saved is None or (saved.seeds, saved.artifact_sha256, saved.reference_sha256) != wanted:
+    saved = _saved(evaluation_path(artifact, sample=sample), _SAMPLED if sample else _GREEDY)
+    if saved is None or saved.first(len(seeds)).seeds != list(seeds):
         return None
-    return saved
+    whole = saved.artifact_sha256 == _known_sha256(artifact)
+    return saved if whole and saved.reference_sha256 in _references(reference) else None
+
+
+def _references(path: Path | None) -> set[str | None]:
+    """Return the hashes of references that an evaluation may have; None stands for none."""
+    if path is None or not (path.exists() or sidecar_path(path).exists()):
+        return {None}
+    # One that was left out can be compared with no more.
+    return {_known_sha256(path)} | (set() if path.exists() else {None})
+
+
+def _known_sha256(artifact: Path) -> str:
+    if artifact.exists():
+        return sha256(artifact)
+    return Sidecar.load(sidecar_path(artifact)).sha256
 
 
 def _protocol(rules: dict[str, str], env_id: str) -> dict[str, str]:
@@ -280,6 +291,13 @@ def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
             "Actions can be compared only with a policy of the same run; name that run's fp32 "
             f"flatbuffer. Received: reference of {reference.sidecar.run_id}, artifact of "
             f"{sidecar.run_id}"
+        )
+    same_run = reference.sidecar.run_id == sidecar.run_id
+    if same_run and reference.sidecar.network_sha256 != sidecar.network_sha256:
+        raise QuarlError(
+            "Actions can be compared only with a policy of the same network; export both again "
+            f"(quarl export {sidecar.run_id} --schemes fp32,{sidecar.scheme}). Received: "
+            f"{path} of another network than {sidecar.scheme}"
         )
     return reference
 

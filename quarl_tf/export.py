@@ -37,11 +37,11 @@ from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.policies import Policy
-from quarl_tf.quantization import qat
+from quarl_tf.quantization import int4, qat
 from quarl_tf.quantization.affine import round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace
-from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import Quantization, Run, Scheme, possible_schemes
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
@@ -129,18 +129,19 @@ def export(
 
 def _require_fitting(run: Run, schemes: Sequence[Scheme]) -> None:
     """Refuse schemes of another kind of training, or of other bits."""
-    usual = default_schemes(run.quantization)
+    possible = possible_schemes(run.quantization)
     for scheme in schemes:
-        fits = not scheme.trained if run.quantization is None else scheme.name in usual
+        fits = not scheme.trained if run.quantization is None else scheme.name in possible
         if not fits:
             raise UsageError(
-                f"{run.run_id} can be exported as {', '.join(usual)}. "
+                f"{run.run_id} can be exported as {', '.join(possible)}. "
                 f"Received: scheme={scheme.name!r}"
             )
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    convert = _trained if scheme.trained else _CONVERTERS.get(scheme.name, _simulated)
+    usual = _trained if scheme.trained else _simulated
+    convert = _CONVERTERS.get(scheme.name, usual)
     content, expected = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
     checked = replace(sidecar, check=_check(trained, Policy(content, sidecar), expected))
@@ -301,6 +302,12 @@ def _trained(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     return content, networks.chooser(expected) if discrete else expected
 
 
+def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    """Convert as a simulated scheme, and store the kernels as integers."""
+    content, expected = _trained(trained, replace(scheme, native=False))
+    return int4.pack(content), expected
+
+
 def _converter_of_quantized(trained: TrainedNetwork, network: keras.Model, scheme: Scheme) -> Any:
     """Return a converter of a network whose ranges are frozen."""
     spec = trained.spec
@@ -322,6 +329,7 @@ _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {
     "fp16": _fp16,
     "dynamic_int8": _dynamic_int8,
     "int8": _int8,
+    "qat_int4": _packed,
 }
 
 

@@ -84,6 +84,21 @@ class FlatbufferAudit:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """An operator with a constant kernel.
+
+    Attributes:
+        operator: Its name, e.g. "FULLY_CONNECTED".
+        output: Name of the tensor it computes.
+        kernel: Output channels first.
+    """
+
+    operator: str
+    output: str
+    kernel: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class _Tensor:
     name: str
     shape: tuple[int, ...]
@@ -195,13 +210,33 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     return found
 
 
+def layers(source: Path | bytes) -> list[Layer]:
+    """Return the layers with a constant kernel, in the order of computation.
+
+    Args:
+        source: The file, or its content.
+
+    Raises:
+        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
+    """
+    graphs, _ = _parse(source)
+    return [
+        Layer(op.name, graph.tensors[op.outputs[0]].name, _decode(kernel, kernel.data))
+        for graph in graphs
+        for op in graph.operators
+        if op.name in _WEIGHTED
+        and (kernel := graph.tensors[op.inputs[1]]).data is not None
+        and kernel.dtype in _DECODABLE
+    ]
+
+
 def _parse(source: Path | bytes) -> tuple[list[_Graph], dict[str, dict[str, list[str]]]]:
     name = "The content" if isinstance(source, bytes) else str(source)
     content = source if isinstance(source, bytes) else read(source)
     check_identifier(content, name)
     try:
         model = schema.Model.GetRootAs(content, 0)
-        buffers = [_bytes(model.Buffers(i)) for i in range(model.BuffersLength())]
+        buffers = [_bytes(model.Buffers(i), content) for i in range(model.BuffersLength())]
         graphs = [
             _graph(model, model.Subgraphs(i), buffers) for i in range(model.SubgraphsLength())
         ]
@@ -218,7 +253,12 @@ def _parse(source: Path | bytes) -> tuple[list[_Graph], dict[str, dict[str, list
     return graphs, signatures
 
 
-def _bytes(buffer: Any) -> NDArray[np.uint8] | None:
+def _bytes(buffer: Any, content: bytes) -> NDArray[np.uint8] | None:
+    if start := buffer.Offset():
+        # Behind the tables, as some writers put large buffers.
+        if start + buffer.Size() > len(content):
+            raise IndexError("a buffer ends behind the file")
+        return np.frombuffer(content, np.uint8, buffer.Size(), start)
     return buffer.DataAsNumpy() if buffer.DataLength() else None
 
 

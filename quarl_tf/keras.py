@@ -20,6 +20,7 @@ from quarl_tf.errors import QuarlError
 with native_output.caught():
     import tensorflow as tf
     import tf_keras as keras
+    from tf_keras.src.mixed_precision import autocast_variable
 
     # Its first use looks for a GPU, and says that there is none.
     tf.config.list_logical_devices()
@@ -30,4 +31,4 @@ if tf.keras.Model is not keras.Model:
         f"TF_USE_LEGACY_KERAS=1. Received: tf.keras.Model from {tf.keras.Model.__module__}"
     )
 
-__all__ = ["keras", "tf"]
+__all__ = ["autocast_variable", "keras", "tf"]

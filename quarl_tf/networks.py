@@ -1,6 +1,6 @@
 """Policy networks: one Keras model from raw observation to head, input scaling inside.
 
-A network is built by a factory and never cloned, so targets and copies are equal by construction
+A network is built by a factory, never copied, so targets and copies are equal by construction
 and share nothing. Layers have fixed names, so that weights can be stored by name.
 """
 
@@ -361,18 +361,21 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
 
     Args:
         function: Takes tensors, one for each array.
-        network: The network that it is about.
+        network: The network that it is about. Once the ranges of a quantisation-aware one are
+            frozen, it computes something else, and is compiled anew.
     """
-    traced = tf.function(function, jit_compile=not is_convolutional(network))
-    by_shapes: dict[tuple[tuple[int, ...], ...], Any] = {}
+    # One stands for all: they freeze together.
+    frozen = next((v for v in network.variables if v.name.endswith("_frozen:0")), None)
+    by_kind: dict[tuple[Any, ...], Any] = {}
 
     def call(*arrays: npt.NDArray[Any]) -> Any:
         tensors = [tf.constant(array) for array in arrays]
-        shapes = tuple(array.shape for array in arrays)
+        kind = (frozen is not None and bool(frozen.numpy()), *(array.shape for array in arrays))
         # TensorFlow's own search for the trace that fits takes 200 us a call.
-        if shapes not in by_shapes:
-            by_shapes[shapes] = traced.get_concrete_function(*tensors)
-        return by_shapes[shapes](*tensors)
+        if kind not in by_kind:
+            traced = tf.function(function, jit_compile=not is_convolutional(network))
+            by_kind[kind] = traced.get_concrete_function(*tensors)
+        return by_kind[kind](*tensors)
 
     return call
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -35,33 +37,44 @@ HISTOGRAM_BITS = (4, 2)
 _WIDTH = 9.0
 _DPI = 150
 _PANELS_PER_ROW = 5
+# As many as stand above one of two panels.
+_TITLE_LETTERS = 40
 _GREY = "#8a8f98"
 _LIGHT_GREY = "#c9ccd1"
 _DELAY_COLOUR = "#b3321f"
-# Native schemes are cool, simulated ones warm (olive as published) and darker the fewer their bits.
+# Native schemes are cool; simulated ones warm, olive as published, purple if trained at those bits,
+# and darker the fewer their bits.
 _NATIVE_COLOURS = {
     "fp32": "#22313f",
     "fp16": "#0173b2",
     "dynamic_int8": "#2fa7c7",
     "int8": "#029e73",
     "qat_int8": "#6aa51e",
+    "qat_int4": "#3f7f3a",
 }
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """The look of the simulated schemes that share a rule of the quantiser."""
+    """The look of the simulated schemes that are made in the same way."""
 
     label: str
     palette: str
     marker: str
-    line: Literal["-", ":"]
+    line: Literal["-", ":", "-."]
 
 
 _SWEEPS = {
     "code": _Sweep("ptq_w… (simulated)", "flare_r", "D", "-"),
     "paper": _Sweep("ptq_paper_w… (simulated)", "blend:#4f4200,#c9ae35", "^", ":"),
+    "trained": _Sweep("qat_w… (simulated)", "blend:#3a0f5e,#b79be0", "s", "-."),
 }
+
+
+def _sweep(scheme: Scheme) -> _Sweep | None:
+    """Return the look of a simulated scheme; None for a native one."""
+    kind = "trained" if scheme.trained else scheme.mode
+    return None if scheme.native or kind is None else _SWEEPS[kind]
 
 
 @dataclass(frozen=True)
@@ -150,12 +163,13 @@ def scheme_colour(name: str) -> str:
     """
     if name == "random":
         return _GREY
-    if name in _NATIVE_COLOURS:
-        return _NATIVE_COLOURS[name]
     scheme = Scheme.parse(name)
+    sweep = _sweep(scheme)
+    if sweep is None:
+        return _NATIVE_COLOURS[name]
     # The palette spans 2 ... 8 bits, what is exported by default; wider grids share the lightest.
     steps = 7
-    palette = sns.color_palette(_SWEEPS[scheme.mode or "code"].palette, steps).as_hex()
+    palette = sns.color_palette(sweep.palette, steps).as_hex()
     return str(palette[min(scheme.weight_bits - PTQ_BITS.start, steps - 1)])
 
 
@@ -364,8 +378,9 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
         places = {
             p.scheme.name: widths.index(p.scheme.weight_bits) + _dodge(p, points) for p in points
         }
-        for mode in {p.scheme.mode: None for p in points if p.scheme.mode}:
-            _draw_sweep(axes, points, mode, places)
+        for sweep in dict.fromkeys(_sweep(point.scheme) for point in points):
+            if sweep is not None:
+                _draw_sweep(axes, points, sweep, places)
         for point in points:
             _draw_point(axes, point, places[point.scheme.name])
         if chance is not None:
@@ -386,7 +401,8 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
     return Plot(
         figure,
         f"Reward against bits: mean return and {unit}. Circles are native flatbuffers, other "
-        "marks are simulated: weights on the n-bit grid, computed in float. Schemes of the same "
+        "marks are simulated: weights, of qat_wNaN activations too, on the n-bit grid, computed "
+        "in float. Schemes of the same "
         "width stand side by side." + random_line,
     )
 
@@ -403,14 +419,12 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
         _label_lowest(grid, len(panels), columns, "precision")
         figure.suptitle(title)
         figure.supylabel("mean return per episode", fontsize="medium")
-        delays = {p.delay is not None for panel in panels for p in panel.points}
         handles = [
             Line2D([], [], ls="", marker="o", ms=7, color=_GREY, label="native"),
             Line2D([], [], ls="", marker="D", ms=6, color=_GREY, label="simulated"),
             Line2D([], [], ls="", marker="o", ms=4, color=_GREY, alpha=0.5, label="one training"),
         ]
-        if any(delays):
-            handles.append(Line2D([], [], color=_GREY, lw=1.2, label="trained at those bits"))
+        handles += _delay_legend(panels)
         handles.append(Line2D([], [], color=_GREY, ls="--", lw=1.2, label="random policy"))
         _legend_below(figure, handles, columns=5)
     return Plot(
@@ -422,16 +436,36 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
     )
 
 
+def _delays(panel: PrecisionPanel) -> list[int]:
+    return list(dict.fromkeys(p.delay for p in panel.points if p.delay is not None))
+
+
+def _delay_legend(panels: Sequence[PrecisionPanel]) -> list[Line2D]:
+    """Return a line for each rank of a delay in its panel, which has the same style everywhere."""
+    ranks = list(zip_longest(*map(_delays, panels)))
+    handles = []
+    for rank, of_panels in enumerate(ranks):
+        steps = " or ".join(dict.fromkeys(f"{delay:,}" for delay in of_panels if delay))
+        label = f"trained from {steps}" if len(ranks) > 1 else "trained at those bits"
+        handles.append(Line2D([], [], color=_GREY, lw=1.2, ls=_line(rank), label=label))
+    return handles
+
+
+def _line(rank: int) -> Literal["-", ":", "-."]:
+    lines: tuple[Literal["-", ":", "-."], ...] = ("-", ":", "-.")
+    return lines[rank % len(lines)]
+
+
 def _draw_precisions(axes: Axes, panel: PrecisionPanel) -> None:
     labels = list(dict.fromkeys(point.label for point in panel.points))
     known = [point for point in panel.points if point.returns is not None]
     places = {id(point): _place(point, panel.points, labels) for point in panel.points}
-    for number, delay in enumerate(dict.fromkeys(p.delay for p in known if p.delay is not None)):
+    for rank, delay in enumerate(_delays(panel)):
         sweep = [p for p in panel.points if p.delay == delay and not p.scheme.native]
         x = [places[id(point)] for point in sweep]
         # NaN breaks the line where a result is missing.
         y = [math.nan if point.returns is None else point.returns.mean for point in sweep]
-        axes.plot(x, y, color=_GREY, lw=1.2, ls=("-", ":", "-.")[number % 3], zorder=2)
+        axes.plot(x, y, color=_GREY, lw=1.2, ls=_line(rank), zorder=2)
     for point in panel.points:
         _draw_precision(axes, point, places[id(point)])
     if panel.chance is not None:
@@ -444,7 +478,7 @@ def _draw_precisions(axes: Axes, panel: PrecisionPanel) -> None:
         axes.set_ylim(min(values) - room, max(values) + room)
     else:
         axes.set_yticks([])
-    axes.set_title(panel.title)
+    axes.set_title(textwrap.fill(panel.title, _TITLE_LETTERS))
     axes.set_xticks(range(len(labels)), labels)
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.grid(axis="x", visible=False)
@@ -453,7 +487,8 @@ def _draw_precisions(axes: Axes, panel: PrecisionPanel) -> None:
 
 def _place(point: PrecisionPoint, points: Sequence[PrecisionPoint], labels: Sequence[str]) -> float:
     peers = [one for one in points if one.label == point.label]
-    return labels.index(point.label) + 0.28 * (peers.index(point) - (len(peers) - 1) / 2)
+    step = min(0.28, 0.8 / len(peers))
+    return labels.index(point.label) + step * (peers.index(point) - (len(peers) - 1) / 2)
 
 
 def _draw_precision(axes: Axes, point: PrecisionPoint, place: float) -> None:
@@ -584,30 +619,30 @@ def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:
 
 
 def _draw_sweep(
-    axes: Axes, points: Sequence[BitsPoint], mode: str, places: Mapping[str, float]
+    axes: Axes, points: Sequence[BitsPoint], sweep: _Sweep, places: Mapping[str, float]
 ) -> None:
-    """Join the simulated schemes of one rule, from fp32 on; lightly for each of several runs."""
+    """Join the simulated schemes of one kind, from fp32 on; lightly for each of several runs."""
     # 32 bits is where a sweep starts: its grid would be finer than float32 itself.
-    sweep = [p for p in points if p.scheme.mode == mode or p.scheme.name == "fp32"]
-    sweep.sort(key=lambda point: -point.scheme.weight_bits)
-    style = _SWEEPS[mode].line
-    x = [places[point.scheme.name] for point in sweep]
-    axes.plot(x, [p.returns.mean for p in sweep], color=_GREY, ls=style, lw=1.2, zorder=2)
-    runs = len(sweep[0].runs)
+    joined = [p for p in points if _sweep(p.scheme) == sweep or p.scheme.name == "fp32"]
+    joined.sort(key=lambda point: -point.scheme.weight_bits)
+    x = [places[point.scheme.name] for point in joined]
+    axes.plot(x, [p.returns.mean for p in joined], color=_GREY, ls=sweep.line, lw=1.2, zorder=2)
+    runs = len(joined[0].runs)
     for run in range(runs if runs > 1 else 0):
-        y = [point.runs[run] for point in sweep]
-        axes.plot(x, y, color=_LIGHT_GREY, ls=style, lw=0.9, zorder=1)
+        y = [point.runs[run] for point in joined]
+        axes.plot(x, y, color=_LIGHT_GREY, ls=sweep.line, lw=0.9, zorder=1)
 
 
 def _draw_point(axes: Axes, point: BitsPoint, position: float) -> None:
     returns = point.returns
     reach = [[returns.mean - returns.low], [returns.high - returns.mean]]
+    sweep = _sweep(point.scheme)
     axes.errorbar(
         position,
         returns.mean,
         yerr=reach if returns.bounded else None,
         color=scheme_colour(point.scheme.name),
-        marker=_SWEEPS[point.scheme.mode].marker if point.scheme.mode else "o",
+        marker=sweep.marker if sweep else "o",
         ms=7,
         mec="white",
         elinewidth=1.4,
@@ -632,8 +667,8 @@ def _bits_legend(points: Sequence[BitsPoint], chance: float | None) -> list[Line
         Line2D([], [], ls="", marker="o", ms=7, color=scheme_colour(name), label=name)
         for name in (point.scheme.name for point in points if point.scheme.native)
     ]
-    for mode, sweep in _SWEEPS.items():
-        names = [point.scheme.name for point in points if point.scheme.mode == mode]
+    for sweep in _SWEEPS.values():
+        names = [point.scheme.name for point in points if _sweep(point.scheme) == sweep]
         if names:
             handles.append(
                 Line2D(

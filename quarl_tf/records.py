@@ -13,13 +13,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import reprlib
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -111,6 +112,20 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     return folder / "fp32.tflite"
 
 
+def checked_report_name(name: object) -> str:
+    """Return the name of a report, which is that of its folder.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+        raise UsageError(
+            "The name of a report is a folder's: letters, digits, '.', '_' and '-', beginning with "
+            f"a letter or digit. Received: name={name!r}"
+        )
+    return name
+
+
 def report_name(name: str, *, sample: bool = False) -> str:
     """Return what a report named after its runs is called, the one on sampled actions apart."""
     return f"{name}-sampled" if sample else name
@@ -185,6 +200,10 @@ def _run_flaw(run: Mapping[str, Any]) -> tuple[str, str] | None:
     for name, kind in _RUN_FIELDS.items():
         if name not in run or not _fits(run[name], kind):
             return "run", f"run needs {', '.join(_RUN_FIELDS)}, and {name} is missing or odd"
+    try:
+        Run.from_dict(run)
+    except (TypeError, UsageError) as error:
+        return "run", str(error)
     return None
 
 
@@ -210,17 +229,20 @@ class TrainingRecord(_JsonRecord):
         return _run_flaw(self.run)
 
     @classmethod
-    def finished(cls, folder: Path, preset: Mapping[str, Any]) -> Self | None:
+    def finished(cls, folder: Path, run: Run, preset: Mapping[str, Any]) -> Self | None:
         """Return the record of a finished training, or None if it is not finished.
 
         Raises:
-            QuarlError: It was trained with another preset, or its files were changed.
+            QuarlError: It was trained with another preset or quantisation, or its files were
+                changed.
         """
         if not (folder / "training.json").exists():
             return None
         record = cls.load(folder / "training.json")
         record.verify(folder)
-        require_same_preset(folder, record.preset, preset)
+        require_same_settings(
+            folder, settings(record.run, record.preset), settings(run.to_dict(), preset)
+        )
         return record
 
     def verify(self, folder: Path) -> None:
@@ -315,6 +337,15 @@ class Evaluation(_JsonRecord):
     #: {"fraction": ..., "states": ...}; null where there is nothing to compare with.
     agreement: dict[str, float] | None
     versions: dict[str, str]
+
+    def first(self, episodes: int | None) -> Evaluation:
+        """Return it with its first episodes alone, or all; ties and latency stay those of all."""
+        return replace(
+            self,
+            seeds=self.seeds[:episodes],
+            returns=self.returns[:episodes],
+            lengths=self.lengths[:episodes],
+        )
 
     def _flaw(self) -> tuple[str, str] | None:
         if not self.seeds:
@@ -441,21 +472,27 @@ def copy_curve(workspace: Workspace, run_id: str) -> None:
         write_bytes(copy, curve)
 
 
-def require_same_preset(
-    folder: Path, recorded: Mapping[str, Any], preset: Mapping[str, Any]
+def settings(run: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that a training goes by: its preset, and how it is quantised."""
+    quantization = run.get("quantization") or {}
+    return {**preset, **{f"quantization.{name}": value for name, value in quantization.items()}}
+
+
+def require_same_settings(
+    folder: Path, recorded: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> None:
-    """Refuse to go on in a run folder with another preset than its own.
+    """Refuse to go on in a run folder with other `settings` than its own.
 
     Raises:
         QuarlError: The two differ; the keys that do are named.
     """
     # Tuples are lists once they have been through JSON.
-    wanted = json.loads(json.dumps(dict(preset)))
+    wanted = json.loads(json.dumps(dict(asked)))
     keys = sorted(k for k in {*recorded, *wanted} if recorded.get(k) != wanted.get(k))
     if keys:
         received = ", ".join(f"{k}={wanted.get(k)!r} for {recorded.get(k)!r}" for k in keys)
         raise QuarlError(
-            f"{folder} was trained with another preset; move it away or use another --root. "
+            f"{folder} was trained with other settings; move it away or use another --root. "
             f"Received: {received}"
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import EnvSpec, channels_last
+from quarl_tf.errors import UsageError
 
 
 class Transitions(NamedTuple):
@@ -46,6 +47,9 @@ class Replay:
             num_envs: Environments in the stream.
             n_step: Steps that a sampled transition spans, fewer where its episode ends.
             discount: Discount per step within a transition.
+
+        Raises:
+            UsageError: The capacity is too small to draw from.
         """
         self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs
@@ -57,6 +61,13 @@ class Replay:
             if spec.frame_stack > 1
             else _Observations(rows, num_envs, spec)
         )
+        # As many rows as an observation reaches back are lost to overwriting, the newest has no
+        # successor, and of three others two at most start nothing: a reset and a break.
+        if rows < (least := self._observations.reach + 4):
+            raise UsageError(
+                f"The replay must hold {least} observations of each environment; raise "
+                f"buffer_size. Received: {rows} of each of {num_envs}"
+            )
         self._actions = np.zeros((*shape, *action_shape), action_dtype)
         self._rewards = np.zeros(shape, np.float32)
         self._discounts = np.zeros(shape, np.float32)
@@ -156,8 +167,7 @@ class Replay:
         self._rows_added = int(arrays["rows_added"])
         for name in self._FIELDS:
             getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
-        for name, array in self._observations.arrays().items():
-            array[: len(arrays[name])] = arrays[name]
+        self._observations.restore(arrays)
 
     _FIELDS = ("actions", "rewards", "discounts", "starts")
 
@@ -181,6 +191,9 @@ class _Observations:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {"observations": self._kept}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._kept = _refilled(self._kept, arrays["observations"])
 
 
 class _FrameStacks:
@@ -213,3 +226,15 @@ class _FrameStacks:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {"frames": self._frames, "ages": self._ages}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._frames = _refilled(self._frames, arrays["frames"])
+        self._ages = _refilled(self._ages, arrays["ages"])
+
+
+def _refilled(ring: npt.NDArray[Any], saved: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a ring with what was saved of it; a full one is not copied, for it may be large."""
+    if len(saved) == len(ring):
+        return saved
+    ring[: len(saved)] = saved
+    return ring

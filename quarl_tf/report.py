@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,10 +18,11 @@ import jinja2
 import numpy as np
 
 from quarl_tf import flatbuffer, plots
-from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.errors import UsageError
 from quarl_tf.plots import BitsPoint, Plot
 from quarl_tf.records import (
     Workspace,
+    checked_report_name,
     report_name,
     write_bytes,
     write_csv,
@@ -33,17 +32,17 @@ from quarl_tf.records import (
 from quarl_tf.results import (
     BASELINE,
     OK,
-    REFERENCE,
     LoadedRun,
     Row,
     chance_interval,
+    common_protocol,
     fewest_episodes,
     load_run,
     pooled_row,
     run_row,
     scheme_names,
 )
-from quarl_tf.spec import Scheme
+from quarl_tf.spec import REFERENCE, Scheme
 from quarl_tf.statistics import DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
 from quarl_tf.wording import (
     dtypes,
@@ -52,6 +51,7 @@ from quarl_tf.wording import (
     notes_on,
     number_text,
     percent,
+    quantization_text,
     ratio,
     size,
 )
@@ -59,9 +59,10 @@ from quarl_tf.wording import (
 
 @dataclass(frozen=True)
 class _Section:
-    """The runs of one algorithm, environment and set of overrides, as the templates show them.
+    """The runs that differ in their seed alone, as the templates show them.
 
     Attributes:
+        schemes: Names of the schemes reported on.
         episodes: Episodes per flatbuffer, of the run that has fewest.
         protocol: The rules that the episodes were played by.
         headline: Sentences that say what came out.
@@ -74,6 +75,7 @@ class _Section:
 
     title: str
     runs: list[LoadedRun]
+    schemes: list[str]
     episodes: int
     protocol: dict[str, str]
     headline: list[str]
@@ -100,8 +102,8 @@ def write_report(
         workspace: Where the runs are and the report goes.
         run_ids: Runs to report on, exported and evaluated.
         command: Command line that makes this report, shown in it.
-        name: Name of the report; by default the run's, or the algorithm and environment that all
-            runs share, and apart for sampled actions.
+        name: Name of the report; by default the run's, or the algorithm, environment, bits and
+            delay that all runs share, and apart for sampled actions.
         schemes: Schemes to report on; by default all that any of the runs was exported in. fp32,
             the reference, is always among them.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
@@ -119,12 +121,19 @@ def write_report(
     unique = list(dict.fromkeys(run_ids))
     names = scheme_names(workspace, unique, schemes)
     runs = [load_run(workspace, one, names, margin_percent, sample=sample) for one in unique]
-    folder = workspace.report_dir(_checked_name(name) or _default_name(runs, sample))
-    sections = [_section(workspace, group, names, sample) for group in _groups(runs)]
-    wanted = (*names, BASELINE)
-    missing = [run.missing[scheme] for run in runs for scheme in wanted if scheme in run.missing]
+    chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
+    folder = workspace.report_dir(chosen)
+    sections = [_section(workspace, group, schemes, sample) for group in _groups(runs)]
+    missing = [
+        run.missing[scheme]
+        for section in sections
+        for run in section.runs
+        for scheme in (*section.schemes, BASELINE)
+        if scheme in run.missing
+    ]
     context = {
         "sections": sections,
+        "schemes": [name for section in sections for name in section.schemes],
         "missing": missing,
         "margin_percent": margin_percent,
         "margin": f"{margin_percent:g} %",
@@ -141,51 +150,38 @@ def _groups(runs: Sequence[LoadedRun]) -> list[list[LoadedRun]]:
     """Group runs that differ in their seed alone; only those may be pooled."""
     groups: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        key = run.spec | {"seed": None, "preset": run.reference.sidecar.preset}
+        key = run.run.to_dict() | {"seed": None, "preset": run.own.preset}
         groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     return list(groups.values())
 
 
 def _default_name(runs: Sequence[LoadedRun], sample: bool) -> str:
-    kinds = {f"{run.spec['algo']}-{run.spec['env_id'].replace('/', '_')}" for run in runs}
+    kinds = set()
+    for run in (loaded.run for loaded in runs):
+        tag = f"-{run.quantization.tag}" if run.quantization else ""
+        kinds.add(f"{run.algo}-{run.env_id.replace('/', '_')}{tag}")
     if len(kinds) > 1:
         raise UsageError(
-            "A report on several algorithms or environments needs a name; give --name NAME. "
-            f"Received: runs={[run.run_id for run in runs]}"
+            "A report on several algorithms, environments or quantisations in training needs a "
+            f"name; give --name NAME. Received: runs={[run.run_id for run in runs]}"
         )
     return report_name(runs[0].run_id if len(runs) == 1 else kinds.pop(), sample=sample)
 
 
-def _checked_name(name: str | None) -> str | None:
-    if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
-        raise UsageError(
-            "The name of a report is a folder's: letters, digits, '.', '_' and '-', beginning with "
-            f"a letter or digit. Received: name={name!r}"
-        )
-    return name
-
-
 def _section(
-    workspace: Workspace, runs: list[LoadedRun], schemes: Sequence[str], sample: bool
+    workspace: Workspace, runs: list[LoadedRun], schemes: Sequence[str] | None, sample: bool
 ) -> _Section:
-    first = runs[0]
-    spec = first.spec
-    for run in runs:
-        if run.reference.evaluation.protocol != first.reference.evaluation.protocol:
-            raise QuarlError(
-                "Runs evaluated by different rules cannot be pooled; evaluate both again. "
-                f"Received: runs={[first.run_id, run.run_id]}"
-            )
-    overrides = ", ".join(f"{key}={value}" for key, value in spec["overrides"].items())
-    title = f"{spec['algo']} on {spec['env_id']}" + (f" ({overrides})" if overrides else "")
-    title += ", sampled actions" if sample else ""
-    by_run = {run.run_id: [run_row(run, name) for name in schemes] for run in runs}
+    title = _title(runs[0], sample)
+    # Of these runs alone: those of other sections may have been exported in others.
+    names = scheme_names(workspace, [run.run_id for run in runs], schemes)
+    by_run = {run.run_id: [run_row(run, name) for name in names] for run in runs}
     rows = [pooled_row(runs, of_scheme) for of_scheme in zip(*by_run.values(), strict=True)]
     return _Section(
         title=title,
         runs=runs,
+        schemes=names,
         episodes=fewest_episodes(runs),
-        protocol=first.reference.evaluation.protocol,
+        protocol=common_protocol(runs),
         headline=headline(rows),
         notes=notes_on(runs),
         rows=rows,
@@ -193,6 +189,15 @@ def _section(
         chance=chance_interval(runs),
         figures=_figures(workspace, runs, rows, title),
     )
+
+
+def _title(loaded: LoadedRun, sample: bool) -> str:
+    run = loaded.run
+    overrides = ", ".join(f"{key}={value}" for key, value in run.overrides.items())
+    title = f"{run.algo} on {run.env_id}" + (f" ({overrides})" if overrides else "")
+    if run.quantization is not None:
+        title += f", trained at {quantization_text(run.quantization)}"
+    return title + (", sampled actions" if sample else "")
 
 
 # Figures.
@@ -208,10 +213,11 @@ def _figures(
         points = [
             BitsPoint(
                 Scheme.parse(row.scheme),
-                _row_interval(row),
+                row.returns,
                 tuple(run.experiments[row.scheme].comparison.returns.mean for run in runs),
             )
             for row in complete
+            if row.returns is not None
         ]
         chance = chance_interval(runs)
         figures["reward_against_bits"] = plots.reward_against_bits(
@@ -233,13 +239,6 @@ def _figures(
     if curves:
         figures["learning_curve"] = plots.learning_curve(curves, title)
     return figures
-
-
-def _row_interval(row: Row) -> Interval:
-    mean = row.return_mean if row.return_mean is not None else math.nan
-    low = -math.inf if row.return_low is None else row.return_low
-    high = math.inf if row.return_high is None else row.return_high
-    return Interval(mean, low, high)
 
 
 def _all_returns(runs: Sequence[LoadedRun], name: str) -> plots.Floats:

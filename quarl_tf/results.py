@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,26 @@ import numpy as np
 
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.plots import Curve
-from quarl_tf.records import Evaluation, Sidecar, Workspace, evaluation_path, sha256, sidecar_path
-from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme
+from quarl_tf.records import (
+    Evaluation,
+    Sidecar,
+    Workspace,
+    evaluation_path,
+    settings,
+    sha256,
+    sidecar_path,
+)
+from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme
 from quarl_tf.statistics import (
     Comparison,
     Interval,
     Pooled,
     compare,
     mean_interval,
+    mean_of_all,
     pool,
     student_interval,
 )
-
-#: The scheme that all others are compared with.
-REFERENCE = "fp32"
 
 #: What the evaluation of the random policy is called.
 BASELINE = "random"
@@ -83,6 +89,15 @@ class Row:
     weight_dtypes: dict[str, int] = field(default_factory=dict)
     sha256: str | None = None
 
+    @property
+    def returns(self) -> Interval | None:
+        """Return the mean return with its interval, if there is a result."""
+        if self.return_mean is None:
+            return None
+        low = -math.inf if self.return_low is None else self.return_low
+        high = math.inf if self.return_high is None else self.return_high
+        return Interval(self.return_mean, low, high)
+
 
 @dataclass(frozen=True)
 class Missing:
@@ -103,12 +118,17 @@ class Experiment:
     comparison: Comparison
 
 
+_Pair = tuple[Sidecar, Evaluation]
+
+
 @dataclass(frozen=True)
 class LoadedRun:
     """The experiments of one run.
 
     Attributes:
-        experiments: Scheme to experiment; fp32 is always among them.
+        own: A sidecar of the run's own; a quantisation-aware run's fp32 is of its plain twin.
+        experiments: Scheme to experiment, all on the same episodes; fp32 is always among them.
+        played: Scheme to the episodes it has, of which `experiments` may hold the first alone.
         missing: Scheme, or `BASELINE`, to why there is no result.
         chance: Evaluation of the random policy, if it is sound.
         curve: Learning curve of the training, if it was exported.
@@ -116,7 +136,9 @@ class LoadedRun:
     """
 
     run_id: str
+    own: Sidecar
     experiments: dict[str, Experiment]
+    played: dict[str, int]
     missing: dict[str, Missing]
     chance: Evaluation | None
     curve: Curve | None
@@ -128,9 +150,14 @@ class LoadedRun:
         return self.experiments[REFERENCE]
 
     @property
-    def spec(self) -> dict[str, Any]:
-        """Return the fields of the run, see `spec.Run`."""
-        return self.reference.sidecar.run
+    def run(self) -> Run:
+        """Return what was trained."""
+        return Run.from_dict(self.own.run)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return all that the training went by."""
+        return settings(self.own.run, self.own.preset)
 
 
 # Reading.
@@ -148,10 +175,10 @@ def scheme_names(
         stems = [path.stem for path in files if path.suffix in (".tflite", ".json")]
         found = [stem for stem in stems if _is_scheme(stem)]
 
-    def place(scheme: Scheme) -> tuple[str, int, int]:
+    def place(scheme: Scheme) -> tuple[bool, str, int, int]:
         known = scheme.name in DEFAULT_SCHEMES
         order = DEFAULT_SCHEMES.index(scheme.name) if known else len(DEFAULT_SCHEMES)
-        return (scheme.mode or "", -scheme.weight_bits, order)
+        return (not scheme.native, scheme.mode or "", -scheme.weight_bits, order)
 
     parsed = [Scheme.parse(name) for name in {REFERENCE, *found}]
     return [scheme.name for scheme in sorted(parsed, key=place)]
@@ -171,19 +198,56 @@ def load_run(
     schemes: Sequence[str],
     margin_percent: float,
     *,
+    episodes: int | None = None,
     sample: bool = False,
 ) -> LoadedRun:
-    """Load a run's experiments and compare each with fp32.
+    """Load a run's experiments and compare each with fp32, on the episodes that all have played.
 
     Args:
         workspace: Where the run's flatbuffers and evaluations are.
         run_id: The run.
         schemes: The schemes to load.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
+        episodes: The most episodes to take of any.
         sample: Load the evaluations by sampled actions instead of the greedy ones.
 
     Raises:
         UsageError: The run id is no name of a folder.
+        QuarlError: There is no fp32 result, or a file cannot be read.
+    """
+    own, reference = _own_and_reference(workspace, run_id, sample)
+    pairs = {REFERENCE: reference} | {
+        name: _load_comparable(workspace, name, own, reference, sample)
+        for name in schemes
+        if name != REFERENCE
+    }
+    missing = {name: pair for name, pair in pairs.items() if isinstance(pair, Missing)}
+    found = {
+        name: (pair[0], pair[1].first(episodes))
+        for name, pair in pairs.items()
+        if not isinstance(pair, Missing)
+    }
+    played = {name: len(evaluation.seeds) for name, (_, evaluation) in found.items()}
+    count = min(played.values())
+    against = reference[1].first(count)
+    chance: Evaluation | Missing | None = _load_baseline(workspace, against, sample)
+    if isinstance(chance, Missing):
+        missing[BASELINE], chance = chance, None
+    experiments = {}
+    for name, (sidecar, whole) in found.items():
+        evaluation = whole.first(count)
+        comparison = compare(against, evaluation, chance, margin_percent)
+        experiments[name] = Experiment(sidecar, evaluation, comparison)
+    curve = _load_curve(workspace, run_id, Run.from_dict(own.run).quantization)
+    files = workspace.artifact_dir(run_id).glob("*.tflite")
+    foreign = sorted(path.name for path in files if not _is_scheme(path.stem))
+    return LoadedRun(run_id, own, experiments, played, missing, chance, curve, foreign)
+
+
+def _own_and_reference(workspace: Workspace, run_id: str, sample: bool) -> tuple[Sidecar, _Pair]:
+    """Return a sidecar of the run's own, and its fp32.
+
+    Raises:
         QuarlError: There is no fp32 result, or a file cannot be read.
     """
     folder = workspace.artifact_dir(run_id)
@@ -192,41 +256,22 @@ def load_run(
             "There are no flatbuffers of this run; make them with "
             f"`{_export_command(workspace, run_id)}`. Received: run={run_id!r}"
         )
-    spec = _quantized(folder)
-    reference_id = run_id if spec is None else spec.plain.run_id
+    trained = _trained_sidecar(folder)
+    reference_id = run_id if trained is None else Run.from_dict(trained.run).plain.run_id
     reference = _load_pair(workspace, reference_id, REFERENCE, sample)
     if isinstance(reference, Missing):
         raise QuarlError(
             f"{run_id} has nothing to compare with: fp32 {reference.reason}; run "
             f"`{reference.command}`. Received: run={run_id!r}"
         )
-    experiments: dict[str, Experiment] = {}
-    missing: dict[str, Missing] = {}
-    chance: Evaluation | Missing | None = _load_baseline(workspace, reference[1], sample)
-    if isinstance(chance, Missing):
-        missing[BASELINE], chance = chance, None
-    for name in schemes:
-        owner = reference_id if name == REFERENCE else run_id
-        pair = _load_pair(workspace, owner, name, sample)
-        if not isinstance(pair, Missing):
-            pair = _require_same_episodes(workspace, pair, reference[1], sample)
-        if isinstance(pair, Missing):
-            missing[name] = pair
-            continue
-        comparison = compare(reference[1], pair[1], chance, margin_percent)
-        experiments[name] = Experiment(*pair, comparison)
-    delay = None if spec is None or spec.quantization is None else spec.quantization.delay
-    curve = _load_curve(workspace, run_id, delay)
-    foreign = sorted(path.name for path in folder.glob("*.tflite") if not _is_scheme(path.stem))
-    return LoadedRun(run_id, experiments, missing, chance, curve, foreign)
+    return trained or reference[0], reference
 
 
-def _quantized(folder: Path) -> Run | None:
-    """Return the run that a folder is of, if that is a quantisation-aware one."""
-    for path in folder.glob("qat_*.json"):
-        if _is_scheme(path.stem):
-            return Run.from_dict(Sidecar.load(path).run)
-    return None
+def _trained_sidecar(folder: Path) -> Sidecar | None:
+    """Return a sidecar of the run that a folder is of, if that is a quantisation-aware one."""
+    paths = [path for path in sorted(folder.glob("qat_*.json")) if _is_scheme(path.stem)]
+    sidecars = [Sidecar.load(path) for path in paths]
+    return next((sidecar for sidecar in sidecars if sidecar.run_id == folder.name), None)
 
 
 def _load_baseline(
@@ -234,20 +279,13 @@ def _load_baseline(
 ) -> Evaluation | Missing:
     """Load the random policy's evaluation, or tell why it is none for the run's fp32.
 
-    Of more episodes than fp32 has, which an evaluation of the other kind may have asked for, those
-    that fp32 has are taken.
+    Of more episodes than fp32 has, those that fp32 has are taken.
     """
     run_id, count = reference.run_id, len(reference.seeds)
     path = evaluation_path(workspace.artifact(run_id, BASELINE))
     reason = "was not evaluated"
     if path.exists():
-        whole = Evaluation.load(path)
-        found = replace(
-            whole,
-            seeds=whole.seeds[:count],
-            returns=whole.returns[:count],
-            lengths=whole.lengths[:count],
-        )
+        found = Evaluation.load(path).first(count)
         expected = (BASELINE, run_id, reference.env_id, reference.seeds)
         if (found.scheme, found.run_id, found.env_id, found.seeds) == expected:
             return found
@@ -256,9 +294,7 @@ def _load_baseline(
     return Missing(run_id, BASELINE, reason, f"{evaluate} --episodes {count}")
 
 
-def _load_pair(
-    workspace: Workspace, run_id: str, scheme: str, sample: bool
-) -> tuple[Sidecar, Evaluation] | Missing:
+def _load_pair(workspace: Workspace, run_id: str, scheme: str, sample: bool) -> _Pair | Missing:
     """Load a sidecar and its evaluation, or tell why one cannot stand for the other.
 
     A large flatbuffer need not be kept once it was evaluated: the hash in both says what it was.
@@ -284,20 +320,27 @@ def _load_pair(
     return sidecar, evaluation
 
 
-def _require_same_episodes(
-    workspace: Workspace, pair: tuple[Sidecar, Evaluation], reference: Evaluation, sample: bool
-) -> tuple[Sidecar, Evaluation] | Missing:
-    _, evaluation = pair
-    if (evaluation.seeds, evaluation.protocol) == (reference.seeds, reference.protocol):
+def _load_comparable(
+    workspace: Workspace, scheme: str, own: Sidecar, reference: _Pair, sample: bool
+) -> _Pair | Missing:
+    """Load a scheme of the run that `own` is of, or tell why it cannot be compared with fp32."""
+    run_id, (fp32, against) = own.run_id, reference
+    pair = _load_pair(workspace, run_id, scheme, sample)
+    if isinstance(pair, Missing):
         return pair
-    return Missing(
-        evaluation.run_id,
-        evaluation.scheme,
-        f"was evaluated on other episodes than fp32 ({len(evaluation.seeds)} against "
-        f"{len(reference.seeds)}, or other seeds or rules)",
-        f"{_evaluate_command(workspace, evaluation.run_id, evaluation.scheme, sample)} "
-        f"--episodes {len(reference.seeds)}",
-    )
+    sidecar, evaluation = pair
+    if sidecar.network_sha256 != own.network_sha256:
+        reason = f"was exported from another network than {own.scheme}"
+        both = f" --schemes {own.scheme},{scheme}"
+        return Missing(run_id, scheme, reason, _export_command(workspace, run_id, both))
+    evaluate = _evaluate_command(workspace, run_id, scheme, sample)
+    if evaluation.reference_sha256 not in (None, fp32.sha256):
+        return Missing(run_id, scheme, "was compared with another fp32 flatbuffer", evaluate)
+    count = min(len(evaluation.seeds), len(against.seeds))
+    if (evaluation.seeds[:count], evaluation.protocol) == (against.seeds[:count], against.protocol):
+        return pair
+    reason = "was evaluated on other episodes than fp32, or by other rules"
+    return Missing(run_id, scheme, reason, f"{evaluate} --episodes {len(against.seeds)}")
 
 
 def _evaluate_command(workspace: Workspace, run_id: str, scheme: str, sample: bool) -> str:
@@ -311,7 +354,9 @@ def _export_command(workspace: Workspace, run_id: str, options: str = "") -> str
     return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
 
 
-def _load_curve(workspace: Workspace, run_id: str, delay: int | None) -> Curve | None:
+def _load_curve(
+    workspace: Workspace, run_id: str, quantization: Quantization | None
+) -> Curve | None:
     path = workspace.artifact_dir(run_id) / "progress.csv"
     if not path.exists():
         return None
@@ -328,6 +373,7 @@ def _load_curve(workspace: Workspace, run_id: str, delay: int | None) -> Curve |
         ) from error
     if not rows:
         return None
+    delay = None if quantization is None else quantization.delay
     return Curve(
         run_id, columns["step"], columns["episode_return"], columns["greedy_return"], delay
     )
@@ -341,9 +387,9 @@ def run_row(run: LoadedRun, name: str) -> Row:
     scheme = Scheme.parse(name)
     row = Row(
         run_id=run.run_id,
-        algo=run.spec["algo"],
-        env_id=run.spec["env_id"],
-        seed=run.spec["seed"],
+        algo=run.run.algo,
+        env_id=run.run.env_id,
+        seed=run.run.seed,
         scheme=name,
         native=scheme.native,
         weight_bits=scheme.weight_bits,
@@ -393,11 +439,11 @@ def pooled_row(runs: Sequence[LoadedRun], rows: Sequence[Row]) -> Row:
     pooled = pool([run.experiments[row.scheme].comparison for run in runs])
     row = replace(
         row,
-        size_bytes=_mean(r.size_bytes for r in rows),
-        compression=_mean(r.compression for r in rows),
-        latency_median_us=_mean(r.latency_median_us for r in rows),
-        latency_p95_us=_mean(r.latency_p95_us for r in rows),
-        action_agreement=_mean(r.action_agreement for r in rows),
+        size_bytes=mean_of_all([r.size_bytes for r in rows]),
+        compression=mean_of_all([r.compression for r in rows]),
+        latency_median_us=mean_of_all([r.latency_median_us for r in rows]),
+        latency_p95_us=mean_of_all([r.latency_p95_us for r in rows]),
+        action_agreement=mean_of_all([r.action_agreement for r in rows]),
         ties=sum(r.ties or 0 for r in rows),
         weight_dtypes=first.weight_dtypes,
         **_statistics(row.scheme, pooled),
@@ -430,10 +476,20 @@ def _finite(limit: float) -> float | None:
     return limit if math.isfinite(limit) else None
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    present = [value for value in known if value is not None]
-    return float(np.mean(present)) if len(present) == len(known) else None
+def common_protocol(runs: Sequence[LoadedRun]) -> dict[str, str]:
+    """Return the rules that the episodes of all runs were played by.
+
+    Raises:
+        QuarlError: They were played by different ones.
+    """
+    first = runs[0]
+    for run in runs:
+        if run.reference.evaluation.protocol != first.reference.evaluation.protocol:
+            raise QuarlError(
+                "Runs evaluated by different rules cannot be pooled; evaluate both again. "
+                f"Received: runs={[first.run_id, run.run_id]}"
+            )
+    return first.reference.evaluation.protocol
 
 
 def fewest_episodes(runs: Sequence[LoadedRun]) -> int:

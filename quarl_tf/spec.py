@@ -20,10 +20,20 @@ ALGORITHMS = ("a2c", "ddpg", "dqn", "ppo")
 #: Those whose policies are distributions over actions, which `--sample` can draw from.
 STOCHASTIC_ALGORITHMS = ("a2c", "ppo")
 
+#: The scheme that all others are compared with; every plain training has it.
+REFERENCE = "fp32"
+
 #: Weights only, by the papers' n-bit quantiser; 32 bits is the identity.
 PTQ_BITS = range(2, 33)
 
-_NATIVE_SCHEMES = {"fp32": 32, "fp16": 16, "dynamic_int8": 8, "int8": 8, "qat_int8": 8}
+_NATIVE_SCHEMES = {
+    "fp32": 32,
+    "fp16": 16,
+    "dynamic_int8": 8,
+    "int8": 8,
+    "qat_int8": 8,
+    "qat_int4": 4,
+}
 
 #: What `quarl run` exports when nothing else is asked for.
 DEFAULT_SCHEMES = (
@@ -31,6 +41,9 @@ DEFAULT_SCHEMES = (
     *(f"ptq_w{bits}" for bits in range(8, 1, -1)),
 )
 
+
+#: Widest grid that int4 holds.
+INT4_BITS = 4
 
 #: Widths that a quantisation-aware training may have.
 QAT_BITS = range(2, 9)
@@ -65,7 +78,8 @@ class Quantization:
         """Refuse values that mean nothing.
 
         Raises:
-            UsageError: A width is not 2 ... 8, the delay is negative, or a name is unknown.
+            UsageError: A width is not 2 ... 8, the delay is not positive, a name is unknown, or
+                two options contradict each other.
         """
         for name in ("bits", "edge_bits"):
             if (width := getattr(self, name)) not in QAT_BITS:
@@ -86,7 +100,7 @@ class Quantization:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Quantization:
-        """Build from values by name.
+        """Build from values by name; `rule=paper` stands for the papers' ranges and edges as well.
 
         Raises:
             UsageError: A name is unknown, or a value of another type or meaning.
@@ -99,14 +113,21 @@ class Quantization:
             if type(value) is not types[name]:
                 kind = {int: "a whole number", bool: "true or false", str: "a name"}[types[name]]
                 raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
+        if values.get("rule") == "paper" and "bits" in values:
+            values = {"edge_bits": values["bits"], "ranges": "extremes", **values}
         return cls(**values)
 
     @property
     def tag(self) -> str:
         """Name it for run ids: bits and delay, and a digest where more is not as usual."""
         name = f"q{self.bits}d{self.delay}"
-        plain = Quantization(bits=self.bits, delay=self.delay)
-        return name if self == plain else f"{name}-{_digest(asdict(self))}"
+        return f"{name}-{_digest(asdict(self))}" if self.options else name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return what is not as usual, beside bits and delay."""
+        usual = asdict(Quantization(bits=self.bits, delay=self.delay))
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 _CHOICES = {
@@ -159,7 +180,7 @@ class Run:
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
         """Take `to_dict` back."""
         quantization = values.get("quantization")
-        known = None if quantization is None else Quantization(**quantization)
+        known = None if quantization is None else Quantization.from_mapping(quantization)
         return cls(**{**values, "quantization": known})
 
 
@@ -181,6 +202,7 @@ class Scheme:
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
     | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
     | `qat_int8`     | int8          | int8        | native, of a training at 8 bits          |
+    | `qat_int4`     | int4          | N-bit grid  | native storage, of a training at N <= 4  |
     | `qat_wNaN`     | N-bit grid    | N-bit grid  | simulated, of a training at N bits       |
 
     Attributes:
@@ -205,7 +227,8 @@ class Scheme:
             UsageError: No scheme has that name; the closest are named.
         """
         if name in _NATIVE_SCHEMES:
-            return cls(name, _NATIVE_SCHEMES[name], native=True, trained=name == "qat_int8")
+            trained = name.startswith("qat_")
+            return cls(name, _NATIVE_SCHEMES[name], native=True, trained=trained)
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
         if match and int(match[1]) in QAT_BITS:
             return cls(name, int(match[1]), native=False, trained=True)
@@ -228,3 +251,11 @@ def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     # The converter takes no fully-connected kernels with several grids.
     native = eight and quantization.rule == "nearest" and not quantization.per_channel
     return ("qat_int8", simulated) if native else (simulated,)
+
+
+def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
+    """Return the names of what can be exported of a quantisation-aware training."""
+    usual = default_schemes(quantization)
+    if quantization is None or quantization.bits > INT4_BITS or quantization.rule == "paper":
+        return usual
+    return ("qat_int4", *usual)

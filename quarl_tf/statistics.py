@@ -332,9 +332,9 @@ def pool(comparisons: Sequence[Comparison]) -> Pooled:
         else student_interval([c.returns.mean for c in comparisons]),
         difference=difference,
         reference_mean=reference_mean,
-        reward_error=_mean_of_all(errors),
-        absolute_reward_error=_mean_of_all([None if e is None else abs(e) for e in errors]),
-        normalised_error=_mean_of_all([c.normalised_error for c in comparisons]),
+        reward_error=mean_of_all(errors),
+        absolute_reward_error=mean_of_all([None if e is None else abs(e) for e in errors]),
+        normalised_error=mean_of_all([c.normalised_error for c in comparisons]),
         verdict=verdict(
             difference, reference_mean, first.margin_percent, min(c.episodes for c in comparisons)
         ),
@@ -359,7 +359,7 @@ def _constant(sample: npt.NDArray[np.float64]) -> Interval:
     return Interval(value, value, value)
 
 
-def _mean_of_all(values: Sequence[float | None]) -> float | None:
+def mean_of_all(values: Sequence[float | None]) -> float | None:
     """Return the mean, or None if one is missing: never the mean of what happens to be there."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if len(known) == len(values) else None

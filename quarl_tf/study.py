@@ -7,8 +7,8 @@ killed goes on where it was.
 
 from __future__ import annotations
 
-import re
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -19,18 +19,8 @@ from quarl_tf import environments, presets, records
 from quarl_tf.errors import QuarlError, UsageError, unknown
 from quarl_tf.evaluation import is_evaluated
 from quarl_tf.presets import Preset, tables
-from quarl_tf.records import (
-    Evaluation,
-    Sidecar,
-    TrainingRecord,
-    Workspace,
-    evaluation_path,
-    sidecar_path,
-)
-from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
-
-#: The scheme that all others are compared with; every plain training has it.
-REFERENCE = "fp32"
+from quarl_tf.records import Sidecar, TrainingRecord, Workspace, sidecar_path
+from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
 
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_EPISODES = 100
@@ -43,17 +33,16 @@ _AT_THE_TOP = ("name", "cells", "episodes", "presets", "import", *_OF_A_CELL)
 
 @dataclass(frozen=True)
 class Precision:
-    """One column of a study: a scheme of plain trainings, or of those at some bits and delay."""
+    """One column of a study: a scheme of plain trainings, or of those at some bits and delay.
 
+    Attributes:
+        label: Its name as in the papers' figure: Fp, 8* after training, 8, 7, … in training; with
+            the delay where a cell has several.
+    """
+
+    label: str
     scheme: Scheme
     quantization: Quantization | None = None
-
-    @property
-    def label(self) -> str:
-        """Name it as the papers' figure does: Fp, 8* after training, 8, 7, … in training."""
-        if self.quantization is not None:
-            return str(self.quantization.bits)
-        return {REFERENCE: "Fp", "int8": "8*"}.get(self.scheme.name, self.scheme.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +55,7 @@ class Cell:
         steps: Environment steps of a training.
         seeds: Seeds of the trainings.
         schemes: Names of what plain trainings are exported in, fp32 first.
+        options: What the file says of how trainings are quantised, beside bits and delays.
         quantizations: Those of the quantisation-aware trainings.
     """
 
@@ -76,6 +66,7 @@ class Cell:
     steps: int
     seeds: tuple[int, ...]
     schemes: tuple[str, ...]
+    options: Mapping[str, Any]
     quantizations: tuple[Quantization, ...]
 
     def run(self, seed: int, quantization: Quantization | None) -> Run:
@@ -84,12 +75,13 @@ class Cell:
 
     def precisions(self) -> list[Precision]:
         """Return the columns, plain ones first."""
-        plain = [Precision(Scheme.parse(name)) for name in self.schemes]
-        return plain + [
-            Precision(Scheme.parse(name), one)
-            for one in self.quantizations
-            for name in default_schemes(one)
-        ]
+        marks = {REFERENCE: "Fp", "int8": "8*"}
+        found = [Precision(marks.get(name, name), Scheme.parse(name)) for name in self.schemes]
+        several = len({one.delay for one in self.quantizations}) > 1
+        for one in self.quantizations:
+            label = f"{one.bits} from {one.delay:,}" if several else str(one.bits)
+            found += [Precision(label, Scheme.parse(name), one) for name in default_schemes(one)]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +102,16 @@ class Study:
     modules: tuple[str, ...] = ()
 
     def experiments(self) -> Iterator[Experiment]:
-        """Yield every experiment, those of a run one after the other."""
+        """Yield every experiment; cells may share those of plain trainings, which come once."""
+        seen = set()
         for cell in self.cells:
             for precision in cell.precisions():
                 for seed in cell.seeds:
                     run = cell.run(seed, precision.quantization)
-                    yield Experiment(run, precision.scheme)
+                    key = run.run_id, precision.scheme.name
+                    if key not in seen:
+                        seen.add(key)
+                        yield Experiment(run, precision.scheme)
 
 
 @dataclass(frozen=True)
@@ -182,12 +178,7 @@ def _study(content: Any, folder: Path) -> Study:
     for key in ("name", "cells", "seeds"):
         if key not in values and not (key == "seeds" and _all_have_seeds(values.get("cells"))):
             raise UsageError(f"A study needs {key}. Received: {', '.join(values) or 'nothing'}")
-    name = values["name"]
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
-        raise UsageError(
-            "The name of a study is that of its report's folder: letters, digits, '.', '_' and "
-            f"'-', beginning with a letter or digit. Received: name={name!r}"
-        )
+    name = records.checked_report_name(values["name"])
     modules = _items(values.get("import", []), "import", str, may_be_empty=True)
     environments.import_environments(modules)
     own = values.get("presets")
@@ -199,27 +190,31 @@ def _study(content: Any, folder: Path) -> Study:
     for number, entry in enumerate(_list(values["cells"], "cells"), start=1):
         try:
             given = _mapping(entry, "a cell", ("algo", "env", *_OF_A_CELL))
-            cells.append(_cell({**shared, **given}, presets_file))
+            cell = _cell({**shared, **given}, presets_file)
+            if not cell.quantizations:
+                _require_no_bits_needed(given)
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
-    study = Study(
+        cells.append(cell)
+    if not any(cell.quantizations for cell in cells):
+        _require_no_bits_needed(shared)
+    _require_no_repetition(cells)
+    return Study(
         name=name,
         cells=tuple(_titled(cells)),
         episodes=_whole(values.get("episodes", _DEFAULT_EPISODES), "episodes", least=1),
         presets=presets_file,
         modules=modules,
     )
-    _require_no_repetition(study)
-    return study
 
 
 def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Tell cells of the same algorithm and environment apart by the overrides that differ."""
+    """Tell cells of the same algorithm and environment apart by what differs in their settings."""
     for cell in cells:
-        alike = [one.overrides for one in cells if one.title == cell.title]
+        alike = [{**one.overrides, **one.options} for one in cells if one.title == cell.title]
         telling = {
             key: value
-            for key, value in cell.overrides.items()
+            for key, value in {**cell.overrides, **cell.options}.items()
             if any(one.get(key) != value for one in alike)
         }
         if not telling:
@@ -241,6 +236,8 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
     overrides = _mapping(values.get("overrides", {}), "overrides")
     preset = presets.load(algo, env_id, overrides, own)
     seeds = tuple(_whole(seed, "seeds", least=0) for seed in _items(values["seeds"], "seeds", int))
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"A seed comes twice; keep one. Received: seeds={list(seeds)}")
     schemes = _items(values.get("schemes", list(_DEFAULT_SCHEMES)), "schemes", str)
     for name in schemes:
         if Scheme.parse(name).trained:
@@ -248,6 +245,8 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
                 f"{name} is of quantisation-aware trainings, which `bits` asks for; leave it out "
                 f"of schemes. Received: schemes={list(schemes)}"
             )
+    options = _mapping(values.get("quantization", {}), "quantization")
+    quantizations = tuple(_quantizations(values, options, preset))
     return Cell(
         title=f"{algo} on {env_id}",
         algo=algo,
@@ -256,23 +255,23 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
         steps=preset.steps,
         seeds=seeds,
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
-        quantizations=tuple(_quantizations(values, preset)),
+        options=options if quantizations else {},
+        quantizations=quantizations,
     )
 
 
-def _quantizations(values: Mapping[str, Any], preset: Preset) -> Iterator[Quantization]:
+def _quantizations(
+    values: Mapping[str, Any], options: Mapping[str, Any], preset: Preset
+) -> Iterator[Quantization]:
     """Yield those of all bits and delays; a delay is a number of steps or a share of them."""
     widths = _items(values.get("bits", []), "bits", int, may_be_empty=True)
     delays = _items(values.get("delays", list(_DEFAULT_DELAYS)), "delays", int, float)
-    options = _mapping(values.get("quantization", {}), "quantization")
     if odd := sorted({"bits", "delay"} & set(options)):
         raise UsageError(
             "The key `bits` says the bits and `delays` the delays, quantization the rest. "
             f"Received: quantization={odd}"
         )
-    if not widths and (options or "delays" in values):
-        raise UsageError("Delays and quantization are for trainings at `bits`. Received: no bits")
-    for delay in delays:
+    for delay in delays if widths else ():
         share = isinstance(delay, float)
         steps = int(delay * preset.steps) if share else delay
         if not 1 <= steps < preset.steps:
@@ -284,16 +283,29 @@ def _quantizations(values: Mapping[str, Any], preset: Preset) -> Iterator[Quanti
             yield Quantization.from_mapping({**options, "bits": bits, "delay": steps})
 
 
-def _require_no_repetition(study: Study) -> None:
-    seen = set()
-    for one in study.experiments():
-        key = one.run.run_id, one.scheme.name
-        if key in seen:
+def _require_no_bits_needed(values: Mapping[str, Any]) -> None:
+    needing = sorted({"delays", "quantization"} & set(values))
+    if needing:
+        raise UsageError(
+            "Delays and quantization are for trainings at `bits`; give bits or leave them out. "
+            f"Received: {', '.join(needing)} without bits"
+        )
+
+
+def _require_no_repetition(cells: Sequence[Cell]) -> None:
+    """Refuse a quantisation-aware training that comes twice; plain ones may be shared."""
+    wanted = Counter(
+        cell.run(seed, quantization).run_id
+        for cell in cells
+        for quantization in cell.quantizations
+        for seed in cell.seeds
+    )
+    for run_id, times in wanted.items():
+        if times > 1:
             raise UsageError(
-                "The same experiment comes twice; keep one of the cells, seeds or bits that ask "
-                f"for it. Received: run={key[0]}, scheme={key[1]}"
+                "The same training comes twice; keep one of the cells, bits or delays that ask "
+                f"for it. Received: run={run_id}"
             )
-        seen.add(key)
 
 
 def _mapping(value: Any, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
@@ -373,16 +385,15 @@ def _is_published(workspace: Workspace, study: Study, experiment: Experiment) ->
     """Tell whether a result came without the run folder that it is of, as in a fresh clone."""
     run = experiment.run
     artifact = workspace.artifact(run.run_id, experiment.scheme.name)
-    if workspace.run_dir(run.run_id).exists():
+    # Not the folder: a failure is written there, too.
+    if (workspace.run_dir(run.run_id) / "run.json").exists():
         return False
     try:
         sidecar = Sidecar.load(sidecar_path(artifact))
-        evaluation = Evaluation.load(evaluation_path(artifact))
-        same = presets.restore(run.algo, sidecar.preset) == preset_of(study, run)
+        made = Run.from_dict(sidecar.run), presets.restore(run.algo, sidecar.preset)
+        return made == (run, preset_of(study, run)) and is_evaluated(artifact, study.episodes)
     except QuarlError:
         return False
-    whole = evaluation.artifact_sha256 == sidecar.sha256
-    return same and whole and len(evaluation.seeds) >= study.episodes
 
 
 def _untrained(workspace: Workspace, study: Study, experiment: Experiment) -> Status | None:
@@ -390,7 +401,7 @@ def _untrained(workspace: Workspace, study: Study, experiment: Experiment) -> St
     run = experiment.run
     try:
         preset = asdict(preset_of(study, run))
-        record = TrainingRecord.finished(workspace.run_dir(run.run_id), preset)
+        record = TrainingRecord.finished(workspace.run_dir(run.run_id), run, preset)
     except QuarlError as error:
         return Status(experiment, State.FAILED, str(error))
     if record is not None:

@@ -21,22 +21,16 @@ from quarl_tf.results import (
     LoadedRun,
     Row,
     chance_interval,
+    common_protocol,
+    fewest_episodes,
     load_run,
     pooled_row,
     run_row,
 )
-from quarl_tf.spec import Run
+from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.statistics import Interval
-from quarl_tf.study import (
-    REFERENCE,
-    Cell,
-    Precision,
-    State,
-    Status,
-    Study,
-    plan,
-)
-from quarl_tf.wording import dtypes
+from quarl_tf.study import Cell, Precision, State, Status, Study, plan
+from quarl_tf.wording import dtypes, notes_on
 
 
 @dataclass(frozen=True)
@@ -60,11 +54,19 @@ class _CellResults:
     """A cell with its results.
 
     Attributes:
+        options: How its trainings are quantised, beside bits and delays.
+        episodes: Episodes per flatbuffer.
+        protocol: The rules that they were played by; none where nothing was played.
+        notes: What the reader must know before believing the results.
         chance: Return of the random policy, if every seed has it.
     """
 
     cell: Cell
     columns: list[_Column]
+    options: dict[str, str]
+    episodes: int
+    protocol: dict[str, str]
+    notes: list[str]
     chance: Interval | None
 
 
@@ -72,7 +74,7 @@ class _Loader:
     """The results of a study's experiments, each run loaded once."""
 
     def __init__(self, workspace: Workspace, study: Study, margin_percent: float) -> None:
-        self._workspace, self._margin = workspace, margin_percent
+        self._workspace, self._margin, self._episodes = workspace, margin_percent, study.episodes
         self.statuses = {
             (one.experiment.run.run_id, one.experiment.scheme.name): one
             for one in plan(workspace, study)
@@ -93,10 +95,8 @@ class _Loader:
                 State.EXPORTED: "was not evaluated",
                 State.FAILED: f"failed: {status.reason}",
             }[status.state]
-        if run.quantization is not None:
-            reference = self.statuses[run.plain.run_id, REFERENCE]
-            if reference.state != State.EVALUATED:
-                return f"has nothing to compare with: fp32 of {run.plain.run_id} is missing"
+        if self.statuses[run.plain.run_id, REFERENCE].state != State.EVALUATED:
+            return f"has nothing to compare with: fp32 of {run.plain.run_id} is missing"
         try:
             loaded = self._load(run)
         except QuarlError as error:
@@ -105,9 +105,15 @@ class _Loader:
 
     def _load(self, run: Run) -> LoadedRun:
         if run.run_id not in self.runs:
-            names = [scheme for run_id, scheme in self.statuses if run_id == run.run_id]
-            names = list(dict.fromkeys([REFERENCE, *names]))
-            self.runs[run.run_id] = load_run(self._workspace, run.run_id, names, self._margin)
+            # Others may be damaged, which is their own misfortune.
+            names = [
+                scheme
+                for (run_id, scheme), one in self.statuses.items()
+                if run_id == run.run_id and one.state == State.EVALUATED
+            ]
+            self.runs[run.run_id] = load_run(
+                self._workspace, run.run_id, names, self._margin, episodes=self._episodes
+            )
         return self.runs[run.run_id]
 
 
@@ -130,7 +136,7 @@ def write_study_report(
         QuarlError: A file cannot be read or written.
     """
     loader = _Loader(workspace, study, margin_percent)
-    cells = [_cell_results(cell, loader) for cell in study.cells]
+    cells = [_cell_results(cell, study, loader) for cell in study.cells]
     missing = [
         {"run_id": run_id, "scheme": scheme, "reason": reason}
         for (run_id, scheme), reason in loader.missing.items()
@@ -139,6 +145,7 @@ def write_study_report(
         "study": study,
         "cells": cells,
         "matrix": _matrix(cells),
+        "schemes": [one.precision.scheme.name for cell in cells for one in cell.columns],
         "missing": missing,
         "total": len(loader.statuses),
         "margin": f"{margin_percent:g} %",
@@ -148,8 +155,9 @@ def write_study_report(
         "unseen_percent": unseen_percent(study.episodes),
     }
     folder = workspace.report_dir(study.name)
-    rows = [_values(one.precision, row) for c in cells for one in c.columns for row in one.rows]
-    pooled = [_values(one.precision, one.pooled) for c in cells for one in c.columns]
+    columns = [(result.cell, column) for result in cells for column in result.columns]
+    rows = [_values(cell, one.precision, row) for cell, one in columns for row in one.rows]
+    pooled = [_values(cell, one.precision, one.pooled) for cell, one in columns]
     results = {"study": study.name, "margin_percent": margin_percent, "confidence": 0.95}
     results |= {"command": command, "pooled": pooled, "runs": rows, "missing": missing}
     write_json(folder / "results.json", results)
@@ -161,12 +169,33 @@ def write_study_report(
     return write_pages(folder, "study", context, pictures)
 
 
-def _cell_results(cell: Cell, loader: _Loader) -> _CellResults:
+def _cell_results(cell: Cell, study: Study, loader: _Loader) -> _CellResults:
     columns = [_column(cell, precision, loader) for precision in cell.precisions()]
     plain = [cell.run(seed, None).run_id for seed in cell.seeds]
-    runs = [loader.runs[run_id] for run_id in plain if run_id in loader.runs]
-    chance = chance_interval(runs) if len(runs) == len(plain) else None
-    return _CellResults(cell, columns, chance)
+    references = [loader.runs[run_id] for run_id in plain if run_id in loader.runs]
+    runs = list({run.run_id: run for column in columns for run in column.runs}.values())
+    return _CellResults(
+        cell=cell,
+        columns=columns,
+        options=_options(cell),
+        episodes=fewest_episodes(runs) if runs else study.episodes,
+        protocol=common_protocol(runs) if runs else {},
+        notes=notes_on(runs) if runs else [],
+        chance=chance_interval(references) if len(references) == len(plain) else None,
+    )
+
+
+def _options(cell: Cell) -> dict[str, str]:
+    """Return how a cell's trainings are quantised; all values of what differs between them."""
+    values: dict[str, list[str]] = {}
+    for quantization in cell.quantizations:
+        for name, value in asdict(quantization).items():
+            values.setdefault(name, []).append(str(value))
+    return {
+        name: ", ".join(dict.fromkeys(several))
+        for name, several in values.items()
+        if name not in ("bits", "delay")
+    }
 
 
 def _column(cell: Cell, precision: Precision, loader: _Loader) -> _Column:
@@ -177,8 +206,7 @@ def _column(cell: Cell, precision: Precision, loader: _Loader) -> _Column:
         reason = loader.missing.get((run.run_id, scheme.name))
         if reason is None:
             runs.append(loader.runs[run.run_id])
-            row = run_row(runs[-1], scheme.name)
-            rows.append(replace(row, status=OK))
+            rows.append(run_row(runs[-1], scheme.name))
         else:
             rows.append(
                 Row(
@@ -202,7 +230,7 @@ def _column(cell: Cell, precision: Precision, loader: _Loader) -> _Column:
 def _matrix(cells: Sequence[_CellResults]) -> dict[str, Any]:
     """Return the labels of all columns and, for each cell, what stands under them.
 
-    Where several schemes or delays share a label, the last simulated one stands there.
+    Where two schemes of a training share a label, the simulated one stands there.
     """
     labels = list(dict.fromkeys(one.precision.label for c in cells for one in c.columns))
     lines = [(result.cell.title, [_shown(result, label) for label in labels]) for result in cells]
@@ -214,9 +242,10 @@ def _shown(result: _CellResults, label: str) -> Row | None:
     return found[-1] if found else None
 
 
-def _values(precision: Precision, row: Row) -> dict[str, Any]:
+def _values(cell: Cell, precision: Precision, row: Row) -> dict[str, Any]:
     quantization = precision.quantization
     return {
+        "cell": cell.title,
         "precision": precision.label,
         "bits": None if quantization is None else quantization.bits,
         "delay": None if quantization is None else quantization.delay,
@@ -251,20 +280,13 @@ def _point(column: _Column) -> PrecisionPoint:
     known = [one for one in column.rows if one.status == OK]
     quantization = precision.quantization
     return PrecisionPoint(
-        label=precision.label,
+        # Without the delay: that is told by the line.
+        label=precision.label if quantization is None else str(quantization.bits),
         scheme=precision.scheme,
         delay=None if quantization is None else quantization.delay,
-        returns=_interval(row) if row.status == OK else None,
+        returns=row.returns,
         runs=tuple(one.return_mean for one in known if one.return_mean is not None),
     )
-
-
-def _interval(row: Row) -> Interval | None:
-    if row.return_mean is None:
-        return None
-    low = -float("inf") if row.return_low is None else row.return_low
-    high = float("inf") if row.return_high is None else row.return_high
-    return Interval(row.return_mean, low, high)
 
 
 def _curves(result: _CellResults) -> dict[str, list[Curve]]:

@@ -1,7 +1,7 @@
 """Run what a study lacks, in a pool of local processes.
 
-A job is one run, with all of it that is missing, in a process of its own: one that crashes or is
-killed takes no other along. Jobs share the cores without sharing a core, and what says how many
+A job is one run that lacks something, in a process of its own: one that crashes or is killed takes
+no other along. Jobs share the cores without sharing a core, and what says how many
 threads to use is set before NumPy or TensorFlow is loaded. Plain trainings come first, for the
 quantisation-aware ones of the same cell and seed are compared with their fp32.
 """
@@ -24,9 +24,8 @@ from quarl_tf import records
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
 from quarl_tf.records import Workspace
-from quarl_tf.spec import Run, Scheme
+from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.study import (
-    REFERENCE,
     Experiment,
     State,
     Status,
@@ -51,10 +50,11 @@ _LINES_OF_A_CRASH = 40
 
 @dataclass(frozen=True)
 class _Job:
-    """What is missing of one run.
+    """One run that lacks something.
 
     Attributes:
-        schemes: Those without an evaluation.
+        schemes: All that the study needs: should the training be made anew, none is whole any more,
+            and one that is whole costs nothing.
         after: The plain run whose fp32 has to be evaluated before these; None if it is.
         trained: Whether only export and evaluation are left.
     """
@@ -175,7 +175,8 @@ class _Pool:
         self._say, self._update = say, update
         found = plan(workspace, study)
         self._total = len(found)
-        self._done = sum(one.state == State.EVALUATED for one in found)
+        #: Run id and scheme of what is done.
+        self._evaluated = {_key(one) for one in found if one.state == State.EVALUATED}
         self._waiting = _missing_jobs(found)
         # Fewer jobs have more cores each.
         self._size = max(1, min(jobs, len(self._waiting)))
@@ -261,13 +262,15 @@ class _Pool:
         job, run_id = worker.job, worker.job.run.run_id
         found = self._statuses(job)
         left = _unfinished(found)
-        if left and (found[0].state == State.MISSING or not worker.training):
-            self._write_down_a_crash(worker, None if found[0].state == State.MISSING else left[0])
+        untrained = any(one.state == State.MISSING for one in found)
+        if left and (untrained or not worker.training):
+            self._write_down_a_crash(worker, None if untrained else left[0])
             found = self._statuses(job)
             left = _unfinished(found)
-        evaluated = [one.experiment.scheme.name for one in found if one.state == State.EVALUATED]
-        self._done += len(evaluated)
-        if job.run.quantization is None and REFERENCE in evaluated:
+        evaluated = {_key(one) for one in found if one.state == State.EVALUATED}
+        fresh = [scheme for _, scheme in sorted(evaluated - self._evaluated)]
+        self._evaluated = (self._evaluated - set(map(_key, found))) | evaluated
+        if (run_id, REFERENCE) in evaluated:
             self._referenced.add(run_id)
             self._waiting = [self._released(one) for one in self._waiting]
         if left:
@@ -276,8 +279,8 @@ class _Pool:
         seconds = f"{time.monotonic() - worker.started:.0f} s"
         for reason in dict.fromkeys(one.reason for one in found if one.state == State.FAILED):
             self._say(f"failed    {run_id}  ({seconds}; {reason})")
-        if evaluated:
-            self._say(f"evaluated {run_id}  ({seconds}; {', '.join(evaluated)})")
+        if fresh:
+            self._say(f"evaluated {run_id}  ({seconds}; {', '.join(fresh)})")
         elif worker.training and left:
             self._say(f"trained   {run_id}  ({seconds})")
 
@@ -298,31 +301,35 @@ class _Pool:
 
     def _tell(self) -> None:
         running = ", ".join(f"{w.job.run.run_id} {w.note}".strip() for w in self._workers)
-        self._update(self._done, self._total, running)
+        self._update(len(self._evaluated), self._total, running)
 
 
 def _missing_jobs(found: Sequence[Status]) -> list[_Job]:
     """Return a job for every run that lacks something, plain ones first."""
-    lacking: dict[str, list[Status]] = {}
-    referenced = set()
+    by_run: dict[str, list[Status]] = {}
     for one in found:
-        if one.state == State.EVALUATED:
-            referenced.add((one.experiment.run.run_id, one.experiment.scheme.name))
-        else:
-            lacking.setdefault(one.experiment.run.run_id, []).append(one)
+        by_run.setdefault(one.experiment.run.run_id, []).append(one)
+    evaluated = {_key(one) for one in found if one.state == State.EVALUATED}
     jobs = []
-    for of_run in lacking.values():
+    for of_run in by_run.values():
+        lacking = {one.state for one in of_run} - {State.EVALUATED}
+        if not lacking:
+            continue
         run = of_run[0].experiment.run
-        has_reference = (run.plain.run_id, REFERENCE) in referenced
+        has_reference = (run.plain.run_id, REFERENCE) in evaluated
         jobs.append(
             _Job(
                 run=run,
                 schemes=tuple(one.experiment.scheme for one in of_run),
                 after=None if run.quantization is None or has_reference else run.plain.run_id,
-                trained=of_run[0].state in (State.TRAINED, State.EXPORTED),
+                trained=lacking <= {State.TRAINED, State.EXPORTED},
             )
         )
     return sorted(jobs, key=lambda job: job.run.quantization is not None)
+
+
+def _key(status: Status) -> tuple[str, str]:
+    return status.experiment.run.run_id, status.experiment.scheme.name
 
 
 def _unfinished(found: Sequence[Status]) -> list[Scheme]:

@@ -53,7 +53,7 @@ def train(
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
-    finished = TrainingRecord.finished(folder, asdict(preset))
+    finished = TrainingRecord.finished(folder, run, asdict(preset))
     if finished is not None:
         return finished
     started = time.monotonic()
@@ -114,13 +114,15 @@ class _Training:
         self._observations: npt.NDArray[Any] = np.empty(0)
         self._starts = np.ones(preset.num_envs, np.bool_)
         self._running = np.zeros(preset.num_envs)
+        #: Of the distributions in the greedy episodes under way, one for each tick.
+        self._variances: list[float] = []
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one, with fresh episodes."""
         found = checkpoints.load_newest(self._folder / "checkpoints")
         if found is not None:
             arrays, state = found
-            records.require_same_preset(self._folder, state["preset"], asdict(self._preset))
+            records.require_same_settings(self._folder, state["settings"], self._settings())
             best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
             self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
             for name, generator in self.agent.generators().items():
@@ -134,21 +136,31 @@ class _Training:
         self._start_curves()
         self._start_episodes()
 
+    def _settings(self) -> dict[str, Any]:
+        return records.settings(self._run.to_dict(), asdict(self._preset))
+
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self._tick()
-        metrics = self.agent.learn(self._observations)
+        try:
+            metrics = self.agent.learn(self._observations)
+        except tf.errors.InvalidArgumentError:
+            # TF-Agents' own check of the loss, which is left out where XLA compiles.
+            metrics = {"loss": math.nan}
         self._require_finite("loss", metrics.get("loss", 0.0))
         if self._delay is not None and before < self._delay <= self.step:
             self._start_quantization()
         if self._due(before, self._preset.evaluation_every):
+            self._variances.clear()
             score = float(np.mean(self.greedy("selection").returns))
             self._require_finite("return", score)
             if score >= self.best.score:
                 self.best = _Best(networks.weights(self.agent.network), score, self.step)
             metrics["greedy_return"] = score
+            if self._variances:
+                metrics["action_variance"] = float(np.mean(self._variances))
         if "greedy_return" in metrics or self._due(before, max(1, self._preset.steps // 100)):
             self._log(metrics)
         if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
@@ -171,6 +183,8 @@ class _Training:
 
         def act(observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
             heads = self._snapshot(observations)
+            if isinstance(self.agent, agents.Stochastic):
+                self._variances.append(self.agent.action_variance(heads))
             if low is not None:
                 return np.clip(heads, low, high)
             best: npt.NDArray[np.int64] = heads.argmax(axis=1)
@@ -222,7 +236,7 @@ class _Training:
         arrays = self.agent.arrays()
         arrays.update({f"best/{name}": value for name, value in self.best.weights.items()})
         state = {
-            "preset": asdict(self._preset),
+            "settings": self._settings(),
             "step": self.step,
             "rows": self._rows,
             "recent": list(self._recent),
@@ -251,6 +265,8 @@ class _Training:
             "greedy_return": metrics.get("greedy_return"),
             "loss": metrics.get("loss"),
         }
+        if isinstance(self.agent, agents.Stochastic):
+            row["action_variance"] = metrics.get("action_variance")
         self._rows.append(row)
         self._to_board(row)
         records.write_csv(self._folder / "progress.csv", self._rows)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quarl_tf.results import OK, REFERENCE, LoadedRun, Row, fewest_episodes
-from quarl_tf.spec import Scheme
+from quarl_tf.results import OK, LoadedRun, Row, fewest_episodes
+from quarl_tf.spec import REFERENCE, Quantization, Scheme
 from quarl_tf.statistics import MIN_EPISODES
 
 #: How to begin a sentence on a simulated sweep, by the quantiser's rule.
@@ -32,7 +32,14 @@ def headline(rows: Sequence[Row]) -> list[str]:
         for row in natives[1:]
         if row.verdict == "loss"
     ]
-    simulated = {mode: [r for r in rows if Scheme.parse(r.scheme).mode == mode] for mode in _SWEEPS}
+    schemes = {row.scheme: Scheme.parse(row.scheme) for row in rows}
+    sentences += [
+        f"In simulation, {row.scheme} runs at the {row.weight_bits} bits it was trained at"
+        f"{_cost(row)}."
+        for row in rows
+        if row.status == OK and schemes[row.scheme].trained and not row.native
+    ]
+    simulated = {mode: [r for r in rows if schemes[r.scheme].mode == mode] for mode in _SWEEPS}
     return [
         *sentences,
         *(_bits_needed(how, simulated[mode]) for mode, how in _SWEEPS.items() if simulated[mode]),
@@ -110,17 +117,28 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
     if episodes < MIN_EPISODES:
         notes.append(
             f"Only {episodes} episodes: fewer than {MIN_EPISODES} cannot tell what a scheme costs. "
-            "Evaluate with --episodes 100."
+            "Play 100 or more."
         )
+    counts = {len(run.reference.evaluation.seeds) for run in runs}
+    if len(counts) > 1:
+        notes.append(f"Trainings have from {min(counts)} to {max(counts)} episodes.")
     for run in runs:
+        most, least = max(run.played.values()), min(run.played.values())
+        if least < most:
+            short = ", ".join(name for name, played in run.played.items() if played == least)
+            notes.append(
+                f"Of {run.run_id}, the first {least} episodes are compared, as many as {short} "
+                f"played; others played {most}."
+            )
+        plain = run.reference.sidecar.run_id
         if run.chance is None:
             notes.append(
-                f"{run.run_id} has no evaluation of a random policy to compare with, so the "
+                f"{plain} has no evaluation of a random policy to compare with, so the "
                 "normalised error is unknown; see Missing."
             )
         elif run.reference.comparison.returns.low <= np.mean(run.chance.returns):
             notes.append(
-                f"The fp32 policy of {run.run_id} is not shown to earn more than a random one: it "
+                f"The fp32 policy of {plain} is not shown to earn more than a random one: it "
                 "has little to lose, and its verdicts say little. Train it longer."
             )
     notes += [
@@ -131,7 +149,15 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
     without = [run.run_id for run in runs if run.curve is None]
     if without:
         notes.append(f"No training curve was exported for {', '.join(without)}.")
-    return notes
+    # Several quantisation-aware runs may have the same plain twin.
+    return list(dict.fromkeys(notes))
+
+
+def quantization_text(quantization: Quantization) -> str:
+    """Say how a training is quantised: bits, delay, and what is not as usual."""
+    options = ", ".join(f"{name}={value}" for name, value in quantization.options.items())
+    text = f"{quantization.bits} bits from step {quantization.delay:,} on"
+    return f"{text} ({options})" if options else text
 
 
 # Numbers as text.

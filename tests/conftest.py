@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from quarl_tf import flatbuffer
 from quarl_tf.records import Sidecar, Workspace, sidecar_path, write_bytes
@@ -21,6 +22,10 @@ from quarl_tf.spec import Run
 # Before anything imports TensorFlow: TF-Agents knows only Keras 2.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("quarl", deadline=None)
+settings.load_profile("quarl")
 
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 

@@ -23,7 +23,7 @@ from quarl_tf.quantization.affine import (
     snap,
 )
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 
 MODES = get_args(Mode)
 FLOAT32_MAX = float(np.finfo(np.float32).max)

@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.agents import adapter
-from quarl_tf.agents.actor_critic import Gaussian
+from quarl_tf.agents.actor_critic import Categorical, Gaussian
 from quarl_tf.agents.ppo import advantage_estimates
 from quarl_tf.architectures import architecture
 from quarl_tf.environments import EnvSpec
@@ -23,7 +23,7 @@ from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Design
 from quarl_tf.records import Workspace
 from quarl_tf.seeding import environment_seed
-from quarl_tf.spec import ALGORITHMS, Run
+from quarl_tf.spec import ALGORITHMS, STOCHASTIC_ALGORITHMS, Run
 from quarl_tf.training import train
 
 _COMMON = {
@@ -69,6 +69,8 @@ def test_every_algorithm_is_tested_here() -> None:
 def test_resumed_training_ends_with_the_same_bytes(algo: str, tmp_path: Path) -> None:
     run, whole, cut = RUNS[algo], Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
     train(whole, run, silent)
+    curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
+    assert ("action_variance" in curve) == (algo in STOCHASTIC_ALGORITHMS)
 
     def cut_after(step: int) -> Any:
         def update(done: int, *_: Any) -> None:
@@ -272,6 +274,19 @@ _ROUND = {
     "learning_rate_decay": False,
     "entropy_coefficient": 0.0,
 }
+
+
+def test_variance_of_discrete_actions_is_that_over_their_probabilities() -> None:
+    three_to_one = np.log(np.float32([[3, 1]]))  # 0.75 and 0.25: each 0.25 from their mean.
+    assert Categorical().variance(three_to_one + 7) == pytest.approx(0.0625)
+    certain, even = np.float32([[1000, 0]]), np.float32([[5, 5]])
+    assert Categorical().variance(even) == 0
+    assert Categorical().variance(np.concatenate([certain, even])) == pytest.approx(0.125)
+
+
+def test_variance_of_continuous_actions_is_the_squared_deviation() -> None:
+    distribution, _ = gaussian([0.5, 2.0])
+    assert distribution.variance(np.zeros((3, 2), np.float32)) == pytest.approx(2.125)
 
 
 def gaussian(deviations: list[float]) -> tuple[Gaussian, Any]:

@@ -120,7 +120,6 @@ def stay(observations: np.ndarray) -> np.ndarray:
     return np.zeros(len(observations), np.int64)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
 def test_rollouts_hold_little_more_than_what_is_kept(
     lengths: list[int], keep: int, images: bool
@@ -134,7 +133,7 @@ def test_rollouts_hold_little_more_than_what_is_kept(
     assert envs.most <= 2.5 * keep + 4 * len(lengths) + 8
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 3000), st.integers(2, 60))
 def test_half_is_kept_of_the_beginning_and_the_rest_is_spread_evenly(
     length: int, keep: int
@@ -149,7 +148,6 @@ def test_half_is_kept_of_the_beginning_and_the_rest_is_spread_evenly(
     assert len(gaps) == 0 or length - ticks[-1] <= gaps.max()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(4, 60))
 def test_the_smallest_and_the_largest_of_each_feature_are_kept(
     lengths: list[int], keep: int

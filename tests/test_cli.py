@@ -92,6 +92,7 @@ def test_more_episodes_are_evaluated_anew_and_extend_the_old_ones(
     assert after.seeds[:5] == before.seeds
     assert after.returns[:5] == before.returns
     assert cli.main(["evaluate", str(artifact), "--episodes", "5"]) == 0
+    assert Evaluation.load(records.evaluation_path(artifact)) == after
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
         reference
     )
     ours, theirs = (Evaluation.load(records.evaluation_path(p)) for p in (artifact, reference))
-    assert ours.seeds == theirs.seeds
+    assert ours.seeds == theirs.seeds[:5]
     assert ours.reference_sha256 == records.sha256(reference)
     table = (workspace.report_dir(run_id) / "report.md").read_text()
     assert "qat_w4a4" in table
@@ -266,7 +267,8 @@ def test_gate_lets_a_scheme_pass_or_exits_with_3(
     gate = [str(artifact), "--episodes", "5", "--gate", "10"]
     saved = records.evaluation_path(artifact)
     evaluation = json.loads(saved.read_text())
-    reference = Evaluation.load(records.evaluation_path(tmp_path / "fp32.tflite"))
+    # Another test may have let fp32 play more.
+    reference = Evaluation.load(records.evaluation_path(tmp_path / "fp32.tflite")).first(5)
 
     evaluation["returns"] = [value * 0.95 for value in reference.returns]
     saved.write_text(json.dumps(evaluation))
@@ -388,6 +390,21 @@ def test_files_of_no_distribution_are_not_evaluated_by_sampled_actions(
     assert not list(path.parent.glob("*.eval.json"))
 
 
+@pytest.mark.parametrize("verb", ["train", "run"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-p", "network=nature"], "network"),
+        (["--bits", "4", "-p", "layer_norm=true"], "layer='hidden_0_norm'"),
+    ],
+)
+def test_a_dry_run_refuses_what_training_would(
+    verb: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--algo", "dqn", "--env", "CartPole-v1", "--dry-run"]
+    assert message in refusal(capsys, verb, *run, *options, code=2)
+
+
 def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["train", "--algo", "dqn", "--env", "LunarLander-v2", "--dry-run"]
     assert cli.main(arguments) == 0
@@ -462,6 +479,7 @@ def test_list_shows_presets_and_the_state_of_runs(
     assert cli.main(["list", "--root", str(root)]) == 0
     shown = capsys.readouterr().out
     assert "CartPole-v1" in shown
+    assert "qat_int8, and qat_wNaN for N = 2" in " ".join(shown.split())
     assert re.search(rf"{run_id}\W+yes\W+2\W+2\W+yes", shown)
 
 

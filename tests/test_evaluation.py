@@ -21,11 +21,20 @@ from quarl_tf.evaluation import (
     evaluate,
     evaluate_and_save,
     evaluate_random,
+    is_evaluated,
     latest,
 )
 from quarl_tf.policies import Policy
-from quarl_tf.records import Evaluation, evaluation_path, sidecar_path
+from quarl_tf.records import (
+    Evaluation,
+    Sidecar,
+    Workspace,
+    evaluation_path,
+    sidecar_path,
+    write_bytes,
+)
 from quarl_tf.seeding import generator
+from quarl_tf.spec import Quantization, Run
 
 SEEDS = list(range(2**30, 2**30 + 12))
 ROOT = Path(__file__).parents[1]
@@ -180,6 +189,14 @@ def test_reference_of_another_run_is_refused(artifacts: dict[str, Path]) -> None
         evaluate(artifacts["fp32"], SEEDS, reference=artifacts["steering"])
 
 
+def test_reference_of_another_network_is_refused(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
+    with pytest.raises(QuarlError, match=r"--schemes fp32,int8.*of another network than int8"):
+        evaluate(path, SEEDS, reference=artifacts["fp32"])
+
+
 # Sampled actions.
 
 
@@ -289,7 +306,7 @@ def test_both_kinds_lie_side_by_side(stochastic: Callable[..., Path]) -> None:
     assert Evaluation.load(folder / "fp32.sampled.eval.json") == sampled
     assert latest(path, greedy.seeds, path) == greedy
     assert latest(path, sampled.seeds, path, sample=True) == sampled
-    assert latest(path, sampled.seeds, path) is None
+    assert latest(path, sampled.seeds, path) == greedy  # It has these episodes, and more.
     assert latest(path, greedy.seeds, path, sample=True) is None
     assert evaluate_and_save(path, 8, sample=True) == sampled
 
@@ -454,7 +471,8 @@ def test_latest_is_of_these_bytes_and_these_seeds_or_none(
     result.save(evaluation_path(path))
     assert latest(path, SEEDS[:2], None) == result
     assert latest(path, SEEDS[:3], None) is None
-    assert latest(path, SEEDS[:1], None) is None
+    assert latest(path, SEEDS[1:2], None) is None
+    assert latest(path, SEEDS[:1], None) == result
 
     assert latest(path, SEEDS[:2], path) is None  # It was compared with nothing.
     compared = evaluate(path, SEEDS[:2], reference=path)
@@ -465,9 +483,43 @@ def test_latest_is_of_these_bytes_and_these_seeds_or_none(
         assert latest(path, SEEDS[:2], None) is None
     evaluation_path(path).write_text('{"run_id": ')
     assert latest(path, SEEDS[:2], None) is None
-    path.unlink()
+    compared.save(evaluation_path(path))
+    path.unlink()  # Its sidecar still knows what it was.
+    assert latest(path, SEEDS[:2], path) == compared
+    sidecar_path(path).unlink()
     with pytest.raises(QuarlError, match="no such file"):
-        latest(path, SEEDS[:2], None)
+        latest(path, SEEDS[:2], path)
+
+
+def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(
+    copy_artifact: Callable[[str], Path],
+) -> None:
+    path = copy_artifact("tied")
+    longer = evaluate_and_save(path, 4)
+    assert evaluate_and_save(path, 2) == longer
+    assert Evaluation.load(evaluation_path(path)) == longer
+    assert is_evaluated(path, 4)
+    assert not is_evaluated(path, 5)
+    longest = evaluate_and_save(path, 5)
+    assert longest.returns[:4] == longer.returns
+    assert Evaluation.load(evaluation_path(path)) == longest
+
+
+def test_the_random_policy_plays_beside_the_plain_training_alone(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = Run("dqn", "CartPole-v1", 0)
+    aware = replace(plain, quantization=Quantization(bits=4, delay=5))
+    for run, scheme in ((plain, "fp32"), (aware, "qat_w4a4")):
+        artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
+        write_bytes(artifact, artifacts["tied"].read_bytes())
+        sidecar = Sidecar.load(sidecar_path(artifacts["tied"]))
+        described = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme}
+        replace(sidecar, **described).save(sidecar_path(artifact))
+        evaluate_and_save(artifact, 2)
+        assert is_evaluated(artifact, 2)
+        baseline = evaluation_path(artifact.with_name("random.tflite"))
+        assert baseline.exists() == (run == plain)
 
 
 class _FirstActions(gym.Wrapper[Any, Any, Any, Any]):

@@ -99,7 +99,7 @@ def test_truncated_content_is_refused(artifacts: dict[str, Path], name: str) -> 
             audit(content[:length])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 7)), min_size=1, max_size=8))
 def test_flipped_bits_never_end_in_anything_but_one_line(
     artifacts: dict[str, Path], flips: list[tuple[int, int]]

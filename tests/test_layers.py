@@ -28,7 +28,7 @@ LAYERS = [
     {"agents.actor_critic"},
     {"agents.adapter", "agents.experience", "agents.optimizers"},
     {"agents", "policies", "calibration", "replay", "statistics"},
-    {"quantization.ptq", "quantization.qat"},
+    {"quantization.int4", "quantization.ptq", "quantization.qat"},
     {"networks", "checkpoints"},
     {"environments", "keras", "presets", "records", "flatbuffer"},
     {"environments.afresh", "environments.atari", "environments.registry", "presets.tables"},
@@ -47,6 +47,7 @@ KNOWN_BY = {
     "seaborn": {"plots"},
     "scipy": {"statistics"},
     "rich": {"cli", "display"},
+    "litert_quantizer": {"quantization.int4"},
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quarl_tf import networks
@@ -55,7 +55,6 @@ def statistics(*batches: np.ndarray) -> RunningStatistics:
 # Observation statistics.
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 2**16))
 def test_statistics_are_those_of_all_observations_however_they_came(
     sizes: list[int], seed: int

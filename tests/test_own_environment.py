@@ -104,7 +104,7 @@ def test_what_is_finished_needs_no_environment(here: Path) -> None:
         ["run", *DOCKING],
         ["train", *DOCKING],
         ["export", RUN_ID, "--schemes", "fp16"],
-        ["evaluate", f"tflite_models/{RUN_ID}/int8.tflite", "--episodes", "7"],
+        ["evaluate", f"tflite_models/{RUN_ID}/int8.tflite", "--episodes", "201"],
     ],
 )
 def test_a_forgotten_import_is_an_error_that_says_so(
@@ -124,7 +124,7 @@ def test_a_run_is_not_continued_with_other_presets(
     changed = tmp_path / "changed.yaml"
     changed.write_text(yaml.safe_dump(values))
     line = refusal(capsys, "train", *DOCKING, *IMPORT, "--presets", str(changed), code=1)
-    assert "was trained with another preset" in line
+    assert "was trained with other settings" in line
     assert "Received: epochs=3 for 10" in line
 
 

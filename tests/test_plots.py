@@ -20,9 +20,12 @@ from quarl_tf.plots import (
     BitsPoint,
     Curve,
     Plot,
+    PrecisionPanel,
+    PrecisionPoint,
     learning_curve,
     paired_returns,
     reward_against_bits,
+    reward_against_precision,
     scheme_colour,
     weight_histograms,
 )
@@ -32,6 +35,7 @@ from quarl_tf.statistics import Interval, mean_interval
 
 OTHERS = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
+TRAINED = tuple(f"qat_w{bits}a{bits}" for bits in range(8, 1, -1))
 
 
 def returns(scheme: str, episodes: int = 100) -> np.ndarray:
@@ -70,6 +74,18 @@ def layers() -> dict[str, np.ndarray]:
     }
 
 
+def precisions(title: str, *delays: int) -> PrecisionPanel:
+    """Return a cell of a study with a training at 8 and at 2 bits for each delay."""
+    kinds = [("Fp", "fp32", None), ("8*", "int8", None)]
+    for delay in delays:
+        kinds += [("8", "qat_int8", delay), ("8", "qat_w8a8", delay), ("2", "qat_w2a2", delay)]
+    made = [
+        PrecisionPoint(label, Scheme.parse(name), delay, Interval(490, 480, 500), (485, 495))
+        for label, name, delay in kinds
+    ]
+    return PrecisionPanel(title, made, 22.0)
+
+
 def pairs(schemes: tuple[str, ...] = OTHERS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (returns("fp32"), returns(name)) for name in schemes}
 
@@ -86,6 +102,16 @@ FIGURES: dict[str, Callable[[], Plot]] = {
     "bits": lambda: reward_against_bits(points(), 22.0, "dqn on CartPole-v1"),
     "bits by two rules": lambda: reward_against_bits(
         points(1, (*DEFAULT_SCHEMES, *PUBLISHED)), 22.0, "dqn on CartPole-v1"
+    ),
+    "bits of a training at 8 bits": lambda: reward_against_bits(
+        points(1, ("fp32", "qat_int8", "qat_w8a8")), 22.0, "dqn on CartPole-v1"
+    ),
+    "precisions": lambda: reward_against_precision(
+        [
+            precisions("ppo on CartPole-v1 (ranges=extremes, per_channel=False)", 500, 50_000),
+            precisions("ppo on CartPole-v1 (ranges=percentile, per_channel=True)", 10, 20, 30),
+        ],
+        "options",
     ),
     "bits of three runs": lambda: reward_against_bits(points(3), None, "dqn on CartPole-v1"),
 }
@@ -155,7 +181,8 @@ def test_the_same_numbers_make_the_same_bytes() -> None:
 
 
 def test_every_scheme_has_a_colour_of_its_own() -> None:
-    colours = [to_rgb(scheme_colour(name)) for name in (*DEFAULT_SCHEMES, *PUBLISHED, "random")]
+    names = (*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED, "qat_int8", "random")
+    colours = [to_rgb(scheme_colour(name)) for name in names]
     apart = [math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]]
     assert min(apart) > 0.05
 
@@ -275,6 +302,19 @@ def test_native_simulated_and_published_have_markers_of_their_own() -> None:
     markers = [container.lines[0].get_marker() for container in axes.containers]
     families = [Scheme.parse(name).mode for name in schemes]
     assert len(set(zip(markers, families, strict=True))) == len(set(markers)) == 3
+
+
+def test_what_was_trained_at_few_bits_is_drawn_as_simulated() -> None:
+    schemes = ("fp32", "int8", "qat_int8", "qat_w8a8", "ptq_w8", "qat_w4a4")
+    made = reward_against_bits(points(1, schemes), None, "")
+    markers = {
+        name: container.lines[0].get_marker()
+        for name, container in zip(schemes, panels(made.figure)[0].containers, strict=True)
+    }
+    assert [name for name, marker in markers.items() if marker == "o"] == list(schemes[:3])
+    assert markers["qat_w8a8"] == markers["qat_w4a4"] != markers["ptq_w8"]
+    texts = [text.get_text() for text in made.figure.legends[0].get_texts()]
+    assert texts == ["fp32", "int8", "qat_int8", "ptq_w… (simulated)", "qat_w… (simulated)"]
 
 
 def test_the_random_policy_is_a_line_and_in_the_legend() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from quarl_tf import agents, export, flatbuffer, networks, presets, records
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.policies import Policy
-from quarl_tf.quantization import qat
-from quarl_tf.records import Sidecar, TrainingRecord, Workspace
+from quarl_tf.quantization import int4, qat
+from quarl_tf.records import Sidecar, TrainingRecord, Workspace, sidecar_path
 from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
 
 POLE, CARS, GAME = "CartPole-v1", "MountainCarContinuous-v0", "BreakoutNoFrameskip-v4"
@@ -202,7 +203,8 @@ def refused(bench: Bench, run: Run, scheme: str) -> str:
 def test_schemes_of_another_training_are_refused(bench: Bench, scheme: str) -> None:
     run, _ = bench.run("values", 4)
     message = refused(bench, run, scheme)
-    assert f"{run.run_id} can be exported as qat_w4a4. Received: scheme={scheme!r}" in message
+    assert f"{run.run_id} can be exported as qat_int4, qat_w4a4. " in message
+    assert message.endswith(f"Received: scheme={scheme!r}")
 
 
 @pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
@@ -256,3 +258,79 @@ def test_int8_tells_small_actions_of_a_saturated_policy_apart(bench: Bench) -> N
     sums = np.arctanh(np.clip(wanted, 0, 1 - 1e-7))
     coarse = (np.arctanh(0.9) - sums[small].min()) / (2 * sums.max() / 255)
     assert len(np.unique(found[small])) > 1.5 * coarse
+
+
+# Kernels on a grid of 4 bits or fewer, stored as int4.
+
+
+def heads(bench: Bench, run: Run, scheme: str) -> np.ndarray:
+    policy = Policy.load(bench.export(run, scheme))
+    return np.stack([policy.head(observation) for observation in bench.seen(run.env_id)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "options"),
+    [
+        *(("logits", bits, {}) for bits in (2, 3, 4)),
+        ("values", 4, {"edge_bits": 4}),
+        ("values", 4, {"learned_steps": True}),
+        ("action", 4, {}),
+        ("images", 4, {}),
+    ],
+)
+def test_int4_computes_what_the_simulated_flatbuffer_does(
+    kind: str,
+    bits: int,
+    options: dict[str, Any],
+    bench: Bench,
+) -> None:
+    run, network = bench.run(kind, bits, **options)
+    simulated = f"qat_w{bits}a{bits}"
+    np.testing.assert_array_equal(heads(bench, run, "qat_int4"), heads(bench, run, simulated))
+    path = bench.workspace.artifact(run.run_id, "qat_int4")
+    types = flatbuffer.audit(path).weight_dtypes
+    kernels = {
+        layer.name: variable.shape.num_elements()
+        for layer in network.layers
+        for variable in layer.variables
+        if variable.name.endswith("kernel:0")
+    }
+    edge = 0 if options.get("edge_bits") == 4 else kernels["head"]
+    assert types["int4"] == sum(kernels.values()) - edge
+    assert types.get("int8", 0) == edge
+    # An eighth of the kernels' bytes, or a quarter, is left.
+    saved = 3.5 * types["int4"] + 3 * edge
+    size = bench.workspace.artifact(run.run_id, simulated).stat().st_size - path.stat().st_size
+    assert size > 0.9 * saved - 2000
+    sidecar = Sidecar.load(sidecar_path(path))
+    assert sidecar.native
+    assert sidecar.check["max_abs_difference"] <= sidecar.check["tolerance"]
+
+
+@pytest.mark.parametrize(("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"})])
+def test_grids_that_int4_does_not_hold_are_refused(
+    bits: int,
+    options: dict[str, Any],
+    bench: Bench,
+) -> None:
+    run, _ = bench.run("values", bits, **options)
+    with pytest.raises(UsageError, match="Received: scheme='qat_int4'"):
+        bench.export(run, "qat_int4")
+
+
+def test_kernels_on_no_grid_are_refused_in_a_line(bench: Bench) -> None:
+    run, _ = bench.run("values", 8, per_channel=True)
+    content = bench.export(run, "qat_w8a8").read_bytes()
+    with pytest.raises(QuarlError, match=r"use qat_wNaN\. Received: ") as error:
+        int4.pack(content)
+    assert "\n" not in str(error.value)
+
+
+def test_without_the_library_the_message_says_what_to_install(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = bench.run("values", 3)
+    monkeypatch.setitem(sys.modules, "litert_quantizer", None)
+    with pytest.raises(QuarlError, match=r"pip install 'quarl-tf\[int4\]'"):
+        bench.export(run, "qat_int4")
+    assert not bench.workspace.artifact(run.run_id, "qat_int4").exists()

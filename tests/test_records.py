@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 from quarl_tf import records
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace, atomic_path
+from quarl_tf.spec import Quantization, Run
 
+RUN = Run("dqn", "CartPole-v1", 0)
 TRAINING = TrainingRecord(
-    run={"algo": "dqn", "env_id": "CartPole-v1", "seed": 0, "overrides": {}},
+    run=RUN.to_dict(),
     run_id="dqn-CartPole-v1-s0",
     preset={"steps": 10, "network": [8]},
     best_step=10,
@@ -382,32 +384,50 @@ def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
 
 
 def test_finished_training_is_found(run_folder: Path) -> None:
-    assert TrainingRecord.finished(run_folder, TRAINING.preset) == TRAINING
+    assert TrainingRecord.finished(run_folder, RUN, TRAINING.preset) == TRAINING
     # Presets hold tuples, their records lists.
-    assert TrainingRecord.finished(run_folder, {"steps": 10, "network": (8,)}) == TRAINING
+    assert TrainingRecord.finished(run_folder, RUN, {"steps": 10, "network": (8,)}) == TRAINING
 
 
 def test_training_without_record_is_not_finished(run_folder: Path) -> None:
     (run_folder / "training.json").unlink()
-    assert TrainingRecord.finished(run_folder, TRAINING.preset) is None
-    assert TrainingRecord.finished(run_folder / "nowhere", TRAINING.preset) is None
+    assert TrainingRecord.finished(run_folder, RUN, TRAINING.preset) is None
+    assert TrainingRecord.finished(run_folder / "nowhere", RUN, TRAINING.preset) is None
 
 
 @pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
 def test_changed_files_of_a_training_are_refused(run_folder: Path, name: str) -> None:
     (run_folder / name).write_bytes(b"other")
-    message = refused(TrainingRecord.finished, run_folder, TRAINING.preset)
+    message = refused(TrainingRecord.finished, run_folder, RUN, TRAINING.preset)
     assert f"{run_folder / name} was changed or damaged after training" in message
     (run_folder / name).unlink()
-    message = refused(TrainingRecord.finished, run_folder, TRAINING.preset)
+    message = refused(TrainingRecord.finished, run_folder, RUN, TRAINING.preset)
     assert f"no such file. Received: path='{run_folder / name}'" in message
 
 
 def test_training_with_another_preset_is_refused_naming_what_differs(run_folder: Path) -> None:
     preset = {"steps": 20, "network": [8], "discount": 0.9}
-    message = refused(TrainingRecord.finished, run_folder, preset)
-    assert "was trained with another preset" in message
+    message = refused(TrainingRecord.finished, run_folder, RUN, preset)
+    assert "was trained with other settings" in message
     assert message.endswith("Received: discount=0.9 for None, steps=20 for 10")
+
+
+def test_training_at_other_bits_is_refused_naming_them(run_folder: Path) -> None:
+    run = replace(RUN, quantization=Quantization(bits=4, delay=5))
+    message = refused(TrainingRecord.finished, run_folder, run, TRAINING.preset)
+    assert "quantization.bits=4 for None" in message
+    at_four = replace(TRAINING, run=run.to_dict())
+    at_four.save(run_folder / "training.json")
+    assert TrainingRecord.finished(run_folder, run, TRAINING.preset) == at_four
+    other = replace(RUN, quantization=Quantization(bits=8, delay=5))
+    message = refused(TrainingRecord.finished, run_folder, other, TRAINING.preset)
+    assert message.endswith("Received: quantization.bits=8 for 4")
+
+
+def test_a_sidecar_with_an_unknown_option_of_quantisation_is_refused(run_folder: Path) -> None:
+    odd = {**TRAINING.run, "quantization": {"bits": 4, "delay": 5, "dithered": True}}
+    replace(TRAINING, run=odd).save(run_folder / "training.json")
+    assert "dithered" in refused(TrainingRecord.load, run_folder / "training.json")
 
 
 # Names and versions.

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quarl_tf.environments import GAME_OVER, EnvSpec, env_spec, make_vector
+from quarl_tf.errors import UsageError
 from quarl_tf.replay import Replay, Transitions
 
 #: The observation is a number that comes once only, so that it tells where a transition began.
@@ -141,10 +142,10 @@ def check(sampled: Transitions, expected: dict[float, Expected]) -> set[float]:
     return set(begun)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     num_envs=st.integers(1, 4),
-    rows=st.integers(2, 20),
+    rows=st.integers(4, 20),
     ticks=st.lists(st.integers(1, 25), min_size=1, max_size=3),
     n_step=st.integers(1, 6),
     discount=st.sampled_from([1.0, 0.9, 0.5]),
@@ -221,10 +222,18 @@ def test_sampling_depends_on_the_generator_alone() -> None:
     assert not np.array_equal(draws[0].observation, draws[2].observation)
 
 
+@pytest.mark.parametrize(
+    ("spec", "least"), [(SPEC, 4), (EnvSpec((2, 3, 4), "uint8", 3, frame_stack=4), 7)]
+)
+def test_a_replay_too_small_to_draw_from_is_refused(spec: EnvSpec, least: int) -> None:
+    with pytest.raises(UsageError, match=f"must hold {least} .*: {least - 1} of each of 2"):
+        Replay(spec, 2 * least - 1, 2)
+    Replay(spec, 2 * least, 2)
+
+
 # Checkpoints.
 
 
-@settings(deadline=None)
 @given(before=st.integers(2, 30), after=st.integers(1, 30), seed=st.integers(0, 2**16))
 def test_restored_replay_goes_on_as_if_it_had_not_been_away(
     before: int, after: int, seed: int
@@ -366,10 +375,10 @@ def frames_spec(*shape: int) -> EnvSpec:
     return EnvSpec(shape, "uint8", 6, frame_stack=shape[-1])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     num_envs=st.integers(1, 3),
-    rows=st.integers(6, 30),
+    rows=st.integers(7, 30),
     ticks=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     n_step=st.integers(1, 4),
     black=st.sampled_from([0.0, 0.5, 1.0]),
@@ -452,7 +461,7 @@ def test_replay_of_atari_fits_into_memory() -> None:
     assert len(replay) == 0
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(before=st.integers(5, 60), after=st.integers(1, 60), seed=st.integers(0, 2**16))
 def test_restored_frames_go_on_as_if_they_had_not_been_away(
     before: int, after: int, seed: int

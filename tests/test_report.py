@@ -28,7 +28,7 @@ from quarl_tf.records import (
     write_csv,
 )
 from quarl_tf.report import write_report
-from quarl_tf.spec import Run, Scheme
+from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
 from quarl_tf.statistics import MIN_EPISODES, compare, student_interval
 from quarl_tf.wording import dtypes, limits, number_text, percent, size
 
@@ -113,16 +113,18 @@ def add_run(
     env_id: str = "CartPole-v1",
     episodes: int = EPISODES,
     overrides: dict[str, float] | None = None,
+    quantization: Quantization | None = None,
 ) -> Run:
     """Write a finished run: flatbuffers, sidecars, evaluations, the random baseline, a curve."""
-    run = Run("dqn", env_id, seed, overrides or {})
-    for scheme in SCHEMES:
+    run = Run("dqn", env_id, seed, overrides or {}, quantization)
+    for scheme in default_schemes(quantization) if quantization else SCHEMES:
         artifact = workspace.artifact(run.run_id, scheme)
         write_bytes(artifact, f"{scheme} {seed}".encode())
         sidecar = sidecar_of(run, scheme, SIZES.get(scheme, SIMULATED_SIZE))
         replace(sidecar, sha256=sha256(artifact)).save(sidecar_path(artifact))
         evaluate(workspace, run, scheme, returns_of(scheme, episodes))
-    evaluate(workspace, run, "random", returns_of("random", episodes))
+    if quantization is None:
+        evaluate(workspace, run, "random", returns_of("random", episodes))
     rows = [
         {"step": step, "episode_return": step / 100, "greedy_return": "" if step % 2000 else 480}
         for step in range(1000, 50_000, 1000)
@@ -459,18 +461,58 @@ def test_each_way_to_be_missing_is_named(workspace: Workspace, no_figures: None)
     replace(evaluation, artifact_sha256="0" * 64).save(evaluation_path(artifact["int8"]))
     write_bytes(artifact["fp16"], b"flipped")
     sidecar_path(artifact["ptq_w2"]).unlink()
-    evaluate(workspace, run, "ptq_w4", returns_of("ptq_w4", EPISODES + 1))
+    elsewhere = Evaluation.load(evaluation_path(artifact["ptq_w4"]))
+    seeds = [seed + 1 for seed in elsewhere.seeds]
+    replace(elsewhere, seeds=seeds).save(evaluation_path(artifact["ptq_w4"]))
     other = Evaluation.load(evaluation_path(artifact["ptq_w8"]))
     replace(other, protocol={"action": "sampled"}).save(evaluation_path(artifact["ptq_w8"]))
     assert reasons(workspace, run) == {
         "int8": "has a stale evaluation, made with another flatbuffer",
         "fp16": "has a flatbuffer that does not match its sidecar",
         "ptq_w2": "was not exported",
-        "ptq_w4": f"was evaluated on other episodes than fp32 ({EPISODES + 1} against {EPISODES}, "
-        "or other seeds or rules)",
-        "ptq_w8": f"was evaluated on other episodes than fp32 ({EPISODES} against {EPISODES}, or "
-        "other seeds or rules)",
+        "ptq_w4": "was evaluated on other episodes than fp32, or by other rules",
+        "ptq_w8": "was evaluated on other episodes than fp32, or by other rules",
     }
+
+
+def test_results_of_another_network_are_missing(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    path = sidecar_path(workspace.artifact(run.run_id, "int8"))
+    replace(Sidecar.load(path), network_sha256="cd" * 32).save(path)
+    path = evaluation_path(workspace.artifact(run.run_id, "fp16"))
+    replace(Evaluation.load(path), reference_sha256="ef" * 32).save(path)
+    fp32 = sha256(workspace.artifact(run.run_id, "fp32"))
+    path = evaluation_path(workspace.artifact(run.run_id, "ptq_w8"))
+    replace(Evaluation.load(path), reference_sha256=fp32).save(path)
+    assert reasons(workspace, run) == {
+        "int8": "was exported from another network than fp32",
+        "fp16": "was compared with another fp32 flatbuffer",
+    }
+    commands = [one["command"] for one in results_of(workspace.report_dir(run.run_id))["missing"]]
+    assert commands == [
+        f"quarl evaluate {workspace.artifact(run.run_id, 'fp16')}",
+        f"quarl export {run.run_id} --schemes fp32,int8 --root {workspace.root}",
+    ]
+
+
+def test_schemes_are_compared_on_the_episodes_that_all_have(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace)
+    before = write_report(workspace, [run.run_id], command=COMMAND, name="before").parent
+    assert "are compared" not in str(results_of(before)["sections"][0]["notes"])
+    for scheme in ("fp32", "int8"):
+        # What comes after the others' last episode would make int8 lose everything.
+        more = [500.0] * EPISODES + [900.0 if scheme == "fp32" else 0.0] * 10
+        evaluate(workspace, run, scheme, more)
+    after = write_report(workspace, [run.run_id], command=COMMAND, name="after").parent
+    assert results_of(after)["missing"] == []
+    assert results_of(after)["runs"] == results_of(before)["runs"]
+    (note,) = results_of(after)["sections"][0]["notes"]
+    assert note == (
+        f"Of {run.run_id}, the first {EPISODES} episodes are compared, as many as fp16, ptq_w8, "
+        f"ptq_w4, ptq_w2 played; others played {EPISODES + 10}."
+    )
 
 
 def test_schemes_asked_for_are_missing_where_they_are_not(
@@ -740,6 +782,83 @@ def test_the_published_formula_has_a_sentence_of_its_own(
         "In simulation by the formula as published, weights of 8 bits keep the reward; at 2 bits "
         "the return is 98.1 % lower."
     )
+
+
+# Quantisation-aware runs.
+
+AWARE = Quantization(bits=4, delay=25_000)
+
+
+def test_a_quantisation_aware_run_has_a_report_of_its_own(
+    workspace: Workspace, no_figures: None
+) -> None:
+    plain = [add_run(workspace, seed) for seed in range(2)]
+    aware = [add_run(workspace, seed, quantization=AWARE) for seed in range(2)]
+    for run in aware:
+        path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
+        preset = {"steps": 50_000, "learning_rate": 0.5}
+        replace(Sidecar.load(path), preset=preset, network_sha256="cd" * 32).save(path)
+        evaluate(workspace, run, "qat_w4a4", [450.0] * EPISODES)
+
+    def written(runs: list[Run]) -> Path:
+        return write_report(workspace, [run.run_id for run in runs], command=COMMAND).parent
+
+    folder = written(aware)
+    assert written(plain).name == "dqn-CartPole-v1"
+    assert folder.name == "dqn-CartPole-v1-q4d25000"
+    (section,) = results_of(folder)["sections"]
+    assert section["title"] == "dqn on CartPole-v1, trained at 4 bits from step 25,000 on"
+    rows = by_scheme(section["pooled"])
+    assert list(rows) == ["fp32", "qat_w4a4"]
+    assert (rows["qat_w4a4"]["return_mean"], rows["fp32"]["return_mean"]) == (450.0, 500.0)
+    assert section["headline"] == [
+        "In simulation, qat_w4a4 runs at the 4 bits it was trained at, but its return is 10.0 % "
+        "lower."
+    ]
+    page = page_of(folder).text
+    assert "learning_rate 0.5" in page
+    assert "quantization.bits 4" in page
+    assert "cd" * 32 in page
+
+
+def test_runs_with_other_delays_or_options_are_not_pooled(
+    workspace: Workspace, no_figures: None
+) -> None:
+    runs = [
+        add_run(workspace),
+        add_run(workspace, quantization=AWARE),
+        add_run(workspace, quantization=replace(AWARE, delay=10)),
+        add_run(workspace, quantization=replace(AWARE, ranges="extremes")),
+    ]
+    ids = [run.run_id for run in runs]
+    with pytest.raises(UsageError, match=r"give --name NAME\. Received: "):
+        write_report(workspace, ids[1:3], command=COMMAND)
+    index = write_report(workspace, ids, name="all", command=COMMAND)
+    sections = results_of(index.parent)["sections"]
+    assert [section["title"] for section in sections] == [
+        "dqn on CartPole-v1",
+        "dqn on CartPole-v1, trained at 4 bits from step 25,000 on",
+        "dqn on CartPole-v1, trained at 4 bits from step 10 on",
+        "dqn on CartPole-v1, trained at 4 bits from step 25,000 on (ranges=extremes)",
+    ]
+    assert [section["runs"] for section in sections] == [[run_id] for run_id in ids]
+    # A section has the schemes of its own runs, and no other is missed.
+    assert results_of(index.parent)["missing"] == []
+
+
+def test_terms_are_explained_where_they_are_shown(workspace: Workspace, no_figures: None) -> None:
+    terms = {"ptq_wN, ptq_paper_wN", "qat_int8", "qat_wNaN", "Fp, 8*, 8, 7, …"}
+
+    def explained(run: Run) -> set[str]:
+        folder = write_report(workspace, [run.run_id], command=COMMAND).parent
+        found = re.findall(r"^- \*\*(.+)\*\*:", (folder / "report.md").read_text(), re.MULTILINE)
+        assert {"native, simulated", "verdict", "latency"} <= set(found)
+        return terms & set(found)
+
+    assert explained(add_run(workspace)) == {"ptq_wN, ptq_paper_wN"}
+    assert explained(add_run(workspace, quantization=AWARE)) == {"qat_wNaN"}
+    eight = add_run(workspace, quantization=replace(AWARE, bits=8))
+    assert explained(eight) == {"qat_int8", "qat_wNaN"}
 
 
 # Names, groups and figures.

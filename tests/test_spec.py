@@ -18,6 +18,7 @@ from quarl_tf.spec import (
     Run,
     Scheme,
     default_schemes,
+    possible_schemes,
 )
 
 JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
@@ -155,7 +156,16 @@ def test_only_what_integer_kernels_can_do_is_exported_for_them(options: dict[str
     assert default_schemes(Quantization(bits=8, delay=1, **options)) == ("qat_w8a8",)
 
 
-@pytest.mark.parametrize("name", ["qat_w4a5", "qat_w1a1", "qat_w9a9", "qat_w44", "qat_int4"])
+def test_int4_holds_grids_of_4_bits_and_fewer() -> None:
+    for bits in QAT_BITS:
+        possible = possible_schemes(Quantization(bits=bits, delay=1))
+        assert ("qat_int4" in possible) == (bits <= 4)
+        # Its library is an extra, so it is made only when asked for.
+        assert "qat_int4" not in default_schemes(Quantization(bits=bits, delay=1))
+    assert "qat_int4" not in possible_schemes(Quantization(bits=4, delay=1, rule="paper"))
+
+
+@pytest.mark.parametrize("name", ["qat_w4a5", "qat_w1a1", "qat_w9a9", "qat_w44", "qat_int2"])
 def test_schemes_of_no_quantisation_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"did you mean .*qat_"):
         Scheme.parse(name)

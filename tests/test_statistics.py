@@ -28,7 +28,7 @@ from quarl_tf.statistics import (
     verdict,
 )
 
-quick = settings(deadline=None, max_examples=20)
+quick = settings(max_examples=20)
 
 # Whole numbers: their sums are exact, so resampled means that tie do so however they are summed.
 samples = st.lists(st.integers(-10_000, 10_000).map(float), min_size=2, max_size=30)

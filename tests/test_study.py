@@ -81,6 +81,36 @@ def test_labels_are_those_of_the_papers_figure(tmp_path: Path) -> None:
     ]
 
 
+def test_several_delays_are_told_apart(tmp_path: Path) -> None:
+    (cell,) = study.read(write(tmp_path, BASE + "bits: [2]\ndelays: [0.5, 10]\n")).cells
+    assert [one.label for one in cell.precisions()] == ["Fp", "8*", "2 from 50,000", "2 from 10"]
+
+
+def test_cells_that_differ_in_quantization_share_their_plain_trainings(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0, 1]
+bits: [4]
+delays: [60000]
+quantization: {ranges: extremes}
+cells:
+  - {algo: ppo, env: CartPole-v1}
+  - {algo: ppo, env: CartPole-v1, quantization: {ranges: percentile, per_channel: true}}
+  # Has no use for delays and quantization; its training ends before the delay.
+  - {algo: ppo, env: CartPole-v1, bits: [], overrides: {steps: 50000}}
+"""
+    found = study.read(write(tmp_path, text))
+    assert [cell.title for cell in found.cells] == [
+        "ppo on CartPole-v1 (ranges=extremes)",
+        "ppo on CartPole-v1 (ranges=percentile, per_channel=True)",
+        "ppo on CartPole-v1 (steps=50000)",
+    ]
+    names = [one.scheme.name for one in found.experiments()]
+    # Two seeds of two plain trainings, and of two quantisation-aware ones.
+    assert [names.count(name) for name in ("fp32", "int8", "qat_w4a4")] == [4, 4, 4]
+    assert len({(one.run.run_id, one.scheme.name) for one in found.experiments()}) == 12
+
+
 def test_a_cell_goes_before_the_study_and_old_ids_are_translated(tmp_path: Path) -> None:
     text = """
 name: s
@@ -125,6 +155,15 @@ cells:
         (BASE + "bits: [4]\ndelays: [1.5]", "delay=1.5"),
         (BASE + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
         (BASE + "delays: [5]", "are for trainings at `bits`"),
+        (
+            BASE.replace("v1}", "v1, delays: [5], bits: []}") + "bits: [4]",
+            "cell 1: Delays and quantization are for trainings at `bits`",
+        ),
+        (BASE + "bits: [4, 4]", "comes twice"),
+        (
+            BASE.replace("v1}", "v1}, {algo: ppo, env: CartPole-v1}") + "bits: [4]",
+            "comes twice; keep one of the cells, bits or delays",
+        ),
         (BASE + "bits: [4]\nquantization: {edge_bit: 4}", "did you mean edge_bits"),
         (BASE + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
         (BASE + "episodes: 0", "episodes=0"),
@@ -254,6 +293,62 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
     assert found == ["missing"] * 2 + ["evaluated"] * 4
 
 
+def test_results_in_a_fresh_clone_go_by_the_rules_of_all_others(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    _, root, _ = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    whole = study.read(write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")]))
+    workspace, cell = Workspace(tmp_path), whole.cells[0]
+    plain, aware = cell.run(0, None), cell.run(0, cell.quantizations[0])
+
+    # fp32 of both seeds, int8 of both, qat_w2a2 of both.
+    records.write_text(study.failure_path(workspace, plain, None), "it has no preset\n")
+    workspace.artifact(plain.run_id, "int8").unlink()
+    workspace.artifact(plain.run_id, "fp32").unlink()
+    assert states(tmp_path, whole) == ["evaluated"] * 6
+
+    path = records.evaluation_path(workspace.artifact(aware.run_id, "qat_w2a2"))
+    saved = path.read_text()
+    of_another = {
+        "reference_sha256": "0" * 64,
+        "seeds": [1, 2],
+        "protocol": {"action": "by another rule"},
+    }
+    for name, value in of_another.items():
+        replace(records.Evaluation.load(path), **{name: value}).save(path)
+        assert states(tmp_path, whole) == [*["evaluated"] * 4, "missing", "evaluated"]
+        path.write_text(saved)
+    workspace.artifact(aware.run_id, "qat_w2a2").write_bytes(b"changed")
+    assert states(tmp_path, whole)[4] == "missing"
+
+
+def test_a_job_has_all_schemes_of_its_run(tmp_path: Path) -> None:
+    wanted = study.read(write(tmp_path, BASE + "bits: [2]\n"))
+    found = [
+        study.Status(one, State.EXPORTED if one.scheme.name == "int8" else State.EVALUATED)
+        for one in wanted.experiments()
+    ]
+    (job,) = study_runner._missing_jobs(found)
+    assert [scheme.name for scheme in job.schemes] == ["fp32", "int8"]
+    assert job.trained
+
+
+def test_what_is_not_evaluated_though_nothing_failed_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: Workspace, wanted: Study, *__: object) -> list[study.Status]:
+        first, second = wanted.experiments()
+        return [study.Status(first, State.EVALUATED), study.Status(second, State.EXPORTED)]
+
+    monkeypatch.setattr(study_runner, "run", run)
+    path = write(tmp_path, BASE)
+    assert cli.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quarl: 1 of 2 experiments are not evaluated, though none failed")
+    assert f"quarl study plan {path}" in line
+
+
 def test_status_and_plan_show_states_and_failures(
     finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,6 +465,65 @@ def test_the_report_names_what_is_missing_and_averages_nothing_else(
     ]
 
 
+def test_a_damaged_evaluation_takes_no_other_along(
+    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root, _ = finished
+    wanted, workspace = study.read(path), Workspace(root)
+    damaged = records.evaluation_path(
+        workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8")
+    )
+    saved = damaged.read_text()
+    damaged.write_text(saved[: len(saved) // 2])
+    try:
+        assert cli.main(["study", "report", str(path), "--root", str(root)]) == 0
+    finally:
+        damaged.write_text(saved)
+    results = json.loads((workspace.report_dir("tiny") / "results.json").read_text())
+    statuses = {row["precision"]: row["status"] for row in results["pooled"][:3]}
+    assert statuses == {"Fp": "ok", "8*": "missing: seed 1", "2": "ok"}
+    capsys.readouterr()
+
+
+def test_a_longer_evaluation_changes_no_number_of_the_report(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    path, root, _ = finished
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+
+    def rows() -> list[tuple[float, str]]:
+        assert cli.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
+        results = json.loads((Workspace(tmp_path).report_dir("tiny") / "results.json").read_text())
+        return [(row["return_mean"], row["status"]) for row in results["runs"]]
+
+    before = rows()
+    run = study.read(path).cells[0].run(0, None)
+    artifact = Workspace(tmp_path).artifact(run.run_id, "fp32")
+    assert cli.main(["evaluate", str(artifact), "--episodes", "5"]) == 0
+    assert len(records.Evaluation.load(records.evaluation_path(artifact)).seeds) == 5
+    assert rows() == before
+    text = (Workspace(tmp_path).report_dir("tiny") / "report.md").read_text()
+    assert "2 episodes per flatbuffer" in text
+
+
+def test_a_cell_tells_how_it_was_played_and_quantised(
+    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, root, _ = finished
+    assert cli.main(["study", "report", str(path), "--root", str(root)]) == 0
+    capsys.readouterr()
+    folder = Workspace(root).report_dir("tiny")
+    for text in ((folder / "report.md").read_text(), (folder / "index.html").read_text()):
+        assert "greedy: the best value" in text
+        assert "Only 2 episodes" in text
+        assert "edge_bits=8; rule=nearest; ranges=moving_average" in text
+        for term in ("8*, 8, 7, …", "qat_wNaN"):
+            assert term in text
+        for term in ("ptq_wN", "qat_int8", "normalised error"):
+            assert f"{term}</dt>" not in text
+            assert f"**{term}" not in text
+
+
 def test_the_same_files_give_the_same_report(finished: tuple[Path, Path, str]) -> None:
     path, root, _ = finished
     contents = []
@@ -415,6 +569,24 @@ def test_a_line_is_broken_where_a_training_is_missing() -> None:
     sweep = next(line for line in axes.lines if len(line.get_xdata()) == 3)
     assert np.isnan(sweep.get_ydata()).tolist() == [False, True, False]
     assert [text.get_text() for text in axes.texts] == ["missing"]
+
+
+def test_delays_are_told_apart_in_the_legend() -> None:
+    def panel(title: str, *delays: int) -> plots.PrecisionPanel:
+        scheme, returns = Scheme.parse("qat_w2a2"), Interval(3.0, 2.0, 4.0)
+        points = [plots.PrecisionPoint("2", scheme, one, returns, (3.0,)) for one in delays]
+        return plots.PrecisionPanel(title, points, None)
+
+    def legend(*panels: plots.PrecisionPanel) -> list[str]:
+        figure = plots.reward_against_precision(panels, "study").figure
+        texts = [text.get_text() for text in figure.legends[0].get_texts()]
+        return [text for text in texts if text.startswith("trained")]
+
+    assert legend(panel("a", 5), panel("b", 7)) == ["trained at those bits"]
+    assert legend(panel("a", 5, 1000), panel("b", 7)) == [
+        "trained from 5 or 7",
+        "trained from 1,000",
+    ]
 
 
 @pytest.mark.parametrize("delay", [None, 20])

@@ -77,7 +77,7 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
     assert record.run_id == tiny_run.run_id == folder.name
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
     assert presets.restore("dqn", record.preset) == preset
-    assert TrainingRecord.finished(folder, asdict(preset)) == record
+    assert TrainingRecord.finished(folder, tiny_run, asdict(preset)) == record
     assert any((folder / "tensorboard").iterdir())
 
 
@@ -315,7 +315,7 @@ def test_finished_run_of_another_preset_is_refused(copy: Workspace, tiny_run: Ru
     # As if the preset that is shipped had been another one then.
     replace(record, preset={**record.preset, "learning_rate": 0.25}).save(path)
     before = snapshot(copy.root)
-    with pytest.raises(QuarlError, match=r"another preset; .* learning_rate=0\.\d+ for 0\.25"):
+    with pytest.raises(QuarlError, match=r"other settings; .* learning_rate=0\.\d+ for 0\.25"):
         train(copy, tiny_run, silent)
     assert snapshot(copy.root) == before
 
@@ -325,7 +325,7 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
     other = Run(tiny_run.algo, tiny_run.env_id, 0, {**tiny_run.overrides, "discount": 0.5})
     folder.rename(cut_off.run_dir(other.run_id))
     before = snapshot(cut_off.root)
-    with pytest.raises(QuarlError, match=r"another preset; .* discount=0\.5 for 0\.\d+"):
+    with pytest.raises(QuarlError, match=r"other settings; .* discount=0\.5 for 0\.\d+"):
         train(cut_off, other, silent)
     assert snapshot(cut_off.root) == before
 

@@ -1,10 +1,10 @@
-"""One module per algorithm, each with the same `build(spec, preset, seed) -> Agent`."""
+"""One module per algorithm, each with the same `build(spec, preset, seed, prepare) -> Agent`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,14 @@ class Agent(Protocol):
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the random generators by purpose, to be kept in checkpoints."""
+
+
+@runtime_checkable
+class Stochastic(Protocol):
+    """An agent whose policy is a distribution."""
+
+    def action_variance(self, heads: npt.NDArray[np.float32]) -> float:
+        """Return the mean variance of the distributions that heads stand for."""
 
 
 def build(

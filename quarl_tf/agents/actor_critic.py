@@ -32,8 +32,9 @@ class TwoNetworks:
         self.variables = [*network.variables, *value.variables]
         self.trainable_variables = [*network.trainable_variables, *value.trainable_variables]
         self._head, self._value = networks.Snapshot(network), networks.Snapshot(value)
-        #: What `refresh` takes the values of.
-        self.read = self.variables
+        #: What `refresh` takes the values of; the others change without a gradient, and rarely.
+        self.read = self.trainable_variables
+        self._values = {id(variable): variable.numpy() for variable in self.variables}
 
     def features(self, observations: Any) -> Any:
         """Return what the two networks take: the observations."""
@@ -44,10 +45,12 @@ class TwoNetworks:
         return self._head(observations), self._value(observations)[:, 0]
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Bring predictions up to date, reading the variables if their values are not given."""
-        split = len(self.normalised[0].variables)
-        self._head.refresh(None if values is None else values[:split])
-        self._value.refresh(None if values is None else values[split:])
+        """Bring predictions up to date; all variables are read where no values are given."""
+        read = self.variables if values is None else self.read
+        found = [variable.numpy() for variable in read] if values is None else values
+        self._values.update(zip(map(id, read), found, strict=True))
+        for snapshot, network in zip((self._head, self._value), self.normalised, strict=True):
+            snapshot.refresh([self._values[id(variable)] for variable in network.variables])
 
 
 class SharedTorso:
@@ -115,6 +118,11 @@ class Categorical:
         actions = (log_probabilities + noise).argmax(axis=1).astype(np.int32)
         return actions, np.take_along_axis(log_probabilities, actions[:, None], axis=1)[:, 0]
 
+    def variance(self, logits: Floats) -> float:
+        """Return the variance over the actions' probabilities: 0 where all are alike."""
+        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return float((odds / odds.sum(axis=1, keepdims=True)).var(axis=1).mean())
+
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the actions: all are possible."""
         return actions
@@ -147,6 +155,11 @@ class Gaussian:
         noise = random.standard_normal(means.shape).astype(np.float32)
         constant = np.log(self._deviation) + np.float32(0.5 * np.log(2 * np.pi))
         return means + self._deviation * noise, -(noise * noise / 2 + constant).sum(axis=1)
+
+    def variance(self, means: Floats) -> float:
+        """Return the variance of an action, the mean over its components; the same everywhere."""
+        del means
+        return float((self._deviation**2).mean())
 
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the nearest possible actions."""

@@ -156,6 +156,14 @@ class ActorCritic:
         row = (observations, self._drawn, rewards, terminated, starts, *self._predicted)
         self._rows.append(tuple(np.copy(field) for field in row))
 
+    def action_variance(self, heads: npt.NDArray[np.float32]) -> float:
+        """Return the mean variance of the distributions that heads stand for.
+
+        Of discrete actions it is the variance over their probabilities (QuaRL, Krishnan et al.,
+        arXiv 1910.01055, figure 1): the lower, the more is explored.
+        """
+        return self._distribution.variance(heads)
+
     def break_stream(self, observations: npt.NDArray[Any]) -> None:
         """Do nothing: a checkpoint comes after learning, when no rollout is under way."""
 
@@ -172,18 +180,20 @@ class ActorCritic:
         )
         returns = advantages + values
         valid = np.flatnonzero(starts)
+        if not valid.size:  # Nothing but resets.
+            return {}
         draws = [
             np.resize(self._shuffle.permutation(valid), starts.size) for _ in range(preset.epochs)
         ]
         index = np.stack(draws).reshape(-1, preset.minibatch_size).astype(np.int32)
         fields = [seen, actions, log_probabilities, returns, advantages]
         flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
-        loss, *values = self._round(index, *flat)
+        loss, *read = self._round(index, *flat)
         self._statistics.update(flat[0][valid])
         if self._statistics.apply_to(self._model.normalised):
             self._model.refresh()
         else:
-            self._model.refresh([value.numpy() for value in values])
+            self._model.refresh([value.numpy() for value in read])
         self._distribution.refresh()
         return {"loss": float(loss)}
 

@@ -29,7 +29,7 @@ class Preset:
     num_envs: int
     #: Units of the hidden layers, or the name of one of `architectures.NAMED`.
     network: str | tuple[int, ...]
-    #: Adam's step size at the start.
+    #: The optimizer's step size at the start.
     learning_rate: float
     #: Whether the learning rate falls linearly to 0 over training; a little before its end, for
     #: the ticks that reset an environment are learned after but are no steps.
@@ -124,7 +124,7 @@ class DqnPreset(Preset):
     batch_size: int
     #: Observations kept for replay.
     buffer_size: int
-    #: Environment steps before learning starts.
+    #: Observations in the replay before learning starts.
     learning_starts: int
     #: Steps whose rewards are summed before bootstrapping.
     n_step: int
@@ -192,7 +192,7 @@ class DdpgPreset(Preset):
     batch_size: int
     #: Observations kept for replay.
     buffer_size: int
-    #: Environment steps of uniform actions before learning starts.
+    #: Observations in the replay before learning starts; until then actions are uniform.
     learning_starts: int
     #: Gradient steps in one burst.
     gradient_steps: int

@@ -9,8 +9,9 @@ has neither a delay nor ranges that freeze, and starts its ranges at ±6.
 What is quantised: the observation behind its scaling, every kernel (one grid for a fully-connected
 one, one per output channel for a convolution), and every layer's output, the head's included;
 biases stay in float, as the 32 bits that they have in int8 kernels. What feeds a tanh has 8 bits at
-any width: on integer hardware tanh is a table of that many entries. Only what is exported is
-quantised: neither the critic of DDPG nor the value head of PPO and A2C, which no board will run.
+any width (not so by the papers' rule): on integer hardware tanh is a table of that many entries.
+Only what is exported is quantised: neither the critic of DDPG nor the value head of PPO and A2C,
+which no board will run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.errors import QuarlError, UsageError
-from quarl_tf.keras import keras, tf
+from quarl_tf.keras import autocast_variable, keras, tf
 from quarl_tf.networks import (
     CLIP_DEVIATIONS,
     ActionScaling,
@@ -53,6 +54,8 @@ _TABLE_BITS, _TABLE_END = 8, 3.5
 #: Weight of what a moving average had before.
 _KEPT = 0.99
 
+_BYTE_BITS = 8
+
 #: Observations watched at once.
 _WATCHED = 250
 
@@ -65,8 +68,9 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
 
     Attributes:
         bits: Width of a code.
-        axis: Last axis for one grid per channel, None for one grid.
-        watches: Whether the range comes from what passes by; a kernel's is read at the delay.
+        kernel: Whether it is a kernel's: its range is read at the delay, others are watched.
+        fixed: Range of an activation whose range is known.
+        narrow: Whether the lowest code is left out, so that the grid is symmetric.
     """
 
     def __init__(
@@ -78,19 +82,21 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         per_channel: bool = False,
         fixed: tuple[float, float] | None = None,
         limit: float = float("inf"),
+        dtype: str = "float32",
     ) -> None:
         """Describe a quantiser.
 
         Args:
             quantization: Rule, ranges and gradient.
             bits: Width of a code.
+            dtype: Arithmetic of the layer; the grid itself is always float32.
             kernel: Whether it is for a kernel: then symmetric but by the papers' rule.
             per_channel: Whether each index of the last axis has a grid of its own.
             fixed: Range of an activation whose range is known.
             limit: Largest end of the range, whatever was watched.
         """
         self._quantization, self.bits = quantization, bits
-        self.fixed, self._limit = fixed, limit
+        self.fixed, self._limit, self._dtype = fixed, limit, dtype
         self._paper = quantization.rule == "paper"
         self.kernel, self.per_channel = kernel, per_channel
         self.narrow = kernel and not self._paper
@@ -105,32 +111,39 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         """Create the range, and whether it is frozen, as variables of the layer."""
         shape = (tensor_shape[-1],) if self.per_channel else ()
 
-        def variable(suffix: str, value_shape: tuple[int, ...], *, trainable: bool = False) -> Any:
-            return layer.add_weight(
-                f"{name}_{suffix}", value_shape, initializer="zeros", trainable=trainable
-            )
+        def variable(suffix: str, value: float, shape: tuple[int, ...], **options: Any) -> Any:
+            initial = keras.initializers.Constant(value)
+            return layer.add_weight(f"{name}_{suffix}", shape, initializer=initial, **options)
 
-        created = {end: variable(end, shape) for end in ("low", "high")}
+        # The wrong way round: nothing was watched yet.
+        created = {"low": variable("low", 1.0, shape, trainable=False)}
+        created["high"] = variable("high", -1.0, shape, trainable=False)
         if self._quantization.learned_steps:
-            created["step"] = variable("step", shape, trainable=True)
-        return {**created, "frozen": variable("frozen", ())}
+            created["step"] = variable("step", 0.0, shape, trainable=True)
+        return {**created, "frozen": variable("frozen", 0.0, (), trainable=False)}
 
     def __call__(
         self, inputs: Any, training: bool, weights: Mapping[str, Any], **kwargs: Any
     ) -> Any:
         """Return the tensor as it is, or quantised."""
         del kwargs
-        frozen = weights["frozen"] > 0
-        if training and not self.kernel and self.fixed is None:
-            tf.cond(frozen, tf.no_op, lambda: self._watch(inputs, weights))
+        inputs = tf.cast(inputs, tf.float32)
+        return tf.cast(self._quantized(inputs, training, weights), self._dtype)
+
+    def _quantized(self, inputs: Any, training: bool, weights: Mapping[str, Any]) -> Any:
+        # Asked while tracing, so that neither side of the delay pays for the other.
+        with tf.init_scope():
+            frozen = bool(weights["frozen"] > 0)
+        if not frozen:
+            if training and not self.kernel and self.fixed is None:
+                self._watch(inputs, weights)
+            return _past_step(inputs, weights["step"]) if "step" in weights else inputs
         if "step" in weights:
-            return tf.where(frozen, self._by_learned_step(inputs, weights), inputs)
+            return self._by_learned_step(inputs, weights)
         low, high = weights["low"], weights["high"]
-        passed = tf.where(frozen, self._snap(inputs, low, high), inputs)
-        if self._quantization.gradient == "clipped":
-            inside = tf.logical_or(~frozen, (inputs >= low) & (inputs <= high))
-            return _with_gradient(inputs, passed, inside)
-        return _with_gradient(inputs, passed, None)
+        clipped = self._quantization.gradient == "clipped"
+        inside = (inputs >= low) & (inputs <= high) if clipped else None
+        return _with_gradient(inputs, self._snap(inputs, low, high), inside)
 
     def _snap(self, inputs: Any, low: Any, high: Any) -> Any:
         if self._paper:
@@ -157,24 +170,25 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         codes = tf.clip_by_value(inputs / step, first, first + self.levels)
         return _with_gradient(codes, tf.round(codes), None) * step
 
-    def _watch(self, inputs: Any, weights: Mapping[str, Any]) -> Any:
+    def _watch(self, inputs: Any, weights: Mapping[str, Any]) -> None:
         """Take the range of a batch in."""
         low, high = weights["low"], weights["high"]
         if self._quantization.ranges == "percentile":
             values = tf.sort(tf.reshape(inputs, (-1,)))
             last = tf.cast(tf.size(values) - 1, tf.float32)
-            ends = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
-            lowest, highest = values[ends[0]], values[ends[1]]
+            places = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
+            lowest, highest = (values[place] for place in places)
         else:
             lowest, highest = tf.reduce_min(inputs), tf.reduce_max(inputs)
+        first = low > high
         if self._quantization.ranges == "extremes":
-            low.assign(tf.minimum(low, lowest))
-            high.assign(tf.maximum(high, highest))
+            ends = tf.minimum(low, lowest), tf.maximum(high, highest)
         else:
-            first = tf.equal(low, high)
-            for end, now in ((low, lowest), (high, highest)):
-                end.assign(tf.where(first, now, _KEPT * end + (1 - _KEPT) * now))
-        return tf.no_op()
+            ends = tuple(
+                _KEPT * end + (1 - _KEPT) * now for end, now in ((low, lowest), (high, highest))
+            )
+        low.assign(tf.where(first, lowest, ends[0]))
+        high.assign(tf.where(first, highest, ends[1]))
 
     def freeze(self, variables: Mapping[str, Any], kernel: npt.NDArray[Any] | None) -> None:
         """Set and freeze the range, widened to contain 0 and moved so that 0 is on the grid.
@@ -189,7 +203,7 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
             low, high = kernel.min(axis=others), kernel.max(axis=others)
         if self.fixed is not None:
             low, high = (np.float32(end) for end in self.fixed)
-        elif kernel is None and low == high:
+        elif kernel is None and low > high:
             raise UsageError(
                 "Nothing was learned from before the delay, so no range is known; make it longer. "
                 f"Received: delay={self._quantization.delay}"
@@ -239,7 +253,7 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         step = (high - low) / np.float32(self.levels)
         clipped = tf.minimum(tf.maximum(inputs, low), high)
         if self._paper:
-            return tf.floor(clipped / step) * step
+            return self._snap(inputs, low, high)
         inverse = np.float32(1) / step
         zero = np.floor(-low * inverse + np.float32(0.5))
         return tf.floor((clipped - low) * inverse - zero + 0.5) * step
@@ -259,6 +273,8 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
         self, layer: Any, kernel: DelayedQuantizer | None, output: DelayedQuantizer
     ) -> None:
         """Wrap a layer."""
+        if layer.compute_dtype != "float32":
+            layer.call = _in_its_own_arithmetic(layer)
         super().__init__(layer, _Config(kernel, output), name=layer.name)
 
     def quantizers(self) -> Iterator[tuple[DelayedQuantizer, dict[str, Any], Any]]:
@@ -330,6 +346,20 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
         return list(self.layer.variables)
 
 
+def _in_its_own_arithmetic(layer: Any) -> Callable[[Any], Any]:
+    """Return the call of a layer for a wrapper that computes in float32, as quantisers must.
+
+    The wrapper calls `call` itself, past what would cast inputs and variables.
+    """
+    call = layer.call
+
+    def cast(inputs: Any) -> Any:
+        with autocast_variable.enable_auto_cast_variables(tf.as_dtype(layer.compute_dtype)):
+            return call(tf.cast(inputs, layer.compute_dtype))
+
+    return cast
+
+
 class _Config(quantize_config.QuantizeConfig):  # type: ignore[misc]
     """What of a layer is quantised, as the toolkit asks for it."""
 
@@ -384,6 +414,8 @@ def quantize(
     def wrap(layer: Any) -> Any:
         if layer.name in plain or isinstance(layer, (*_PASSING, *left)):
             return layer
+        if isinstance(layer, ByteScaling) and quantization.edge_bits == _BYTE_BITS:
+            return layer  # Bytes lie on their grid already.
         if not isinstance(layer, _QUANTIZED):
             raise UsageError(
                 "Quantisation-aware training has no rule for this layer; train without it. "
@@ -423,16 +455,20 @@ def _wrapped(layer: Any, quantization: Quantization, *, feeds_table: bool) -> Qu
     kernel = None
     if isinstance(layer, _KERNELS):
         per_channel = isinstance(layer, keras.layers.Conv2D) or quantization.per_channel
-        kernel = DelayedQuantizer(quantization, bits, kernel=True, per_channel=per_channel)
+        kernel = DelayedQuantizer(
+            quantization, bits, kernel=True, per_channel=per_channel, dtype=layer.compute_dtype
+        )
     fixed: tuple[float, float] | None = None
     if isinstance(layer, ByteScaling):
         fixed = 0.0, 1.0
     elif _is_tanh(layer) and bits == _TABLE_BITS and quantization.rule == "nearest":
         fixed = -1.0, 127 / 128  # As integer kernels have it.
-    if feeds_table:
-        output = DelayedQuantizer(quantization, _TABLE_BITS, limit=_TABLE_END)
-    else:
-        output = DelayedQuantizer(quantization, bits, fixed=fixed)
+    limit = float("inf")
+    if feeds_table and quantization.rule == "nearest":
+        bits, limit = _TABLE_BITS, _TABLE_END
+    output = DelayedQuantizer(
+        quantization, bits, fixed=fixed, limit=limit, dtype=layer.compute_dtype
+    )
     return QuantizedLayer(layer, kernel, output)
 
 
@@ -510,6 +546,12 @@ def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
 
 def _clipped(values: Any, end: float) -> Any:
     return values if np.isinf(end) else tf.clip_by_value(values, -end, end)
+
+
+@tf.custom_gradient  # type: ignore[misc]
+def _past_step(inputs: Any, step: Any) -> Any:
+    """Return the inputs; the step has a gradient of 0, where optimizers would miss one."""
+    return tf.identity(inputs), lambda upstream: (upstream, tf.zeros_like(step))
 
 
 def _with_gradient(inputs: Any, value: Any, inside: Any) -> Any:
