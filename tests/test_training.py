@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import csv
 import errno
-import json
 import os
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -204,59 +199,6 @@ def test_damaged_checkpoint_changes_nothing_in_the_end(
     # It went on from the checkpoint before, not from the start, nor from the damaged one.
     assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
     assert products(cut_off, tiny_run) == products(trained, tiny_run)
-
-
-_CHILD = """
-import json, sys, time
-from pathlib import Path
-from quarl_tf.records import Workspace
-from quarl_tf.spec import Run
-from quarl_tf.training import train
-
-run = Run.from_dict(json.loads(sys.argv[2]))
-# Slowed down, so that there is time to kill it.
-train(Workspace(Path(sys.argv[1])), run, lambda *_: time.sleep(0.05))
-"""
-
-
-def train_and_kill(workspace: Workspace, run: Run, ready: Callable[[], bool]) -> None:
-    """Train in a process of its own, and kill it when it is ready."""
-    command = [sys.executable, "-c", _CHILD, str(workspace.root), json.dumps(run.to_dict())]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not ready():
-            assert process.poll() is None, "the training ended before it could be killed"
-            time.sleep(0.005)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_killed_training_ends_with_the_same_bytes(
-    trained: Workspace, tiny_run: Run, tmp_path: Path
-) -> None:
-    workspace = Workspace(tmp_path)
-    folder = workspace.run_dir(tiny_run.run_id)
-
-    # The first time as soon as there is a checkpoint.
-    train_and_kill(workspace, tiny_run, lambda: any((folder / "checkpoints").glob("*.npz")))
-    assert len(list((folder / "checkpoints").glob("*.npz"))) == 1
-
-    # The second time anywhere later, in the middle of a burst, a rollout or a file.
-    resumed = (folder / "progress.csv").stat().st_mtime_ns
-    delay = np.random.default_rng(time.time_ns()).uniform(0, 0.4)
-    since: list[float] = []
-
-    def some_time_after_going_on() -> bool:
-        if not since and (folder / "progress.csv").stat().st_mtime_ns > resumed:
-            since.append(time.monotonic())
-        return bool(since) and time.monotonic() > since[0] + delay
-
-    train_and_kill(workspace, tiny_run, some_time_after_going_on)
-    assert not (folder / "training.json").exists()
-
-    train(workspace, tiny_run, silent)
-    assert products(workspace, tiny_run) == products(trained, tiny_run), f"delay {delay}"
 
 
 def test_full_disk_is_one_line_and_training_goes_on_later(
