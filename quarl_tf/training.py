@@ -110,6 +110,7 @@ class _Training:
         self.best = _Best(networks.weights(self.agent.network))
         self._rows: list[dict[str, Any]] = []
         self._recent: deque[float] = deque(maxlen=_RECENT_EPISODES)
+        self._episodes = 0
         self._writer: Any = None
         self._observations: npt.NDArray[Any] = np.empty(0)
         self._starts = np.ones(preset.num_envs, np.bool_)
@@ -129,6 +130,7 @@ class _Training:
                 generator.bit_generator.state = state["generators"][name]
             self.step, self._rows = state["step"], state["rows"]
             self._recent.extend(state["recent"])
+            self._episodes = state["episodes"]
             self.best = _Best(best, *state["best"])
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
@@ -220,6 +222,7 @@ class _Training:
         self._running += info.get(environments.RAW_REWARD, rewards)
         over = info.get(environments.GAME_OVER, done)
         self._recent.extend(self._running[over].tolist())
+        self._episodes += int(np.count_nonzero(over))
         self._running[over] = 0.0
         # Where an episode had ended, this tick was its reset, not a step of the environment.
         self.step += int(np.count_nonzero(starts))
@@ -240,6 +243,7 @@ class _Training:
             "step": self.step,
             "rows": self._rows,
             "recent": list(self._recent),
+            "episodes": self._episodes,
             "best": [self.best.score, self.best.step],
             "generators": {
                 name: generator.bit_generator.state
@@ -261,6 +265,7 @@ class _Training:
     def _log(self, metrics: dict[str, float]) -> None:
         row = {
             "step": self.step,
+            "episodes": self._episodes,
             "episode_return": float(np.mean(self._recent)) if self._recent else None,
             "greedy_return": metrics.get("greedy_return"),
             "loss": metrics.get("loss"),

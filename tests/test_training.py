@@ -89,7 +89,7 @@ def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_ru
 
 def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
     found = rows(trained, tiny_run)
-    assert list(found[0]) == ["step", "episode_return", "greedy_return", "loss"]
+    assert list(found[0]) == ["step", "episodes", "episode_return", "greedy_return", "loss"]
     steps = [int(row["step"]) for row in found]
     assert steps == sorted(set(steps))
     total, frequency = tiny_run.overrides["steps"], tiny_run.overrides["train_frequency"]
@@ -99,6 +99,10 @@ def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tin
     assert np.diff(steps).max() <= frequency
     # CartPole pays 1 a step, so an episode is 1 to 500 steps long.
     assert all(1 <= float(r["episode_return"]) <= 500 for r in found if r["episode_return"])
+    episodes = [int(row["episodes"]) for row in found]
+    assert episodes == sorted(episodes)
+    assert all(1 <= step / done <= 500 for step, done in zip(steps, episodes, strict=True) if done)
+    assert 0 < episodes[-1]
     learning = [float(row["loss"]) for row in found if row["loss"]]
     started = [s for s in steps if s > tiny_run.overrides["learning_starts"]]
     assert len(learning) >= len(started)
