@@ -11,7 +11,7 @@ demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a 
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
 
 test: $(VENV)/installed  ## Run the whole test suite.
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 peers: $(PEERS)/installed  ## Install what benchmarks/training_throughput.py compares with.
 

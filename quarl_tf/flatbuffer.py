@@ -29,6 +29,9 @@ _WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"
 #: Types of weights that `weights` can decode.
 _DECODABLE = {"float32", "float16", "int8"}
 
+#: Bits of the types that NumPy does not have.
+_BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}
+
 #: What the schema's reader raises when a damaged file sends it astray: a read beyond the end, an
 #: offset below zero, a table that is not there, a type or operator number without a name.
 _ASTRAY = (
@@ -96,6 +99,22 @@ class Layer:
     operator: str
     output: str
     kernel: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A tensor that is computed, and the operators between which it takes memory.
+
+    Attributes:
+        size: Its bytes.
+        first: Number of the operator that computes it; 0 for an input.
+        last: Number of the operator that uses it last; that of the last one for inputs and outputs,
+            which the caller may read afterwards.
+    """
+
+    size: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -228,6 +247,51 @@ def layers(source: Path | bytes) -> list[Layer]:
         and (kernel := graph.tensors[op.inputs[1]]).data is not None
         and kernel.dtype in _DECODABLE
     ]
+
+
+def activations(source: Path | bytes) -> list[Activation]:
+    """Return the tensors of the main graph that are not constant, inputs first.
+
+    Args:
+        source: The file, or its content.
+
+    Raises:
+        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer, or has a tensor of
+            no fixed size.
+    """
+    graphs, _ = _parse(source)
+    graph = graphs[0]
+    end = len(graph.operators) - 1
+    first = dict.fromkeys(graph.inputs, 0)
+    last = {}
+    for number, operator in enumerate(graph.operators):
+        first.update({i: number for i in operator.outputs if i not in first})
+        last.update(dict.fromkeys(operator.inputs, number))
+    last.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
+    return [
+        # What nothing uses is never given back.
+        Activation(byte_size(tensor.dtype, math.prod(tensor.shape)), start, last.get(i, end))
+        for i, start in first.items()
+        if (tensor := graph.tensors[i]).data is None
+    ]
+
+
+def byte_size(dtype: str, elements: int) -> int:
+    """Return the bytes that so many elements take; those of less than a byte are packed.
+
+    Raises:
+        QuarlError: The type has no fixed size.
+    """
+    try:
+        bits = _BITS.get(dtype) or 8 * np.dtype(dtype).itemsize
+    except TypeError:
+        bits = 0
+    if not bits:
+        raise QuarlError(
+            "The memory of a flatbuffer is that of its numbers; measure one without tensors of "
+            f"other types. Received: dtype={dtype!r}"
+        )
+    return math.ceil(elements * bits / 8)
 
 
 def _parse(source: Path | bytes) -> tuple[list[_Graph], dict[str, dict[str, list[str]]]]:

@@ -25,10 +25,13 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image
 
 from quarl_tf.quantization.affine import affine_grid, dequantize
-from quarl_tf.spec import PTQ_BITS, Scheme
+from quarl_tf.spec import PTQ_BITS, REFERENCE, Scheme
 from quarl_tf.statistics import Interval
 
 Floats = npt.NDArray[np.floating[Any]]
+
+#: Lines that can still be told apart in the figure of action variances.
+MOST_PRECISIONS = 10
 
 #: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
 HISTOGRAM_BITS = (4, 2)
@@ -39,9 +42,13 @@ _DPI = 150
 _PANELS_PER_ROW = 5
 # As many as stand above one of two panels.
 _TITLE_LETTERS = 40
+# As many as stand beside each other in a legend, the lines before them apart.
+_LEGEND_LETTERS = 90
 _GREY = "#8a8f98"
 _LIGHT_GREY = "#c9ccd1"
 _DELAY_COLOUR = "#b3321f"
+# As in QuaRL's figure of action variances.
+_SMOOTHING = 0.95
 # Native schemes are cool; simulated ones warm, olive as published, purple if trained at those bits,
 # and darker the fewer their bits.
 _NATIVE_COLOURS = {
@@ -103,14 +110,19 @@ class Curve:
         steps: Environment steps, shape [n].
         episode_return: Mean return of the latest training episodes, shape [n].
         greedy_return: Mean return of a greedy evaluation, shape [n].
+        action_variance: Mean variance of the policy's distributions in that evaluation, shape [n];
+            all NaN if the policy has none, or they were not recorded.
         delay: Step at which a quantisation-aware training began to quantise.
+        episodes: Training episodes finished so far, shape [n]; None if they were not counted.
     """
 
     label: str
     steps: Floats
     episode_return: Floats
     greedy_return: Floats
+    action_variance: Floats
     delay: int | None = None
+    episodes: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +165,21 @@ class PrecisionPanel:
     title: str
     points: Sequence[PrecisionPoint]
     chance: float | None
+
+
+@dataclass(frozen=True)
+class PrecisionCurves:
+    """The trainings in one precision, which differ in their seeds alone.
+
+    Attributes:
+        label: Name of the precision in the legend.
+        quantised: Whether they are quantisation-aware.
+        curves: The course of each; none if a training is missing.
+    """
+
+    label: str
+    quantised: bool
+    curves: Sequence[Curve]
 
 
 def scheme_colour(name: str) -> str:
@@ -237,10 +264,18 @@ def _draw_curve(axes: Axes, curve: Curve, colour: Any) -> None:
         mec="white",
     )
     if curve.delay is not None:
-        axes.axvline(curve.delay, color=_DELAY_COLOUR, ls="--", lw=1.1, zorder=1)
+        _draw_delay(axes, curve.delay)
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.margins(x=0.02)
     sns.despine(ax=axes)
+
+
+def _draw_delay(axes: Axes, delay: float) -> None:
+    axes.axvline(delay, color=_DELAY_COLOUR, ls="--", lw=1.1, zorder=1)
+
+
+def _delay_handle() -> Line2D:
+    return Line2D([], [], color=_DELAY_COLOUR, ls="--", lw=1.1, label="quantised from here on")
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Line2D]:
@@ -248,23 +283,21 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Line2D]:
         Line2D([], [], color=_GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
         Line2D([], [], color=_GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
     ]
-    if _delayed(curves):
-        label = "quantised from here on"
-        handles.append(Line2D([], [], color=_DELAY_COLOUR, ls="--", lw=1.1, label=label))
-    return handles
+    return [*handles, _delay_handle()] if _delayed(curves) else handles
 
 
 def _curve_caption(curves: Sequence[Curve]) -> str:
-    delayed = (
-        " Dashed: the quantisation delay, from which on the network is quantised."
-        if _delayed(curves)
-        else ""
-    )
     return (
         "Thin line: mean return of the latest training episodes, exploration included. Dots: "
         "greedy evaluations during training, on seeds apart from those of the final evaluation."
-        + delayed
+        + _delay_caption(curves)
     )
+
+
+def _delay_caption(curves: Sequence[Curve]) -> str:
+    if not _delayed(curves):
+        return ""
+    return " Dashed: the quantisation delay, from which on the network is quantised."
 
 
 def _delayed(curves: Sequence[Curve]) -> bool:
@@ -278,6 +311,175 @@ def _label_lowest(panels: Sequence[Axes], used: int, columns: int, label: str) -
     for axes in panels[:used][-columns:]:
         axes.set_xlabel(label)
         axes.tick_params(labelbottom=True)
+
+
+def smoothed(values: Floats, factor: float) -> Floats:
+    """Return the exponential moving average of values, without the pull towards 0 at its start.
+
+    Args:
+        values: What to smooth, shape [n].
+        factor: Weight of a value over that of the next one, 0 ... 1.
+
+    Returns:
+        At each place the weighted mean of all values up to there, shape [n].
+    """
+    total = weights = 0.0
+    averages = []
+    for value in values:
+        total, weights = factor * total + value, factor * weights + 1
+        averages.append(total / weights)
+    return np.array(averages)
+
+
+def mean_line(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Return the mean of lines over the steps that all span, each interpolated between its own.
+
+    Args:
+        lines: Steps, ascending, and values of each line.
+
+    Returns:
+        Steps and values of the mean.
+    """
+    steps = np.unique(np.concatenate([x for x, _ in lines]))
+    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    steps = steps[(first <= steps) & (steps <= last)]
+    return steps, np.mean([np.interp(steps, x, y) for x, y in lines], axis=0)
+
+
+def action_variance(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
+    """Draw action variance and greedy return against environment steps, one colour a precision.
+
+    Args:
+        precisions: Trainings whose evaluations have both, plain ones first.
+        title: Heading of the figure.
+    """
+    curves = [curve for one in precisions for curve in one.curves]
+    colours = _precision_colours(precisions)
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 6.2), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        for one, colour in zip(precisions, colours, strict=True):
+            variances = [_smoothed_line(curve.steps, curve.action_variance) for curve in one.curves]
+            returns = [_smoothed_line(curve.steps, curve.greedy_return) for curve in one.curves]
+            # A quantisation-aware training is its plain twin until the delay: that one is on top.
+            _draw_mean(above, variances, colour, zorder=3 if one.quantised else 4)
+            _draw_mean(below, returns, colour, zorder=3 if one.quantised else 4)
+        for axes, label in ((above, "action variance"), (below, "greedy return")):
+            for delay in sorted({curve.delay for curve in curves if curve.delay is not None}):
+                _draw_delay(axes, delay)
+            axes.set_ylabel(label)
+            axes.margins(x=0.02)
+            sns.despine(ax=axes)
+        below.set_xlabel("environment steps")
+        below.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        figure.align_ylabels()
+        figure.suptitle(title)
+        handles = [
+            Line2D([], [], color=colour, lw=2.2, label=_precision_label(one))
+            for one, colour in zip(precisions, colours, strict=True)
+        ]
+        handles += [_delay_handle()] if _delayed(curves) else []
+        longest = max(len(line) for one in handles for line in str(one.get_label()).split("\n"))
+        _legend_below(figure, handles, columns=min(4, _LEGEND_LETTERS // longest))
+    return Plot(figure, _variance_caption(precisions))
+
+
+def _precision_colours(precisions: Sequence[PrecisionCurves]) -> list[Any]:
+    """Return dark and warm colours for plain trainings, then cool ones in the order of the rest."""
+    aware = sum(one.quantised for one in precisions)
+    plain = len(precisions) - aware
+    warm = sns.color_palette("blend:#e8830c,#f2c14e", plain)
+    cool = sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", aware)
+    return [*[scheme_colour(REFERENCE), *warm][:plain], *cool]
+
+
+def _precision_label(precision: PrecisionCurves) -> str:
+    label = precision.label if precision.curves else f"{precision.label} (missing)"
+    return textwrap.fill(label, _TITLE_LETTERS)
+
+
+def _smoothed_line(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
+    known = np.isfinite(values)
+    return steps[known], smoothed(values[known], _SMOOTHING)
+
+
+def _draw_mean(
+    axes: Axes, lines: Sequence[tuple[Floats, Floats]], colour: Any, zorder: int
+) -> None:
+    """Draw the mean of some lines, and faintly each of several."""
+    # A tint, not a transparent line: where several precisions agree, it stays faint.
+    tint = sns.blend_palette(["white", colour], 10)[3]
+    for line in lines if len(lines) > 1 else ():
+        axes.plot(*line, color=tint, lw=0.8, zorder=zorder - 2)
+    if lines:
+        axes.plot(*mean_line(lines), color=colour, lw=2.0, zorder=zorder)
+
+
+def reward_trend(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
+    """Draw return in training against training episodes, one colour a precision.
+
+    Args:
+        precisions: Trainings whose episodes were counted, plain ones first.
+        title: Heading of the figure.
+    """
+    curves = [curve for one in precisions for curve in one.curves]
+    colours = _precision_colours(precisions)
+    with _style():
+        figure = Figure(figsize=(_WIDTH, 4.0), layout="constrained")
+        axes = figure.subplots()
+        for one, colour in zip(precisions, colours, strict=True):
+            lines = [_against_episodes(curve) for curve in one.curves]
+            # A quantisation-aware training is its plain twin until the delay: that one is on top.
+            _draw_mean(axes, lines, colour, zorder=3 if one.quantised else 4)
+        for curve in curves:
+            if curve.delay is not None and curve.episodes is not None:
+                _draw_delay(axes, float(np.interp(curve.delay, curve.steps, curve.episodes)))
+        axes.set(xlabel="training episodes", ylabel="return per episode", title=title)
+        axes.margins(x=0.02)
+        sns.despine(ax=axes)
+        handles = [
+            Line2D([], [], color=colour, lw=2.2, label=_precision_label(one))
+            for one, colour in zip(precisions, colours, strict=True)
+        ]
+        handles += [_delay_handle()] if _delayed(curves) else []
+        _legend_below(figure, handles)
+    return Plot(figure, _trend_caption(precisions))
+
+
+def _trend_caption(precisions: Sequence[PrecisionCurves]) -> str:
+    delayed = _delayed([curve for one in precisions for curve in one.curves])
+    several = any(len(one.curves) > 1 for one in precisions)
+    return (
+        "Return in training against training episodes: mean return of the latest episodes, "
+        "exploration included."
+        + (" Strong lines: mean over the trainings, as far as all go." if several else "")
+        + (" Faint lines: each training." if several else "")
+        + (" Dashed: from there on the network is quantised, for each training" if delayed else "")
+        + (" in an episode of its own." if delayed else "")
+    )
+
+
+def _against_episodes(curve: Curve) -> tuple[Floats, Floats]:
+    known = np.isfinite(curve.episode_return)
+    episodes = curve.steps if curve.episodes is None else curve.episodes
+    return episodes[known], curve.episode_return[known]
+
+
+def _variance_caption(precisions: Sequence[PrecisionCurves]) -> str:
+    curves = [curve for one in precisions for curve in one.curves]
+    several = any(len(one.curves) > 1 for one in precisions)
+    hidden = " Until then quantised trainings compute what plain ones do, whose lines hide theirs."
+    return (
+        "Action variance in training. Above: variance of the policy's action distribution, mean "
+        "over the states of greedy episodes. For discrete actions it is the variance over their "
+        "probabilities, and a lower one means more exploration; for continuous ones it is the "
+        "action's own, and a lower one means less. Below: mean return of the same episodes. Both "
+        f"are exponential moving averages of factor {_SMOOTHING} over the evaluations, "
+        "bias-corrected at the start, so that they begin at the first value and not at 0."
+        + (" Strong lines: mean over the trainings; faint: each training." if several else "")
+        + _delay_caption(curves)
+        + (hidden if _delayed(curves) else "")
+    )
 
 
 def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str) -> Plot:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import glob
 import hashlib
 import io
@@ -470,6 +471,33 @@ def copy_curve(workspace: Workspace, run_id: str) -> None:
     copy = workspace.artifact_dir(run_id) / name
     if not copy.exists() or copy.read_bytes() != curve:
         write_bytes(copy, curve)
+
+
+@contextlib.contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Keep other processes out while the block runs; the lock ends with the process at the latest.
+
+    Args:
+        path: A file for the lock, made if it is not there.
+        refusal: What to say where another process has the lock.
+
+    Raises:
+        QuarlError: Another process has the lock, or the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise QuarlError(
+            f"Cannot write {path} ({error.strerror}); choose another folder with --root. "
+            f"Received: path={str(path)!r}"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise QuarlError(refusal) from error
+        yield
 
 
 def settings(run: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:

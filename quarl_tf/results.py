@@ -366,6 +366,10 @@ def _load_curve(
             name: np.array([float(row[name] or "nan") for row in rows])
             for name in ("step", "episode_return", "greedy_return")
         }
+        # Not every algorithm has it, and older trainings did not record it.
+        variance = np.array([float(row.get("action_variance") or "nan") for row in rows])
+        counted = bool(rows) and "episodes" in rows[0]
+        episodes = np.array([float(row["episodes"]) for row in rows]) if counted else None
     except (KeyError, TypeError, ValueError) as error:
         raise QuarlError(
             f"The training curve cannot be read ({error}); copy it again with "
@@ -375,7 +379,13 @@ def _load_curve(
         return None
     delay = None if quantization is None else quantization.delay
     return Curve(
-        run_id, columns["step"], columns["episode_return"], columns["greedy_return"], delay
+        label=run_id,
+        steps=columns["step"],
+        episode_return=columns["episode_return"],
+        greedy_return=columns["greedy_return"],
+        action_variance=variance,
+        delay=delay,
+        episodes=episodes,
     )
 
 

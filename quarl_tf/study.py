@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from quarl_tf import environments, presets, records
 from quarl_tf.errors import QuarlError, UsageError, unknown
@@ -22,13 +22,18 @@ from quarl_tf.presets import Preset, tables
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace, sidecar_path
 from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
 
+_Choice = TypeVar("_Choice")
+
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_EPISODES = 100
 _DEFAULT_DELAYS = (0.5,)
 
 #: What stands at the top of a file; those of a cell may stand in it, too, and go before these.
 _OF_A_CELL = ("seeds", "schemes", "bits", "delays", "quantization", "overrides")
-_AT_THE_TOP = ("name", "cells", "episodes", "presets", "import", *_OF_A_CELL)
+_AT_THE_TOP = ("name", "cells", "episodes", "presets", "import", "memory", "x", *_OF_A_CELL)
+
+#: What the report may draw returns in training against.
+X_AXES = ("steps", "episodes")
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ class Study:
         episodes: Episodes of every evaluation.
         presets: A file of the user's presets, which go before the package's.
         modules: Modules that register environments of the user's own.
+        memory: Whether the report tells the memory that the flatbuffers take.
+        x: What the report draws returns in training against, one of `X_AXES`.
     """
 
     name: str
@@ -100,6 +107,8 @@ class Study:
     episodes: int
     presets: Path | None = None
     modules: tuple[str, ...] = ()
+    memory: bool = False
+    x: str = X_AXES[0]
 
     def experiments(self) -> Iterator[Experiment]:
         """Yield every experiment; cells may share those of plain trainings, which come once."""
@@ -205,6 +214,8 @@ def _study(content: Any, folder: Path) -> Study:
         episodes=_whole(values.get("episodes", _DEFAULT_EPISODES), "episodes", least=1),
         presets=presets_file,
         modules=modules,
+        memory=_one_of((False, True), values.get("memory", False), "memory"),
+        x=_one_of(X_AXES, values.get("x", X_AXES[0]), "x"),
     )
 
 
@@ -212,16 +223,18 @@ def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
     """Tell cells of the same algorithm and environment apart by what differs in their settings."""
     for cell in cells:
         alike = [{**one.overrides, **one.options} for one in cells if one.title == cell.title]
-        telling = {
-            key: value
-            for key, value in {**cell.overrides, **cell.options}.items()
-            if any(one.get(key) != value for one in alike)
-        }
-        if not telling:
-            yield cell
-            continue
-        changed = ", ".join(f"{key}={value}" for key, value in telling.items())
-        yield replace(cell, title=f"{cell.title} ({changed})")
+        telling = telling_settings({**cell.overrides, **cell.options}, alike)
+        yield replace(cell, title=f"{cell.title} ({telling})") if telling else cell
+
+
+def telling_settings(settings: Mapping[str, Any], alike: Iterable[Mapping[str, Any]]) -> str:
+    """Write those of a cell's settings that are not the same in all cells that are alike."""
+    others = list(alike)
+    return ", ".join(
+        f"{key}={value}"
+        for key, value in settings.items()
+        if any(one.get(key) != value for one in others)
+    )
 
 
 def _all_have_seeds(cells: Any) -> bool:
@@ -334,6 +347,15 @@ def _items(value: Any, name: str, *kinds: type, may_be_empty: bool = False) -> t
             wanted = "names" if str in kinds else "numbers" if float in kinds else "whole numbers"
             raise UsageError(f"{name} must be a list of {wanted}. Received: {name}={value!r}")
     return tuple(value)
+
+
+def _one_of(known: Sequence[_Choice], value: Any, name: str) -> _Choice:
+    for choice in known:
+        # 1 is equal to true, but is not what the file should say.
+        if type(value) is type(choice) and value == choice:
+            return choice
+    words = " or ".join(str(choice).lower() for choice in known)
+    raise UsageError(f"{name} must be {words}. Received: {name}={value!r}")
 
 
 def _whole(value: Any, name: str, *, least: int) -> int:

@@ -6,14 +6,17 @@ mean of those that happen to be there is never shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from quarl_tf import plots
+import numpy as np
+
+from quarl_tf import memory, plots
 from quarl_tf.errors import QuarlError
-from quarl_tf.plots import Curve, Plot, PrecisionPanel, PrecisionPoint
+from quarl_tf.plots import Curve, Plot, PrecisionCurves, PrecisionPanel, PrecisionPoint
 from quarl_tf.records import Workspace, write_csv, write_json
 from quarl_tf.report import provenance, unseen_percent, write_pages
 from quarl_tf.results import (
@@ -27,10 +30,13 @@ from quarl_tf.results import (
     pooled_row,
     run_row,
 )
-from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.spec import REFERENCE, Quantization, Run
 from quarl_tf.statistics import Interval
-from quarl_tf.study import Cell, Precision, State, Status, Study, plan
-from quarl_tf.wording import dtypes, notes_on
+from quarl_tf.study import Cell, Precision, State, Status, Study, plan, telling_settings
+from quarl_tf.wording import dtypes, notes_on, percent
+
+#: What Li published of memory before and after quantisation-aware training, by game.
+_MEMORY_BY_LI = {"CartPole": (1197, 1136), "LunarLander": (1504, 1447)}
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,8 @@ def write_study_report(
         remedy: Command line that makes what is missing.
 
     Returns:
-        The path of index.html. The same files in give the same bytes out.
+        The path of index.html. The same files in give the same bytes out, but for the memory of
+        processes, which is measured anew.
 
     Raises:
         QuarlError: A file cannot be read or written.
@@ -160,10 +167,17 @@ def write_study_report(
     pooled = [_values(cell, one.precision, one.pooled) for cell, one in columns]
     results = {"study": study.name, "margin_percent": margin_percent, "confidence": 0.95}
     results |= {"command": command, "pooled": pooled, "runs": rows, "missing": missing}
+    if study.memory:
+        measured = [_memory_rows(workspace, result) for result in cells]
+        results["memory"] = [row for rows in measured for row in rows]
+        context["memory"] = measured
+        context["memory_by_li"] = [_memory_by_li(result.cell) for result in cells]
     write_json(folder / "results.json", results)
     flat = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
     write_csv(folder / "results.csv", flat)
-    figures = dict(_figures(study, cells))
+    overview = dict(_overview_figures(study, cells, loader.runs))
+    figures = overview | dict(_cell_figures(study, cells))
+    context["overview"] = list(overview)
     context["captions"] = {file: plot.caption for file, plot in figures.items()}
     pictures = {file: plot.png() for file, plot in figures.items()}
     return write_pages(folder, "study", context, pictures)
@@ -253,10 +267,66 @@ def _values(cell: Cell, precision: Precision, row: Row) -> dict[str, Any]:
     }
 
 
+# Memory.
+
+
+def _memory_rows(workspace: Workspace, result: _CellResults) -> list[dict[str, Any]]:
+    """Measure the flatbuffers of a cell and compare them with fp32.
+
+    Simulated schemes are left out: theirs take what fp32 does, not what they stand for.
+    """
+    native = [column for column in result.columns if column.precision.scheme.native]
+    rows = [_memory_row(workspace, result.cell, column) for column in native]
+    reference = rows[0]["bytes"]
+    for row in rows[1:]:
+        if reference and row["bytes"]:
+            row["change_percent"] = {
+                what: 100 * (size - reference[what]) / reference[what]
+                for what, size in row["bytes"].items()
+            }
+    return rows
+
+
+def _memory_row(workspace: Workspace, cell: Cell, column: _Column) -> dict[str, Any]:
+    """Return the mean over the trainings of a column; no figures if a flatbuffer is not there."""
+    paths = {
+        row.seed: workspace.artifact(str(row.run_id), row.scheme)
+        for row in column.rows
+        if row.status == OK
+    }
+    # A large flatbuffer need not be kept once it was evaluated.
+    kept = {seed: path for seed, path in paths.items() if path.exists()}
+    absent = [str(seed) for seed in cell.seeds if seed not in kept]
+    row: dict[str, Any] = {
+        "cell": cell.title,
+        "precision": column.precision.label,
+        "scheme": column.precision.scheme.name,
+        "status": f"missing: seed {', '.join(absent)}" if absent else OK,
+        "bytes": None,
+        "change_percent": None,
+    }
+    if not absent:
+        measured = [asdict(memory.measure(path)) for path in kept.values()]
+        row["bytes"] = {what: fmean(one[what] for one in measured) for what in measured[0]}
+    return row
+
+
+def _memory_by_li(cell: Cell) -> str:
+    """Write what Li published of a game's memory; nothing for other games."""
+    published = _MEMORY_BY_LI.get(cell.env_id.partition("-")[0])
+    if published is None or cell.algo != "dqn":
+        return ""
+    before, after = published
+    return f"{percent(100 * (after - before) / before)} ({before} before, {after} after)"
+
+
 # Figures.
 
 
-def _figures(study: Study, cells: Sequence[_CellResults]) -> Iterator[tuple[str, Plot]]:
+def _overview_figures(
+    study: Study, cells: Sequence[_CellResults], runs: Mapping[str, LoadedRun]
+) -> Iterator[tuple[str, Plot]]:
+    """Yield the figures of more than one cell."""
     panels = [
         PrecisionPanel(
             result.cell.title,
@@ -266,13 +336,41 @@ def _figures(study: Study, cells: Sequence[_CellResults]) -> Iterator[tuple[str,
         for result in cells
     ]
     yield "reward_against_precision.png", plots.reward_against_precision(panels, study.name)
+    for algo, env_id in dict.fromkeys((cell.algo, cell.env_id) for cell in study.cells):
+        alike = [cell for cell in study.cells if (cell.algo, cell.env_id) == (algo, env_id)]
+        precisions = _precision_curves(alike, runs)
+        drawn = sum(bool(one.curves) for one in precisions)
+        if drawn >= 2 and len(precisions) <= plots.MOST_PRECISIONS:
+            file = f"action_variance_{algo}_{env_id.replace('/', '_')}.png"
+            yield file, plots.action_variance(precisions, f"{algo} on {env_id}")
+
+
+def _cell_figures(study: Study, cells: Sequence[_CellResults]) -> Iterator[tuple[str, Plot]]:
     for number, result in enumerate(cells, start=1):
-        curves = _curves(result)
-        if curves:
-            yield (
-                f"{number}_learning_curves.png",
-                plots.learning_curves(curves, result.cell.title),
-            )
+        curves, title = _curves(result), result.cell.title
+        file = f"{number}_learning_curves.png"
+        if study.x == "episodes":
+            precisions = _counted(curves, len(result.cell.seeds))
+            if any(one.curves for one in precisions):
+                yield file, plots.reward_trend(precisions, title)
+        elif curves:
+            yield file, plots.learning_curves(curves, title)
+
+
+def _counted(curves: Mapping[str, Sequence[Curve]], seeds: int) -> list[PrecisionCurves]:
+    """Return curves by precision; none of one that lacks a seed, or in which none were counted."""
+    return [
+        PrecisionCurves(
+            heading,
+            any(curve.delay is not None for curve in several),
+            several if len(several) == seeds and _all_counted(several) else [],
+        )
+        for heading, several in curves.items()
+    ]
+
+
+def _all_counted(curves: Sequence[Curve]) -> bool:
+    return all(curve.episodes is not None for curve in curves)
 
 
 def _point(column: _Column) -> PrecisionPoint:
@@ -304,3 +402,48 @@ def _curves(result: _CellResults) -> dict[str, list[Curve]]:
                 curve = replace(run.curve, label=f"seed {row.seed}")
                 panels.setdefault(heading, {})[run.run_id] = curve
     return {heading: list(curves.values()) for heading, curves in panels.items()}
+
+
+def _precision_curves(
+    cells: Sequence[Cell], runs: Mapping[str, LoadedRun]
+) -> list[PrecisionCurves]:
+    """Return the curves of cells of the same algorithm and environment, plain ones first.
+
+    There are none unless every training that is there recorded its action variance.
+    """
+    # Cells may share plain trainings, which come once.
+    trainings: dict[tuple[bool, str], set[str]] = {}
+    for cell in cells:
+        for quantization in (None, *cell.quantizations):
+            key = quantization is not None, _training_label(cell, quantization, cells)
+            run_ids = {cell.run(seed, quantization).run_id for seed in cell.seeds}
+            trainings.setdefault(key, set()).update(run_ids)
+    precisions = []
+    for (quantised, label), run_ids in sorted(trainings.items(), key=lambda item: item[0][0]):
+        there = [runs[run_id].curve for run_id in sorted(run_ids) if run_id in runs]
+        curves = [c for c in there if c is not None and np.isfinite(c.action_variance).any()]
+        if len(curves) < len(there):
+            return []
+        complete = len(curves) == len(run_ids)
+        precisions.append(PrecisionCurves(label, quantised, curves if complete else []))
+    return precisions
+
+
+def _training_label(cell: Cell, quantization: Quantization | None, cells: Sequence[Cell]) -> str:
+    """Name trainings, with what tells them from those of other cells."""
+    if quantization is None:
+        name = "layer norm" if cell.overrides.get("layer_norm") else REFERENCE
+        settings = [_without(one.overrides, "layer_norm") for one in cells]
+        telling = telling_settings(_without(cell.overrides, "layer_norm"), settings)
+    else:
+        aware = [one for one in cells if one.quantizations]
+        delays = {each.delay for one in aware for each in one.quantizations}
+        name = f"QAT {quantization.bits} bits"
+        name += f" from {quantization.delay:,}" if len(delays) > 1 else ""
+        settings = [{**one.overrides, **one.options} for one in aware]
+        telling = telling_settings({**cell.overrides, **cell.options}, settings)
+    return f"{name} ({telling})" if telling else name
+
+
+def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}

@@ -8,7 +8,6 @@ quantisation-aware ones of the same cell and seed are compared with their fp32.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -16,13 +15,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from quarl_tf import records
 from quarl_tf.display import Update
-from quarl_tf.errors import QuarlError
 from quarl_tf.records import Workspace
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.study import (
@@ -128,36 +126,18 @@ def run(
     Raises:
         QuarlError: Another process is running this study, or the workspace cannot be written.
     """
-    with _locked(workspace, study):
+    # Beside the runs, which nobody publishes.
+    lock = workspace.run_dir(f".study-{study.name}.lock")
+    busy = (
+        "Another process is running this study; wait for it, or follow it with `quarl study "
+        f"status`. Received: study={study.name!r}"
+    )
+    with records.locked(lock, busy):
         for one in study.experiments():
             for scheme in (None, one.scheme):
                 failure_path(workspace, one.run, scheme).unlink(missing_ok=True)
         _Pool(workspace, study, jobs, say, update).run()
     return plan(workspace, study)
-
-
-@contextmanager
-def _locked(workspace: Workspace, study: Study) -> Iterator[None]:
-    """Keep others from running the same study; the lock ends with the process at the latest."""
-    # Beside the runs, which nobody publishes.
-    path = workspace.run_dir(f".study-{study.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError as error:
-        raise QuarlError(
-            f"Cannot write {path} ({error.strerror}); choose another folder with --root. "
-            f"Received: path={str(path)!r}"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise QuarlError(
-                "Another process is running this study; wait for it, or follow it with `quarl "
-                f"study status`. Received: study={study.name!r}"
-            ) from error
-        yield
 
 
 class _Pool:

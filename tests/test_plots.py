@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,16 +18,22 @@ from PIL import Image
 
 from quarl_tf.errors import UsageError
 from quarl_tf.plots import (
+    MOST_PRECISIONS,
     BitsPoint,
     Curve,
     Plot,
+    PrecisionCurves,
     PrecisionPanel,
     PrecisionPoint,
+    action_variance,
     learning_curve,
+    mean_line,
     paired_returns,
     reward_against_bits,
     reward_against_precision,
+    reward_trend,
     scheme_colour,
+    smoothed,
     weight_histograms,
 )
 from quarl_tf.quantization.affine import fake_quantize
@@ -48,12 +55,30 @@ def returns(scheme: str, episodes: int = 100) -> np.ndarray:
     return values
 
 
-def curve(label: str) -> Curve:
+def curve(label: str, delay: int | None = None) -> Curve:
     steps = np.arange(0.0, 50_000.0, 500.0)
     training = np.minimum(500, steps / 60)
     greedy = np.where(steps % 2500 == 0, training, np.nan)
     training[0] = np.nan  # No episode has ended yet.
-    return Curve(label, steps, training, greedy)
+    return Curve(label, steps, training, greedy, greedy / 2000, delay)
+
+
+def courses(widths: int = 2, seeds: int = 3) -> list[PrecisionCurves]:
+    """Return plain trainings, one precision without any, and some that begin to quantise."""
+    names = [f"seed {seed}" for seed in range(seeds)]
+    return [
+        PrecisionCurves("fp32", False, [curve(name) for name in names]),
+        PrecisionCurves("layer norm", False, []),
+        *(
+            PrecisionCurves(f"QAT {bits} bits", True, [curve(name, 25_000) for name in names])
+            for bits in range(8, 8 - widths, -1)
+        ),
+    ]
+
+
+def counted(curve: Curve) -> Curve:
+    """Return a training whose episodes took 50 steps each."""
+    return replace(curve, episodes=curve.steps // 50)
 
 
 def points(runs: int = 1, schemes: tuple[str, ...] = DEFAULT_SCHEMES) -> list[BitsPoint]:
@@ -112,6 +137,28 @@ FIGURES: dict[str, Callable[[], Plot]] = {
             precisions("ppo on CartPole-v1 (ranges=percentile, per_channel=True)", 10, 20, 30),
         ],
         "options",
+    ),
+    "action variance": lambda: action_variance(courses(), "ppo on CartPole-v1"),
+    "action variance in many precisions": lambda: action_variance(
+        [
+            *courses(7, 5),
+            PrecisionCurves("QAT 2 bits from 25,000 (learning_rate=1e+30)", True, []),
+        ],
+        "ppo on CartPole-v1",
+    ),
+    "action variance in precisions with long names": lambda: action_variance(
+        [
+            replace(one, label=f"{one.label} (learning_rate=0.00025, entropy_coefficient=0.01)")
+            for one in courses(7)
+        ],
+        "ppo on CartPole-v1",
+    ),
+    "reward trend": lambda: reward_trend(
+        [
+            PrecisionCurves(one.label, one.quantised, [counted(curve) for curve in one.curves])
+            for one in courses(1)
+        ],
+        "dqn on CartPole-v0",
     ),
     "bits of three runs": lambda: reward_against_bits(points(3), None, "dqn on CartPole-v1"),
 }
@@ -223,6 +270,100 @@ def test_several_curves_are_told_apart() -> None:
     colours = [line.get_color() for line in panels(figure)[0].lines]
     assert colours[0] == colours[1] != colours[2] == colours[3]
     assert {"a", "b"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+# Action variances.
+
+
+def test_a_moving_average_forgets_and_begins_at_the_first_value() -> None:
+    # Weights 1; 1/2, 1; 1/4, 1/2, 1.
+    assert smoothed(np.array([1.0, 2.0, 4.0]), 0.5) == pytest.approx([1, 5 / 3, 3])
+    assert smoothed(np.array([7.0, 7.0, 7.0]), 0.95) == pytest.approx([7, 7, 7])
+    assert smoothed(np.array([2.0, 0.0]), 0.95) == pytest.approx([2, 1.9 / 1.95])
+    assert smoothed(np.array([]), 0.95).shape == (0,)
+
+
+def test_lines_with_steps_of_their_own_have_a_mean_where_all_of_them_are() -> None:
+    longer = np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0])
+    shorter = np.array([5.0, 15.0]), np.array([1.0, 3.0])
+    steps, values = mean_line([longer, shorter])
+    assert steps.tolist() == [5, 10, 15]
+    assert values.tolist() == [3, 6, 9]
+
+
+def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
+    steps, nothing = np.array([10.0, 20.0, 30.0]), np.full(3, np.nan)
+    one, two = (
+        Curve("seed", steps, nothing, np.array([100.0, np.nan, 0.0]), variance)
+        for variance in (np.array([0.2, np.nan, 0.0]), np.array([0.1, np.nan, 0.1]))
+    )
+    made = action_variance([PrecisionCurves("fp32", False, [one, two])], "")
+    above, below = panels(made.figure)
+    first, second, mean = above.lines
+    assert all(line.get_xdata().tolist() == [10, 30] for line in (*above.lines, *below.lines))
+    assert first.get_ydata() == pytest.approx([0.2, 0.19 / 1.95])
+    assert second.get_ydata() == pytest.approx([0.1, 0.1])
+    assert mean.get_ydata() == pytest.approx([0.15, (0.19 / 1.95 + 0.1) / 2])
+    assert below.lines[-1].get_ydata() == pytest.approx([100, 95 / 1.95])
+    assert mean.get_linewidth() > first.get_linewidth()
+
+
+def test_a_single_training_is_no_mean() -> None:
+    (single,) = courses(0, 1)[:1]
+    made = action_variance([single], "")
+    assert [len(axes.lines) for axes in panels(made.figure)] == [1, 1]
+    assert "faint" not in made.caption
+
+
+def test_every_precision_has_a_colour_and_the_delay_is_a_line_in_both_panels() -> None:
+    made = action_variance(courses(), "")
+    texts = [text.get_text() for text in made.figure.legends[0].get_texts()]
+    assert texts == [
+        *("fp32", "layer norm (missing)", "QAT 8 bits", "QAT 7 bits", "quantised from here on")
+    ]
+    for axes in panels(made.figure):
+        assert [line.get_xdata()[0] for line in axes.lines].count(25_000) == 1
+    assert "quantisation delay" in made.caption
+    assert "delay" not in action_variance(courses(0), "").caption
+
+
+def test_as_many_precisions_as_are_drawn_can_be_told_apart() -> None:
+    made = action_variance(courses(MOST_PRECISIONS - 2), "")
+    colours = [to_rgb(line.get_color()) for line in made.figure.legends[0].get_lines()]
+    assert len(colours) == MOST_PRECISIONS + 1
+    apart = [math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]]
+    assert min(apart) > 0.1
+
+
+def test_the_caption_says_what_a_variance_means_and_how_it_was_smoothed() -> None:
+    caption = action_variance(courses(), "").caption
+    assert "probabilities, and a lower one means more exploration" in caption
+    assert "factor 0.95" in caption
+    assert "bias-corrected" in caption
+
+
+# Reward trends.
+
+
+def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantise() -> None:
+    steps, nothing = np.array([0.0, 100.0, 200.0]), np.full(3, np.nan)
+    returns = np.array([np.nan, 20.0, 40.0])
+    slow, quick = (
+        Curve("seed", steps, returns, nothing, nothing, 150, np.array([0.0, ended, 2 * ended]))
+        for ended in (2.0, 4.0)
+    )
+    made = reward_trend([PrecisionCurves("8 bits", True, [slow, quick])], "")
+    (axes,) = panels(made.figure)
+    first, second, mean, *delays = axes.lines
+    assert first.get_xdata().tolist() == [2, 4]
+    assert second.get_xdata().tolist() == [4, 8]
+    assert first.get_ydata().tolist() == second.get_ydata().tolist() == [20, 40]
+    # Both are there at episode 4 alone: one with 40, the other with 20.
+    assert (mean.get_xdata().tolist(), mean.get_ydata().tolist()) == ([4], [30])
+    # Step 150 lies halfway between the last two rows.
+    assert [line.get_xdata()[0] for line in delays] == [3, 6]
+    assert "an episode of its own" in made.caption
+    assert axes.get_xlabel() == "training episodes"
 
 
 # Paired returns.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
 import os
@@ -11,15 +12,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quarl_tf import cli, plots, records, study, study_runner
+from quarl_tf import cli, memory, plots, records, study, study_report, study_runner
 from quarl_tf.errors import UsageError
 from quarl_tf.records import Workspace
+from quarl_tf.results import load_run
 from quarl_tf.spec import Quantization, Scheme
 from quarl_tf.statistics import Interval
 from quarl_tf.study import State, Study
@@ -167,6 +172,8 @@ cells:
         (BASE + "bits: [4]\nquantization: {edge_bit: 4}", "did you mean edge_bits"),
         (BASE + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
         (BASE + "episodes: 0", "episodes=0"),
+        (BASE + "memory: 1", "memory must be false or true. Received: memory=1"),
+        (BASE + "x: frames", "x must be steps or episodes. Received: x='frames'"),
         (BASE + "import: [no_such_module]", "no_such_module"),
         (BASE + "presets: none.yaml", "none.yaml"),
     ],
@@ -458,11 +465,13 @@ def test_the_report_names_what_is_missing_and_averages_nothing_else(
     assert len(results["missing"]) == 4
     assert len(results["runs"]) == 9
     page = (folder / "index.html").read_text()
-    assert page.count("data:image/png") == 2
+    assert page.count("data:image/png") == 3
     assert sorted(p.name for p in (folder / "figures").iterdir()) == [
         "1_learning_curves.png",
+        "action_variance_ppo_CartPole-v1.png",
         "reward_against_precision.png",
     ]
+    assert text.index("action_variance_ppo") < text.index("## ppo on CartPole-v1")
 
 
 def test_a_damaged_evaluation_takes_no_other_along(
@@ -524,6 +533,135 @@ def test_a_cell_tells_how_it_was_played_and_quantised(
             assert f"**{term}" not in text
 
 
+def without_variances(path: Path) -> None:
+    """Make a curve that of an older training, which did not record them."""
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    records.write_csv(path, [{k: v for k, v in row.items() if k[:6] != "action"} for row in rows])
+
+
+def test_a_curve_has_the_variances_that_were_recorded(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    path, root, _ = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    workspace, run_id = Workspace(tmp_path), study.read(path).cells[0].run(0, None).run_id
+    new = load_run(workspace, run_id, ["fp32"], 2.0).curve
+    without_variances(workspace.artifact_dir(run_id) / "progress.csv")
+    old = load_run(workspace, run_id, ["fp32"], 2.0).curve
+    assert new is not None
+    assert old is not None
+    known = np.isfinite(new.greedy_return)
+    assert known.sum() == 2
+    assert np.isfinite(new.action_variance).tolist() == known.tolist()
+    # Of two actions' probabilities: 0 for equal ones, 1/4 for a certain choice.
+    assert ((new.action_variance[known] >= 0) & (new.action_variance[known] <= 0.25)).all()
+    assert np.isnan(old.action_variance).all()
+    assert old.greedy_return[known].tolist() == new.greedy_return[known].tolist()
+
+
+def test_variances_are_drawn_only_if_every_training_recorded_them(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    path, root, _ = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    workspace, run_id = Workspace(tmp_path), study.read(path).cells[0].run(1, None).run_id
+    without_variances(workspace.artifact_dir(run_id) / "progress.csv")
+    assert cli.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
+    folder = workspace.report_dir("tiny")
+    assert (folder / "figures" / "1_learning_curves.png").exists()
+    assert "action_variance" not in (folder / "report.md").read_text()
+    assert "Action variance" not in (folder / "index.html").read_text()
+
+
+def test_memory_is_shown_where_it_is_asked_for_of_what_is_there(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    _, root, _ = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    text = TINY_STUDY[: TINY_STUDY.index("  # Diverges")] + "memory: true\n"
+    path, workspace = write(tmp_path, text), Workspace(tmp_path)
+    plain = [study.read(path).cells[0].run(seed, None).run_id for seed in (0, 1)]
+    sizes = [workspace.artifact(run_id, "fp32").stat().st_size for run_id in plain]
+    # As if it was too large to be kept.
+    workspace.artifact(plain[1], "int8").unlink()
+    assert cli.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
+    folder = workspace.report_dir("tiny")
+    fp32, int8 = json.loads((folder / "results.json").read_text())["memory"]
+    # 4 inputs, 8 hidden units and 2 outputs are 58 floats; the normaliser adds some.
+    assert fp32["bytes"]["weights"] >= 4 * 58
+    assert fp32["bytes"]["file"] == sum(sizes) / 2
+    assert (int8["scheme"], int8["status"]) == ("int8", "missing: seed 1")
+    assert int8["bytes"] is None
+    for shown in ((folder / "report.md").read_text(), (folder / "index.html").read_text()):
+        assert "change to fp32" in shown
+        assert "1197 before, 1136 after" not in shown  # Li's are of DQN.
+        assert "qat_w2a2" in shown
+
+
+def test_changes_of_memory_are_those_to_fp32(
+    finished: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, root, _ = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    path = write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")] + "memory: true\n")
+
+    def measure(path: Path) -> memory.Memory:
+        size = 50 if path.stem == "int8" else 200 if "-s0" in path.parent.name else 100
+        return memory.Memory(weights=size, file=2 * size, arena=50, process=3 * size)
+
+    monkeypatch.setattr(memory, "measure", measure)
+    assert cli.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
+    results = json.loads((Workspace(tmp_path).report_dir("tiny") / "results.json").read_text())
+    fp32, int8 = results["memory"]
+    # Means of 200 and 100, and of 50 and 50.
+    assert fp32["bytes"] == {"weights": 150, "file": 300, "arena": 50, "process": 450}
+    assert int8["bytes"] == {"weights": 50, "file": 100, "arena": 50, "process": 150}
+    assert fp32["change_percent"] is None
+    changes = {"weights": -200 / 3, "file": -200 / 3, "arena": 0, "process": -200 / 3}
+    assert int8["change_percent"] == pytest.approx(changes)
+
+
+def test_the_memory_that_li_published_stands_beside_dqn_on_the_same_games(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0]
+memory: true
+cells:
+  - {algo: dqn, env: CartPole-v1}
+  - {algo: dqn, env: LunarLander-v3}
+  - {algo: dqn, env: Acrobot-v1}
+"""
+    assert cli.main(["study", "report", str(write(tmp_path, text)), "--root", str(tmp_path)]) == 0
+    text = (tmp_path / "reports" / "s" / "report.md").read_text()
+    assert text.count("Published by Li") == 2
+    assert "\N{MINUS SIGN}5.10 % (1197 before, 1136 after)" in text
+    assert "\N{MINUS SIGN}3.79 % (1504 before, 1447 after)" in text
+
+
+def test_a_study_by_episodes_draws_what_was_counted(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    _, root, _ = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    path = write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")] + "x: episodes\n")
+    workspace = Workspace(tmp_path)
+    command = ["study", "report", str(path), "--root", str(tmp_path)]
+    assert cli.main(command) == 0
+    text = (workspace.report_dir("tiny") / "report.md").read_text()
+    assert "Return in training against training episodes" in text
+    assert "Learning curves by precision" not in text
+    for curve in workspace.artifact_dir("x").parent.glob("*/progress.csv"):
+        rows = list(csv.DictReader(curve.read_text().splitlines()))
+        run_id = curve.parent.name
+        records.write_csv(curve, [{k: v for k, v in r.items() if k != "episodes"} for r in rows])
+        if "-q" not in run_id:
+            old = load_run(workspace, run_id, ["fp32"], 2.0).curve
+            assert old is not None
+            assert old.episodes is None
+    assert cli.main(command) == 0
+    assert "against training" not in (workspace.report_dir("tiny") / "report.md").read_text()
+
+
 def test_the_same_files_give_the_same_report(finished: tuple[Path, Path, str]) -> None:
     path, root, _ = finished
     contents = []
@@ -553,6 +691,84 @@ def test_jobs_do_not_share_cores() -> None:
 
 
 # Figures.
+
+
+def loaded(cells: Iterable[study.Cell]) -> dict[str, Any]:
+    """Return a stand-in for every training of some cells, with a curve named after it."""
+    steps = np.array([10.0, 20.0])
+    return {
+        run_id: SimpleNamespace(curve=plots.Curve(run_id, steps, steps, steps, steps))
+        for cell in cells
+        for quantization in (None, *cell.quantizations)
+        for run_id in (cell.run(seed, quantization).run_id for seed in cell.seeds)
+    }
+
+
+def labels(root: Path, text: str) -> list[str]:
+    cells = study.read(write(root, text)).cells
+    return [one.label for one in study_report._precision_curves(cells, loaded(cells))]
+
+
+def test_precisions_of_all_cells_are_told_apart_by_name(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0, 1]
+bits: [8, 2]
+cells:
+  - {algo: ppo, env: CartPole-v1, overrides: {evaluation_every: 1000}}
+  - {algo: ppo, env: CartPole-v1, bits: [], overrides: {evaluation_every: 1000, layer_norm: true}}
+"""
+    assert labels(tmp_path, text) == ["fp32", "layer norm", "QAT 8 bits", "QAT 2 bits"]
+    text += "  - {algo: ppo, env: CartPole-v1, bits: [], overrides: {discount: 0.9}}\n"
+    assert labels(tmp_path, text) == [
+        "fp32 (evaluation_every=1000)",
+        "layer norm (evaluation_every=1000)",
+        "fp32 (discount=0.9)",
+        *("QAT 8 bits", "QAT 2 bits"),
+    ]
+
+
+def test_shared_plain_trainings_are_one_line_and_delays_are_told_apart(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0]
+bits: [4]
+cells:
+  - {algo: ppo, env: CartPole-v1, delays: [0.5, 10]}
+  - {algo: ppo, env: CartPole-v1, quantization: {ranges: extremes}}
+"""
+    assert labels(tmp_path, text) == [
+        "fp32",
+        *("QAT 4 bits from 50,000", "QAT 4 bits from 10"),
+        "QAT 4 bits from 50,000 (ranges=extremes)",
+    ]
+
+
+def test_a_precision_without_one_of_its_trainings_has_no_curves(tmp_path: Path) -> None:
+    cells = study.read(write(tmp_path, BASE.replace("[0]", "[0, 1]") + "bits: [4]\n")).cells
+    runs = loaded(cells)
+    del runs[cells[0].run(1, cells[0].quantizations[0]).run_id]
+    plain, aware = study_report._precision_curves(cells, runs)
+    assert [curve.label for curve in plain.curves] == ["ppo-CartPole-v1-s0", "ppo-CartPole-v1-s1"]
+    assert (plain.quantised, aware.quantised, aware.curves) == (False, True, [])
+
+
+def drawn(root: Path, text: str) -> list[str]:
+    """Return the files of the figures of more than one cell, if every training were there."""
+    wanted = study.read(write(root, text))
+    return [name for name, _ in study_report._overview_figures(wanted, [], loaded(wanted.cells))]
+
+
+def test_variances_are_drawn_for_two_lines_to_ten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "reward_against_precision", lambda *_: None)
+    nine = ", ".join(f"{step}" for step in range(10, 19))
+    usual, ours = "reward_against_precision.png", "action_variance_ppo_CartPole-v1.png"
+    assert drawn(tmp_path, BASE) == [usual]
+    assert drawn(tmp_path, BASE + "bits: [4]\n") == [usual, ours]
+    assert drawn(tmp_path, BASE + f"bits: [4]\ndelays: [{nine}]\n") == [usual, ours]
+    assert drawn(tmp_path, BASE + f"bits: [4]\ndelays: [{nine}, 99]\n") == [usual]
 
 
 def test_a_line_is_broken_where_a_training_is_missing() -> None:
@@ -592,7 +808,7 @@ def test_delays_are_told_apart_in_the_legend() -> None:
 @pytest.mark.parametrize("delay", [None, 20])
 def test_the_delay_is_a_line_in_the_learning_curve(delay: int | None) -> None:
     steps = np.array([10.0, 20.0, 30.0])
-    curve = plots.Curve("run", steps, steps, steps, delay)
+    curve = plots.Curve("run", steps, steps, steps, steps, delay)
     one, several = (
         plots.learning_curve([curve], "run"),
         plots.learning_curves({"4 bits": [curve]}, "cell"),
@@ -612,6 +828,15 @@ def test_the_pipeline_script_is_the_verb() -> None:
     assert "quarl study run" in done.stdout
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "studies").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "path",
+    # Presets of a study's own lie beside it.
+    [
+        path
+        for path in sorted((Path(__file__).parents[1] / "studies").glob("*.yaml"))
+        if not path.stem.endswith("-presets")
+    ],
+    ids=lambda path: path.stem,
+)
 def test_shipped_studies_are_sound(path: Path) -> None:
     assert study.read(path).name == path.stem

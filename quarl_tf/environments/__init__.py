@@ -67,7 +67,7 @@ def make(env_id: str) -> gym.Env[Any, Any]:
         UsageError: The environment is unknown, or a package that it needs is not installed.
     """
     registered = registry.find(env_id)
-    with registry.naming_packages(env_id):
+    with registry.making(env_id):
         if atari.plays(registered):
             return atari.make(registered)
         if afresh.keeps_a_past(registered):
@@ -94,7 +94,7 @@ def make_vector(
         UsageError: As `make`, or a NumPy-vectorised environment resets at another time.
     """
     registered = registry.find(env_id)
-    with registry.naming_packages(env_id):
+    with registry.making(env_id):
         if atari.plays(registered):
             return atari.make_vector(registered, num_envs, training=training)
         if registered.vector_entry_point is None:

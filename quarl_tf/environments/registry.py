@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -62,14 +63,19 @@ def find(env_id: str) -> Registered:
 
 
 @contextmanager
-def naming_packages(env_id: str) -> Iterator[None]:
+def making(env_id: str) -> Iterator[None]:
     """Turn the want of an optional package into one line that names it for pip.
+
+    Gymnasium's advice to take a newer version is dropped: CartPole-v0 is a task of its own, whose
+    episodes end after 200 steps, and is asked for by its full name.
 
     Raises:
         UsageError: A module that the environment needs is not installed.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
+            yield
     except (ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
         raise _not_installed(env_id, error) from error
 
