@@ -49,20 +49,13 @@ def train(
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
-        QuarlError: The folder cannot be written, its checkpoints are of other settings, or another
-            process is training the run.
+        QuarlError: The folder cannot be written, or its checkpoints are of other settings.
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     finished = TrainingRecord.finished(folder, run, asdict(preset))
     if finished is not None:
         return finished
-    busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
-    with records.locked(workspace.run_dir(f".{run.run_id}.lock"), busy):
-        return _train(folder, run, update, preset)
-
-
-def _train(folder: Path, run: Run, update: Update, preset: presets.Preset) -> TrainingRecord:
     started = time.monotonic()
     training = _Training(folder, run, preset)
     training.resume()
