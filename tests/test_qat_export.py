@@ -331,6 +331,6 @@ def test_without_the_library_the_message_says_what_to_install(
 ) -> None:
     run, _ = bench.run("values", 3)
     monkeypatch.setitem(sys.modules, "litert_quantizer", None)
-    with pytest.raises(QuarlError, match=r"pip install 'quarl-tf\[int4\]'"):
+    with pytest.raises(QuarlError, match=r"`pip install litert-quantizer`\. Received: "):
         bench.export(run, "qat_int4")
     assert not bench.workspace.artifact(run.run_id, "qat_int4").exists()

@@ -66,7 +66,7 @@ def _library() -> tuple[Any, Any, Any, Any]:
         from litert_quantizer import algorithm_manager, qtyping, quantizer, recipe_manager
     except ImportError as error:
         raise QuarlError(
-            "int4 needs litert-quantizer; install it with `pip install 'quarl-tf[int4]'`. "
+            "int4 needs litert-quantizer; install it with `pip install litert-quantizer`. "
             f"Received: {error}"
         ) from error
     return quantizer, recipe_manager, qtyping, algorithm_manager
