@@ -474,30 +474,29 @@ def copy_curve(workspace: Workspace, run_id: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
+def locked(folder: Path, refusal: str) -> Iterator[None]:
     """Keep other processes out while the block runs; the lock ends with the process at the latest.
 
     Args:
-        path: A file for the lock, made if it is not there.
+        folder: What is locked, itself, so that nothing is left behind; made if it is not there.
         refusal: What to say where another process has the lock.
 
     Raises:
-        QuarlError: Another process has the lock, or the file cannot be written.
+        QuarlError: Another process has the lock, or the folder cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise QuarlError(
-            f"Cannot write {path} ({error.strerror}); choose another folder with --root. "
-            f"Received: path={str(path)!r}"
-        ) from error
-    with file:
+        raise _unwritable(folder, error) from error
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise QuarlError(refusal) from error
         yield
+    finally:
+        os.close(handle)
 
 
 def settings(run: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def run(
         QuarlError: Another process is running this study, or the workspace cannot be written.
     """
     # Beside the runs, which nobody publishes.
-    lock = workspace.run_dir(f".study-{study.name}.lock")
+    lock = workspace.run_dir(f".study-{study.name}")
     busy = (
         "Another process is running this study; wait for it, or follow it with `quarl study "
         f"status`. Received: study={study.name!r}"

@@ -49,38 +49,18 @@ def train(
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
-        QuarlError: The folder cannot be written, or its checkpoints are of other settings.
+        QuarlError: The folder cannot be written, its checkpoints are of other settings, or another
+            process is training the run.
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     finished = TrainingRecord.finished(folder, run, asdict(preset))
     if finished is not None:
         return finished
-    started = time.monotonic()
     training = _Training(folder, run, preset)
-    training.resume()
-    while training.step < preset.steps:
-        training.burst()
-        update(training.step, preset.steps, training.note())
-    best = training.best
-    networks.set_weights(training.agent.network, best.weights)
-    observations = training.greedy("calibration", CALIBRATION_OBSERVATIONS).observations
-    networks.save_weights(folder / "network.npz", best.weights)
-    networks.save_weights(folder / "calibration.npz", {"observations": observations})
-    record = TrainingRecord(
-        run=run.to_dict(),
-        run_id=run.run_id,
-        preset=asdict(preset),
-        best_step=best.step,
-        selection_return=best.score,
-        network_sha256=records.sha256(folder / "network.npz"),
-        calibration_sha256=records.sha256(folder / "calibration.npz"),
-        seconds=round(time.monotonic() - started, 1),
-        versions=records.package_versions(),
-        commit=records.source_commit(),
-    )
-    record.save(folder / "training.json")
-    return record
+    busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
+    with records.locked(folder, busy):
+        return training.complete(update)
 
 
 @dataclass
@@ -117,6 +97,34 @@ class _Training:
         self._running = np.zeros(preset.num_envs)
         #: Of the distributions in the greedy episodes under way, one for each tick.
         self._variances: list[float] = []
+
+    def complete(self, update: Update) -> TrainingRecord:
+        """Train to the end, and write what came of it."""
+        started = time.monotonic()
+        folder, preset = self._folder, self._preset
+        self.resume()
+        while self.step < preset.steps:
+            self.burst()
+            update(self.step, preset.steps, self.note())
+        best = self.best
+        networks.set_weights(self.agent.network, best.weights)
+        observations = self.greedy("calibration", CALIBRATION_OBSERVATIONS).observations
+        networks.save_weights(folder / "network.npz", best.weights)
+        networks.save_weights(folder / "calibration.npz", {"observations": observations})
+        record = TrainingRecord(
+            run=self._run.to_dict(),
+            run_id=self._run.run_id,
+            preset=asdict(preset),
+            best_step=best.step,
+            selection_return=best.score,
+            network_sha256=records.sha256(folder / "network.npz"),
+            calibration_sha256=records.sha256(folder / "calibration.npz"),
+            seconds=round(time.monotonic() - started, 1),
+            versions=records.package_versions(),
+            commit=records.source_commit(),
+        )
+        record.save(folder / "training.json")
+        return record
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one, with fresh episodes."""

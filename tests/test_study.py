@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import os
 import re
@@ -392,8 +391,7 @@ def test_two_at_once_are_refused(
     finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, root, _ = finished
-    with (root / "runs" / ".study-tiny.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with records.locked(root / "runs" / ".study-tiny", "held by the test"):
         assert cli.main(["study", "run", str(path), "--root", str(root)]) == 1
     assert "Another process is running this study" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from quarl_tf import agents, checkpoints, environments, networks, presets
+from quarl_tf import agents, checkpoints, environments, networks, presets, records
 from quarl_tf.calibration import rollout
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import TrainingRecord, Workspace
@@ -203,6 +203,15 @@ def test_damaged_checkpoint_changes_nothing_in_the_end(
     # It went on from the checkpoint before, not from the start, nor from the damaged one.
     assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
     assert products(cut_off, tiny_run) == products(trained, tiny_run)
+
+
+def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+    with records.locked(folder, "held by the test"):
+        with pytest.raises(QuarlError, match=r"training this run; wait .* Received: run='dqn-"):
+            train(workspace, tiny_run, silent)
+        assert not any(folder.iterdir())
 
 
 def test_full_disk_is_one_line_and_training_goes_on_later(
