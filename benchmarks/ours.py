@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from quarl_tf import environments, presets
+from quarl_tf import agents, environments, presets
+from quarl_tf.presets import PRECISIONS
+from quarl_tf.quantization import qat
 from quarl_tf.spec import Run
 
 PARTS = ("environment", "acting", "replay", "learning")
 
 _ALONE_SECONDS = 3.0
+
+#: Side of the square matrices whose product is timed, and how many times.
+_SIDE, _PRODUCTS = 2048, 30
 
 #: No evaluation, checkpoint or end of the training comes near the clock.
 _ENDLESS = {
@@ -136,3 +142,57 @@ def alone(workload: Workload) -> float:
             steps += int(np.count_nonzero(starts))
             starts = ~(terminated | truncated)
     return steps / (time.perf_counter() - start)
+
+
+def multiplications(workload: Workload) -> float:
+    """Return the multiplications of numbers, each with an addition, that one step takes.
+
+    Acting is a pass through the network; learning from a transition is three (forward, gradients of
+    the weights and of the inputs, the first layer's left out), and what the targets take.
+    """
+    preset: Any = workload.preset()
+    spec = environments.env_spec(workload.env_id)
+    agent: Any = agents.build(workload.algo, spec, preset, 0, qat.preparing(None))
+    if workload.algo in ("a2c", "ppo"):
+        total, first = _passes(*agent._model.normalised)
+        return total + preset.epochs * (3 * total - first)
+    transitions = preset.batch_size * preset.gradient_steps / preset.train_frequency
+    total, first = _passes(agent.network)
+    if workload.algo == "dqn":  # The next action is chosen by one network, valued by another.
+        return total + transitions * (5 * total - first)
+    critic, critics_first = _passes(agent._critic)
+    # The critic passes a gradient on to the actor, besides learning; both have targets.
+    return total + transitions * (4 * total - first + 6 * critic - critics_first)
+
+
+def _passes(*networks: Any) -> tuple[float, float]:
+    """Return the multiplications of one observation's forward pass, and those of first layers."""
+    found = [
+        [
+            layer.kernel.shape.num_elements() * math.prod(layer.output_shape[1:-1])
+            for layer in network.layers
+            if hasattr(layer, "kernel")
+        ]
+        for network in networks
+    ]
+    return sum(map(sum, found)), sum(each[0] for each in found)
+
+
+def multiplications_per_second() -> dict[str, float]:
+    """Return how many multiplications a second products of large matrices reach at best.
+
+    Returns:
+        The number for each precision.
+    """
+    from quarl_tf.keras import tf
+
+    rates = {}
+    for precision in PRECISIONS:
+        matrix = tf.cast(tf.random.normal((_SIDE, _SIDE)), precision)
+        best = math.inf
+        for _ in range(_PRODUCTS):
+            start = time.perf_counter()
+            tf.matmul(matrix, matrix)
+            best = min(best, time.perf_counter() - start)
+        rates[precision] = _SIDE**3 / best
+    return rates

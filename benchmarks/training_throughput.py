@@ -1,7 +1,8 @@
 """Measure how fast trainings run, beside Stable-Baselines3 (`sb3`) and SBX (`sbx`).
 
 Prints environment steps per second of whole trainings (environment, acting, replay and learning),
-the ratio to each peer, what the environment does alone with random actions, and where our time
+the ratio to each peer, what the environment does alone with random actions, what the arithmetic
+would allow alone (the networks' multiplications at the speed of large products), and where our time
 goes. Every measurement has a process of its own; in each repetition ours and the peers take turns,
 so that a drift of the machine meets all alike.
 
@@ -14,6 +15,9 @@ bfloat16 unless `--precision float32` is given, the peers' in float32.
 
     make peers
     python benchmarks/training_throughput.py --json benchmarks/training_throughput.json
+
+writes all figures, and the tables beside them as `.md`. What the file has of other workloads stays
+in it.
 """
 
 from __future__ import annotations
@@ -104,7 +108,7 @@ def measure(
     workload: Workload, peers: Sequence[str], repetitions: int, scale: float
 ) -> dict[str, Any]:
     """Return all figures of a workload."""
-    steps = math.ceil(workload.steps * scale)
+    here, steps = machine(), math.ceil(workload.steps * scale)
     tried = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
     versions = {"ours": records.package_versions()}
     speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
@@ -118,12 +122,15 @@ def measure(
         _say("  " + ", ".join(f"{name} {values[-1]:,.0f}" for name, values in speeds.items()))
     return {
         **asdict(workload),
+        "machine": here,
+        "commit": records.source_commit(),
         "steps": steps,
         "preset": asdict(workload.preset()),
         "targets": {name: workload.targets[name] for name in peers},
         "peers_settings": tried,
         "steps_per_second": speeds,
         "shares": _in_fresh_process(ours.shares, workload, steps),
+        "multiplications": _in_fresh_process(ours.multiplications, workload),
         "versions": versions,
     }
 
@@ -139,12 +146,14 @@ def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "Environment steps/s and ratios of each repetition: median [range]",
         "",
-        "| workload | environment alone | ours | peer | peer's | ours / peer's | target |",
-        "|---|--:|--:|---|--:|--:|---|",
+        "| workload | environment alone | arithmetic alone | ours | peer | peer's "
+        "| ours / peer's | target |",
+        "|---|--:|--:|--:|---|--:|--:|---|",
     ]
     for name, found in workloads.items():
         speeds = found["steps_per_second"]
-        own = f"| {name} | {_speed(speeds['alone'])} | {_speed(speeds['ours'])} |"
+        own = f"| {name} | {_speed(speeds['alone'])} | {_limit(found):,.0f} "
+        own += f"| {_speed(speeds['ours'])} |"
         for peer_name, target in found["targets"].items():
             pairs = zip(speeds["ours"], speeds[peer_name], strict=True)
             ratios = [mine / theirs for mine, theirs in pairs]
@@ -165,6 +174,13 @@ def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _limit(found: Mapping[str, Any]) -> float:
+    """Return the steps per second that the arithmetic alone would allow."""
+    rates = found["machine"]["multiplications_per_second"]
+    rate: float = rates[found["preset"].get("precision", "float32")]
+    return rate / float(found["multiplications"])
+
+
 def _speed(values: Sequence[float]) -> str:
     return _summary(values, "{:,.0f}")
 
@@ -183,6 +199,7 @@ def machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
+        "multiplications_per_second": _in_fresh_process(ours.multiplications_per_second),
     }
 
 
@@ -229,11 +246,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(
             "The peers are not installed, so ours is measured alone; install them by `make peers`."
         )
-    found: dict[str, Any] = {}
-    here = machine()
-    report = {"machine": here, "commit": records.source_commit(), "workloads": found}
-    if here["load_before"] > _QUIET:
-        _say(f"Something else is running and slows all. Received: load={here['load_before']:.1f}")
+    known: dict[str, Any] = {}
+    if args.json is not None and args.json.exists():
+        known = json.loads(args.json.read_text())
+    if (load := os.getloadavg()[0]) > _QUIET:
+        _say(f"Something else is running and slows all. Received: load={load:.1f}")
     for name in args.workloads:
         workload = workloads[name]
         if workload.on_atari and args.precision:
@@ -242,10 +259,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(name)
         able = [peer_name for peer_name in peers if peer_name in workload.targets]
         repetitions = args.repetitions or (3 if workload.on_atari else 5)
-        found[name] = measure(workload, able, repetitions, args.scale)
+        known[name] = measure(workload, able, repetitions, args.scale)
+        found = {name: known[name] for name in workloads if name in known}
         if args.json is not None:
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(tables(found))
+            args.json.write_text(json.dumps(found, indent=1) + "\n")
+            args.json.with_suffix(".md").write_text(tables(found) + "\n")
+    print(tables({name: known[name] for name in args.workloads}))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ These rollouts use seeds of their own (`seeding.environment_seed`), never evalua
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+
+from quarl_tf import environments
 
 Act = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
@@ -40,7 +43,10 @@ def rollout(
     playing = np.ones(envs.num_envs, np.bool_)
     returns = np.zeros(envs.num_envs)
     seen = _Thinned(keep)
-    while playing.any():
+    for step in count(1):
+        if not playing.any():
+            break
+        environments.require_end(step)
         seen.add(observations[playing])
         observations, rewards, terminated, truncated, _ = envs.step(act(observations))
         returns[playing] += rewards[playing]

@@ -354,6 +354,7 @@ def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
         observation, reward, terminated, truncated, _ = step(act(observation))
         total += float(reward)
         length += 1
+        environments.require_end(length)
         over = terminated or truncated
     if not math.isfinite(total):
         raise QuarlError(

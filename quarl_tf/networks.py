@@ -371,11 +371,13 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
     def call(*arrays: npt.NDArray[Any]) -> Any:
         tensors = [tf.constant(array) for array in arrays]
         kind = (frozen is not None and bool(frozen.numpy()), *(array.shape for array in arrays))
-        # TensorFlow's own search for the trace that fits takes 200 us a call.
         if kind not in by_kind:
             traced = tf.function(function, jit_compile=not is_convolutional(network))
             by_kind[kind] = traced.get_concrete_function(*tensors)
-        return by_kind[kind](*tensors)
+        # TensorFlow's own search for the trace that fits takes 200 us a call, and to match the
+        # arguments with its signature as long again.
+        found = by_kind[kind]
+        return found.inference_fn.call_preflattened([*tensors, *found.captured_inputs])
 
     return call
 
@@ -400,8 +402,10 @@ class Snapshot:
 
     def __init__(self, network: keras.Model) -> None:
         """Take the first snapshot."""
-        self._network = network
         self._compiled = forward(network) if is_convolutional(network) else None
+        # Kept, for Keras walks through all it contains whenever it is asked for variables.
+        self.variables: Sequence[Any] = list(network.variables)
+        self._layers = [(layer, list(layer.variables)) for layer in network.layers[1:]]
         self._steps: list[Forward] = []
         self.refresh()
 
@@ -414,12 +418,11 @@ class Snapshot:
         """
         if self._compiled is not None:
             return
-        variables = self._network.variables
-        arrays = [variable.numpy() for variable in variables] if values is None else values
-        by_variable = {id(v): array for v, array in zip(variables, arrays, strict=True)}
+        arrays = [variable.numpy() for variable in self.variables] if values is None else values
+        by_variable = {id(v): array for v, array in zip(self.variables, arrays, strict=True)}
         self._steps = [
-            in_numpy(layer, [by_variable[id(v)] for v in layer.variables])
-            for layer in self._network.layers[1:]
+            in_numpy(layer, [by_variable[id(v)] for v in variables])
+            for layer, variables in self._layers
         ]
 
     def __call__(self, observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

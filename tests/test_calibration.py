@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quarl_tf import environments
 from quarl_tf.calibration import rollout, thin
 from quarl_tf.environments import make_vector
+from quarl_tf.errors import UsageError
 
 ENV_ID = "LimitedCartPole-v0"
 LIMIT = 40
@@ -31,6 +33,12 @@ def limited_cart_pole() -> Iterator[None]:
 def lean(observations: np.ndarray) -> np.ndarray:
     """Push to where the pole leans: some episodes end early, some at the limit."""
     return (observations @ np.array([0, 0, 1, 0]) > 0).astype(int)
+
+
+def test_an_episode_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
+    with pytest.raises(UsageError, match=r"max_episode_steps=…\)\. Received: steps=40"):
+        rollout(make_vector(ENV_ID, 12), lean, seed=3)
 
 
 def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:

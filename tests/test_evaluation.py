@@ -103,6 +103,14 @@ def test_returns_are_those_of_stepping_by_hand(
     assert 0 < result.latency_us["median"] <= result.latency_us["p95"]
 
 
+def test_an_episode_without_end_is_given_up(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "LONGEST_EPISODE", 100)
+    with pytest.raises(UsageError, match=r"not ended after 100 steps.* Received: steps=101"):
+        evaluate(artifacts["balancer"], SEEDS)
+
+
 def test_continuous_returns_are_those_of_stepping_by_hand(artifacts: dict[str, Path]) -> None:
     result = evaluate(artifacts["steering"], SEEDS[:2])
     policy = Policy.load(artifacts["steering"])

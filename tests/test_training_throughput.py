@@ -88,16 +88,35 @@ def test_tables() -> None:
             "sb3": [1000.0] * 3,
         },
         "targets": {"sb3": 2.5},
+        "machine": {"multiplications_per_second": {"float32": 4e9, "bfloat16": 8e9}},
+        "preset": {"precision": "bfloat16"},
+        "multiplications": 1e6,
         "shares": {"environment": 10, "acting": 20, "replay": 5.4, "learning": 60, "rest": 4.6},
     }
     unpaired = {**found, "targets": {}}
     text = training_throughput.tables({"dqn-Toy": found, "ppo-Toy": unpaired})
     assert (
-        "| dqn-Toy | 9,000 [9,000, 9,000] | 2,000 [1,000, 3,000] | sb3 | 1,000 [1,000, 1,000] "
-        "| 2.00 [1.00, 3.00] | 2.5, missed |\n"
+        "| dqn-Toy | 9,000 [9,000, 9,000] | 8,000 | 2,000 [1,000, 3,000] "
+        "| sb3 | 1,000 [1,000, 1,000] | 2.00 [1.00, 3.00] | 2.5, missed |\n"
     ) in text
-    assert "| ppo-Toy | 9,000 [9,000, 9,000] | 2,000 [1,000, 3,000] | | | | |\n" in text
+    assert "| ppo-Toy | 9,000 [9,000, 9,000] | 8,000 | 2,000 [1,000, 3,000] | | | | |\n" in text
     assert "| dqn-Toy | 10 | 20 | 5 | 60 | 5 |" in text
+
+
+def test_multiplications_are_counted() -> None:
+    # CartPole: 4 numbers, two actions, 256 by 256 in between; 64 transitions for two steps.
+    layers = 4 * 256, 256 * 256, 256 * 2
+    learning = 64 * 128 / 256 * (5 * sum(layers) - layers[0])
+    assert ours.multiplications(WORKLOADS["dqn-CartPole"]) == sum(layers) + learning
+    # Policy and value; 20 epochs.
+    first, rest = 2 * 4 * 64, 2 * 64 * 64 + 64 * 2 + 64
+    learning = 20 * (3 * (first + rest) - first)
+    assert ours.multiplications(WORKLOADS["ppo-CartPole"]) == first + rest + learning
+    # Nature's network by hand, one pass to act and one to learn.
+    convolutions = 20 * 20 * 32 * 8 * 8 * 4, 9 * 9 * 64 * 4 * 4 * 32, 7 * 7 * 64 * 3 * 3 * 64
+    policy = sum(convolutions) + 3136 * 512 + 512 * 6
+    expected = 4 * policy - convolutions[0]
+    assert ours.multiplications(WORKLOADS["a2c-Pong"]) == expected
 
 
 @pytest.mark.parametrize(

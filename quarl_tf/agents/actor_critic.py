@@ -49,8 +49,8 @@ class TwoNetworks:
         read = self.variables if values is None else self.read
         found = [variable.numpy() for variable in read] if values is None else values
         self._values.update(zip(map(id, read), found, strict=True))
-        for snapshot, network in zip((self._head, self._value), self.normalised, strict=True):
-            snapshot.refresh([self._values[id(variable)] for variable in network.variables])
+        for snapshot in (self._head, self._value):
+            snapshot.refresh([self._values[id(variable)] for variable in snapshot.variables])
 
 
 class SharedTorso:
@@ -116,7 +116,7 @@ class Categorical:
         log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         noise = random.gumbel(size=logits.shape)
         actions = (log_probabilities + noise).argmax(axis=1).astype(np.int32)
-        return actions, np.take_along_axis(log_probabilities, actions[:, None], axis=1)[:, 0]
+        return actions, log_probabilities[np.arange(len(actions)), actions]
 
     def variance(self, logits: Floats) -> float:
         """Return the variance over the actions' probabilities: 0 where all are alike."""

@@ -32,8 +32,12 @@ __all__ = [
     "import_environments",
     "make",
     "make_vector",
+    "require_end",
     "rules",
 ]
+
+#: Steps; the longest of all games ends after 27 000.
+LONGEST_EPISODE = 100_000
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,19 @@ class EnvSpec:
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
     frame_stack: int = 1
+
+
+def require_end(steps: int) -> None:
+    """Refuse to go on with an episode that has taken so many steps that it may never end.
+
+    Raises:
+        UsageError: It has.
+    """
+    if steps > LONGEST_EPISODE:
+        raise UsageError(
+            f"An episode has not ended after {LONGEST_EPISODE} steps; register the environment "
+            f"with a time limit (max_episode_steps=…). Received: steps={steps}"
+        )
 
 
 def make(env_id: str) -> gym.Env[Any, Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -285,7 +286,8 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
 
     def in_numpy(self, *values: Floats) -> Forward:
         """Return the same for arrays, with given values of the layer's variables."""
-        by_variable = {id(v): x for v, x in zip(self.variables, values, strict=True)}
+        order, within = self._order
+        by_variable = dict(zip(order, values, strict=True))
 
         def twin(quantizer: DelayedQuantizer, variables: Mapping[str, Any]) -> Forward:
             return quantizer.in_numpy({name: by_variable[id(v)] for name, v in variables.items()})
@@ -293,7 +295,7 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
         (*of_kernel, of_output) = self.quantizers()
         for quantizer, variables, kernel in of_kernel:
             by_variable[id(kernel)] = twin(quantizer, variables)(by_variable[id(kernel)])
-        inner = in_numpy(self.layer, [by_variable[id(v)] for v in self._within()])
+        inner = in_numpy(self.layer, [by_variable[v] for v in within])
         output = twin(*of_output[:2])
         return lambda x: output(inner(x))
 
@@ -339,11 +341,19 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
             return with_bias
         return self.layer.call  # type: ignore[no-any-return]
 
-    def _within(self) -> list[Any]:
-        """Return the variables of the layer within; the wrapper takes the kernel from it."""
-        if self._weight_vars:
-            return [self._weight_vars[0][0], self.layer.bias]
-        return list(self.layer.variables)
+    @cached_property
+    def _order(self) -> tuple[list[int], list[int]]:
+        """Return what names the variables of the layer, and of the one within, in their order.
+
+        Kept, for Keras walks through all it contains whenever it is asked for variables.
+        """
+        # The wrapper takes the kernel from the layer within.
+        within = (
+            [self._weight_vars[0][0], self.layer.bias]
+            if self._weight_vars
+            else self.layer.variables
+        )
+        return [id(v) for v in self.variables], [id(v) for v in within]
 
 
 def _in_its_own_arithmetic(layer: Any) -> Callable[[Any], Any]:
