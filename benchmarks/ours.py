@@ -16,7 +16,6 @@ import yaml
 
 from quarl_tf import agents, environments, presets
 from quarl_tf.presets import PRECISIONS
-from quarl_tf.quantization import qat
 from quarl_tf.spec import Run
 
 PARTS = ("environment", "acting", "replay", "learning")
@@ -152,7 +151,7 @@ def multiplications(workload: Workload) -> float:
     """
     preset: Any = workload.preset()
     spec = environments.env_spec(workload.env_id)
-    agent: Any = agents.build(workload.algo, spec, preset, 0, qat.preparing(None))
+    agent: Any = agents.build(workload.algo, spec, preset, 0)
     if workload.algo in ("a2c", "ppo"):
         total, first = _passes(*agent._model.normalised)
         return total + preset.epochs * (3 * total - first)

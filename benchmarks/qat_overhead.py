@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf import agents, environments, presets
-from quarl_tf.quantization import qat
+from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization
 
 #: Algorithm, environment, and the largest ratio: 1.6 for small layers, 1.4 for Nature's network.
@@ -43,7 +43,7 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
     preset = presets.load(algo, env_id, short)
     quantization = None if bits is None else Quantization(bits=bits, delay=1)
     spec = environments.env_spec(env_id)
-    built = agents.build(algo, spec, preset, 0, qat.preparing(quantization))
+    built = agents.build(algo, spec, preset, 0, preparing(quantization))
     envs = environments.make_vector(env_id, preset.num_envs, training=True)
     observations, _ = envs.reset(seed=0)
     seen: list[tuple[Any, ...]] = []

@@ -548,10 +548,10 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
 def _check_network(run: Run, preset: Preset) -> None:
     """Build the network, and see that it fits the environment, the algorithm and the bits."""
     from quarl_tf import agents, environments
-    from quarl_tf.quantization import qat
+    from quarl_tf.quantization import preparing
 
     spec = environments.env_spec(run.env_id)
-    qat.preparing(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
+    preparing(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
 
 
 def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | None:

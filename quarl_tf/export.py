@@ -37,7 +37,7 @@ from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.policies import Policy
-from quarl_tf.quantization import int4, qat
+from quarl_tf.quantization import int4, preparing, qat
 from quarl_tf.quantization.affine import round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace
@@ -97,7 +97,7 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
         record,
         run,
         spec,
-        lambda: qat.preparing(run.quantization)(factory()),
+        lambda: preparing(run.quantization)(factory()),
         networks.load_weights(folder / "network.npz"),
         networks.load_weights(folder / "calibration.npz")["observations"],
     )

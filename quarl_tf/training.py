@@ -22,7 +22,7 @@ from quarl_tf import agents, calibration, checkpoints, environments, networks, p
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
 from quarl_tf.keras import tf
-from quarl_tf.quantization import qat
+from quarl_tf.quantization import preparing
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
@@ -79,7 +79,7 @@ class _Training:
         self._folder, self._run, self._preset = folder, run, preset
         spec = environments.env_spec(run.env_id)
         self._delay = run.quantization.delay if run.quantization else None
-        self.agent = agents.build(run.algo, spec, preset, run.seed, qat.preparing(run.quantization))
+        self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
         self._spec = spec
         network = self.agent.network
         chooser = network if spec.num_actions is None else networks.chooser(network)
@@ -178,6 +178,8 @@ class _Training:
 
     def _start_quantization(self) -> None:
         """Quantise from now on; what was best before was another, unquantised network."""
+        from quarl_tf.quantization import qat
+
         qat.freeze(self.agent.network, self.agent.targets)
         self.agent.refresh()
         self.best = _Best(networks.weights(self.agent.network))

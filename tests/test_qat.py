@@ -20,7 +20,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Design, Snapshot, actor_factory, policy_factory
-from quarl_tf.quantization import qat
+from quarl_tf.quantization import preparing, qat
 from quarl_tf.quantization.affine import fake_quantize, snap
 from quarl_tf.quantization.qat import DelayedQuantizer
 from quarl_tf.records import TrainingRecord, Workspace
@@ -497,7 +497,7 @@ def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(
         return agent.learn(frames[-1])
 
     plain = agents.build("ppo", spec, preset, 0)
-    agent = agents.build("ppo", spec, preset, 0, qat.preparing(aware(3)))
+    agent = agents.build("ppo", spec, preset, 0, preparing(aware(3)))
     assert [play(agent) for _ in range(2)] == [play(plain) for _ in range(2)]
     found = networks.weights(agent.network)
     for name, value in networks.weights(plain.network).items():

@@ -15,7 +15,7 @@ from quarl_tf import agents, export, flatbuffer, networks, presets, records
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.policies import Policy
-from quarl_tf.quantization import int4, qat
+from quarl_tf.quantization import int4, preparing, qat
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace, sidecar_path
 from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
 
@@ -53,7 +53,7 @@ class Bench:
     def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
         """Write a finished quantisation-aware training; return it and its network."""
         run = replace(KINDS[kind], quantization=Quantization(bits=bits, delay=1, **options))
-        network = qat.preparing(run.quantization)(self.plain(run))
+        network = preparing(run.quantization)(self.plain(run))
         qat.watch(network, self.seen(run.env_id))
         qat.freeze(network)
         self.write(run, network)

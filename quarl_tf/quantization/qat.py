@@ -396,13 +396,6 @@ class _Config(quantize_config.QuantizeConfig):  # type: ignore[misc]
         return {}
 
 
-def preparing(quantization: Quantization | None) -> Callable[[keras.Model], keras.Model]:
-    """Return what makes networks quantisation-aware, or leaves them as they are for None."""
-    if quantization is None:
-        return lambda network: network
-    return lambda network: quantize(network, quantization)
-
-
 def quantize(
     network: keras.Model, quantization: Quantization, left: tuple[Any, ...] = ()
 ) -> keras.Model:
