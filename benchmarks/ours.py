@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from quarl_tf import agents, environments, presets
+from quarl_tf import environments, presets
 from quarl_tf.presets import PRECISIONS
 from quarl_tf.spec import Run
 
@@ -147,21 +147,24 @@ def multiplications(workload: Workload) -> float:
     """Return the multiplications of numbers, each with an addition, that one step takes.
 
     Acting is a pass through the network; learning from a transition is three (forward, gradients of
-    the weights and of the inputs, the first layer's left out), and what the targets take.
+    the weights and of the inputs, the first layer's left out), and what the targets take. The value
+    head behind the papers' layers for images, one unit, is left out.
     """
+    from quarl_tf import agents
+
     preset: Any = workload.preset()
     spec = environments.env_spec(workload.env_id)
     agent: Any = agents.build(workload.algo, spec, preset, 0)
     if workload.algo in ("a2c", "ppo"):
         total, first = _passes(*agent._model.normalised)
         return total + preset.epochs * (3 * total - first)
-    transitions = preset.batch_size * preset.gradient_steps / preset.train_frequency
+    learned = preset.batch_size * preset.gradient_steps / preset.train_frequency
     total, first = _passes(agent.network)
     if workload.algo == "dqn":  # The next action is chosen by one network, valued by another.
-        return total + transitions * (5 * total - first)
+        return total + learned * (5 * total - first)
     critic, critics_first = _passes(agent._critic)
     # The critic passes a gradient on to the actor, besides learning; both have targets.
-    return total + transitions * (4 * total - first + 6 * critic - critics_first)
+    return total + learned * (4 * total - first + 6 * critic - critics_first)
 
 
 def _passes(*networks: Any) -> tuple[float, float]:

@@ -16,8 +16,8 @@ bfloat16 unless `--precision float32` is given, the peers' in float32.
     make peers
     python benchmarks/training_throughput.py --json benchmarks/training_throughput.json
 
-writes all figures, and the tables beside them as `.md`. What the file has of other workloads stays
-in it.
+writes all figures, and the tables beside them as `.md`. A workload that is measured again is
+replaced whole; what the file has of others stays in it.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def by_speed(name: str, workload: Workload, steps: int) -> list[dict[str, Any]]:
 def measure(
     workload: Workload, peers: Sequence[str], repetitions: int, scale: float
 ) -> dict[str, Any]:
-    """Return all figures of a workload."""
-    here, steps = machine(), math.ceil(workload.steps * scale)
+    """Return all figures of a workload but the machine's."""
+    steps = math.ceil(workload.steps * scale)
     tried = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
     versions = {"ours": records.package_versions()}
     speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
@@ -122,7 +122,6 @@ def measure(
         _say("  " + ", ".join(f"{name} {values[-1]:,.0f}" for name, values in speeds.items()))
     return {
         **asdict(workload),
-        "machine": here,
         "commit": records.source_commit(),
         "steps": steps,
         "preset": asdict(workload.preset()),
@@ -177,8 +176,7 @@ def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
 def _limit(found: Mapping[str, Any]) -> float:
     """Return the steps per second that the arithmetic alone would allow."""
     rates = found["machine"]["multiplications_per_second"]
-    rate: float = rates[found["preset"].get("precision", "float32")]
-    return rate / float(found["multiplications"])
+    return float(rates[found["preset"]["precision"]] / found["multiplications"])
 
 
 def _speed(values: Sequence[float]) -> str:
@@ -248,9 +246,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     known: dict[str, Any] = {}
     if args.json is not None and args.json.exists():
-        known = json.loads(args.json.read_text())
-    if (load := os.getloadavg()[0]) > _QUIET:
-        _say(f"Something else is running and slows all. Received: load={load:.1f}")
+        known = records.read_json(args.json)
+    here = machine()
+    if here["load_before"] > _QUIET:
+        _say(f"Something else is running and slows all. Received: load={here['load_before']:.1f}")
     for name in args.workloads:
         workload = workloads[name]
         if workload.on_atari and args.precision:
@@ -259,11 +258,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(name)
         able = [peer_name for peer_name in peers if peer_name in workload.targets]
         repetitions = args.repetitions or (3 if workload.on_atari else 5)
-        known[name] = measure(workload, able, repetitions, args.scale)
+        known[name] = {"machine": here, **measure(workload, able, repetitions, args.scale)}
         found = {name: known[name] for name in workloads if name in known}
         if args.json is not None:
-            args.json.write_text(json.dumps(found, indent=1) + "\n")
-            args.json.with_suffix(".md").write_text(tables(found) + "\n")
+            records.write_json(args.json, found)
+            records.write_text(args.json.with_suffix(".md"), tables(found) + "\n")
     print(tables({name: known[name] for name in args.workloads}))
 
 

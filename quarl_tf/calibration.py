@@ -6,7 +6,6 @@ These rollouts use seeds of their own (`seeding.environment_seed`), never evalua
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -43,10 +42,10 @@ def rollout(
     playing = np.ones(envs.num_envs, np.bool_)
     returns = np.zeros(envs.num_envs)
     seen = _Thinned(keep)
-    for step in count(1):
-        if not playing.any():
-            break
-        environments.require_end(step)
+    steps = 0
+    while playing.any():
+        steps += 1
+        environments.require_end(steps)
         seen.add(observations[playing])
         observations, rewards, terminated, truncated, _ = envs.step(act(observations))
         returns[playing] += rewards[playing]

@@ -511,7 +511,8 @@ def _is_reported(workspace: Workspace, run_id: str) -> bool:
 
 def _run_ids(workspace: Workspace) -> list[str]:
     parents = (workspace.run_dir("x").parent, workspace.artifact_dir("x").parent)
-    return sorted({p.name for parent in parents for p in parent.glob("*") if p.is_dir()})
+    # A name with a dot is a study's lock.
+    return sorted({p.name for parent in parents for p in parent.glob("[!.]*") if p.is_dir()})
 
 
 def _doctor(args: argparse.Namespace) -> None:

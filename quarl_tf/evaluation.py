@@ -351,10 +351,10 @@ def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
     observation, _ = env.reset(seed=seed)
     total, length, over = 0.0, 0, False
     while not over:
-        observation, reward, terminated, truncated, _ = step(act(observation))
-        total += float(reward)
         length += 1
         environments.require_end(length)
+        observation, reward, terminated, truncated, _ = step(act(observation))
+        total += float(reward)
         over = terminated or truncated
     if not math.isfinite(total):
         raise QuarlError(

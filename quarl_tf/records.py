@@ -221,7 +221,7 @@ class TrainingRecord(_JsonRecord):
     selection_return: float
     network_sha256: str
     calibration_sha256: str
-    #: Wall time; of the last part only where the training was interrupted.
+    #: Wall time of the training alone; of the last part only where it was interrupted.
     seconds: float
     versions: dict[str, str]
     commit: str | None
@@ -478,7 +478,7 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
     """Keep other processes out while the block runs; the lock ends with the process at the latest.
 
     Args:
-        folder: What is locked, itself, so that nothing is left behind; made if it is not there.
+        folder: What is locked, itself, without a file in it; made if it is not there.
         refusal: What to say where another process has the lock.
 
     Raises:
@@ -494,6 +494,8 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise QuarlError(refusal) from error
+        except OSError:
+            pass  # A file system that cannot lock folders, such as NFS: all go unlocked.
         yield
     finally:
         os.close(handle)

@@ -60,7 +60,9 @@ def train(
     training = _Training(folder, run, preset)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with records.locked(folder, busy):
-        return training.complete(update)
+        # Another process may have finished it while this one was building.
+        finished = TrainingRecord.finished(folder, run, asdict(preset))
+        return finished or training.complete(update)
 
 
 @dataclass
@@ -178,7 +180,7 @@ class _Training:
 
     def _start_quantization(self) -> None:
         """Quantise from now on; what was best before was another, unquantised network."""
-        from quarl_tf.quantization import qat
+        from quarl_tf.quantization import qat  # `preparing` has loaded it.
 
         qat.freeze(self.agent.network, self.agent.targets)
         self.agent.refresh()

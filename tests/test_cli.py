@@ -476,8 +476,10 @@ def test_list_shows_presets_and_the_state_of_runs(
     finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, run_id = finished
+    (root / "runs" / ".study-mine").mkdir()
     assert cli.main(["list", "--root", str(root)]) == 0
     shown = capsys.readouterr().out
+    assert "study-mine" not in shown
     assert "CartPole-v1" in shown
     assert "qat_int8, and qat_wNaN for N = 2" in " ".join(shown.split())
     assert re.search(rf"{run_id}\W+yes\W+2\W+2\W+yes", shown)

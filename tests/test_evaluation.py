@@ -107,7 +107,7 @@ def test_an_episode_without_end_is_given_up(
     artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environments, "LONGEST_EPISODE", 100)
-    with pytest.raises(UsageError, match=r"not ended after 100 steps.* Received: steps=101"):
+    with pytest.raises(UsageError, match=r"limit of at most 100 .* Received: steps=101"):
         evaluate(artifacts["balancer"], SEEDS)
 
 

@@ -27,13 +27,13 @@ LAYERS = [
     {"agents.ddpg", "agents.dqn", "agents.ppo"},
     {"agents.actor_critic"},
     {"agents.adapter", "agents.experience", "agents.optimizers"},
-    {"agents", "policies", "memory", "calibration", "replay", "statistics"},
+    {"agents", "policies", "memory", "calibration", "replay", "statistics", "quantization"},
     {"quantization.int4", "quantization.ptq", "quantization.qat"},
     {"networks", "checkpoints"},
     {"environments", "keras", "presets", "records", "flatbuffer"},
     {"environments.afresh", "environments.atari", "environments.registry", "presets.tables"},
     {"quantization.affine", "spec", "seeding", "doctor", "display", "architectures"},
-    {"errors", "native_output", "quantization", ""},
+    {"errors", "native_output", ""},
 ]
 
 #: Who may know a library, directly.
@@ -139,3 +139,8 @@ def test_whatever_a_board_runs_imports_no_tensorflow() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_plain_trainings_do_without_the_toolkit() -> None:
+    code = "import sys, quarl_tf.training\nsys.exit('tensorflow_model_optimization' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

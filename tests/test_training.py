@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import os
 import shutil
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from quarl_tf import agents, checkpoints, environments, networks, presets, records
+from quarl_tf import agents, checkpoints, environments, networks, presets, records, training
 from quarl_tf.calibration import rollout
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import TrainingRecord, Workspace
@@ -212,6 +213,36 @@ def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: P
         with pytest.raises(QuarlError, match=r"training this run; wait .* Received: run='dqn-"):
             train(workspace, tiny_run, silent)
         assert not any(folder.iterdir())
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
+    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = copy.run_dir(tiny_run.run_id) / "training.json"
+    content, before = record.read_bytes(), products(copy, tiny_run)
+    record.unlink()
+    build = training._Training.__init__
+
+    def slowly(self: Any, *args: Any) -> None:
+        build(self, *args)
+        record.write_bytes(content)
+
+    monkeypatch.setattr(training._Training, "__init__", slowly)
+    steps: list[int] = []
+    train(copy, tiny_run, lambda step, *_: steps.append(step))
+    assert not steps
+    assert products(copy, tiny_run) == before
+
+
+def test_locks_are_done_without_where_folders_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with records.locked(tmp_path / "run", "busy"):
+        assert (tmp_path / "run").is_dir()
 
 
 def test_full_disk_is_one_line_and_training_goes_on_later(

@@ -1,6 +1,8 @@
 """The benchmark of training: what it asks of the peers, and what it prints. Nothing is timed."""
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import ours
@@ -103,6 +105,13 @@ def test_tables() -> None:
     assert "| dqn-Toy | 10 | 20 | 5 | 60 | 5 |" in text
 
 
+def test_committed_figures_are_of_these_workloads() -> None:
+    committed = json.loads((Path(ours.__file__).parent / "training_throughput.json").read_text())
+    assert list(committed) == list(WORKLOADS)
+    for name, found in committed.items():
+        assert found["preset"] == json.loads(json.dumps(preset(name)))
+
+
 def test_multiplications_are_counted() -> None:
     # CartPole: 4 numbers, two actions, 256 by 256 in between; 64 transitions for two steps.
     layers = 4 * 256, 256 * 256, 256 * 2
@@ -112,6 +121,10 @@ def test_multiplications_are_counted() -> None:
     first, rest = 2 * 4 * 64, 2 * 64 * 64 + 64 * 2 + 64
     learning = 20 * (3 * (first + rest) - first)
     assert ours.multiplications(WORKLOADS["ppo-CartPole"]) == first + rest + learning
+    # 2 numbers, one action, which the critic takes as well; 256 transitions a step.
+    actor, critic = (n * 400 + 400 * 300 + 300 for n in (2, 3))
+    learning = 256 * (4 * actor - 2 * 400 + 6 * critic - 3 * 400)
+    assert ours.multiplications(WORKLOADS["ddpg-MountainCarContinuous"]) == actor + learning
     # Nature's network by hand, one pass to act and one to learn.
     convolutions = 20 * 20 * 32 * 8 * 8 * 4, 9 * 9 * 64 * 4 * 4 * 32, 7 * 7 * 64 * 3 * 3 * 64
     policy = sum(convolutions) + 3136 * 512 + 512 * 6

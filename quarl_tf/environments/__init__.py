@@ -69,8 +69,8 @@ def require_end(steps: int) -> None:
     """
     if steps > LONGEST_EPISODE:
         raise UsageError(
-            f"An episode has not ended after {LONGEST_EPISODE} steps; register the environment "
-            f"with a time limit (max_episode_steps=…). Received: steps={steps}"
+            "An episode is too long to be played to its end; register the environment with a time "
+            f"limit of at most {LONGEST_EPISODE} (max_episode_steps=…). Received: steps={steps}"
         )
 
 

@@ -286,7 +286,7 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
 
     def in_numpy(self, *values: Floats) -> Forward:
         """Return the same for arrays, with given values of the layer's variables."""
-        order, within = self._order
+        order, inner_order = self._order
         by_variable = dict(zip(order, values, strict=True))
 
         def twin(quantizer: DelayedQuantizer, variables: Mapping[str, Any]) -> Forward:
@@ -295,7 +295,7 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
         (*of_kernel, of_output) = self.quantizers()
         for quantizer, variables, kernel in of_kernel:
             by_variable[id(kernel)] = twin(quantizer, variables)(by_variable[id(kernel)])
-        inner = in_numpy(self.layer, [by_variable[v] for v in within])
+        inner = in_numpy(self.layer, [by_variable[v] for v in inner_order])
         output = twin(*of_output[:2])
         return lambda x: output(inner(x))
 
@@ -343,17 +343,17 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
 
     @cached_property
     def _order(self) -> tuple[list[int], list[int]]:
-        """Return what names the variables of the layer, and of the one within, in their order.
+        """Return the ids of the layer's variables, and of those of the one within, in order.
 
         Kept, for Keras walks through all it contains whenever it is asked for variables.
         """
         # The wrapper takes the kernel from the layer within.
-        within = (
+        inner = (
             [self._weight_vars[0][0], self.layer.bias]
             if self._weight_vars
             else self.layer.variables
         )
-        return [id(v) for v in self.variables], [id(v) for v in within]
+        return [id(v) for v in self.variables], [id(v) for v in inner]
 
 
 def _in_its_own_arithmetic(layer: Any) -> Callable[[Any], Any]:
