@@ -34,7 +34,8 @@ CASES = (
     ("dqn", "PongNoFrameskip-v4", 1.4),
 )
 
-_ROUNDS = 5
+#: What a measurement takes at least: rounds of small networks take 2 ms.
+_SECONDS = 1.0
 
 
 def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], float]]:
@@ -72,8 +73,11 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
 
 
 def seconds(learn: Callable[[], float]) -> float:
-    """Return the time of some rounds of learning."""
-    return sum(learn() for _ in range(_ROUNDS))
+    """Return the median time of a round of learning."""
+    times: list[float] = []
+    while sum(times) < _SECONDS:
+        times.append(learn())
+    return median(times)
 
 
 def ratios(algo: str, env_id: str, repetitions: int) -> dict[str, list[float]]:
