@@ -34,6 +34,13 @@ class TwoNetworks:
         self._head, self._value = networks.Snapshot(network), networks.Snapshot(value)
         #: What `refresh` takes the values of; the others change without a gradient, and rarely.
         self.read = self.trainable_variables
+        self._normalisers = [
+            variable
+            for model in self.normalised
+            for layer in map(networks.within, model.layers)
+            if isinstance(layer, networks.ObservationNormalizer)
+            for variable in layer.variables
+        ]
         self._values = {id(variable): variable.numpy() for variable in self.variables}
 
     def features(self, observations: Any) -> Any:
@@ -44,11 +51,19 @@ class TwoNetworks:
         """Return heads and values of a batch."""
         return self._head(observations), self._value(observations)[:, 0]
 
-    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Bring predictions up to date; all variables are read where no values are given."""
-        read = self.variables if values is None else self.read
-        found = [variable.numpy() for variable in read] if values is None else values
-        self._values.update(zip(map(id, read), found, strict=True))
+    def refresh(
+        self, values: Sequence[npt.NDArray[Any]] | None = None, *, normalised_anew: bool = False
+    ) -> None:
+        """Bring predictions up to date.
+
+        Args:
+            values: Of what `read` names; all variables are read where none are given.
+            normalised_anew: Whether the statistics have changed since.
+        """
+        if values is not None:
+            self._values.update(zip(map(id, self.read), values, strict=True))
+        stale = self.variables if values is None else self._normalisers * normalised_anew
+        self._values.update((id(variable), variable.numpy()) for variable in stale)
         for snapshot in (self._head, self._value):
             snapshot.refresh([self._values[id(variable)] for variable in snapshot.variables])
 
@@ -89,7 +104,9 @@ class SharedTorso:
         heads, values = self._predict(observations)
         return heads.numpy(), values.numpy()[:, 0]
 
-    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
+    def refresh(
+        self, values: Sequence[npt.NDArray[Any]] | None = None, *, normalised_anew: bool = False
+    ) -> None:
         """Do nothing: predictions read the variables."""
 
 

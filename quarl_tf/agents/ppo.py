@@ -190,10 +190,8 @@ class ActorCritic:
         flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
         loss, *read = self._round(index, *flat)
         self._statistics.update(flat[0][valid])
-        if self._statistics.apply_to(self._model.normalised):
-            self._model.refresh()
-        else:
-            self._model.refresh([value.numpy() for value in read])
+        anew = self._statistics.apply_to(self._model.normalised)
+        self._model.refresh([value.numpy() for value in read], normalised_anew=anew)
         self._distribution.refresh()
         return {"loss": float(loss)}
 
