@@ -60,9 +60,11 @@ class TwoNetworks:
             values: Of what `read` names; all variables are read where none are given.
             normalised_anew: Whether the statistics have changed since.
         """
-        if values is not None:
+        stale = self._normalisers if normalised_anew else []
+        if values is None:
+            stale = self.variables
+        else:
             self._values.update(zip(map(id, self.read), values, strict=True))
-        stale = self.variables if values is None else self._normalisers * normalised_anew
         self._values.update((id(variable), variable.numpy()) for variable in stale)
         for snapshot in (self._head, self._value):
             snapshot.refresh([self._values[id(variable)] for variable in snapshot.variables])
