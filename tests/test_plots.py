@@ -31,6 +31,7 @@ from quarl_tf.plots import (
     paired_returns,
     reward_against_bits,
     reward_against_precision,
+    reward_by_setting,
     reward_trend,
     scheme_colour,
     smoothed,
@@ -42,6 +43,7 @@ from quarl_tf.statistics import Interval, mean_interval
 
 OTHERS = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
+NEAR = Interval(490, 480, 500)
 TRAINED = tuple(f"qat_w{bits}a{bits}" for bits in range(8, 1, -1))
 
 
@@ -111,6 +113,16 @@ def precisions(title: str, *delays: int) -> PrecisionPanel:
     return PrecisionPanel(title, made, 22.0)
 
 
+def settings(title: str, returns: Interval | None = NEAR) -> PrecisionPanel:
+    """Return a cell of a study with plain trainings and some at 4 and at 2 bits."""
+    plain = PrecisionPoint("Fp", Scheme.parse("fp32"), None, Interval(500, 500, 500), (500, 500))
+    trained = [
+        PrecisionPoint(str(bits), Scheme.parse(f"qat_w{bits}a{bits}"), 500, returns, (485, 495))
+        for bits in (4, 2)
+    ]
+    return PrecisionPanel(title, [plain, *trained], 22.0)
+
+
 def pairs(schemes: tuple[str, ...] = OTHERS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (returns("fp32"), returns(name)) for name in schemes}
 
@@ -136,6 +148,13 @@ FIGURES: dict[str, Callable[[], Plot]] = {
             precisions("ppo on CartPole-v1 (ranges=extremes, per_channel=False)", 500, 50_000),
             precisions("ppo on CartPole-v1 (ranges=percentile, per_channel=True)", 10, 20, 30),
         ],
+        "options",
+    ),
+    "settings": lambda: reward_by_setting(
+        {
+            env_id: [settings("defaults"), settings("ranges=percentile"), settings("edge_bits=2")]
+            for env_id in ("ppo on CartPole-v1", "ppo on HalfCheetahBulletEnv-v0")
+        },
         "options",
     ),
     "action variance": lambda: action_variance(courses(), "ppo on CartPole-v1"),
@@ -456,6 +475,20 @@ def test_what_was_trained_at_few_bits_is_drawn_as_simulated() -> None:
     assert markers["qat_w8a8"] == markers["qat_w4a4"] != markers["ptq_w8"]
     texts = [text.get_text() for text in made.figure.legends[0].get_texts()]
     assert texts == ["fp32", "int8", "qat_int8", "ptq_w… (simulated)", "qat_w… (simulated)"]
+
+
+def test_settings_are_rows_and_what_lacks_a_training_has_no_mean() -> None:
+    cells = [settings("defaults", Interval(400, 380, 420)), settings("extremes", None)]
+    (axes,) = reward_by_setting({"ppo": cells}, "options").figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["defaults", "extremes"]
+    means = [line.get_xydata() for line in axes.lines if line.get_marker() == "D"]
+    # Both means stand in the first row, 4 bits above 2; the axis points down.
+    assert [mean[0, 0] for mean in means] == [400, 400]
+    assert -0.5 < means[0][0, 1] < means[1][0, 1] < 0.5
+    missing = [text.xy[1] for text in axes.texts if text.get_text() == "missing"]
+    assert len(missing) == 2
+    assert all(0.5 < place < 1.5 for place in missing)
+    assert axes.get_ylim() == (1.5, -0.5)
 
 
 def test_the_random_policy_is_a_line_and_in_the_legend() -> None:

@@ -20,13 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import cli, memory, plots, records, study, study_report, study_runner
+from quarl_tf import cli, memory, plots, records, study, study_figures, study_runner
 from quarl_tf.errors import UsageError
 from quarl_tf.records import Workspace
 from quarl_tf.results import load_run
 from quarl_tf.spec import Quantization, Scheme
 from quarl_tf.statistics import Interval
 from quarl_tf.study import State, Study
+from quarl_tf.study_figures import overview_figures
+from quarl_tf.study_results import Loader, cell_results
 
 #: A training of a second.
 TINY = """
@@ -704,7 +706,7 @@ def loaded(cells: Iterable[study.Cell]) -> dict[str, Any]:
 
 def labels(root: Path, text: str) -> list[str]:
     cells = study.read(write(root, text)).cells
-    return [one.label for one in study_report._precision_curves(cells, loaded(cells))]
+    return [one.label for one in study_figures._precision_curves(cells, loaded(cells))]
 
 
 def test_precisions_of_all_cells_are_told_apart_by_name(tmp_path: Path) -> None:
@@ -746,7 +748,7 @@ def test_a_precision_without_one_of_its_trainings_has_no_curves(tmp_path: Path) 
     cells = study.read(write(tmp_path, BASE.replace("[0]", "[0, 1]") + "bits: [4]\n")).cells
     runs = loaded(cells)
     del runs[cells[0].run(1, cells[0].quantizations[0]).run_id]
-    plain, aware = study_report._precision_curves(cells, runs)
+    plain, aware = study_figures._precision_curves(cells, runs)
     assert [curve.label for curve in plain.curves] == ["ppo-CartPole-v1-s0", "ppo-CartPole-v1-s1"]
     assert (plain.quantised, aware.quantised, aware.curves) == (False, True, [])
 
@@ -754,19 +756,39 @@ def test_a_precision_without_one_of_its_trainings_has_no_curves(tmp_path: Path) 
 def drawn(root: Path, text: str) -> list[str]:
     """Return the files of the figures of more than one cell, if every training were there."""
     wanted = study.read(write(root, text))
-    return [name for name, _ in study_report._overview_figures(wanted, [], loaded(wanted.cells))]
+    loader = Loader(Workspace(root), wanted, 2.0)
+    cells = [cell_results(cell, wanted, loader) for cell in wanted.cells]
+    return [name for name, _ in overview_figures(wanted, cells, loaded(wanted.cells))]
 
 
-def test_variances_are_drawn_for_two_lines_to_ten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plots, "reward_against_precision", lambda *_: None)
+def test_variances_are_drawn_for_two_lines_to_ten(tmp_path: Path) -> None:
     nine = ", ".join(f"{step}" for step in range(10, 19))
     usual, ours = "reward_against_precision.png", "action_variance_ppo_CartPole-v1.png"
     assert drawn(tmp_path, BASE) == [usual]
     assert drawn(tmp_path, BASE + "bits: [4]\n") == [usual, ours]
     assert drawn(tmp_path, BASE + f"bits: [4]\ndelays: [{nine}]\n") == [usual, ours]
     assert drawn(tmp_path, BASE + f"bits: [4]\ndelays: [{nine}, 99]\n") == [usual]
+
+
+def test_settings_of_one_task_share_a_figure(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0]
+bits: [4, 2]
+cells:
+  - {algo: ppo, env: CartPole-v1}
+  - {algo: ppo, env: CartPole-v1, quantization: {ranges: extremes}}
+"""
+    several, alone = "reward_by_setting.png", "reward_against_precision.png"
+    assert drawn(tmp_path, text)[0] == alone
+    text += "  - {algo: ppo, env: CartPole-v1, bits: [2], quantization: {edge_bits: 2}}\n"
+    assert drawn(tmp_path, text)[0] == several
+    assert alone not in drawn(tmp_path, text)
+    text += "  - {algo: dqn, env: CartPole-v1}\n"
+    assert drawn(tmp_path, text)[:2] == [several, alone]
+    # Two things at once: what made the difference?
+    text += "  - {algo: ppo, env: CartPole-v1, overrides: {discount: 0.9}}\n"
+    assert several not in drawn(tmp_path, text)
 
 
 def test_a_line_is_broken_where_a_training_is_missing() -> None:
