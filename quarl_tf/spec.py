@@ -62,7 +62,7 @@ class Quantization:
             "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile".
         gradient: "straight_through" everywhere, or "clipped" to within the range.
         per_channel: Whether fully-connected kernels have one grid per output, too.
-        learned_steps: Whether steps are learned from the delay on.
+        learned_steps: Whether steps are learned from the delay on; gradients are clipped then.
     """
 
     bits: int
@@ -92,15 +92,19 @@ class Quantization:
         for name, known in _CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise unknown(name, value, known)
-        if self.learned_steps and self.rule == "paper":
+        if self.learned_steps and (self.rule == "paper" or self.gradient != "clipped"):
             raise UsageError(
-                "Steps are learned only where values are rounded to the nearest; leave one out. "
-                f"Received: rule={self.rule}, learned_steps=true"
+                "Steps are learned only where values are rounded to the nearest and gradients "
+                "clipped; leave rule, gradient or learned_steps out. "
+                f"Received: rule={self.rule}, gradient={self.gradient}, learned_steps=true"
             )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Quantization:
-        """Build from values by name; `rule=paper` stands for the papers' ranges and edges as well.
+        """Build from values by name.
+
+        `rule=paper` stands for the papers' ranges and edges as well, `learned_steps` for the
+        clipped gradient of its paper.
 
         Raises:
             UsageError: A name is unknown, or a value of another type or meaning.
@@ -115,6 +119,8 @@ class Quantization:
                 raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
         if values.get("rule") == "paper" and "bits" in values:
             values = {"edge_bits": values["bits"], "ranges": "extremes", **values}
+        elif values.get("learned_steps"):
+            values = {"gradient": "clipped", **values}
         return cls(**values)
 
     @property
@@ -256,6 +262,8 @@ def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
 def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     """Return the names of what can be exported of a quantisation-aware training."""
     usual = default_schemes(quantization)
-    if quantization is None or quantization.bits > INT4_BITS or quantization.rule == "paper":
+    if quantization is None or quantization.bits > INT4_BITS:
         return usual
-    return ("qat_int4", *usual)
+    # Symmetric grids only, and one for a whole fully-connected kernel.
+    fits = quantization.rule == "nearest" and not quantization.per_channel
+    return ("qat_int4", *usual) if fits else usual

@@ -224,7 +224,7 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
         (["train", *TRAIN, "--bits", "4", "-q", "delay=2"], "--quant-delay"),
         (
             [*("train", *TRAIN, "--bits", "4"), "-q", "rule=paper", "-q", "learned_steps=true"],
-            "rule=paper, learned_steps=true",
+            "rule=paper, gradient=straight_through, learned_steps=true",
         ),
     ],
 )

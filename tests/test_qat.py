@@ -30,7 +30,7 @@ BITS = range(2, 9)
 
 
 def aware(bits: int = 4, **options: Any) -> Quantization:
-    return Quantization(bits=bits, delay=1, **options)
+    return Quantization.from_mapping({"bits": bits, "delay": 1, **options})
 
 
 class Quantized:
@@ -174,9 +174,9 @@ def test_kernels_are_symmetric_and_have_no_lowest_code(bits: int) -> None:
     quantized = of_kernel(aware(bits), kernel)
     low, high = quantized.ends
     assert -low == high == np.abs(kernel).max()
-    found = np.unique(quantized(kernel))
-    assert len(found) <= 2**bits - 1
-    np.testing.assert_allclose(found, -found[::-1] if len(found) == 2**bits - 1 else found)
+    found = np.unique(quantized(np.linspace(low, high, 1200, dtype=np.float32)))
+    assert len(found) == 2**bits - 1
+    np.testing.assert_allclose(found, -found[::-1])
     step = high / (2 ** (bits - 1) - 1)
     np.testing.assert_allclose(quantized(kernel), np.rint(kernel / step) * step, atol=1e-5)
 
@@ -245,32 +245,54 @@ def test_gradients_are_the_upstream_ones(gradient: str, rule: str) -> None:
 
 
 def test_learned_steps_have_the_gradient_of_their_paper() -> None:
-    # Three bits from -4 to 3: a step of 1.
-    quantized = watched(aware(3, learned_steps=True), -4, 3)
-    step = quantized.variables["step"]
-    assert step.numpy() == 1
-    values = np.float32([[-10, -1.3, 0.4, 2.7, 9]])
-    np.testing.assert_array_equal(quantized(values), [[-4, -1, 0, 3, 3]])
-    to_inputs, to_step = quantized.gradients(values, UPSTREAM, step)
+    # Three bits from 0 to 3.5: a step of a half, seven times.
+    quantized = watched(aware(3, learned_steps=True), 0, 3.5)
+    stretch = quantized.variables["log_stretch"]
+    values = np.float32([[-5, 0.65, 0.2, 1.35, 4.5]])
+    np.testing.assert_array_equal(quantized(values), [[0, 0.5, 0, 1.5, 3.5]])
+    to_inputs, to_stretch = quantized.gradients(values, UPSTREAM, stretch)
     np.testing.assert_allclose(to_inputs, UPSTREAM * [0, 1, 1, 1, 0])
-    by_hand = (UPSTREAM * [-4, -1 + 1.3, 0 - 0.4, 3 - 2.7, 3]).sum()
-    # Five features share the step, which has seven levels.
-    np.testing.assert_allclose(to_step, by_hand / np.sqrt(5 * 7), rtol=1e-5)
+    by_hand = (UPSTREAM * [0, 1 - 1.3, 0 - 0.4, 3 - 2.7, 7]).sum()
+    # Five features share the step. A logarithm moves its argument by as much times as large.
+    np.testing.assert_allclose(to_stretch, 0.5 * by_hand / np.sqrt(5 * 7), rtol=1e-5)
+
+
+def test_a_learned_step_stretches_the_range_and_keeps_0() -> None:
+    quantized = watched(aware(3, learned_steps=True), -4, 3)
+    quantized.variables["log_stretch"].assign(np.log(np.float32(2)))
+    values = np.float32([[-20, -2.9, 0.9, 1.1, 20]])
+    np.testing.assert_allclose(quantized(values), [[-8, -2, 0, 2, 6]], rtol=1e-6)
+    ends = quantized.quantizer.ends({k: v.numpy() for k, v in quantized.variables.items()})
+    np.testing.assert_allclose(ends, (-8, 6), rtol=1e-6)
+
+
+@pytest.mark.parametrize("learning_rate", [1e-3, 0.1])
+def test_steps_stay_positive_and_move_in_proportion(learning_rate: float) -> None:
+    quantized = of_kernel(aware(8, learned_steps=True), normal(30, 40) / 1000)
+    stretch = quantized.variables["log_stretch"]
+    optimizer = keras.optimizers.legacy.Adam(learning_rate)
+    for _ in range(50):  # Down: the smaller the step, the smaller the loss.
+        with tf.GradientTape() as tape:
+            values = quantized.quantizer(normal(30, 40), True, quantized.variables)
+            loss = tf.reduce_sum(values**2)
+        optimizer.apply_gradients([(tape.gradient(loss, stretch), stretch)])
+    assert -60 * learning_rate < stretch.numpy() < -10 * learning_rate
 
 
 def test_the_gradient_of_a_kernels_step_is_scaled_by_all_its_weights() -> None:
     quantized = of_kernel(aware(3, learned_steps=True), np.float32([[-1, 0], [2, 3]]))
     kernel = np.float32([[-9, 0.4], [1.3, 2.7]])
     ones = np.ones((2, 2), np.float32)
-    _, to_step = quantized.gradients(kernel, ones, quantized.variables["step"])
+    _, to_stretch = quantized.gradients(kernel, ones, quantized.variables["log_stretch"])
     by_hand = -3 + (0 - 0.4) + (1 - 1.3) + (3 - 2.7)
-    np.testing.assert_allclose(to_step, by_hand / np.sqrt(4 * 6), rtol=1e-5)
+    # The largest code is 3.
+    np.testing.assert_allclose(to_stretch, by_hand / np.sqrt(4 * 3), rtol=1e-5)
 
 
 def test_learned_steps_wait_for_the_delay() -> None:
     quantized = activation(aware(learned_steps=True))
     np.testing.assert_array_equal(quantized(REACHING_OUT, training=True), REACHING_OUT)
-    gradients = quantized.gradients(REACHING_OUT, UPSTREAM, quantized.variables["step"])
+    gradients = quantized.gradients(REACHING_OUT, UPSTREAM, quantized.variables["log_stretch"])
     np.testing.assert_array_equal(gradients[0], UPSTREAM)
     assert gradients[1] == 0
 
@@ -427,8 +449,8 @@ def test_every_way_of_computing_a_frozen_network_is_the_same(
 ) -> None:
     network = frozen(name, aware(**options))
     for variable in network.trainable_variables:
-        if variable.name.endswith("step:0"):
-            variable.assign(0.9 * variable)  # Learned since.
+        if variable.name.endswith("log_stretch:0"):
+            variable.assign(variable - 0.1)  # Learned since.
     observations = seen(name, 1000)
     in_tensorflow = network(observations).numpy()
     step = qat.head_step(network)

@@ -52,10 +52,15 @@ class Bench:
 
     def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
         """Write a finished quantisation-aware training; return it and its network."""
-        run = replace(KINDS[kind], quantization=Quantization(bits=bits, delay=1, **options))
+        quantization = Quantization.from_mapping({"bits": bits, "delay": 1, **options})
+        run = replace(KINDS[kind], quantization=quantization)
         network = preparing(run.quantization)(self.plain(run))
         qat.watch(network, self.seen(run.env_id))
         qat.freeze(network)
+        random = np.random.default_rng(0)
+        for variable in network.trainable_variables:
+            if "log_stretch" in variable.name:  # As if they had been learned.
+                variable.assign(random.uniform(-0.2, 0.2, variable.shape).astype(np.float32))
         self.write(run, network)
         return run, network
 
@@ -138,6 +143,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         ("logits", 3, {"rule": "paper"}),
         ("logits", 3, {"per_channel": True, "edge_bits": 5}),
         ("logits", 6, {"learned_steps": True}),
+        ("images", 3, {"learned_steps": True}),
     ],
 )
 def test_simulated_flatbuffers_are_the_network_at_every_width(
@@ -154,9 +160,17 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
     assert "int8" not in compared.sidecar.weight_dtypes
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_int8_flatbuffers_are_the_network_at_eight_bits(bench: Bench, kind: str) -> None:
-    compared = bench.compared(kind, "qat_int8", 8)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in KINDS),
+        *((kind, {"learned_steps": True}) for kind in ("values", "logits", "action", "images")),
+    ],
+)
+def test_int8_flatbuffers_are_the_network_at_eight_bits(
+    bench: Bench, kind: str, options: dict[str, Any]
+) -> None:
+    compared = bench.compared(kind, "qat_int8", 8, **options)
     compared.require_same()
     audit = flatbuffer.audit(compared.path)
     layers = [op for op in audit.operators if op.startswith(("FULLY_CONNECTED", "CONV_2D"))]
@@ -286,7 +300,11 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
 ) -> None:
     run, network = bench.run(kind, bits, **options)
     simulated = f"qat_w{bits}a{bits}"
-    np.testing.assert_array_equal(heads(bench, run, "qat_int4"), heads(bench, run, simulated))
+    found, wanted = heads(bench, run, "qat_int4"), heads(bench, run, simulated)
+    # Learned steps have no multiples that are exact in float32: a code may become its neighbour.
+    unequal = 0.005 if options.get("learned_steps") else 0.0
+    assert (found != wanted).mean() <= unequal
+    np.testing.assert_allclose(found, wanted, atol=1.01 * qat.head_step(network))
     path = bench.workspace.artifact(run.run_id, "qat_int4")
     types = flatbuffer.audit(path).weight_dtypes
     kernels = {
@@ -307,7 +325,9 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     assert sidecar.check["max_abs_difference"] <= sidecar.check["tolerance"]
 
 
-@pytest.mark.parametrize(("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"})])
+@pytest.mark.parametrize(
+    ("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"}), (4, {"per_channel": True})]
+)
 def test_grids_that_int4_does_not_hold_are_refused(
     bits: int,
     options: dict[str, Any],
@@ -322,7 +342,7 @@ def test_kernels_on_no_grid_are_refused_in_a_line(bench: Bench) -> None:
     run, _ = bench.run("values", 8, per_channel=True)
     content = bench.export(run, "qat_w8a8").read_bytes()
     with pytest.raises(QuarlError, match=r"use qat_wNaN\. Received: ") as error:
-        int4.pack(content)
+        int4.pack(content, [8, 8, 8])
     assert "\n" not in str(error.value)
 
 

@@ -95,7 +95,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"ranges": "percentile"},
     {"gradient": "clipped"},
     {"per_channel": True},
-    {"learned_steps": True},
+    {"learned_steps": True, "gradient": "clipped"},
 ]
 
 
@@ -132,7 +132,14 @@ def test_quantisations_survive_json(options: dict[str, Any]) -> None:
         ({"rule": "papr"}, "did you mean paper"),
         ({"ranges": "extreme"}, "did you mean extremes"),
         ({"gradient": "clip"}, "did you mean clipped"),
-        ({"rule": "paper", "learned_steps": True}, "rule=paper, learned_steps=true"),
+        (
+            {"rule": "paper", "gradient": "clipped", "learned_steps": True},
+            "rule=paper, gradient=clipped, learned_steps=true",
+        ),
+        (
+            {"gradient": "straight_through", "learned_steps": True},
+            "gradient=straight_through, learned_steps=true",
+        ),
     ],
 )
 def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
@@ -140,6 +147,11 @@ def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], messa
         aware(**options)
     with pytest.raises(UsageError, match=message):
         Quantization.from_mapping({"bits": 4, "delay": 100, **options})
+
+
+def test_learned_steps_bring_the_gradient_of_their_paper() -> None:
+    values = {"bits": 4, "delay": 100, "learned_steps": True}
+    assert Quantization.from_mapping(values).gradient == "clipped"
 
 
 @pytest.mark.parametrize("bits", QAT_BITS)

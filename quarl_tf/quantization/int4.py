@@ -9,36 +9,33 @@ usually are, become int8. Like fp16 it saves size and not time.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from quarl_tf import flatbuffer, native_output
 from quarl_tf.errors import QuarlError
-
-#: Codes of a symmetric grid of 4 bits.
-_CODES = 15
+from quarl_tf.spec import INT4_BITS
 
 
-def pack(content: bytes) -> bytes:
+def pack(content: bytes, widths: Sequence[int]) -> bytes:
     """Return a float flatbuffer with its kernels as integers.
 
     Args:
         content: A flatbuffer whose kernels lie on symmetric grids: one for a fully-connected one,
             one per output channel for a convolution.
+        widths: Bits of each kernel's grid, from the first layer to the last.
 
     Raises:
         QuarlError: litert-quantizer is not installed, or a kernel lies on no such grid.
     """
     quantizer, recipes, types, algorithms = _library()
     recipe = recipes.RecipeManager()
-    for layer in flatbuffer.layers(content):
+    for layer, width in zip(flatbuffer.layers(content), widths, strict=True):
         by_channel = layer.operator != "FULLY_CONNECTED"
         recipe.add_weight_only_config(
             f"^{re.escape(layer.output)};?$",
             types.TFLOperationName[layer.operator],
-            num_bits=_width(layer.kernel, by_channel=by_channel),
+            num_bits=4 if width <= INT4_BITS else 8,
             granularity=types.QuantGranularity["CHANNELWISE" if by_channel else "TENSORWISE"],
             algorithm_key=algorithms.AlgorithmName.DEQUANTIZED_WEIGHT_RECOVERY,
         )
@@ -52,13 +49,6 @@ def pack(content: bytes) -> bytes:
             f"Received: {' '.join(str(error).split())[:300]}"
         ) from error
     return bytes(packed)
-
-
-def _width(kernel: npt.NDArray[np.float32], *, by_channel: bool) -> int:
-    """Return the bits that the codes of a kernel need; those of a convolution by first axis."""
-    channels = kernel if by_channel else kernel[None]
-    most = max(len(np.unique(channel)) for channel in channels)
-    return 4 if most <= _CODES else 8
 
 
 def _library() -> tuple[Any, Any, Any, Any]:

@@ -119,8 +119,8 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         # The wrong way round: nothing was watched yet.
         created = {"low": variable("low", 1.0, shape, trainable=False)}
         created["high"] = variable("high", -1.0, shape, trainable=False)
-        if self._quantization.learned_steps:
-            created["step"] = variable("step", 0.0, shape, trainable=True)
+        if self._quantization.learned_steps and self.fixed is None:
+            created["log_stretch"] = variable("log_stretch", 0.0, shape, trainable=True)
         return {**created, "frozen": variable("frozen", 0.0, (), trainable=False)}
 
     def __call__(
@@ -138,8 +138,9 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         if not frozen:
             if training and not self.kernel and self.fixed is None:
                 self._watch(inputs, weights)
-            return _past_step(inputs, weights["step"]) if "step" in weights else inputs
-        if "step" in weights:
+            stretch = weights.get("log_stretch")
+            return inputs if stretch is None else _past_stretch(inputs, stretch)
+        if "log_stretch" in weights:
             return self._by_learned_step(inputs, weights)
         low, high = weights["low"], weights["high"]
         clipped = self._quantization.gradient == "clipped"
@@ -158,17 +159,22 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         return operation(inputs, low, high, self.bits, self.narrow)
 
     def _by_learned_step(self, inputs: Any, weights: Mapping[str, Any]) -> Any:
-        """Quantise by a step that is learned (Esser et al., arXiv 1902.08153)."""
-        step = tf.maximum(weights["step"], np.float32(1e-8))
-        # Codes of the frozen range's ends; the step changes, which code is 0 does not.
-        origin = (weights["high"] - weights["low"]) / self.levels
-        first = tf.round(tf.math.divide_no_nan(weights["low"], origin))
+        """Quantise by a step that is learned (Esser et al., arXiv 1902.08153).
+
+        Two things are not as there. It starts as the step of the frozen range. And what is learned
+        is the logarithm of a factor, as Jain et al. do (arXiv 1903.08066): Adam moves whatever it
+        learns by about the learning rate, which may be more than a step, and would take it below 0.
+        """
+        # The step changes; which code is 0 does not.
+        frozen = (weights["high"] - weights["low"]) / self.levels
+        first = tf.round(tf.math.divide_no_nan(weights["low"], frozen))
+        last = first + self.levels
         # As many as share the step: of a kernel, or of one observation's activations.
         shape = inputs.shape if self.kernel else inputs.shape[1:]
         count = np.prod(shape[:-1] if self.per_channel else shape)
-        scale = 1.0 / np.sqrt(self.levels * count)
-        step = _scaled_gradient(step, np.float32(scale))
-        codes = tf.clip_by_value(inputs / step, first, first + self.levels)
+        scale = tf.math.rsqrt(tf.maximum(-first, last) * np.float32(count))
+        step = frozen * tf.exp(_scaled_gradient(weights["log_stretch"], scale))
+        codes = tf.clip_by_value(inputs / step, first, last)
         return _with_gradient(codes, tf.round(codes), None) * step
 
     def _watch(self, inputs: Any, weights: Mapping[str, Any]) -> None:
@@ -219,8 +225,6 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
             low, high = grid_within(low, high, self.levels)
         variables["low"].assign(low)
         variables["high"].assign(high)
-        if "step" in variables:
-            variables["step"].assign((high - low) / self.levels)
         variables["frozen"].assign(1.0)
 
     def in_numpy(self, values: Mapping[str, Floats]) -> Forward:
@@ -231,24 +235,20 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         return lambda x: snap(x, low, high, self.levels, floored=self._paper)
 
     def ends(self, values: Mapping[str, Floats]) -> tuple[Floats, Floats]:
-        """Return the ends of the frozen range, by the learned step where there is one."""
-        low, high = values["low"], values["high"]
-        if "step" not in values:
-            return low, high
-        first = np.round(low * (self.levels / (high - low))).astype(np.float32)
-        step = np.maximum(values["step"], np.float32(1e-8))
-        return first * step, (first + np.float32(self.levels)) * step
+        """Return the ends of the frozen range, stretched where its step is learned."""
+        stretch = np.exp(values.get("log_stretch", np.float32(0)))
+        return values["low"] * stretch, values["high"] * stretch
 
-    def exported(self, inputs: Any, values: Mapping[str, Floats], *, native: bool) -> Any:
+    def exported(self, inputs: Any, low: Floats, high: Floats, *, native: bool) -> Any:
         """Quantise a tensor for the converter, by constants.
 
         Args:
             inputs: Tensor.
-            values: Of the variables, frozen.
+            low: Lower end of the range.
+            high: Upper end.
             native: Whether as the operation that the converter makes an integer tensor of; else in
                 elementary operations, in the order of `affine.snap`.
         """
-        low, high = self.ends(values)
         if native:
             return self._snap(inputs, tf.constant(low), tf.constant(high))
         step = (high - low) / np.float32(self.levels)
@@ -308,19 +308,19 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
         """
         scale = np.float32(kernel_scale)
         (*of_kernel, of_output) = [
-            (quantizer, {name: v.numpy() for name, v in variables.items()}, kernel)
+            (quantizer, quantizer.ends({name: v.numpy() for name, v in variables.items()}), kernel)
             for quantizer, variables, kernel in self.quantizers()
         ]
         kernels = [kernel.numpy() * scale for _, _, kernel in of_kernel]
         compute = self._by_constants(native=native)
 
         def call(inputs: Any) -> Any:
-            for (quantizer, values, _), kernel in zip(of_kernel, kernels, strict=True):
-                ends = {name: value * scale for name, value in values.items()}
+            for (quantizer, (low, high), _), kernel in zip(of_kernel, kernels, strict=True):
                 constant = tf.constant(kernel)
-                self.layer.kernel = quantizer.exported(constant, ends, native=native)
-            quantizer, values, _ = of_output
-            return quantizer.exported(compute(inputs), values, native=native)
+                ends = low * scale, high * scale
+                self.layer.kernel = quantizer.exported(constant, *ends, native=native)
+            quantizer, ends, _ = of_output
+            return quantizer.exported(compute(inputs), *ends, native=native)
 
         return call
 
@@ -508,6 +508,16 @@ def exported(network: keras.Model, *, native: bool) -> Callable[[Any], Any]:
     return call
 
 
+def kernel_bits(network: keras.Model) -> list[int]:
+    """Return the bits of each kernel of a network, from its first layer to its last."""
+    return [
+        quantizer.bits
+        for layer in quantized_layers(network)
+        for quantizer, _, kernel in layer.quantizers()
+        if kernel is not None
+    ]
+
+
 def watch(network: keras.Model, observations: npt.NDArray[Any]) -> None:
     """Show observations to a network whose ranges are not frozen yet."""
     for start in range(0, len(observations), _WATCHED):
@@ -552,9 +562,9 @@ def _clipped(values: Any, end: float) -> Any:
 
 
 @tf.custom_gradient  # type: ignore[misc]
-def _past_step(inputs: Any, step: Any) -> Any:
-    """Return the inputs; the step has a gradient of 0, where optimizers would miss one."""
-    return tf.identity(inputs), lambda upstream: (upstream, tf.zeros_like(step))
+def _past_stretch(inputs: Any, stretch: Any) -> Any:
+    """Return the inputs; the stretch has a gradient of 0, where optimizers would miss one."""
+    return tf.identity(inputs), lambda upstream: (upstream, tf.zeros_like(stretch))
 
 
 def _with_gradient(inputs: Any, value: Any, inside: Any) -> Any:
