@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from quarl_tf import environments
 
-Act = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+#: Observations [num_envs, ...], and whether each is of an episode that still counts, to actions.
+Act = Callable[[npt.NDArray[Any], npt.NDArray[np.bool_]], npt.NDArray[Any]]
 
 
 class Rollout(NamedTuple):
@@ -33,7 +34,7 @@ def rollout(
 
     Args:
         envs: Environments.
-        act: Observations [num_envs, ...] to actions.
+        act: Chooses the actions.
         seed: Seed of the reset.
         keep: Most observations to return: half of them from the beginning, among them each
             feature's extremes, the others evenly spread over the rest.
@@ -47,7 +48,7 @@ def rollout(
         steps += 1
         environments.require_end(steps)
         seen.add(observations[playing])
-        observations, rewards, terminated, truncated, _ = envs.step(act(observations))
+        observations, rewards, terminated, truncated, _ = envs.step(act(observations, playing))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
     return Rollout(returns.tolist(), seen.observations())

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +40,7 @@ from quarl_tf.statistics import (
     compare,
     mean_interval,
 )
-from quarl_tf.study import State, Status
+from quarl_tf.study import State, Status, Study
 
 #: Episodes of an evaluation, as in the papers.
 DEFAULT_EPISODES = 100
@@ -347,7 +347,7 @@ def _report(args: argparse.Namespace) -> None:
 def _study_plan(args: argparse.Namespace) -> None:
     from quarl_tf import study
 
-    plan = study.plan(Workspace(args.root), study.read(args.study))
+    plan = study.plan(Workspace(args.root), _read_study(args.study))
     table = Table("run", "scheme", "state")
     for one in plan:
         state = f"[{_STATE_COLOURS[one.state]}]{one.state}"
@@ -372,7 +372,7 @@ def _counts(plan: Sequence[Status]) -> str:
 
 
 def _study_run(args: argparse.Namespace) -> None:
-    from quarl_tf import study, study_runner
+    from quarl_tf import study_runner
 
     if args.dry_run:
         _study_plan(args)
@@ -380,7 +380,7 @@ def _study_run(args: argparse.Namespace) -> None:
     jobs = study_runner.available_cores() if args.jobs is None else args.jobs
     if jobs < 1:
         raise UsageError(f"A study needs one process or more. Received: --jobs {jobs}")
-    workspace, wanted = Workspace(args.root), study.read(args.study)
+    workspace, wanted = Workspace(args.root), _read_study(args.study)
     with progress_bar(f"study {wanted.name}") as update:
         plan = study_runner.run(workspace, wanted, jobs, _say, update)
     _console.print(_counts(plan))
@@ -408,7 +408,7 @@ def _say(line: str) -> None:
 def _study_status(args: argparse.Namespace) -> None:
     from quarl_tf import study
 
-    plan = study.plan(Workspace(args.root), study.read(args.study))
+    plan = study.plan(Workspace(args.root), _read_study(args.study))
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
     for run_id, reason, file in dict.fromkeys(
@@ -419,9 +419,8 @@ def _study_status(args: argparse.Namespace) -> None:
 
 
 def _study_report(args: argparse.Namespace) -> None:
-    from quarl_tf import study
 
-    workspace, wanted = Workspace(args.root), study.read(args.study)
+    workspace, wanted = Workspace(args.root), _read_study(args.study)
     if args.dry_run:
         _plan(f"report   {workspace.report_dir(wanted.name)}")
         return
@@ -537,13 +536,27 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
 
     _import_modules(args)
     env_id = environments.canonical_id(args.env)
-    if env_id != args.env:
-        print(f"quarl: {args.env} is {env_id} today; going on with that.", file=sys.stderr)
+    _tell_renamed({args.env: env_id})
     overrides = dict(_override(text) for text in args.overrides)
     environments.env_spec(env_id)
     preset = presets.load(args.algo, env_id, overrides, args.presets)
     quantization = _quantization(args, preset)
     return Run(args.algo, env_id, args.seed, overrides, quantization), preset
+
+
+def _tell_renamed(ids: Mapping[str, str]) -> None:
+    """Say which environments, by the id that was given, have another one today."""
+    for given, today in ids.items():
+        if given != today:
+            print(f"quarl: {given} is {today} today; going on with that.", file=sys.stderr)
+
+
+def _read_study(path: Path) -> Study:
+    from quarl_tf import study
+
+    wanted = study.read(path)
+    _tell_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
+    return wanted
 
 
 def _check_network(run: Run, preset: Preset) -> None:
@@ -574,6 +587,7 @@ def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | No
             "The delay must end before the training does. "
             f"Received: quant_delay={delay}, steps={preset.steps}"
         )
+    presets.require_learning_before(delay, preset)
     return Quantization.from_mapping({**options, "bits": args.bits, "delay": delay})
 
 

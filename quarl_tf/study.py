@@ -56,6 +56,7 @@ class Cell:
 
     Attributes:
         title: What readers know it by.
+        given_env_id: Id of the environment as the file has it, which may be an old one.
         overrides: Values that take the place of the preset's.
         steps: Environment steps of a training.
         seeds: Seeds of the trainings.
@@ -67,6 +68,7 @@ class Cell:
     title: str
     algo: str
     env_id: str
+    given_env_id: str
     overrides: Mapping[str, Any]
     steps: int
     seeds: tuple[int, ...]
@@ -264,6 +266,7 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
         title=f"{algo} on {env_id}",
         algo=algo,
         env_id=env_id,
+        given_env_id=values["env"],
         overrides=overrides,
         steps=preset.steps,
         seeds=seeds,
@@ -292,6 +295,7 @@ def _quantizations(
                 "A delay is a number of steps, or a share of the training between 0 and 1, and "
                 f"ends before it. Received: delay={delay}, steps={preset.steps}"
             )
+        presets.require_learning_before(steps, preset)
         for bits in widths:
             yield Quantization.from_mapping({**options, "bits": bits, "delay": steps})
 

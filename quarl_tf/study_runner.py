@@ -158,8 +158,8 @@ class _Pool:
         #: Run id and scheme of what is done.
         self._evaluated = {_key(one) for one in found if one.state == State.EVALUATED}
         self._waiting = _missing_jobs(found)
-        # Fewer jobs have more cores each.
-        self._size = max(1, min(jobs, len(self._waiting)))
+        # However few are left: networks for images learn other bytes on another number of threads.
+        self._size = jobs
         #: Plain runs whose fp32 was evaluated by this pool.
         self._referenced: set[str] = set()
         self._workers: list[_Worker] = []

@@ -3,7 +3,8 @@
 Exact resume by construction: at every checkpoint all environments start fresh episodes with seeds
 derived from the run's seed and the step, in an uninterrupted run as well. So nothing of an
 environment's inner state has to be saved, and a run that was killed anywhere and resumed ends with
-the same network, bit for bit, as one that was not.
+the same network, bit for bit, as one that was not: on the same machine and, for images, on as many
+threads, which convolutions add up their gradients by.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class _Training:
         self._observations: npt.NDArray[Any] = np.empty(0)
         self._starts = np.ones(preset.num_envs, np.bool_)
         self._running = np.zeros(preset.num_envs)
-        #: Of the distributions in the greedy episodes under way, one for each tick.
-        self._variances: list[float] = []
+        #: Of the distributions on the states of the latest greedy episodes.
+        self._variances: list[networks.Floats] = []
 
     def complete(self, update: Update) -> TrainingRecord:
         """Train to the end, and write what came of it."""
@@ -172,7 +173,7 @@ class _Training:
                 self.best = _Best(networks.weights(self.agent.network), score, self.step)
             metrics["greedy_return"] = score
             if self._variances:
-                metrics["action_variance"] = float(np.mean(self._variances))
+                metrics["action_variance"] = float(np.concatenate(self._variances).mean())
         if "greedy_return" in metrics or self._due(before, max(1, self._preset.steps // 100)):
             self._log(metrics)
         if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
@@ -195,10 +196,10 @@ class _Training:
             for ends in (self._spec.action_low, self._spec.action_high)
         )
 
-        def act(observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        def act(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
             heads = self._snapshot(observations)
             if isinstance(self.agent, agents.Stochastic):
-                self._variances.append(self.agent.action_variance(heads))
+                self._variances.append(self.agent.action_variance(heads[playing]))
             if low is not None:
                 return np.clip(heads, low, high)
             best: npt.NDArray[np.int64] = heads.argmax(axis=1)

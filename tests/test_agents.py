@@ -169,17 +169,17 @@ def test_training_changes_the_network_and_another_seed_gives_another(
 
 
 @pytest.mark.parametrize(
-    ("algo", "env_id"),
+    ("algo", "env_id", "fitting"),
     [
-        ("dqn", "MountainCarContinuous-v0"),
-        ("ddpg", "CartPole-v1"),
+        ("dqn", "MountainCarContinuous-v0", r"ddpg, ppo and a2c fit"),
+        ("ddpg", "CartPole-v1", r"dqn, ppo and a2c fit"),
     ],
 )
 def test_spaces_that_do_not_fit_are_refused_with_the_algorithms_that_do(
-    algo: str, env_id: str
+    algo: str, env_id: str, fitting: str
 ) -> None:
     preset = presets.load(algo, RUNS[algo].env_id)
-    with pytest.raises(UsageError, match=r"continuous|discrete"):
+    with pytest.raises(UsageError, match=fitting):
         agents.network_factory(algo, environments.env_spec(env_id), preset, 0)
 
 
@@ -268,12 +268,13 @@ def test_variance_of_discrete_actions_is_that_over_their_probabilities() -> None
     assert Categorical().variance(three_to_one + 7) == pytest.approx(0.0625)
     certain, even = np.float32([[1000, 0]]), np.float32([[5, 5]])
     assert Categorical().variance(even) == 0
-    assert Categorical().variance(np.concatenate([certain, even])) == pytest.approx(0.125)
+    both = Categorical().variance(np.concatenate([certain, even]))
+    np.testing.assert_allclose(both, [0.25, 0])
 
 
 def test_variance_of_continuous_actions_is_the_squared_deviation() -> None:
     distribution, _ = gaussian([0.5, 2.0])
-    assert distribution.variance(np.zeros((3, 2), np.float32)) == pytest.approx(2.125)
+    np.testing.assert_allclose(distribution.variance(np.zeros((3, 2), np.float32)), [2.125] * 3)
 
 
 def gaussian(deviations: list[float]) -> tuple[Gaussian, Any]:

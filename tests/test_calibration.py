@@ -30,8 +30,9 @@ def limited_cart_pole() -> Iterator[None]:
     del gym.registry[ENV_ID]
 
 
-def lean(observations: np.ndarray) -> np.ndarray:
+def lean(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
     """Push to where the pole leans: some episodes end early, some at the limit."""
+    del playing
     return (observations @ np.array([0, 0, 1, 0]) > 0).astype(int)
 
 
@@ -51,7 +52,7 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:
         over = False
         while not over:
             observations.append(tuple(observation))
-            observation, reward, ended, cut, _ = env.step(int(lean(observation)))
+            observation, reward, ended, cut, _ = env.step(int(lean(observation, observation)))
             rewards.append(float(reward))
             over = ended or cut
         returns.append(sum(rewards))
@@ -124,7 +125,8 @@ class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
         return self._observations(), np.ones(self.num_envs), ended, never, {}
 
 
-def stay(observations: np.ndarray) -> np.ndarray:
+def stay(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
+    del playing
     return np.zeros(len(observations), np.int64)
 
 

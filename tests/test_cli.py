@@ -220,6 +220,7 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
         (["train", *TRAIN, "--bits", "4", "-q", "ranges=5"], "a name"),
         (["train", *TRAIN, "--bits", "4", "-q", "gradient=none"], "straight_through"),
         (["train", *TRAIN, "--bits", "4", "-q", "rule"], "KEY=VALUE"),
+        (["train", *TRAIN, "--bits", "4", "--quant-delay", "900"], "delay=900, learning_starts="),
         (["train", *TRAIN, "--bits", "4", "-q", "bits=2"], "--bits"),
         (["train", *TRAIN, "--bits", "4", "-q", "delay=2"], "--quant-delay"),
         (

@@ -15,7 +15,6 @@ from quarl_tf.architectures import NAMED
 from quarl_tf.environments import registry
 from quarl_tf.errors import UsageError
 from quarl_tf.presets import DqnPreset
-from quarl_tf.spec import ALGORITHMS
 
 AVAILABLE = presets.available()
 
@@ -30,9 +29,25 @@ def refused(overrides: dict[str, Any]) -> str:
 # What is shipped.
 
 
-def test_every_algorithm_has_presets() -> None:
-    assert {algo for algo, _ in AVAILABLE} == set(ALGORITHMS)
-    assert ("dqn", "CartPole-v1") in AVAILABLE
+#: The papers' seven games.
+GAMES = {
+    f"{game}NoFrameskip-v4"
+    for game in ("BeamRider", "Breakout", "MsPacman", "Pong", "Qbert", "Seaquest", "SpaceInvaders")
+}
+CONTROL = {"BipedalWalker-v3", "HalfCheetahBulletEnv-v0", "Walker2DBulletEnv-v0"}
+
+
+@pytest.mark.parametrize(
+    ("algo", "wanted"),
+    [
+        ("dqn", {"CartPole-v1", "LunarLander-v3", *GAMES}),
+        ("a2c", {"CartPole-v1", *GAMES}),
+        ("ppo", {"CartPole-v1", "LunarLander-v3", *GAMES}),
+        ("ddpg", {"MountainCarContinuous-v0", *CONTROL}),
+    ],
+)
+def test_every_cell_of_the_papers_has_a_preset(algo: str, wanted: set[str]) -> None:
+    assert wanted <= {env_id for name, env_id in AVAILABLE if name == algo}
 
 
 @pytest.mark.parametrize(("algo", "env_id"), AVAILABLE)

@@ -117,7 +117,9 @@ cells:
     assert len({(one.run.run_id, one.scheme.name) for one in found.experiments()}) == 12
 
 
-def test_a_cell_goes_before_the_study_and_old_ids_are_translated(tmp_path: Path) -> None:
+def test_a_cell_goes_before_the_study_and_old_ids_are_translated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = """
 name: s
 seeds: [0, 1, 2]
@@ -129,6 +131,8 @@ cells:
 """
     first, second, third = study.read(write(tmp_path, text)).cells
     assert (first.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
+    assert cli.main(["study", "plan", str(tmp_path / "study.yaml")]) == 0
+    assert capsys.readouterr().err.count("LunarLander-v2 is LunarLander-v3 today") == 1
     assert second.seeds == (0, 1, 2)
     assert (second.title, third.title) == (
         "dqn on CartPole-v1",

@@ -131,7 +131,7 @@ def test_calibration_observations_are_those_of_the_kept_network(
     final = int(rows(trained, tiny_run)[-1]["step"])
     seed = environment_seed(tiny_run.seed, "calibration", final)
     most = CALIBRATION_OBSERVATIONS
-    expected = rollout(envs, lambda seen: head(seen).argmax(axis=1), seed, most).observations
+    expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
 
 
@@ -440,5 +440,13 @@ def test_learns_to_balance(tmp_path: Path) -> None:
     record = train(Workspace(tmp_path), Run("dqn", "CartPole-v1", 0, overrides), silent)
     random = np.random.default_rng(0)
     envs = environments.make_vector("CartPole-v1", 50)
-    at_random = rollout(envs, lambda seen: random.integers(2, size=len(seen)), seed=0)
+    at_random = rollout(envs, lambda seen, _: random.integers(2, size=len(seen)), seed=0)
     assert record.selection_return > 2 * np.mean(at_random.returns)
+
+
+def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Path) -> None:
+    run = Run("ppo", "CartPole-v1", 0, {"network": [8], "evaluation_episodes": 6})
+    state = training._Training(tmp_path, run, presets.load(run.algo, run.env_id, run.overrides))
+    lengths = state.greedy("selection").returns  # A reward of 1 for every state.
+    assert len(set(lengths)) > 1
+    assert sum(map(len, state._variances)) == sum(lengths)

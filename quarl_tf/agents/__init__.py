@@ -69,8 +69,8 @@ class Agent(Protocol):
 class Stochastic(Protocol):
     """An agent whose policy is a distribution."""
 
-    def action_variance(self, heads: npt.NDArray[np.float32]) -> float:
-        """Return the mean variance of the distributions that heads stand for."""
+    def action_variance(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the variances [n] of the distributions that heads [n, ...] stand for."""
 
 
 def build(

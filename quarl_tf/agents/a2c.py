@@ -3,6 +3,14 @@
 One epoch over one minibatch, no clipping of the ratio (which is 1 where it is differentiated),
 n-step returns (lambda 1), advantages as they are, and RMSprop; TF-Agents has no A2C of its own.
 The preset holds all but the optimizer.
+
+Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783):
+
+1. Synchronous: one learner and a vector of environments, instead of asynchronous actors.
+2. Observations are normalised by running statistics inside both networks, and truncated episodes
+   bootstrap from the value of their last observation, as in `ppo`.
+3. Policy and value share layers for images only.
+4. RMSprop has its epsilon under the root, as OpenAI's baselines have it.
 """
 
 from __future__ import annotations

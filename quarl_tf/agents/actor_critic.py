@@ -137,10 +137,11 @@ class Categorical:
         actions = (log_probabilities + noise).argmax(axis=1).astype(np.int32)
         return actions, log_probabilities[np.arange(len(actions)), actions]
 
-    def variance(self, logits: Floats) -> float:
+    def variance(self, logits: Floats) -> Floats:
         """Return the variance over the actions' probabilities: 0 where all are alike."""
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return float((odds / odds.sum(axis=1, keepdims=True)).var(axis=1).mean())
+        variances: Floats = (odds / odds.sum(axis=1, keepdims=True)).var(axis=1)
+        return variances
 
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the actions: all are possible."""
@@ -175,10 +176,9 @@ class Gaussian:
         constant = np.log(self._deviation) + np.float32(0.5 * np.log(2 * np.pi))
         return means + self._deviation * noise, -(noise * noise / 2 + constant).sum(axis=1)
 
-    def variance(self, means: Floats) -> float:
+    def variance(self, means: Floats) -> Floats:
         """Return the variance of an action, the mean over its components; the same everywhere."""
-        del means
-        return float((self._deviation**2).mean())
+        return np.full(len(means), (self._deviation**2).mean(), np.float32)
 
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the nearest possible actions."""

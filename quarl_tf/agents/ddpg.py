@@ -10,6 +10,8 @@ Deviations from the paper:
    steps, all in one compiled call.
 4. The critic takes the action at its first layer, together with the observation.
 5. Rewards of several steps may be summed before bootstrapping, where the preset says so.
+6. All layers start from Glorot's uniform weights, the last ones too (the paper's: within 0.003).
+7. No weight decay; the step size may fall to 0 over the training.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ Deviations from the paper:
 3. Adam instead of RMSprop, gradients clipped by norm, and the squared loss instead of errors
    clipped at 1: with values near 100, clipped errors weigh a rare failure no more than a small
    misjudgement (they fit the median), and values climb past what the discount allows.
+4. Rewards of several steps may be summed before bootstrapping, without a correction for actions
+   that the policy would not take; the head may be dueling. Both where the preset says so.
+5. The step size may fall to 0 over the training; many environments are acted in at once.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
     """
     if spec.num_actions is None:
         raise UsageError(
-            "dqn needs discrete actions; this environment's are continuous (ddpg fits it). "
-            f"Received: action_low={spec.action_low}"
+            "dqn needs discrete actions; this environment's are continuous (ddpg, ppo and a2c fit "
+            f"it). Received: action_low={spec.action_low}"
         )
     design = Design(
         preset.architecture,

@@ -10,6 +10,9 @@ Deviations from the paper:
 4. Truncated episodes bootstrap from the value of their last observation.
 5. Each gradient step sees one minibatch; TF-Agents' own `train` would repeat the whole batch, so
    only its loss is used. All steps of a round run in one compiled call.
+6. The ratio is clipped by the same share throughout (the paper's falls in Atari).
+7. Continuous actions are drawn without bounds and clipped on their way to the environment; the
+   probability is that of the action as drawn. Policy and value share layers for images only.
 """
 
 from __future__ import annotations
@@ -156,8 +159,8 @@ class ActorCritic:
         row = (observations, self._drawn, rewards, terminated, starts, *self._predicted)
         self._rows.append(tuple(np.copy(field) for field in row))
 
-    def action_variance(self, heads: npt.NDArray[np.float32]) -> float:
-        """Return the mean variance of the distributions that heads stand for.
+    def action_variance(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the variances [n] of the distributions that heads [n, ...] stand for.
 
         Of discrete actions it is the variance over their probabilities (QuaRL, Krishnan et al.,
         arXiv 1910.01055, figure 1): the lower, the more is explored.
