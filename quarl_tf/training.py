@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,8 @@ class _Training:
         self._delay = run.quantization.delay if run.quantization else None
         self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
         self._spec = spec
-        network = self.agent.network
+        self._exported = self._as_exported()
+        network = self._exported
         chooser = network if spec.num_actions is None else networks.chooser(network)
         self._snapshot = networks.Snapshot(chooser)
         self._envs = environments.make_vector(run.env_id, preset.num_envs, training=True)
@@ -100,6 +101,18 @@ class _Training:
         self._running = np.zeros(preset.num_envs)
         #: Of the distributions on the states of the latest greedy episodes.
         self._variances: list[networks.Floats] = []
+
+    def _as_exported(self) -> Any:
+        """Return a network as it is exported, in float32; the one that trains if it is that.
+
+        On the grids of few bits a sum in bfloat16 often takes another code than in float32.
+        """
+        run, preset = self._run, self._preset
+        if preset.precision == "float32":
+            return self.agent.network
+        preset = replace(preset, precision="float32")
+        factory = agents.network_factory(run.algo, self._spec, preset, run.seed)
+        return preparing(run.quantization)(factory())
 
     def complete(self, update: Update) -> TrainingRecord:
         """Train to the end, and write what came of it."""
@@ -190,6 +203,8 @@ class _Training:
     def greedy(self, purpose: str, keep: int = 0) -> calibration.Rollout:
         """Play a greedy episode in every trial environment, on the seeds of a purpose."""
         seed = environment_seed(self._run.seed, purpose, self.step)
+        if self._exported is not self.agent.network:
+            networks.set_weights(self._exported, networks.weights(self.agent.network))
         self._snapshot.refresh()
         low, high = (
             None if ends is None else np.array(ends, np.float32)

@@ -19,10 +19,11 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from quarl_tf import agents, checkpoints, environments, networks, presets, records, training
 from quarl_tf.calibration import rollout
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.quantization import preparing, qat
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.replay import Replay
 from quarl_tf.seeding import environment_seed
-from quarl_tf.spec import Run
+from quarl_tf.spec import Quantization, Run
 from quarl_tf.training import CALIBRATION_OBSERVATIONS, train
 
 #: What a training leaves that is the same each time; its record holds the time it took.
@@ -450,3 +451,29 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     lengths = state.greedy("selection").returns  # A reward of 1 for every state.
     assert len(set(lengths)) > 1
     assert sum(map(len, state._variances)) == sum(lengths)
+
+
+def test_what_is_chosen_by_is_the_network_as_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = {"network": "li", "precision": "bfloat16", "evaluation_episodes": 1}
+    quantization = Quantization(bits=3, delay=1)
+    run = Run("ppo", "PongNoFrameskip-v4", 0, overrides, quantization)
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    state = training._Training(tmp_path, run, preset)
+    frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
+    qat.watch(state.agent.network, frames)
+    state._start_quantization()
+
+    def act_on_frames(_: Any, act: Any, *__: Any) -> Any:
+        return act(frames, np.ones(len(frames), np.bool_))
+
+    monkeypatch.setattr("quarl_tf.training.calibration.rollout", act_on_frames)
+    preset = replace(preset, precision="float32")
+    factory = agents.network_factory(run.algo, state._spec, preset, run.seed)
+    wanted = preparing(quantization)(factory())
+    networks.set_weights(wanted, networks.weights(state.agent.network))
+    heads = networks.forward(wanted)(frames)
+    np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))
+    # In the arithmetic that trains, some would be others.
+    assert not np.array_equal(networks.forward(state.agent.network)(frames), heads)

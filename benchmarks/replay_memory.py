@@ -1,0 +1,75 @@
+"""Measure the memory of a DQN training on Pong whose replay is full, in a process of its own.
+
+Prints the largest resident size, and the part of it that is the process' own rather than mapped
+from files (TensorFlow's libraries, mostly), which other processes share. The training fills its
+replay by acting at random, learns a few bursts, evaluates and writes a checkpoint. Linux only.
+
+    python benchmarks/replay_memory.py --json benchmarks/replay_memory.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+from pathlib import Path
+
+from quarl_tf import presets, records, training
+from quarl_tf.records import Workspace
+from quarl_tf.spec import Run
+
+_STATUS = Path("/proc/self/status")
+_SECONDS_BETWEEN = 0.05
+
+
+def status_mib(name: str) -> float:
+    """Return a field of this process' status, in MiB."""
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return float(line.split()[1]) / 1024
+
+
+class Peak(threading.Thread):
+    """Watches the largest memory that is the process' own, which the kernel keeps no record of."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        super().__init__(daemon=True)
+        self.own = 0.0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Look until ended."""
+        while not self.ended.wait(_SECONDS_BETWEEN):
+            self.own = max(self.own, status_mib("RssAnon"))
+
+
+def measure() -> dict[str, float]:
+    """Train until the replay is full and a little longer; return MiB by name."""
+    full = presets.load("dqn", "PongNoFrameskip-v4").buffer_size
+    overrides = {"steps": full + 1000, "learning_starts": full, "checkpoint_every": full + 500}
+    run = Run("dqn", "PongNoFrameskip-v4", 0, overrides)
+    peak = Peak()
+    peak.start()
+    with tempfile.TemporaryDirectory() as folder:
+        training.train(Workspace(Path(folder)), run, lambda *_: None)
+    peak.ended.set()
+    return {"frames": full, "resident MiB": status_mib("VmHWM"), "own MiB": peak.own}
+
+
+def main() -> None:
+    """Print the figures; with `--json`, write them with what they were measured on."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found = measure()
+    for name, value in found.items():
+        print(f"{name:>14}: {value:,.0f}")
+    if args.json:
+        provenance = {"versions": records.package_versions(), "commit": records.source_commit()}
+        records.write_json(args.json, {**found, **provenance})
+
+
+if __name__ == "__main__":
+    main()
