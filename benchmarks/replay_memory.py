@@ -14,12 +14,14 @@ import tempfile
 import threading
 from pathlib import Path
 
-from quarl_tf import presets, records, training
+from quarl_tf import records, training
 from quarl_tf.records import Workspace
 from quarl_tf.spec import Run
 
 _STATUS = Path("/proc/self/status")
 _SECONDS_BETWEEN = 0.05
+
+_FRAMES = 100_000
 
 
 def status_mib(name: str) -> float:
@@ -45,15 +47,19 @@ class Peak(threading.Thread):
 
 def measure() -> dict[str, float]:
     """Train until the replay is full and a little longer; return MiB by name."""
-    full = presets.load("dqn", "PongNoFrameskip-v4").buffer_size
-    overrides = {"steps": full + 1000, "learning_starts": full, "checkpoint_every": full + 500}
+    overrides = {
+        "buffer_size": _FRAMES,
+        "learning_starts": _FRAMES - 100,
+        "steps": _FRAMES + 1000,
+        "checkpoint_every": _FRAMES + 500,
+    }
     run = Run("dqn", "PongNoFrameskip-v4", 0, overrides)
     peak = Peak()
     peak.start()
     with tempfile.TemporaryDirectory() as folder:
         training.train(Workspace(Path(folder)), run, lambda *_: None)
     peak.ended.set()
-    return {"frames": full, "resident MiB": status_mib("VmHWM"), "own MiB": peak.own}
+    return {"frames": _FRAMES, "resident MiB": status_mib("VmHWM"), "own MiB": peak.own}
 
 
 def main() -> None:

@@ -123,6 +123,7 @@ class _Training:
             self.burst()
             update(self.step, preset.steps, self.note())
         best = self.best
+        self.agent.forget()  # What calibrates takes memory, too.
         networks.set_weights(self.agent.network, best.weights)
         observations = self.greedy("calibration", CALIBRATION_OBSERVATIONS).observations
         networks.save_weights(folder / "network.npz", best.weights)

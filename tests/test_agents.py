@@ -24,7 +24,7 @@ from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Design
 from quarl_tf.records import Workspace
 from quarl_tf.seeding import environment_seed
-from quarl_tf.spec import ALGORITHMS, STOCHASTIC_ALGORITHMS, Run
+from quarl_tf.spec import ALGORITHMS, STOCHASTIC_ALGORITHMS, Quantization, Run
 from quarl_tf.training import train
 
 _COMMON = {
@@ -105,6 +105,25 @@ MORE = {
     "ppo of images": (
         Run("ppo", BREAKOUT, 3),
         presets.load("ppo", BREAKOUT, {**_IMAGES, "minibatch_size": 16, "epochs": 1}),
+    ),
+    # One is cut after the delay, the other before it.
+    "quantised ppo of images": (
+        Run("ppo", BREAKOUT, 3, {}, Quantization(bits=4, delay=100)),
+        presets.load(
+            "ppo",
+            BREAKOUT,
+            {**_IMAGES, "minibatch_size": 16, "epochs": 1, "precision": "bfloat16"},
+        ),
+    ),
+    "quantised a2c with learned steps": (
+        Run(
+            "a2c",
+            "CartPole-v1",
+            3,
+            {},
+            Quantization(bits=4, delay=350, gradient="clipped", learned_steps=True),
+        ),
+        presets.load("a2c", "CartPole-v1", {**_BRIEF, **_ON_POLICY}),
     ),
     "continuous ppo": (
         Run("ppo", "Pendulum-v1", 3),

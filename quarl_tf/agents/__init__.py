@@ -55,6 +55,9 @@ class Agent(Protocol):
             observations: What the environments show now, after the last tick.
         """
 
+    def forget(self) -> None:
+        """Let go of all observations, which may be most of the memory: nothing more is learned."""
+
     def arrays(self) -> Arrays:
         """Return all state for a checkpoint: variables, optimizer, replay, statistics."""
 

@@ -81,6 +81,7 @@ class DdpgAgent:
         self._explore = generator(seed, "exploration")
         self._experience = Experience(spec, preset, seed, preset.n_step)
         self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
+        self.forget = self._experience.forget
         observed = adapter.observation_spec(spec)
         actor = adapter.FactoryNetwork(lambda: prepare(factory()), observed, name="Actor")
         critic = adapter.ValueNetwork(

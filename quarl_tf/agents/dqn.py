@@ -75,6 +75,7 @@ class DqnAgent:
         self._explore = generator(seed, "exploration")
         self._experience = Experience(spec, preset, seed, preset.n_step)
         self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
+        self.forget = self._experience.forget
         factory = network_factory(spec, preset, seed)
         q_network = adapter.FactoryNetwork(
             lambda: prepare(factory()), adapter.observation_spec(spec), name="QNetwork"

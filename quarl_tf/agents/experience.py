@@ -53,6 +53,11 @@ class Experience:
         """Mark the end of the stream."""
         self._replay.add_break(observations)
 
+    def forget(self) -> None:
+        """Let go of all observations; nothing can be learned any more."""
+        self._pending.clear()
+        del self._replay
+
     def learn(self, networks: Sequence[keras.Model], burst: Callable[..., Any]) -> dict[str, float]:
         """Bring the normalisers up to date; learn one burst once the replay has warmed up.
 

@@ -170,6 +170,10 @@ class ActorCritic:
     def break_stream(self, observations: npt.NDArray[Any]) -> None:
         """Do nothing: a checkpoint comes after learning, when no rollout is under way."""
 
+    def forget(self) -> None:
+        """Let go of the rollout under way."""
+        self._rows.clear()
+
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from the rollout that ended with these observations, then forget it."""
         preset = self._preset

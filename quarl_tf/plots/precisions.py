@@ -77,8 +77,8 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
         legend_below(figure, handles, columns=5)
     return Plot(
         figure,
-        "Reward against precision. Fp: float32; 8*: int8 after training; 8, 7, …: trained and run "
-        "at so many bits. Mean over the trainings with its 95 % interval, which may leave the "
+        "Reward against precision. Fp: float32; 8*: int8 after training, activations too (the "
+        "papers' 8* is of weights alone); 8, 7, …: trained and run at so many bits. Mean over the trainings with its 95 % interval, which may leave the "
         "panel, and each training as a light point. Circles are native flatbuffers, diamonds "
         "simulated ones.",
     )
