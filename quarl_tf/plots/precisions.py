@@ -78,9 +78,9 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
     return Plot(
         figure,
         "Reward against precision. Fp: float32; 8*: int8 after training, activations too (the "
-        "papers' 8* is of weights alone); 8, 7, …: trained and run at so many bits. Mean over the trainings with its 95 % interval, which may leave the "
-        "panel, and each training as a light point. Circles are native flatbuffers, diamonds "
-        "simulated ones.",
+        "papers' 8* is of weights alone); 8, 7, …: trained and run at so many bits. Mean over the "
+        "trainings with its 95 % interval, which may leave the panel, and each training as a light "
+        "point. Circles are native flatbuffers, diamonds simulated ones.",
     )
 
 
