@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    table = {}
+    table: dict[str, dict[str, list[float]]] = {}
     for path in sorted(args.folder.glob("*.tflite")):
         if Scheme.parse(path.stem).native:
             table[path.stem] = measure(path, args.repetitions)
@@ -72,6 +72,8 @@ def main() -> None:
                 for name, v in table[path.stem].items()
             ]
             print(f"{path.stem:13}", "  ".join(texts))
+    if not table:
+        parser.error(f"there are no native flatbuffers in {args.folder}")
     if args.json is not None:
         args.json.write_text(json.dumps(table, indent=1) + "\n")
 

@@ -11,15 +11,15 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from quarl_tf import presets, records
+from quarl_tf import arguments, presets, records
 from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
 from quarl_tf.presets import Preset, tables
@@ -27,14 +27,15 @@ from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace
 from quarl_tf.spec import (
     ALGORITHMS,
     DEFAULT_SCHEMES,
+    REFERENCE,
     STOCHASTIC_ALGORITHMS,
     Quantization,
     Run,
     Scheme,
     default_schemes,
+    require_possible,
 )
 from quarl_tf.statistics import (
-    DEFAULT_MARGIN_PERCENT,
     Comparison,
     Interval,
     compare,
@@ -42,20 +43,20 @@ from quarl_tf.statistics import (
 )
 from quarl_tf.study import State, Status, Study
 
-#: Episodes of an evaluation, as in the papers.
-DEFAULT_EPISODES = 100
+#: Columns of a terminal below which the table of results leaves out what matters least.
+_NARROW = 120
 
 #: Wide enough for the tables when nobody's terminal sets a width.
 _console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        parsed = _parser().parse_args(given)
+        given = sys.argv[1:] if words is None else list(words)
+        parsed = arguments.build().parse_args(given)
         parsed.command = shlex.join(["quarl", *given])
-        parsed.function(parsed)
+        _VERBS[parsed.verb](parsed)
     except QuarlError as error:
         print(f"quarl: {error}", file=sys.stderr)
         return error.exit_code
@@ -69,221 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. See: {self.prog} -h")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="quarl",
-        description="Shrink reinforcement-learning policies and prove what that costs.",
-        epilog="example: quarl run --algo dqn --env CartPole-v1 --seed 0",
-    )
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-
-    def verb(name: str, function: Any, help_: str, example: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(
-            name,
-            help=help_,
-            description=help_,
-            epilog=f"example: quarl {example}",
-            # The example stays on one line, to be copied.
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        added.set_defaults(function=function)
-        return added
-
-    run = verb("run", _run, "train, export, evaluate and report", _EXAMPLE_RUN)
-    _add_root(run)
-    _add_run(run)
-    _add_schemes(run)
-    _add_evaluation(run)
-    _add_dry_run(run)
-
-    train = verb("train", _train, "train a policy, or go on training it", f"train {_EXAMPLE_TRAIN}")
-    _add_root(train)
-    _add_run(train)
-    _add_dry_run(train)
-
-    export = verb("export", _export, "export a trained policy to .tflite", _EXAMPLE_EXPORT)
-    _add_root(export)
-    _add_import(export)
-    export.add_argument("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
-    _add_schemes(export)
-    _add_dry_run(export)
-
-    evaluate = verb("evaluate", _evaluate, "replay .tflite files, compare with fp32", _EXAMPLE_EVAL)
-    evaluate.add_argument("artifacts", metavar="ARTIFACT", nargs="+", type=Path)
-    _add_import(evaluate)
-    _add_evaluation(evaluate)
-    _add_dry_run(evaluate)
-
-    report = verb("report", _report, "write the report of one or more runs", _EXAMPLE_REPORT)
-    _add_root(report)
-    report.add_argument("runs", metavar="RUN", nargs="+", help="run ids")
-    report.add_argument("--name", help="name of the report's folder (default: after the runs)")
-    _add_sample(report, "report on the evaluations by sampled actions instead of the greedy ones")
-    _add_margin(report)
-    _add_dry_run(report)
-
-    _add_study(verbs)
-
-    inspect = verb("inspect", _inspect, "show what a .tflite file really holds", _EXAMPLE_INSPECT)
-    inspect.add_argument("artifact", metavar="ARTIFACT", type=Path)
-    _add_root(verb("list", _list, "list presets, schemes and runs", "list --root results"))
-    verb("doctor", _doctor, "check versions and known clashes", "doctor")
-    return parser
-
-
-_EXAMPLE_TRAIN = "--algo dqn --env CartPole-v1 --seed 0"
-_EXAMPLE_RUN = f"run {_EXAMPLE_TRAIN}"
-_EXAMPLE_EXPORT = "export dqn-CartPole-v1-s0 --schemes fp32,int8"
-_EXAMPLE_EVAL = "evaluate tflite_models/dqn-CartPole-v1-s0/int8.tflite --episodes 100 --gate 2"
-_EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
-_EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"
-_EXAMPLE_INSPECT = "inspect tflite_models/dqn-CartPole-v1-s0/int8.tflite"
-
-
-def _add_study(verbs: Any) -> None:
-    about = "plan, run and report the experiments that a file names"
-    study = verbs.add_parser(
-        "study",
-        help=about,
-        description=about,
-        epilog=f"example: quarl {_EXAMPLE_STUDY}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = study.add_subparsers(title="actions", required=True, metavar="ACTION")
-
-    def action(name: str, function: Any, help_: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_)
-        added.set_defaults(function=function)
-        added.add_argument("study", metavar="STUDY", type=Path, help="the study's file, in YAML")
-        _add_root(added)
-        return added
-
-    action("plan", _study_plan, "list every experiment, and how far it is")
-    run = action("run", _study_run, "do what is missing, also what failed before")
-    run.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
-    _add_dry_run(run)
-    action("status", _study_status, "count the experiments by how far they are, show failures")
-    report = action("report", _study_report, "write tables and figures, and what is missing")
-    _add_margin(report)
-    _add_dry_run(report)
-
-
-def _add_root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="folder of runs/, tflite_models/ and reports/ (default: the current one)",
-    )
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--algo", required=True, help=f"algorithm: {', '.join(ALGORITHMS)}")
-    parser.add_argument("--env", required=True, metavar="ID", help="Gymnasium id")
-    _add_import(parser)
-    parser.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
-    parser.add_argument(
-        "-p",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a value of the preset; may be repeated",
-    )
-    parser.add_argument(
-        "--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"
-    )
-    parser.add_argument(
-        "--quant-delay",
-        type=int,
-        metavar="STEPS",
-        help="environment steps before that starts (default: half of the training)",
-    )
-    parser.add_argument(
-        "-q",
-        dest="quantization",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="how: edge_bits, rule, ranges, gradient, per_channel, learned_steps; may be repeated",
-    )
-    parser.add_argument(
-        "--presets",
-        type=Path,
-        metavar="FILE",
-        help="presets of your own in YAML, by algorithm, then environment; they go before ours",
-    )
-
-
-def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import a module that registers environments of your own; may be repeated",
-    )
-
-
-def _add_schemes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--schemes",
-        metavar="LIST",
-        help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
-        "a quantisation-aware training is for)",
-    )
-
-
-def _add_evaluation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--episodes", type=int, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
-    )
-    _add_sample(parser, "draw actions from the policy's distribution (default: take the best)")
-    _add_margin(parser)
-    parser.add_argument(
-        "--gate",
-        type=float,
-        metavar="PERCENT",
-        help="exit with 3 if a scheme's reward error is larger",
-    )
-
-
-def _add_sample(parser: argparse.ArgumentParser, help_: str) -> None:
-    parser.add_argument("--sample", action="store_true", help=help_)
-
-
-def _add_margin(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--margin",
-        type=float,
-        default=DEFAULT_MARGIN_PERCENT,
-        metavar="PERCENT",
-        help="loss that does not matter to you, in %% of fp32's return (default: %(default)s)",
-    )
-
-
-def _add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="print what would run")
-
-
 def _run(args: argparse.Namespace) -> None:
     run, preset = _requested_run(args)
     schemes = _schemes(args, run.quantization)
+    require_possible(run, schemes)
     if args.sample:
         _check_stochastic(run)
     workspace, name = Workspace(args.root), records.report_name(run.run_id, sample=args.sample)
+    if run.quantization is None:
+        # What all others are compared with.
+        schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
     if args.dry_run:
         _check_network(run, preset)
+    _require_twin(workspace, run)
+    if args.dry_run:
         _plan(
             f"train    {workspace.run_dir(run.run_id)}",
             *(f"export   {path}" for path in artifacts),
@@ -322,6 +123,7 @@ def _export(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     _import_modules(args)
+    _check_artifacts(args.artifacts)
     if args.dry_run:
         _plan(*_plan_of_evaluations(args.artifacts, args))
         return
@@ -390,14 +192,14 @@ def _study_run(args: argparse.Namespace) -> None:
         also = f", and {waiting} more cannot do without them" if waiting else ""
         raise QuarlError(
             f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
-            f"{failed[0].failure or 'the line above'} and by `quarl study status {args.study}`, "
+            f"{failed[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
             f"mend it and run the same command again. Received: study={wanted.name!r}"
         )
     if waiting:
         raise QuarlError(
             f"{waiting} of {len(plan)} experiments are not evaluated, though none failed: files "
-            "they go by have changed meanwhile. See which by `quarl study plan "
-            f"{args.study}` and run the same command again. Received: study={wanted.name!r}"
+            f"they go by have changed meanwhile. See which by `{_study_command(args, 'plan')}` and "
+            f"run the same command again. Received: study={wanted.name!r}"
         )
 
 
@@ -425,7 +227,6 @@ def _study_report(args: argparse.Namespace) -> None:
         _plan(f"report   {workspace.report_dir(wanted.name)}")
         return
     _check_percent("--margin", args.margin)
-    root = [] if args.root == Path() else ["--root", str(args.root)]
     with spinner("report"):
         from quarl_tf.study_report import write_study_report
 
@@ -434,9 +235,15 @@ def _study_report(args: argparse.Namespace) -> None:
             wanted,
             margin_percent=args.margin,
             command=args.command,
-            remedy=shlex.join(["quarl", "study", "run", str(args.study), *root]),
+            remedy=_study_command(args, "run"),
         )
     _console.print(f"report    {page}")
+
+
+def _study_command(args: argparse.Namespace, action: str) -> str:
+    """Write the command line of another action on the same study."""
+    root = [] if args.root == Path() else ["--root", str(args.root)]
+    return shlex.join(["quarl", "study", action, str(args.study), *root])
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -481,10 +288,11 @@ def _list(args: argparse.Namespace) -> None:
     _console.print(table)
     _console.print(
         f"schemes: {', '.join(DEFAULT_SCHEMES)}; ptq_wN and ptq_paper_wN for N = 2 ... 32; of "
-        "trainings with --bits: qat_int8, and qat_wNaN for N = 2 ... 8"
+        "trainings with --bits: qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
+    reported = records.reported_runs(workspace)
     for run_id in _run_ids(workspace):
         folder = workspace.artifact_dir(run_id)
         found.add_row(
@@ -492,7 +300,7 @@ def _list(args: argparse.Namespace) -> None:
             "yes" if (workspace.run_dir(run_id) / "training.json").exists() else "no",
             str(len(list(folder.glob("*.tflite")))),
             str(sum(map(_is_evaluated, folder.glob("*.tflite")))),
-            "yes" if _is_reported(workspace, run_id) else "no",
+            "yes" if run_id in reported else "no",
         )
     _console.print(found if found.rows else f"no runs in {workspace.root.resolve()}")
 
@@ -501,11 +309,6 @@ def _is_evaluated(artifact: Path) -> bool:
     """Tell whether there is an evaluation, greedy or by sampled actions."""
     kinds = (False, True)
     return any(records.evaluation_path(artifact, sample=kind).exists() for kind in kinds)
-
-
-def _is_reported(workspace: Workspace, run_id: str) -> bool:
-    names = (records.report_name(run_id, sample=kind) for kind in (False, True))
-    return any((workspace.report_dir(name) / "index.html").exists() for name in names)
 
 
 def _run_ids(workspace: Workspace) -> list[str]:
@@ -538,7 +341,8 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     env_id = environments.canonical_id(args.env)
     _tell_renamed({args.env: env_id})
     overrides = dict(_override(text) for text in args.overrides)
-    environments.env_spec(env_id)
+    if args.algo in ALGORITHMS:
+        environments.require_actions(args.algo, environments.env_spec(env_id))
     preset = presets.load(args.algo, env_id, overrides, args.presets)
     quantization = _quantization(args, preset)
     return Run(args.algo, env_id, args.seed, overrides, quantization), preset
@@ -615,6 +419,31 @@ def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> lis
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
     return [Scheme.parse(name) for name in names]
+
+
+def _require_twin(workspace: Workspace, run: Run) -> None:
+    """Refuse, before it is trained, a quantisation-aware run with nothing to compare with."""
+    if run.quantization and not workspace.artifact(run.plain.run_id, REFERENCE).exists():
+        raise QuarlError(
+            "A quantisation-aware training is compared with its plain twin, which comes first: "
+            f"{run.plain.command('run')}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
+            f"{workspace.root.resolve()}"
+        )
+
+
+def _check_artifacts(paths: Sequence[Path]) -> None:
+    """Refuse what is no flatbuffer of ours."""
+    for path in paths:
+        if path.is_dir():
+            raise UsageError(f"Name files, not folders: {path}/*.tflite. Received: path={path}")
+        if path.suffix != ".tflite":
+            raise UsageError(f"Name flatbuffers, which end in .tflite. Received: path={path}")
+        sidecar = records.sidecar_path(path)
+        if path.exists() and not sidecar.exists():
+            raise QuarlError(
+                f"{sidecar} is missing, which says what the flatbuffer beside it is; delete the "
+                f"flatbuffer and export it again. Received: path={path}"
+            )
 
 
 def _check_evaluation(args: argparse.Namespace) -> None:
@@ -701,21 +530,27 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
     title += ", sampled actions" if args.sample else ""
     table = Table(title=title, title_justify="left")
     call = "sample µs" if args.sample else "act µs"
-    numbers = ("bytes", call, "return [95 %]", "error", "difference [95 %]")
-    for column in ("scheme", *numbers, "verdict"):
-        table.add_column(column, justify="right" if column in numbers else "left")
+    narrow = _console.width < _NARROW
+    wide = ("scheme", "bytes", call, "return", "[95 %]", "error", "difference [95 %]", "verdict")
+    for column in (one for one in wide if not (narrow and one.endswith("[95 %]"))):
+        named = column in ("scheme", "verdict")
+        table.add_column(column, justify="left" if named else "right", no_wrap=True)
     for path in artifacts:
         sidecar = Sidecar.load(records.sidecar_path(path))
         evaluation = _load_evaluation(path, args)
         latency = (evaluation.latency_us or {}).get("median")
         comparison = _compare_with_fp32(path, args)
         returns = comparison.returns if comparison else mean_interval(evaluation.returns)
+        error, difference, verdict = _comparison_texts(comparison)
         table.add_row(
             sidecar.scheme,
             f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
             f"{latency:.1f}" if latency is not None and sidecar.native else "",
-            _interval_text(returns),
-            *_comparison_texts(comparison),
+            f"{returns.mean:.2f}",
+            *(() if narrow else (_limits_text(returns),)),
+            error,
+            *(() if narrow else (difference,)),
+            verdict,
         )
     return table
 
@@ -728,19 +563,14 @@ def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
     error = comparison.reward_error
     return (
         "undefined" if error is None else f"{error:+.2f} %",
-        _interval_text(comparison.difference, signed=True),
+        f"{comparison.difference.mean:+.2f} {_limits_text(comparison.difference, sign='+')}",
         comparison.verdict,
     )
 
 
-def _interval_text(interval: Interval, *, signed: bool = False) -> str:
-    sign = "+" if signed else ""
-    text = f"{interval.mean:{sign}.2f}"
-    return (
-        f"{text} [{interval.low:{sign}.2f}, {interval.high:{sign}.2f}]"
-        if interval.bounded
-        else text
-    )
+def _limits_text(interval: Interval, sign: str = "") -> str:
+    ends = f"[{interval.low:{sign}.2f}, {interval.high:{sign}.2f}]"
+    return ends if interval.bounded else ""
 
 
 def _load_evaluation(artifact: Path, args: argparse.Namespace) -> Evaluation:
@@ -800,6 +630,21 @@ def _plan(*lines: str) -> None:
     for line in lines:
         print(line)
 
+
+_VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "run": _run,
+    "train": _train,
+    "export": _export,
+    "evaluate": _evaluate,
+    "report": _report,
+    "study plan": _study_plan,
+    "study run": _study_run,
+    "study status": _study_status,
+    "study report": _study_report,
+    "inspect": _inspect,
+    "list": _list,
+    "doctor": _doctor,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

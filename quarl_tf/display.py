@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 #: Called with the amount done, the total, and a short note.
 Update = Callable[..., None]
+
+#: Seconds between two lines where a bar cannot be drawn.
+_SECONDS_BETWEEN = 60.0
 
 
 @contextmanager
@@ -25,19 +30,42 @@ def spinner(title: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Update]:
-    """Show a bar while the block runs; the block calls what it is given to move it."""
+    """Show a bar while the block runs; the block calls what it is given to move it.
+
+    Where there is no terminal, long blocks say every minute how far they are.
+    """
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(console, title)
+        return
     columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("[bold]{task.description}", table_column=_giving_way()),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=15)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[note]}", table_column=_giving_way()),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, expand=True) as progress:
         task = progress.add_task(title, total=None, note="")
 
         def update(done: int, total: int, note: str = "") -> None:
             progress.update(task, completed=done, total=total, note=note)
 
         yield update
+
+
+def _giving_way() -> Column:
+    """Return a column that is cut short in a narrow terminal, where the numbers must be seen."""
+    return Column(no_wrap=True, overflow="ellipsis", ratio=1)
+
+
+def _lines(console: Console, title: str) -> Update:
+    last = time.monotonic()
+
+    def update(done: int, total: int, note: str = "") -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN:
+            last = time.monotonic()
+            console.print(f"{title}: {done:,} of {total:,}  {note}", soft_wrap=True, markup=False)
+
+    return update

@@ -33,7 +33,7 @@ from quarl_tf import (
 )
 from quarl_tf.display import Update
 from quarl_tf.environments import EnvSpec
-from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.errors import QuarlError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.policies import Policy
@@ -41,7 +41,7 @@ from quarl_tf.quantization import int4, preparing, qat
 from quarl_tf.quantization.affine import round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace
-from quarl_tf.spec import Quantization, Run, Scheme, possible_schemes
+from quarl_tf.spec import Quantization, Run, Scheme, require_possible
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
@@ -117,7 +117,7 @@ def export(
     """
     missing = records.not_exported(workspace, run_id, [scheme.name for scheme in schemes])
     trained = load(workspace, run_id)
-    _require_fitting(trained.run, schemes)
+    require_possible(trained.run, schemes)
     for i, scheme in enumerate(schemes):
         update(i, len(schemes), scheme.name)
         if scheme.name in missing:
@@ -125,18 +125,6 @@ def export(
     records.copy_curve(workspace, run_id)
     update(len(schemes), len(schemes), "")
     return [workspace.artifact(run_id, scheme.name) for scheme in schemes]
-
-
-def _require_fitting(run: Run, schemes: Sequence[Scheme]) -> None:
-    """Refuse schemes of another kind of training, or of other bits."""
-    possible = possible_schemes(run.quantization)
-    for scheme in schemes:
-        fits = not scheme.trained if run.quantization is None else scheme.name in possible
-        if not fits:
-            raise UsageError(
-                f"{run.run_id} can be exported as {', '.join(possible)}. "
-                f"Received: scheme={scheme.name!r}"
-            )
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:

@@ -17,13 +17,19 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 from quarl_tf import native_output
 from quarl_tf.errors import QuarlError
 
-with native_output.caught():
-    import tensorflow as tf
-    import tf_keras as keras
-    from tf_keras.src.mixed_precision import autocast_variable
+try:
+    with native_output.caught():
+        import tensorflow as tf
+        import tf_keras as keras
+        from tf_keras.src.mixed_precision import autocast_variable
 
-    # Its first use looks for a GPU, and says that there is none.
-    tf.config.list_logical_devices()
+        # Its first use looks for a GPU, and says that there is none.
+        tf.config.list_logical_devices()
+except ModuleNotFoundError as error:
+    raise QuarlError(
+        "Training and export need TensorFlow, which evaluation and reports do without; install "
+        f"the rest in the folder of quarl_tf: pip install '.[train]'. Received: {error}"
+    ) from error
 
 if tf.keras.Model is not keras.Model:
     raise QuarlError(

@@ -155,7 +155,7 @@ class _JsonRecord:
             odd = ", ".join(sorted(differing))
             raise QuarlError(
                 f"{path} is not a {cls.__name__} of this version (fields that differ: {odd}); "
-                f"make it again. Received: path={str(path)!r}"
+                f"delete it and run again what made it. Received: path={str(path)!r}"
             )
         for name, kind in get_type_hints(cls).items():
             if name in values and not _fits(values[name], kind):
@@ -175,7 +175,7 @@ class _JsonRecord:
 
 def _not_so(path: Path, record: type, rule: str, name: str, value: Any) -> QuarlError:
     return QuarlError(
-        f"{path} is no sound {record.__name__} ({rule}); make it again. "
+        f"{path} is no sound {record.__name__} ({rule}); delete it and run again what made it. "
         f"Received: {name}={reprlib.repr(value)}"
     )
 
@@ -443,8 +443,12 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     folder = workspace.run_dir(run_id)
     if not (folder / "training.json").exists():
         state = "is not finished" if folder.exists() else "does not exist"
+        command = "quarl train --algo … --env … --seed …"
+        if not folder.exists() and (exported := exported_run(workspace, run_id)):
+            state = "is not here, only what was exported of it"
+            command = f"{exported.command('train')} --root DIR"
         raise QuarlError(
-            f"The run {state}; train it first (quarl train --algo … --env … --seed …). "
+            f"The run {state}; train it first ({command}). "
             f"Received: run={run_id!r} in {workspace.root.resolve()}"
         )
     network = TrainingRecord.load(folder / "training.json").network_sha256
@@ -459,6 +463,37 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
             return False
 
     return [scheme for scheme in schemes if not current(scheme)]
+
+
+def exported_run(workspace: Workspace, run_id: str) -> Run | None:
+    """Return the run that the flatbuffers under a run's id are of; None if there are none."""
+    for path in sorted(workspace.artifact_dir(run_id).glob("*.tflite")):
+        with contextlib.suppress(QuarlError):
+            return Run.from_dict(Sidecar.load(sidecar_path(path)).run)
+    return None
+
+
+def reported_runs(workspace: Workspace) -> set[str]:
+    """Return the ids of all runs that a report is about."""
+    found: set[str] = set()
+    for path in workspace.report_dir("x").parent.glob("*/results.json"):
+        with contextlib.suppress(QuarlError):
+            found |= {row["run_id"] for row in read_json(path).get("runs", ())}
+    return found
+
+
+def require_untaken(workspace: Workspace, run_id: str) -> None:
+    """Refuse to begin a training whose flatbuffers would take the place of another one's.
+
+    Raises:
+        QuarlError: There are flatbuffers under the run's id, as in a clone of published results.
+    """
+    if exported_run(workspace, run_id) is not None:
+        folder = workspace.artifact_dir(run_id)
+        raise QuarlError(
+            f"{folder} has what an earlier training was exported to, which is not here; work "
+            f"elsewhere (--root DIR) or delete that folder. Received: run={run_id!r}"
+        )
 
 
 def copy_curve(workspace: Workspace, run_id: str) -> None:
@@ -547,7 +582,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise QuarlError(
-            f"{path} cannot be read as JSON ({error}); make it again. Received: path={str(path)!r}"
+            f"{path} cannot be read as JSON ({error}); delete it and run again what made it. "
+            f"Received: path={str(path)!r}"
         ) from error
     if not isinstance(value, dict):
         raise QuarlError(f"{path} holds no JSON object. Received: {type(value).__name__}")

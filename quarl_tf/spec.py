@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -178,6 +179,18 @@ class Run:
         """The same training without quantisation."""
         return replace(self, quantization=None)
 
+    def command(self, verb: str) -> str:
+        """Write the command line of a verb for this run."""
+        words = ["quarl", verb, "--algo", self.algo, "--env", self.env_id, "--seed", f"{self.seed}"]
+        for name, value in self.overrides.items():
+            words += ["-p", f"{name}={json.dumps(value)}"]
+        if self.quantization is not None:
+            words += ["--bits", f"{self.quantization.bits}"]
+            words += ["--quant-delay", f"{self.quantization.delay}"]
+            for name, value in self.quantization.options.items():
+                words += ["-q", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        return shlex.join(words)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values; a plain training has no `quantization`."""
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -242,7 +255,7 @@ class Scheme:
         if match and int(match[2]) in PTQ_BITS:
             mode: Literal["code", "paper"] = "paper" if match[1] else "code"
             return cls(name, int(match[2]), native=False, mode=mode)
-        raise unknown("scheme", name, (*DEFAULT_SCHEMES, *_NATIVE_SCHEMES, *_QAT_SCHEMES))
+        raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE_SCHEMES, *_QAT_SCHEMES})
 
 
 _QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
@@ -257,6 +270,22 @@ def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     # The converter takes no fully-connected kernels with several grids.
     native = eight and quantization.rule == "nearest" and not quantization.per_channel
     return ("qat_int8", simulated) if native else (simulated,)
+
+
+def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
+    """Refuse schemes of another kind of training, or of other bits.
+
+    Raises:
+        UsageError: A scheme cannot be exported of the run.
+    """
+    possible = possible_schemes(run.quantization)
+    for scheme in schemes:
+        fits = not scheme.trained if run.quantization is None else scheme.name in possible
+        if not fits:
+            raise UsageError(
+                f"{run.run_id} can be exported as {', '.join(possible)}. "
+                f"Received: scheme={scheme.name!r}"
+            )
 
 
 def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:

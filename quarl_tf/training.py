@@ -50,14 +50,16 @@ def train(
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
-        QuarlError: The folder cannot be written, its checkpoints are of other settings, or another
-            process is training the run.
+        QuarlError: The folder cannot be written, its checkpoints are of other settings, another
+            process is training the run, or flatbuffers of an earlier training are in the way.
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     finished = TrainingRecord.finished(folder, run, asdict(preset))
     if finished is not None:
         return finished
+    if not (folder / "run.json").exists():
+        records.require_untaken(workspace, run.run_id)
     training = _Training(folder, run, preset)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with records.locked(folder, busy):
@@ -119,6 +121,8 @@ class _Training:
         started = time.monotonic()
         folder, preset = self._folder, self._preset
         self.resume()
+        if self.step:
+            update(self.step, preset.steps, f"goes on from step {self.step:,}")
         while self.step < preset.steps:
             self.burst()
             update(self.step, preset.steps, self.note())

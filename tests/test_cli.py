@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quarl_tf import cli, records
+from quarl_tf import arguments, cli, display, records
 from quarl_tf.records import Evaluation, Sidecar, Workspace
 from quarl_tf.spec import DEFAULT_SCHEMES, Run
 
@@ -165,8 +166,8 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
     assert stop.value.code == 0
     example = re.search(r"example: quarl (.+)", capsys.readouterr().out)
     assert example is not None
-    parsed = cli._parser().parse_args(example[1].split())
-    assert parsed.function.__name__ == f"_{verb}"
+    parsed = arguments.build().parse_args(example[1].split())
+    assert parsed.verb.split()[0] == verb
 
 
 @pytest.mark.parametrize(
@@ -482,8 +483,100 @@ def test_list_shows_presets_and_the_state_of_runs(
     shown = capsys.readouterr().out
     assert "study-mine" not in shown
     assert "CartPole-v1" in shown
-    assert "qat_int8, and qat_wNaN for N = 2" in " ".join(shown.split())
+    assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(shown.split())
     assert re.search(rf"{run_id}\W+yes\W+2\W+2\W+yes", shown)
+
+
+def test_what_is_in_no_report_is_listed_so(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    assert cli.main(["list", "--root", str(tmp_path)]) == 0
+    assert re.search(rf"{run_id}\W+no\W+2\W+2\W+no", capsys.readouterr().out)
+
+
+def test_published_results_are_not_overwritten(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
+    at = ("--root", str(tmp_path))
+    for verb in ("train", "run"):
+        error = refusal(capsys, verb, *TINY, *at, code=1)
+        assert "work elsewhere (--root DIR) or delete that folder" in error
+    assert not (tmp_path / "runs" / run_id / "run.json").exists()
+    error = refusal(capsys, "export", run_id, *at, code=1)
+    # What to do next, ready to be copied.
+    command = re.search(r"train it first \(quarl (.+) --root DIR\)", error)
+    assert command is not None
+    parsed = arguments.build().parse_args(shlex.split(command[1]))
+    assert parsed.overrides == [text for text in TINY if "=" in text]
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "code"),
+    [
+        (["--schemes", "qat_w4a4"], "can be exported as fp32", 2),
+        (["--bits", "4", "--schemes", "fp32"], "can be exported as qat_int4, qat_w4a4", 2),
+        (["--bits", "4"], "its plain twin, which comes first: quarl run --algo dqn", 1),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_is_trained(
+    given: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for also in ([], ["--dry-run"]):
+        error = refusal(capsys, "run", *TINY, *given, *also, "--root", str(tmp_path), code=code)
+        assert words in error
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_has_what_its_schemes_are_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", *TINY, "--schemes", "int8", "--dry-run"]) == 0
+    assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", capsys.readouterr().out)
+
+
+def test_evaluate_says_what_it_takes(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    folder = root / "tflite_models" / run_id
+    assert f"{folder}/*.tflite" in refusal(capsys, "evaluate", str(folder), code=2)
+    assert "end in .tflite" in refusal(capsys, "evaluate", str(folder / "int8.json"), code=2)
+    lonely = tmp_path / "int8.tflite"
+    shutil.copy(folder / "int8.tflite", lonely)
+    assert "int8.json is missing" in refusal(capsys, "evaluate", str(lonely), code=1)
+
+
+def test_without_tensorflow_training_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['tensorflow'] = None; from quarl_tf import cli; "
+        f"sys.exit(cli.main(['train', *{TINY!r}, '--root', 'nowhere']))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install '.[train]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert re.fullmatch(r"quarl_tf \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_without_a_terminal_long_work_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with display.progress_bar("train x") as update:
+        update(1, 4000, "return 3")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(display, "_SECONDS_BETWEEN", 0.0)
+    with display.progress_bar("train x") as update:
+        update(2000, 4000, "return 3")
+    assert capsys.readouterr().err == "train x: 2,000 of 4,000  return 3\n"
 
 
 def test_doctor_finds_this_environment_sound(capsys: pytest.CaptureFixture[str]) -> None:

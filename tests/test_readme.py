@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quarl_tf import cli
+from quarl_tf import arguments, cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -15,8 +15,8 @@ COMMANDS = re.findall(r"^quarl .+$", README, re.MULTILINE)
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_understood(command: str) -> None:
-    parsed = cli._parser().parse_args(shlex.split(command.replace("$seed", "0"))[1:])
-    assert callable(parsed.function)
+    parsed = arguments.build().parse_args(shlex.split(command.replace("$seed", "0"))[1:])
+    assert parsed.verb in cli._VERBS
 
 
 def test_there_are_commands() -> None:

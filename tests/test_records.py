@@ -370,7 +370,7 @@ def test_values_that_a_field_cannot_have_are_refused(
     path.write_text(json.dumps(asdict(record) | {name: value}))
     message = refused(type(record).load, path)
     assert f"{path} is no sound {type(record).__name__}" in message
-    assert "make it again. Received: " in message
+    assert "run again what made it. Received: " in message
     assert message.split("Received: ")[1].startswith(f"{name}=")
 
 

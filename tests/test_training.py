@@ -320,7 +320,7 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
 def test_damaged_record_is_refused(copy: Workspace, tiny_run: Run) -> None:
     path = copy.run_dir(tiny_run.run_id) / "training.json"
     path.write_text(path.read_text()[:100])
-    with pytest.raises(QuarlError, match=r"cannot be read as JSON .*make it again"):
+    with pytest.raises(QuarlError, match=r"cannot be read as JSON .*run again what made it"):
         train(copy, tiny_run, silent)
 
 

@@ -25,8 +25,7 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Arrays, Prepare, adapter, optimizers, restore_variables, variable_arrays
 from quarl_tf.agents.experience import Experience, decay_steps
-from quarl_tf.environments import EnvSpec
-from quarl_tf.errors import UsageError
+from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.keras import tf
 from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
@@ -49,12 +48,8 @@ def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFact
     Raises:
         UsageError: The actions are not continuous.
     """
-    if spec.action_low is None:
-        raise UsageError(
-            "ddpg needs continuous actions; this environment's are discrete (dqn, ppo and a2c fit "
-            f"it). Received: num_actions={spec.num_actions}"
-        )
-    return networks.actor_factory(spec, _design(preset, len(spec.action_low)), seed)
+    require_actions("ddpg", spec)
+    return networks.actor_factory(spec, _design(preset, len(spec.action_low or ())), seed)
 
 
 def _design(preset: DdpgPreset, outputs: int) -> Design:

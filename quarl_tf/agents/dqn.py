@@ -25,8 +25,7 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Arrays, Prepare, adapter, optimizers, restore_variables, variable_arrays
 from quarl_tf.agents.experience import Experience, decay_steps
-from quarl_tf.environments import EnvSpec
-from quarl_tf.errors import UsageError
+from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.keras import tf
 from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
@@ -45,14 +44,10 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
     Raises:
         UsageError: The actions are not discrete.
     """
-    if spec.num_actions is None:
-        raise UsageError(
-            "dqn needs discrete actions; this environment's are continuous (ddpg, ppo and a2c fit "
-            f"it). Received: action_low={spec.action_low}"
-        )
+    require_actions("dqn", spec)
     design = Design(
         preset.architecture,
-        spec.num_actions,
+        spec.num_actions or 0,
         layer_norm=preset.layer_norm,
         precision=preset.precision,
         dueling=preset.dueling,

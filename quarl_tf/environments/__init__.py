@@ -21,6 +21,7 @@ from quarl_tf.environments import afresh, atari, registry
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.errors import UsageError
+from quarl_tf.spec import ALGORITHMS
 
 __all__ = [
     "GAME_OVER",
@@ -32,6 +33,7 @@ __all__ = [
     "import_environments",
     "make",
     "make_vector",
+    "require_actions",
     "require_end",
     "rules",
 ]
@@ -59,6 +61,25 @@ class EnvSpec:
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
     frame_stack: int = 1
+
+
+#: What algorithms act in that do not act in all.
+_ACTIONS = {"ddpg": "continuous", "dqn": "discrete"}
+
+
+def require_actions(algo: str, spec: EnvSpec) -> None:
+    """Refuse an environment whose actions an algorithm cannot choose.
+
+    Raises:
+        UsageError: They are continuous and it needs discrete ones, or the other way round.
+    """
+    there = "continuous" if spec.num_actions is None else "discrete"
+    if _ACTIONS.get(algo, there) != there:
+        *first, last = (name for name in ALGORITHMS if _ACTIONS.get(name, there) == there)
+        raise UsageError(
+            f"{algo} needs {_ACTIONS[algo]} actions, which this environment does not have; "
+            f"{', '.join(first)} and {last} fit it. Received: {there} actions"
+        )
 
 
 def require_end(steps: int) -> None:
