@@ -201,6 +201,7 @@ def _study_run(args: argparse.Namespace) -> None:
             f"they go by have changed meanwhile. See which by `{_study_command(args, 'plan')}` and "
             f"run the same command again. Received: study={wanted.name!r}"
         )
+    _say(f"report it by `{_study_command(args, 'report')}`")
 
 
 def _say(line: str) -> None:
@@ -238,6 +239,7 @@ def _study_report(args: argparse.Namespace) -> None:
             remedy=_study_command(args, "run"),
         )
     _console.print(f"report    {page}")
+    _console.print(_counts(study.plan(workspace, wanted)))
 
 
 def _study_command(args: argparse.Namespace, action: str) -> str:

@@ -1,0 +1,38 @@
+"""The results that are published here belong together."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from quarl_tf.records import Workspace, exported_run
+from quarl_tf.spec import Run
+
+WORKSPACE = Workspace(Path(__file__).parents[1])
+RUNS = [
+    run
+    for folder in sorted(WORKSPACE.artifact_dir("x").parent.iterdir())
+    if (run := exported_run(WORKSPACE, folder.name)) is not None
+]
+QUANTISED = [run for run in RUNS if run.quantization is not None]
+
+
+def curve(run: Run, before: int) -> list[tuple[str, ...]]:
+    """Return what was seen in training before a step."""
+    with (WORKSPACE.artifact_dir(run.run_id) / "progress.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if int(row["step"]) < before]
+    columns = ("step", "episodes", "episode_return", "greedy_return", "loss")
+    return [tuple(row[column] for column in columns) for row in rows]
+
+
+def test_there_are_results() -> None:
+    assert {run.algo for run in RUNS} == {"a2c", "ddpg", "dqn", "ppo"}
+    assert QUANTISED
+
+
+@pytest.mark.parametrize("run", QUANTISED, ids=lambda run: run.run_id)
+def test_quantised_trainings_are_their_plain_twins_until_the_delay(run: Run) -> None:
+    assert run.quantization is not None
+    delay = run.quantization.delay
+    assert len(curve(run, delay)) > 5
+    assert curve(run, delay) == curve(run.plain, delay)
