@@ -222,6 +222,7 @@ def _study_status(args: argparse.Namespace) -> None:
 
 
 def _study_report(args: argparse.Namespace) -> None:
+    from quarl_tf import study
 
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     if args.dry_run:
