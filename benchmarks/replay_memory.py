@@ -1,4 +1,4 @@
-"""Measure the memory of a DQN training on Pong whose replay is full, in a process of its own.
+"""Measure the memory of a DQN training on Pong whose replay is full.
 
 Prints the largest resident size, and the part of it that is the process' own rather than mapped
 from files (TensorFlow's libraries, mostly), which other processes share. The training fills its

@@ -27,7 +27,7 @@ def build() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="quarl",
         description="Shrink reinforcement-learning policies and prove what that costs.",
-        epilog="example: quarl run --algo dqn --env CartPole-v1 --seed 0",
+        epilog=f"example: quarl {_EXAMPLE_RUN}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
@@ -86,9 +86,9 @@ def build() -> argparse.ArgumentParser:
     return parser
 
 
-_EXAMPLE_TRAIN = "--algo dqn --env CartPole-v1 --seed 0"
+_EXAMPLE_TRAIN = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _EXAMPLE_RUN = f"run {_EXAMPLE_TRAIN}"
-_EXAMPLE_EXPORT = "export dqn-CartPole-v1-s0 --schemes fp32,int8"
+_EXAMPLE_EXPORT = "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8"
 _EXAMPLE_EVAL = "evaluate tflite_models/dqn-CartPole-v1-s0/int8.tflite --episodes 100 --gate 2"
 _EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
 _EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"

@@ -25,7 +25,6 @@ from quarl_tf.errors import GateError, QuarlError, UsageError
 from quarl_tf.presets import Preset, tables
 from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace
 from quarl_tf.spec import (
-    ALGORITHMS,
     DEFAULT_SCHEMES,
     REFERENCE,
     STOCHASTIC_ALGORITHMS,
@@ -81,10 +80,10 @@ def _run(args: argparse.Namespace) -> None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
+    _require_twin(workspace, run, args)
+    records.require_untaken(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
-    _require_twin(workspace, run)
-    if args.dry_run:
         _plan(
             f"train    {workspace.run_dir(run.run_id)}",
             *(f"export   {path}" for path in artifacts),
@@ -102,6 +101,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> None:
     (run, preset), workspace = _requested_run(args), Workspace(args.root)
+    records.require_untaken(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
         _plan(f"train    {workspace.run_dir(run.run_id)}")
@@ -115,6 +115,8 @@ def _export(args: argparse.Namespace) -> None:
     record = workspace.run_dir(args.run) / "training.json"
     trained = Run.from_dict(TrainingRecord.load(record).run) if record.exists() else None
     schemes = _schemes(args, trained.quantization if trained else None)
+    if trained:
+        require_possible(trained, schemes)
     if args.dry_run:
         _plan(*(f"export   {workspace.artifact(args.run, scheme.name)}" for scheme in schemes))
         return
@@ -245,8 +247,7 @@ def _study_report(args: argparse.Namespace) -> None:
 
 def _study_command(args: argparse.Namespace, action: str) -> str:
     """Write the command line of another action on the same study."""
-    root = [] if args.root == Path() else ["--root", str(args.root)]
-    return shlex.join(["quarl", "study", action, str(args.study), *root])
+    return shlex.join(["quarl", "study", action, str(args.study), *_root(args)])
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -344,8 +345,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     env_id = environments.canonical_id(args.env)
     _tell_renamed({args.env: env_id})
     overrides = dict(_override(text) for text in args.overrides)
-    if args.algo in ALGORITHMS:
-        environments.require_actions(args.algo, environments.env_spec(env_id))
+    environments.require_actions(args.algo, environments.env_spec(env_id))
     preset = presets.load(args.algo, env_id, overrides, args.presets)
     quantization = _quantization(args, preset)
     return Run(args.algo, env_id, args.seed, overrides, quantization), preset
@@ -424,14 +424,21 @@ def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> lis
     return [Scheme.parse(name) for name in names]
 
 
-def _require_twin(workspace: Workspace, run: Run) -> None:
+def _require_twin(workspace: Workspace, run: Run, args: argparse.Namespace) -> None:
     """Refuse, before it is trained, a quantisation-aware run with nothing to compare with."""
     if run.quantization and not workspace.artifact(run.plain.run_id, REFERENCE).exists():
+        words = [*_root(args), *(word for name in args.modules for word in ("--import", name))]
+        words += [] if args.presets is None else ["--presets", str(args.presets)]
         raise QuarlError(
             "A quantisation-aware training is compared with its plain twin, which comes first: "
-            f"{run.plain.command('run')}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
-            f"{workspace.root.resolve()}"
+            f"{' '.join([run.plain.command('run'), *map(shlex.quote, words)])}. "
+            f"Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
         )
+
+
+def _root(args: argparse.Namespace) -> list[str]:
+    """Return the words that say where, for a command to be copied."""
+    return [] if args.root == Path() else ["--root", str(args.root)]
 
 
 def _check_artifacts(paths: Sequence[Path]) -> None:

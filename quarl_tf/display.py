@@ -1,4 +1,4 @@
-"""Progress bars and spinners on standard error, quiet when it is not a terminal."""
+"""Progress bars and spinners on standard error; where that is no terminal, a line a minute."""
 
 from __future__ import annotations
 

@@ -474,11 +474,13 @@ def exported_run(workspace: Workspace, run_id: str) -> Run | None:
 
 
 def reported_runs(workspace: Workspace) -> set[str]:
-    """Return the ids of all runs that a report is about."""
+    """Return the ids of all runs whose results are in a report."""
     found: set[str] = set()
     for path in workspace.report_dir("x").parent.glob("*/results.json"):
-        with contextlib.suppress(QuarlError):
-            found |= {row["run_id"] for row in read_json(path).get("runs", ())}
+        # Whatever else has that name is none of ours.
+        with contextlib.suppress(QuarlError, AttributeError, KeyError, TypeError):
+            rows = read_json(path)["runs"]
+            found |= {row["run_id"] for row in rows if row["status"] == "ok"}
     return found
 
 
@@ -486,10 +488,12 @@ def require_untaken(workspace: Workspace, run_id: str) -> None:
     """Refuse to begin a training whose flatbuffers would take the place of another one's.
 
     Raises:
-        QuarlError: There are flatbuffers under the run's id, as in a clone of published results.
+        QuarlError: There are flatbuffers under the run's id and no training, as in a clone of
+            published results.
     """
-    if exported_run(workspace, run_id) is not None:
-        folder = workspace.artifact_dir(run_id)
+    folder = workspace.artifact_dir(run_id)
+    begun = (workspace.run_dir(run_id) / "run.json").exists()
+    if not begun and any(folder.glob("*.tflite")):
         raise QuarlError(
             f"{folder} has what an earlier training was exported to, which is not here; work "
             f"elsewhere (--root DIR) or delete that folder. Received: run={run_id!r}"

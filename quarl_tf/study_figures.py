@@ -29,7 +29,7 @@ def overview_figures(
         cells: Results of its cells.
         runs: All runs that are there, by id.
     """
-    groups = _compared(cells)
+    groups = _compared(study, cells)
     if groups:
         yield "reward_by_setting.png", plots.reward_by_setting(_panels(groups), study.name)
     grouped = _grouped(groups)
@@ -52,7 +52,7 @@ def overview_figures(
 
 def cell_figures(study: Study, cells: Sequence[CellResults]) -> Iterator[tuple[str, Plot]]:
     """Yield the figures of one cell each, with the name of the file, which begins by its number."""
-    grouped = _grouped(_compared(cells))
+    grouped = _grouped(_compared(study, cells))
     for number, result in enumerate(cells, start=1):
         if id(result) in grouped:
             continue
@@ -70,30 +70,32 @@ def cell_figures(study: Study, cells: Sequence[CellResults]) -> Iterator[tuple[s
 _Group = Mapping[str, CellResults]
 
 
-def _compared(cells: Sequence[CellResults]) -> list[_Group]:
+def _compared(study: Study, cells: Sequence[CellResults]) -> list[_Group]:
     """Return the groups of cells that differ in how they are quantised in training alone."""
-    groups: dict[tuple[str, str], list[CellResults]] = {}
+    if study.x == "episodes":
+        return []  # Their figures are drawn by precision.
+    tasks: dict[tuple[str, str], list[CellResults]] = {}
     for result in cells:
         if result.cell.quantizations:
-            groups.setdefault((result.cell.algo, result.cell.env_id), []).append(result)
-    return [
-        _by_setting(group)
-        for group in groups.values()
-        if len(group) >= _COMPARED and len(set(map(_in_common, group))) == 1
-    ]
+            tasks.setdefault((result.cell.algo, result.cell.env_id), []).append(result)
+    groups = [_by_setting(of_task) for of_task in tasks.values() if _alike(of_task)]
+    return [group for group in groups if len(group) >= _COMPARED]
 
 
-def _in_common(result: CellResults) -> str:
-    """Write what is the same in all cells of a group, beside algorithm and environment."""
-    cell = result.cell
-    delays = sorted({one.delay for one in cell.quantizations})
-    return repr((cell.overrides, cell.seeds, cell.schemes, delays))
+def _alike(results: Sequence[CellResults]) -> bool:
+    """Tell whether cells of a task share all but their settings, among it a single delay."""
+    first, *others = (
+        (cell.overrides, cell.seeds, cell.schemes, {one.delay for one in cell.quantizations})
+        for cell in (result.cell for result in results)
+    )
+    return len(first[-1]) == 1 and all(other == first for other in others)
 
 
-def _by_setting(group: Sequence[CellResults]) -> _Group:
-    options = [result.cell.options for result in group]
+def _by_setting(results: Sequence[CellResults]) -> _Group:
+    """Return cells by their settings; none if some have the same."""
+    options = [result.cell.options for result in results]
     names = [telling_settings(one, options) or "defaults" for one in options]
-    return dict(zip(names, group, strict=True))
+    return dict(zip(names, results, strict=True)) if len(set(names)) == len(names) else {}
 
 
 def _grouped(groups: Sequence[_Group]) -> set[int]:

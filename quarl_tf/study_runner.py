@@ -159,7 +159,7 @@ class _Pool:
         self._evaluated = {_key(one) for one in found if one.state == State.EVALUATED}
         self._waiting = _missing_jobs(found)
         # However few are left: networks for images learn other bytes on another number of threads.
-        self._size = jobs
+        self._slots = jobs
         #: Plain runs whose fp32 was evaluated by this pool.
         self._referenced: set[str] = set()
         self._workers: list[_Worker] = []
@@ -185,7 +185,7 @@ class _Pool:
     def _start_what_can(self) -> bool:
         """Start jobs while there are free slots; return whether one was started."""
         started = False
-        while len(self._workers) < self._size:
+        while len(self._workers) < self._slots:
             job = self._next()
             if job is None:
                 break
@@ -202,7 +202,7 @@ class _Pool:
         return next(iter([*free, *early]), None)
 
     def _start(self, job: _Job) -> None:
-        slot = min(set(range(self._size)) - {worker.slot for worker in self._workers})
+        slot = min(set(range(self._slots)) - {worker.slot for worker in self._workers})
         schemes = () if job.after else job.schemes
         task = Task(
             root=str(self._workspace.root),
@@ -215,7 +215,7 @@ class _Pool:
             },
             presets=None if self._study.presets is None else str(self._study.presets),
             modules=list(self._study.modules),
-            cpus=_share(slot, self._size),
+            cpus=_share(slot, self._slots),
         )
         process = subprocess.Popen(
             [sys.executable, "-m", "quarl_tf.study_worker"],
@@ -224,7 +224,7 @@ class _Pool:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **_thread_limits(self._size)},
+            env={**os.environ, **_thread_limits(self._slots)},
             # A group of its own: Ctrl-C is for the parent, which then ends the whole group.
             start_new_session=True,
         )

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from quarl_tf import agents, calibration, checkpoints, environments, networks, presets, records
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
-from quarl_tf.keras import tf
+from quarl_tf.keras import keras, tf
 from quarl_tf.quantization import preparing
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.seeding import environment_seed
@@ -58,8 +58,7 @@ def train(
     finished = TrainingRecord.finished(folder, run, asdict(preset))
     if finished is not None:
         return finished
-    if not (folder / "run.json").exists():
-        records.require_untaken(workspace, run.run_id)
+    records.require_untaken(workspace, run.run_id)
     training = _Training(folder, run, preset)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with records.locked(folder, busy):
@@ -104,7 +103,7 @@ class _Training:
         #: Of the distributions on the states of the latest greedy episodes.
         self._variances: list[networks.Floats] = []
 
-    def _as_exported(self) -> Any:
+    def _as_exported(self) -> keras.Model:
         """Return a network as it is exported, in float32; the one that trains if it is that.
 
         On the grids of few bits a sum in bfloat16 often takes another code than in float32.
@@ -121,8 +120,6 @@ class _Training:
         started = time.monotonic()
         folder, preset = self._folder, self._preset
         self.resume()
-        if self.step:
-            update(self.step, preset.steps, f"goes on from step {self.step:,}")
         while self.step < preset.steps:
             self.burst()
             update(self.step, preset.steps, self.note())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def test_killed_training_ends_with_the_same_bytes(algo: str, tmp_path: Path) -> 
     assert not (killed.run_dir(run.run_id) / "training.json").exists()
     train(killed, run, silent)
     assert products(killed, run) == products(whole, run), f"delay {delay}"
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ddpg"])
+def test_what_is_forgotten_takes_no_memory(algo: str) -> None:
+    run = RUNS[algo]
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    agent: Any = agents.build(algo, environments.env_spec(run.env_id), preset, 0)
+    replay = weakref.ref(agent._experience._replay)
+    assert replay() is not None
+    agent.forget()
+    assert replay() is None
 
 
 BREAKOUT = "BreakoutNoFrameskip-v4"

@@ -52,7 +52,7 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:
         over = False
         while not over:
             observations.append(tuple(observation))
-            observation, reward, ended, cut, _ = env.step(int(lean(observation, observation)))
+            observation, reward, ended, cut, _ = env.step(int(lean(observation, np.array(True))))
             rewards.append(float(reward))
             over = ended or cut
         returns.append(sum(rewards))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from quarl_tf import arguments, cli, display, records
 from quarl_tf.records import Evaluation, Sidecar, Workspace
@@ -392,34 +393,32 @@ def test_files_of_no_distribution_are_not_evaluated_by_sampled_actions(
     assert not list(path.parent.glob("*.eval.json"))
 
 
-@pytest.mark.parametrize("verb", ["train", "run"])
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("verb", "options", "message"),
     [
-        (["-p", "network=nature"], "network"),
-        (["--bits", "4", "-p", "layer_norm=true"], "layer='hidden_0_norm'"),
+        ("train", ["-p", "network=nature"], "network"),
+        ("run", ["-p", "network=nature"], "network"),
+        ("train", ["--bits", "4", "-p", "layer_norm=true"], "layer='hidden_0_norm'"),
     ],
 )
 def test_a_dry_run_refuses_what_training_would(
     verb: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = ["--algo", "dqn", "--env", "CartPole-v1", "--dry-run"]
+    run = ["--algo", "dqn", "--env", "CartPole-v1", "--root", "nowhere", "--dry-run"]
     assert message in refusal(capsys, verb, *run, *options, code=2)
 
 
 def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["train", "--algo", "dqn", "--env", "LunarLander-v2", "--dry-run"]
-    assert cli.main(arguments) == 0
+    words = ["train", "--algo", "dqn", "--env", "LunarLander-v2", "--root", "nowhere", "--dry-run"]
+    assert cli.main(words) == 0
     shown = capsys.readouterr()
     assert "dqn-LunarLander-v3-s0" in shown.out
     assert "LunarLander-v2 is LunarLander-v3" in shown.err
 
 
 def test_an_override_may_be_in_scientific_notation(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["train", *TRAIN, "-p", "learning_rate=1e-3", "--dry-run"]
-    assert cli.main(arguments) == 0
-    plain = ["train", *TRAIN, "-p", "learning_rate=0.001", "--dry-run"]
-    assert cli.main(plain) == 0
+    for rate in ("1e-3", "0.001"):
+        assert cli.main(["train", *TRAIN, "-p", f"learning_rate={rate}", "--dry-run"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
 
@@ -506,12 +505,17 @@ def test_published_results_are_not_overwritten(
         error = refusal(capsys, verb, *TINY, *at, code=1)
         assert "work elsewhere (--root DIR) or delete that folder" in error
     assert not (tmp_path / "runs" / run_id / "run.json").exists()
+    assert "work elsewhere" in refusal(capsys, "train", *TINY, *at, "--dry-run", code=1)
     error = refusal(capsys, "export", run_id, *at, code=1)
     # What to do next, ready to be copied.
     command = re.search(r"train it first \(quarl (.+) --root DIR\)", error)
     assert command is not None
     parsed = arguments.build().parse_args(shlex.split(command[1]))
     assert parsed.overrides == [text for text in TINY if "=" in text]
+    # Nor where it cannot be told what they are of.
+    (tmp_path / "tflite_models" / run_id / "fp32.json").write_text("{}")
+    (tmp_path / "tflite_models" / run_id / "int8.json").unlink()
+    assert "work elsewhere" in refusal(capsys, "train", *TINY, *at, code=1)
 
 
 @pytest.mark.parametrize(
@@ -531,9 +535,50 @@ def test_what_cannot_be_is_refused_before_it_is_trained(
     assert not any(tmp_path.iterdir())
 
 
+def test_the_twin_to_train_first_is_a_command_to_be_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    presets_file = tmp_path / "own.yaml"
+    presets_file.write_text("{}")
+    own = ["--import", "json", "--presets", str(presets_file), "--root", str(tmp_path)]
+    error = refusal(capsys, "run", *TINY, *own, "--bits", "4", code=1)
+    advised = re.search(r"comes first: quarl (.+)\. Received: ", error)
+    assert advised is not None
+    parsed = arguments.build().parse_args(shlex.split(advised[1]))
+    assert (parsed.verb, parsed.bits, parsed.root) == ("run", None, tmp_path)
+    assert (parsed.modules, parsed.presets) == (["json"], presets_file)
+    assert parsed.overrides == [text for text in TINY if "=" in text]
+
+
 def test_a_run_has_what_its_schemes_are_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", *TINY, "--schemes", "int8", "--dry-run"]) == 0
     assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", capsys.readouterr().out)
+
+
+def test_an_export_that_cannot_be_is_refused_by_a_dry_run(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    words = ("export", run_id, "--schemes", "qat_w4a4", "--root", str(root), "--dry-run")
+    assert "can be exported as fp32" in refusal(capsys, *words, code=2)
+
+
+def test_narrow_terminals_show_whole_names_and_verdicts(
+    finished: tuple[Path, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root, run_id = finished
+    paths = [str(root / "tflite_models" / run_id / f"{name}.tflite") for name in ("fp32", "int8")]
+    shown = {}
+    for width in (80, 130):
+        monkeypatch.setattr(cli, "_console", Console(width=width))
+        assert cli.main(["evaluate", *paths, "--episodes", "5"]) == 0
+        shown[width] = capsys.readouterr().out
+        assert max(map(len, shown[width].splitlines())) <= width
+        assert re.search(r"int8 .* cannot tell", shown[width])
+    assert "[95 %]" in shown[130]
+    assert "[95 %]" not in shown[80]
 
 
 def test_evaluate_says_what_it_takes(

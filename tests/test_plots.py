@@ -491,6 +491,20 @@ def test_settings_are_rows_and_what_lacks_a_training_has_no_mean() -> None:
     assert axes.get_ylim() == (1.5, -0.5)
 
 
+def test_no_two_points_of_a_setting_share_a_place() -> None:
+    names = ("qat_int8", "qat_w8a8", "qat_w2a2")
+    made = [
+        PrecisionPoint(name[-1], Scheme.parse(name), 500, Interval(490, 480, 500), (485, 495))
+        for name in names
+    ]
+    figure = reward_by_setting({"ppo": [PrecisionPanel("defaults", made, None)]}, "").figure
+    (axes,) = figure.axes
+    places = [line.get_ydata()[0] for line in axes.lines if line.get_marker() in "oD"]
+    assert len({round(float(place), 3) for place in places}) == len(names)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[:3] == ["qat_int8", "qat_w8a8", "2 bits"]
+
+
 def test_the_random_policy_is_a_line_and_in_the_legend() -> None:
     made = reward_against_bits(points(), 22.0, "")
     dashed = [line for line in panels(made.figure)[0].lines if line.get_linestyle() == "--"]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from quarl_tf.records import Workspace, exported_run
+from quarl_tf.records import Workspace, exported_run, reported_runs
 from quarl_tf.spec import Run
 
 WORKSPACE = Workspace(Path(__file__).parents[1])
 RUNS = [
     run
-    for folder in sorted(WORKSPACE.artifact_dir("x").parent.iterdir())
-    if (run := exported_run(WORKSPACE, folder.name)) is not None
+    for run_id in sorted(reported_runs(WORKSPACE))
+    if (run := exported_run(WORKSPACE, run_id)) is not None
 ]
 QUANTISED = [run for run in RUNS if run.quantization is not None]
 

@@ -267,7 +267,7 @@ def test_a_learned_step_stretches_the_range_and_keeps_0() -> None:
 
 
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.1])
-def test_steps_stay_positive_and_move_in_proportion(learning_rate: float) -> None:
+def test_steps_move_in_proportion(learning_rate: float) -> None:
     quantized = of_kernel(aware(8, learned_steps=True), normal(30, 40) / 1000)
     stretch = quantized.variables["log_stretch"]
     optimizer = keras.optimizers.legacy.Adam(learning_rate)

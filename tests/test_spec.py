@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quarl_tf import arguments, cli, presets
 from quarl_tf.errors import UsageError
 from quarl_tf.spec import (
     DEFAULT_SCHEMES,
@@ -111,6 +113,18 @@ def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
     assert plain == Run("dqn", "CartPole-v1", 0, {"steps": 300})
     assert runs[0].run_id == f"{plain.run_id}-q4d100"
     assert all(run.plain == plain for run in runs)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_commands_name_the_same_run(options: dict[str, Any]) -> None:
+    overrides = {"network": "nature", "dueling": True, "n_step": 2}
+    quantization = Quantization.from_mapping({"bits": 4, "delay": 100, **options})
+    run = Run("dqn", "CartPole-v1", 7, overrides, quantization)
+    parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
+    assert dict(cli._override(text) for text in parsed.overrides) == overrides
+    preset = presets.load("ppo", "CartPole-v1", {"steps": 300})
+    assert cli._quantization(parsed, preset) == quantization
+    assert (parsed.algo, parsed.env, parsed.seed) == ("dqn", "CartPole-v1", 7)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

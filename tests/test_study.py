@@ -790,6 +790,7 @@ cells:
     assert alone not in drawn(tmp_path, text)
     text += "  - {algo: dqn, env: CartPole-v1}\n"
     assert drawn(tmp_path, text)[:2] == [several, alone]
+    assert drawn(tmp_path, f"x: episodes\n{text}")[0] == alone
     # Two things at once: what made the difference?
     text += "  - {algo: ppo, env: CartPole-v1, overrides: {discount: 0.9}}\n"
     assert several not in drawn(tmp_path, text)

@@ -124,7 +124,9 @@ def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str) -> Plot:
         handles = _curve_legend(curves)
         handles += [Line2D([], [], color=colours[one], lw=3, label=one) for one in labels]
         legend_below(figure, handles)
-    return Plot(figure, f"Learning curves by precision. {_curve_caption(curves)}")
+    return Plot(
+        figure, f"Learning curves, a panel for each way of training. {_curve_caption(curves)}"
+    )
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: Any) -> None:

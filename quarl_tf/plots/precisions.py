@@ -159,7 +159,7 @@ def _draw_precision(axes: Axes, point: PrecisionPoint, place: float) -> None:
         point.returns.mean,
         yerr=_reach(point.returns),
         color=colour,
-        marker="o" if point.scheme.native else "D",
+        marker=_marker(point.scheme),
         ms=7 if point.scheme.native else 6,
         mec="white",
         elinewidth=1.4,
@@ -178,23 +178,25 @@ def reward_by_setting(groups: Mapping[str, Sequence[PrecisionPanel]], title: str
     """
     rows = list(dict.fromkeys(panel.title for panels in groups.values() for panel in panels))
     points = [point for panels in groups.values() for panel in panels for point in panel.points]
-    trained = [point for point in points if point.delay is not None]
-    labels = list(dict.fromkeys(point.label for point in trained))
-    colours = {point.label: scheme_colour(point.scheme.name) for point in trained}
+    lanes = list(dict.fromkeys(point.scheme for point in points if point.delay is not None))
+    widths = [scheme.weight_bits for scheme in lanes]
     with style():
         figure = Figure(figsize=(WIDTH, 1.6 + 0.42 * len(rows)), layout="constrained")
         columns = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
         for axes, (heading, panels) in zip(columns, groups.items(), strict=True):
-            _draw_settings(axes, panels, rows, labels)
+            _draw_settings(axes, panels, rows, lanes)
             axes.set(title=heading, xlabel="mean return per episode")
         columns[0].set_yticks(range(len(rows)), rows)
         columns[0].set_ylim(len(rows) - 0.5, -0.5)
         figure.suptitle(title)
         figure.supylabel("setting", fontsize="medium")
         handles = [
-            Line2D([], [], ls="", marker="D", ms=6, color=colours[label], label=f"{label} bits")
-            for label in labels
+            Line2D([], [], ls="", marker=_marker(scheme), ms=6, color=scheme_colour(scheme.name))
+            for scheme in lanes
         ]
+        for handle, scheme in zip(handles, lanes, strict=True):
+            shared = widths.count(scheme.weight_bits) > 1
+            handle.set_label(scheme.name if shared else f"{scheme.weight_bits} bits")
         handles += [
             Line2D([], [], ls="", marker="o", ms=4, color=GREY, alpha=0.5, label="one training"),
             Line2D([], [], color=scheme_colour(REFERENCE), lw=1.4, label="full precision"),
@@ -210,12 +212,12 @@ def reward_by_setting(groups: Mapping[str, Sequence[PrecisionPanel]], title: str
 
 
 def _draw_settings(
-    axes: Axes, panels: Sequence[PrecisionPanel], rows: Sequence[str], labels: Sequence[str]
+    axes: Axes, panels: Sequence[PrecisionPanel], rows: Sequence[str], lanes: Sequence[Scheme]
 ) -> None:
     for panel in panels:
         for point in panel.points:
             if point.delay is not None:
-                lane = (labels.index(point.label) - (len(labels) - 1) / 2) * 0.6 / len(labels)
+                lane = (lanes.index(point.scheme) - (len(lanes) - 1) / 2) * 0.6 / len(lanes)
                 _draw_setting(axes, point, rows.index(panel.title) + lane)
     plain = [p.returns for p in panels[0].points if p.scheme.name == REFERENCE]
     if plain and plain[0] is not None:
@@ -254,13 +256,17 @@ def _draw_setting(axes: Axes, point: PrecisionPoint, place: float) -> None:
         place,
         xerr=_reach(point.returns),
         color=colour,
-        marker="o" if point.scheme.native else "D",
+        marker=_marker(point.scheme),
         ms=6,
         mec="white",
         elinewidth=1.4,
         capsize=3,
         zorder=3,
     )
+
+
+def _marker(scheme: Scheme) -> str:
+    return "o" if scheme.native else "D"
 
 
 def _reach(returns: Interval) -> list[list[float]] | None:

@@ -226,7 +226,7 @@ def require_learning_before(delay: int, preset: Preset) -> None:
     Raises:
         UsageError: The training is off policy, and the delay ends before it has learned.
     """
-    if isinstance(preset, DqnPreset | DdpgPreset) and delay <= preset.learning_starts:
+    if isinstance(preset, DqnPreset | DdpgPreset) and delay < preset.learning_starts:
         raise UsageError(
             "Ranges are watched while the network learns, which begins at learning_starts; make "
             f"the delay longer. Received: delay={delay}, learning_starts={preset.learning_starts}"

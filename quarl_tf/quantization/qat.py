@@ -94,7 +94,7 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
             kernel: Whether it is for a kernel: then symmetric but by the papers' rule.
             per_channel: Whether each index of the last axis has a grid of its own.
             fixed: Range of an activation whose range is known.
-            limit: Largest end of the range, whatever was watched.
+            limit: Largest end of the range when it freezes, whatever was watched.
         """
         self._quantization, self.bits = quantization, bits
         self.fixed, self._limit, self._dtype = fixed, limit, dtype
@@ -167,7 +167,7 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         """
         # The step changes; which code is 0 does not.
         frozen = (weights["high"] - weights["low"]) / self.levels
-        first = tf.round(tf.math.divide_no_nan(weights["low"], frozen))
+        first = tf.round(weights["low"] / frozen)
         last = first + self.levels
         # As many as share the step: of a kernel, or of one observation's activations.
         shape = inputs.shape if self.kernel else inputs.shape[1:]
