@@ -211,10 +211,7 @@ def action_variance(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
         below.xaxis.set_major_formatter(EngFormatter(sep=" "))
         figure.align_ylabels()
         figure.suptitle(title)
-        handles = [
-            Line2D([], [], color=colour, lw=2.2, label=_precision_label(one))
-            for one, colour in zip(precisions, colours, strict=True)
-        ]
+        handles = _precision_handles(precisions, colours)
         handles += [_delay_handle()] if _delayed(curves) else []
         longest = max(len(line) for one in handles for line in str(one.get_label()).split("\n"))
         legend_below(figure, handles, columns=min(4, _LEGEND_LETTERS // longest))
@@ -243,10 +240,7 @@ def reward_trend(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
         axes.set(xlabel="training episodes", ylabel="return per episode", title=title)
         axes.margins(x=0.02)
         sns.despine(ax=axes)
-        handles = [
-            Line2D([], [], color=colour, lw=2.2, label=_precision_label(one))
-            for one, colour in zip(precisions, colours, strict=True)
-        ]
+        handles = _precision_handles(precisions, colours)
         handles += [_delay_handle()] if _delayed(curves) else []
         legend_below(figure, handles)
     return Plot(figure, _trend_caption(precisions))
@@ -292,6 +286,18 @@ def _precision_colours(precisions: Sequence[PrecisionCurves]) -> list[Any]:
     warm = sns.color_palette("blend:#e8830c,#f2c14e", plain)
     cool = sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", aware)
     return [*[scheme_colour(REFERENCE), *warm][:plain], *cool]
+
+
+def _precision_handles(
+    precisions: Sequence[PrecisionCurves], colours: Sequence[Any]
+) -> list[Line2D]:
+    """Return the legend's lines; none beside the name of a precision that has no curves."""
+    return [
+        Line2D([], [], color=colour, lw=2.2, ls="-" if one.curves else "", label=label)
+        for one, colour, label in zip(
+            precisions, colours, map(_precision_label, precisions), strict=True
+        )
+    ]
 
 
 def _precision_label(precision: PrecisionCurves) -> str:
