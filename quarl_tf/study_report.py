@@ -52,6 +52,7 @@ def write_study_report(
         "matrix": _matrix(cells),
         "schemes": [one.precision.scheme.name for cell in cells for one in cell.columns],
         "missing": missing,
+        "tasks": dict.fromkeys(f"{cell.algo} on {cell.env_id}" for cell in study.cells),
         "total": len(loader.statuses),
         "margin": f"{margin_percent:g} %",
         "command": command,
