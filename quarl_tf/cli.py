@@ -70,6 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+    _check_evaluation(args)
     run, preset = _requested_run(args)
     schemes = _schemes(args, run.quantization)
     require_possible(run, schemes)
@@ -91,7 +92,6 @@ def _run(args: argparse.Namespace) -> None:
             f"report   {workspace.report_dir(name)}",
         )
         return
-    _check_evaluation(args)
     _train_one(workspace, run, preset)
     _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)

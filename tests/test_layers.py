@@ -17,12 +17,17 @@ PACKAGE = Path(quarl_tf.__file__).parent
 #: From the top down: a module may import what stands in a lower line, never what stands beside it.
 LAYERS = [
     {"cli"},
+    {"arguments"},
     {"study_report", "study_runner"},
+    {"study_figures"},
+    {"study_results"},
     {"study", "study_worker"},
     {"report"},
     {"wording"},
     {"results"},
     {"training", "export", "evaluation", "plots"},  # The stages.
+    {"plots.curves", "plots.precisions", "plots.schemes"},
+    {"plots.style"},
     {"agents.a2c"},  # A special case of PPO.
     {"agents.ddpg", "agents.dqn", "agents.ppo"},
     {"agents.actor_critic"},
@@ -36,6 +41,8 @@ LAYERS = [
     {"errors", "native_output", ""},
 ]
 
+FIGURES = {f"plots.{name}" for name in ("curves", "precisions", "schemes", "style")}
+
 #: Who may know a library, directly.
 KNOWN_BY = {
     "tensorflow": {"keras"},
@@ -43,8 +50,8 @@ KNOWN_BY = {
     "tf_agents": {"agents.adapter"},
     "tensorflow_probability": {"agents.adapter"},
     "ai_edge_litert": {"flatbuffer", "memory", "policies"},
-    "matplotlib": {"plots"},
-    "seaborn": {"plots"},
+    "matplotlib": FIGURES,
+    "seaborn": FIGURES,
     "scipy": {"statistics"},
     "rich": {"cli", "display"},
     "litert_quantizer": {"quantization.int4"},
