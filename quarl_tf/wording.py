@@ -110,6 +110,10 @@ def _bits_needed(how: str, rows: Sequence[Row]) -> str:
     return f"{keeping}; at {stop.weight_bits} bits {what}."
 
 
+#: Share of different episodes among those of a game, below which readers are told of it.
+_REPEATED = 0.5
+
+
 def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
     """Say what the reader must know before believing the results."""
     notes = []
@@ -131,6 +135,15 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
                 f"played; others played {most}."
             )
         plain = run.reference.sidecar.run_id
+        found = run.reference.evaluation
+        different = len(set(zip(found.returns, found.lengths, strict=True)))
+        if "game" in found.protocol and different <= _REPEATED * len(found.returns):
+            notes.append(
+                f"The {len(found.returns)} games of {plain} end in only {different} combinations "
+                "of return and length: without chance in the game, a deterministic policy plays "
+                "the same from the same start. Intervals take episodes for independent, so they "
+                "are too narrow."
+            )
         if run.chance is None:
             notes.append(
                 f"{plain} has no evaluation of a random policy to compare with, so the "

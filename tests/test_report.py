@@ -697,6 +697,17 @@ def test_a_sound_evaluation_needs_no_notes(single: Path) -> None:
     assert results_of(single)["sections"][0]["notes"] == []
 
 
+def test_games_that_repeat_themselves_are_noted(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    for path in workspace.artifact_dir(run.run_id).glob("*.eval.json"):
+        played = Evaluation.load(path)
+        replace(played, protocol={**PROTOCOL, "game": "whole games"}).save(path)
+    played = Evaluation.load(evaluation_path(workspace.artifact(run.run_id, "fp32")))
+    different = len(set(zip(played.returns, played.lengths, strict=True)))
+    assert different < len(played.returns) / 2
+    assert f"end in only {different} combinations" in notes(workspace, run)
+
+
 def test_notes_on_few_episodes_no_curve_and_no_baseline(
     workspace: Workspace, no_figures: None
 ) -> None:
