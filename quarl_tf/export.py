@@ -293,7 +293,7 @@ def _trained(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert as a simulated scheme, and store the kernels as integers."""
     content, expected = _trained(trained, replace(scheme, native=False))
-    return int4.pack(content, qat.kernel_bits(expected)), expected
+    return int4.pack(content, qat.kernel_grids(expected)), expected
 
 
 def _converter_of_quantized(trained: TrainedNetwork, network: keras.Model, scheme: Scheme) -> Any:

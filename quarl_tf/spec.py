@@ -293,6 +293,5 @@ def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     usual = default_schemes(quantization)
     if quantization is None or quantization.bits > INT4_BITS:
         return usual
-    # Symmetric grids only, and one for a whole fully-connected kernel.
-    fits = quantization.rule == "nearest" and not quantization.per_channel
-    return ("qat_int4", *usual) if fits else usual
+    # The papers' grids are not symmetric.
+    return ("qat_int4", *usual) if quantization.rule == "nearest" else usual

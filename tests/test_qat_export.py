@@ -290,6 +290,7 @@ def heads(bench: Bench, run: Run, scheme: str) -> np.ndarray:
         ("values", 4, {"learned_steps": True}),
         ("action", 4, {}),
         ("images", 4, {}),
+        *((kind, 3, {"per_channel": True}) for kind in ("logits", "action", "images")),
     ],
 )
 def test_int4_computes_what_the_simulated_flatbuffer_does(
@@ -325,9 +326,7 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     assert sidecar.check["max_abs_difference"] <= sidecar.check["tolerance"]
 
 
-@pytest.mark.parametrize(
-    ("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"}), (4, {"per_channel": True})]
-)
+@pytest.mark.parametrize(("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"})])
 def test_grids_that_int4_does_not_hold_are_refused(
     bits: int,
     options: dict[str, Any],
@@ -342,7 +341,7 @@ def test_kernels_on_no_grid_are_refused_in_a_line(bench: Bench) -> None:
     run, _ = bench.run("values", 8, per_channel=True)
     content = bench.export(run, "qat_w8a8").read_bytes()
     with pytest.raises(QuarlError, match=r"use qat_wNaN\. Received: ") as error:
-        int4.pack(content, [8, 8, 8])
+        int4.pack(content, [(8, False)] * 3)
     assert "\n" not in str(error.value)
 
 

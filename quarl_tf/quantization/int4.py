@@ -17,26 +17,26 @@ from quarl_tf.errors import QuarlError
 from quarl_tf.spec import INT4_BITS
 
 
-def pack(content: bytes, widths: Sequence[int]) -> bytes:
+def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
     """Return a float flatbuffer with its kernels as integers.
 
     Args:
-        content: A flatbuffer whose kernels lie on symmetric grids: one for a fully-connected one,
-            one per output channel for a convolution.
-        widths: Bits of each kernel's grid, from the first layer to the last.
+        content: A flatbuffer whose kernels lie on symmetric grids.
+        grids: Bits of each kernel's grid and whether each output has one of its own, from the
+            first layer to the last.
 
     Raises:
-        QuarlError: litert-quantizer is not installed, or a kernel lies on no such grid.
+        QuarlError: litert-quantizer is not installed, a kernel lies on no such grid, or has too
+            few values on one to tell its step by.
     """
     quantizer, recipes, types, algorithms = _library()
     recipe = recipes.RecipeManager()
-    for layer, width in zip(flatbuffer.layers(content), widths, strict=True):
-        by_channel = layer.operator != "FULLY_CONNECTED"
+    for layer, (bits, per_channel) in zip(flatbuffer.layers(content), grids, strict=True):
         recipe.add_weight_only_config(
             f"^{re.escape(layer.output)};?$",
             types.TFLOperationName[layer.operator],
-            num_bits=4 if width <= INT4_BITS else 8,
-            granularity=types.QuantGranularity["CHANNELWISE" if by_channel else "TENSORWISE"],
+            num_bits=4 if bits <= INT4_BITS else 8,
+            granularity=types.QuantGranularity["CHANNELWISE" if per_channel else "TENSORWISE"],
             algorithm_key=algorithms.AlgorithmName.DEQUANTIZED_WEIGHT_RECOVERY,
         )
     work = quantizer.Quantizer(bytearray(content), recipe.get_quantization_recipe())

@@ -508,10 +508,10 @@ def exported(network: keras.Model, *, native: bool) -> Callable[[Any], Any]:
     return call
 
 
-def kernel_bits(network: keras.Model) -> list[int]:
-    """Return the bits of each kernel of a network, from its first layer to its last."""
+def kernel_grids(network: keras.Model) -> list[tuple[int, bool]]:
+    """Return each kernel's bits and whether each output has a grid of its own, in order."""
     return [
-        quantizer.bits
+        (quantizer.bits, quantizer.per_channel)
         for layer in quantized_layers(network)
         for quantizer, _, kernel in layer.quantizers()
         if kernel is not None
