@@ -2,7 +2,7 @@
 
 For each case the two take turns to learn from the same steps of the environment, before the delay
 (ranges are watched) and after it (numbers are quantised). Prints the median ratio and its range
-over repetitions beside the most that it should be.
+over repetitions beside the most that it should be (about 15 minutes, both cores at rest).
 
     python benchmarks/qat_overhead.py --json benchmarks/qat_overhead.json
 """
@@ -10,7 +10,7 @@ over repetitions beside the most that it should be.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf import agents, environments, presets
+from training_throughput import processor
+
+from quarl_tf import agents, environments, presets, records
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization
 
@@ -98,19 +100,25 @@ def ratios(algo: str, env_id: str, repetitions: int) -> dict[str, list[float]]:
 def main() -> None:
     """Print the table; with `--json`, write every repetition."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=int, default=11)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     print("| training | before the delay | after it | at most |")
     print("|---|--:|--:|--:|")
-    results = {}
+    results: dict[str, Any] = {
+        "processor": processor(),
+        "load before": os.getloadavg()[0],
+        "versions": records.package_versions(),
+        "commit": records.source_commit(),
+        "cases": {},
+    }
     for algo, env_id, most in CASES:
         found = ratios(algo, env_id, args.repetitions)
-        results[f"{algo} {env_id}"] = {**found, "most": most}
+        results["cases"][f"{algo} {env_id}"] = {**found, "most": most}
         cells = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in found.values()]
         print(f"| {algo} {env_id} | {' | '.join(cells)} | {most} |", flush=True)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        records.write_json(args.json, results)
 
 
 if __name__ == "__main__":

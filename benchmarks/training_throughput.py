@@ -188,13 +188,18 @@ def _summary(values: Sequence[float], form: str) -> str:
     return f"{middle} [{low}, {high}]"
 
 
-def machine() -> dict[str, Any]:
-    """Describe the machine, and what else it is doing."""
+def processor() -> str:
+    """Return the processor's name."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine, and what else it is doing."""
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
         "multiplications_per_second": _in_fresh_process(ours.multiplications_per_second),

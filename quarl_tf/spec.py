@@ -46,6 +46,10 @@ DEFAULT_SCHEMES = (
 #: Widest grid that int4 holds.
 INT4_BITS = 4
 
+#: Widest grid of which a fully-connected kernel gets one per output unless told otherwise: on a
+#: robot at 2 bits such trainings came farthest (reports/options).
+FEW_BITS = 3
+
 #: Widths that a quantisation-aware training may have.
 QAT_BITS = range(2, 9)
 
@@ -62,7 +66,7 @@ class Quantization:
         ranges: What activations' ranges are at the delay: the "extremes" seen until then, a
             "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile".
         gradient: "straight_through" everywhere, or "clipped" to within the range.
-        per_channel: Whether fully-connected kernels have one grid per output, too.
+        per_channel: Whether fully-connected kernels have one grid per output, as convolutions do.
         learned_steps: Whether steps are learned from the delay on; gradients are clipped then.
     """
 
@@ -104,8 +108,9 @@ class Quantization:
     def from_mapping(cls, values: Mapping[str, Any]) -> Quantization:
         """Build from values by name.
 
-        `rule=paper` stands for the papers' ranges and edges as well, `learned_steps` for the
-        clipped gradient of its paper.
+        Up to 3 bits `per_channel` is meant unless another is given. `rule=paper` stands for the
+        papers' ranges, edges and grids as well, `learned_steps` for the clipped gradient of its
+        paper.
 
         Raises:
             UsageError: A name is unknown, or a value of another type or meaning.
@@ -118,11 +123,14 @@ class Quantization:
             if type(value) is not types[name]:
                 kind = {int: "a whole number", bool: "true or false", str: "a name"}[types[name]]
                 raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
+        usual: dict[str, Any] = {}
         if values.get("rule") == "paper" and "bits" in values:
-            values = {"edge_bits": values["bits"], "ranges": "extremes", **values}
-        elif values.get("learned_steps"):
-            values = {"gradient": "clipped", **values}
-        return cls(**values)
+            usual = {"edge_bits": values["bits"], "ranges": "extremes"}
+        elif values.get("bits", QAT_BITS[-1]) <= FEW_BITS:
+            usual["per_channel"] = True
+        if values.get("learned_steps"):
+            usual["gradient"] = "clipped"
+        return cls(**{**usual, **values})
 
     @property
     def tag(self) -> str:
@@ -133,7 +141,7 @@ class Quantization:
     @property
     def options(self) -> dict[str, Any]:
         """Return what is not as usual, beside bits and delay."""
-        usual = asdict(Quantization(bits=self.bits, delay=self.delay))
+        usual = asdict(self.from_mapping({"bits": self.bits, "delay": self.delay}))
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 

@@ -97,6 +97,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"ranges": "percentile"},
     {"gradient": "clipped"},
     {"per_channel": True},
+    {"bits": 2, "per_channel": False},
+    {"bits": 2, "per_channel": True},
     {"learned_steps": True, "gradient": "clipped"},
 ]
 
@@ -161,6 +163,18 @@ def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], messa
         aware(**options)
     with pytest.raises(UsageError, match=message):
         Quantization.from_mapping({"bits": 4, "delay": 100, **options})
+
+
+def test_few_bits_bring_a_grid_per_output() -> None:
+    def usual(bits: int, **options: Any) -> Quantization:
+        return Quantization.from_mapping({"bits": bits, "delay": 100, **options})
+
+    assert [bits for bits in QAT_BITS if usual(bits).per_channel] == [2, 3]
+    assert Run("ppo", "CartPole-v1", 0, {}, usual(2)).run_id == "ppo-CartPole-v1-s0-q2d100"
+    assert not usual(2, per_channel=False).per_channel
+    assert not usual(2, rule="paper").per_channel
+    assert usual(2, learned_steps=True).gradient == "clipped"
+    assert "-q" not in Run("ppo", "CartPole-v1", 0, {}, usual(2)).command("run").split()
 
 
 def test_learned_steps_bring_the_gradient_of_their_paper() -> None:
