@@ -53,14 +53,15 @@ def test_adam_s_epsilon_is_1e_7_unless_given() -> None:
     np.testing.assert_array_equal(first, second)
 
 
-def test_rmsprop_is_that_of_a2c_by_hand() -> None:
+@pytest.mark.parametrize(("epsilon", "options"), [(1e-5, {}), (0.1, {"epsilon": 0.1})])
+def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float, options: dict[str, float]) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and an epsilon of 1e-5 under the root."""
     changed = variables()
-    found = steps(optimizers.rmsprop(0.01, changed), changed, GRADIENTS)
+    found = steps(optimizers.rmsprop(0.01, changed, **options), changed, GRADIENTS)
     place, square = START.copy(), np.zeros(4)
     for t, gradient in enumerate(GRADIENTS):
         square = 0.99 * square + 0.01 * gradient**2
-        place = place - 0.01 * gradient / np.sqrt(square + 1e-5)
+        place = place - 0.01 * gradient / np.sqrt(square + epsilon)
         np.testing.assert_allclose(found[t], place, rtol=0, atol=2e-6)
 
 

@@ -10,7 +10,7 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 2. Observations are normalised by running statistics inside both networks, and truncated episodes
    bootstrap from the value of their last observation, as in `ppo`.
 3. Policy and value share layers for images only.
-4. RMSprop has its epsilon under the root, as OpenAI's baselines have it.
+4. RMSprop has its epsilon under the root, as OpenAI's baselines have it; the preset says how much.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from __future__ import annotations
 from quarl_tf.agents import Prepare, optimizers
 from quarl_tf.agents.ppo import ActorCritic, decay_steps, head, network_factory
 from quarl_tf.environments import EnvSpec
-from quarl_tf.presets import PpoPreset
+from quarl_tf.presets import A2cPreset
 
 __all__ = ["build", "head", "network_factory"]
 
 
-def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Prepare) -> ActorCritic:
+def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Prepare) -> ActorCritic:
     """Build the agent."""
     return ActorCritic(
         spec,
         preset,
         seed,
         prepare,
-        lambda variables: optimizers.rmsprop(preset.learning_rate, variables, decay_steps(preset)),
+        lambda variables: optimizers.rmsprop(
+            preset.learning_rate, variables, decay_steps(preset), preset.epsilon
+        ),
     )

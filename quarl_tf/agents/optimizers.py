@@ -29,13 +29,23 @@ def adam(
     return optimizer
 
 
-def rmsprop(learning_rate: float, variables: Sequence[Any], steps: int | None = None) -> Any:
+def rmsprop(
+    learning_rate: float, variables: Sequence[Any], steps: int | None = None, epsilon: float = 1e-5
+) -> Any:
     """Return RMSprop with its moments; A2C's constants (OpenAI baselines, a2c.py).
 
-    Its epsilon is under the root, as there. Keras' legacy one adds it to the root, where it bounds
-    next to nothing: small gradients would take steps a hundred times as large.
+    Its epsilon is under the root, as there. Keras' legacy one adds it to the root, where 1e-5
+    bounds next to nothing: small gradients would take steps a hundred times as large.
+
+    Args:
+        learning_rate: Step size at the start.
+        variables: What it will change.
+        steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
+        epsilon: What keeps its quotient finite.
     """
-    optimizer = keras.optimizers.RMSprop(_schedule(learning_rate, steps), rho=0.99, epsilon=1e-5)
+    optimizer = keras.optimizers.RMSprop(
+        _schedule(learning_rate, steps), rho=0.99, epsilon=epsilon
+    )
     optimizer.build(variables)
     return optimizer
 

@@ -156,7 +156,7 @@ class DqnPreset(Preset):
 
 @dataclass(frozen=True, kw_only=True)
 class PpoPreset(Preset):
-    """Hyper-parameters of PPO and A2C; a rollout is `train_frequency` steps long."""
+    """Hyper-parameters of PPO; a rollout is `train_frequency` steps long."""
 
     #: Passes over each rollout.
     epochs: int
@@ -176,10 +176,18 @@ class PpoPreset(Preset):
     gradient_clip: float
 
     def __post_init__(self) -> None:
-        """Check what PPO and A2C add; see `Preset.__post_init__`."""
+        """Check what PPO adds; see `Preset.__post_init__`."""
         super().__post_init__()
         self._require_fraction("gae_lambda")
         self._require_multiple("train_frequency", "minibatch_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2cPreset(PpoPreset):
+    """Hyper-parameters of A2C."""
+
+    #: What keeps RMSprop's quotient finite, under its root.
+    epsilon: float = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +221,7 @@ class DdpgPreset(Preset):
 
 
 _CLASSES: dict[str, type[Preset]] = {
-    "a2c": PpoPreset,
+    "a2c": A2cPreset,
     "ddpg": DdpgPreset,
     "dqn": DqnPreset,
     "ppo": PpoPreset,
