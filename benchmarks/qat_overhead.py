@@ -18,7 +18,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-
 from training_throughput import processor
 
 from quarl_tf import agents, environments, presets, records

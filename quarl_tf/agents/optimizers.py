@@ -43,9 +43,7 @@ def rmsprop(
         steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
         epsilon: What keeps its quotient finite.
     """
-    optimizer = keras.optimizers.RMSprop(
-        _schedule(learning_rate, steps), rho=0.99, epsilon=epsilon
-    )
+    optimizer = keras.optimizers.RMSprop(_schedule(learning_rate, steps), rho=0.99, epsilon=epsilon)
     optimizer.build(variables)
     return optimizer
 
