@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -481,7 +480,7 @@ def _check_percent(option: str, value: float) -> None:
 
 def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     # Looked up here, so that what is finished costs no import of TensorFlow.
-    record = TrainingRecord.finished(workspace.run_dir(run.run_id), run, asdict(preset))
+    record = TrainingRecord.finished(workspace.run_dir(run.run_id), run, preset)
     if record is None:
         from quarl_tf.training import train
 

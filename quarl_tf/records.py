@@ -28,7 +28,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
+from quarl_tf import presets
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.presets import Preset
 from quarl_tf.spec import Run
 
 _RECORDED_PACKAGES = (
@@ -230,7 +232,7 @@ class TrainingRecord(_JsonRecord):
         return _run_flaw(self.run)
 
     @classmethod
-    def finished(cls, folder: Path, run: Run, preset: Mapping[str, Any]) -> Self | None:
+    def finished(cls, folder: Path, run: Run, preset: Preset) -> Self | None:
         """Return the record of a finished training, or None if it is not finished.
 
         Raises:
@@ -241,9 +243,10 @@ class TrainingRecord(_JsonRecord):
             return None
         record = cls.load(folder / "training.json")
         record.verify(folder)
-        require_same_settings(
-            folder, settings(record.run, record.preset), settings(run.to_dict(), preset)
-        )
+        # Rebuilt, for what presets have learned to say since then was as it is where unsaid.
+        made = presets.restore(run.algo, record.preset)
+        recorded = settings(Run.from_dict(record.run), asdict(made))
+        require_same_settings(folder, recorded, settings(run, asdict(preset)))
         return record
 
     def verify(self, folder: Path) -> None:
@@ -540,10 +543,13 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
         os.close(handle)
 
 
-def settings(run: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that a training goes by: its preset, and how it is quantised."""
-    quantization = run.get("quantization") or {}
-    return {**preset, **{f"quantization.{name}": value for name, value in quantization.items()}}
+def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that a training goes by, JSON-ready: its preset, and how it is quantised."""
+    quantization = run.to_dict().get("quantization", {})
+    found = {f"quantization.{name}": value for name, value in quantization.items()}
+    # Tuples are lists once they have been through JSON.
+    values: dict[str, Any] = json.loads(json.dumps(dict(preset)))
+    return {**values, **found}
 
 
 def require_same_settings(
@@ -554,11 +560,9 @@ def require_same_settings(
     Raises:
         QuarlError: The two differ; the keys that do are named.
     """
-    # Tuples are lists once they have been through JSON.
-    wanted = json.loads(json.dumps(dict(asked)))
-    keys = sorted(k for k in {*recorded, *wanted} if recorded.get(k) != wanted.get(k))
+    keys = sorted(k for k in {*recorded, *asked} if recorded.get(k) != asked.get(k))
     if keys:
-        received = ", ".join(f"{k}={wanted.get(k)!r} for {recorded.get(k)!r}" for k in keys)
+        received = ", ".join(f"{k}={asked.get(k)!r} for {recorded.get(k)!r}" for k in keys)
         raise QuarlError(
             f"{folder} was trained with other settings; move it away or use another --root. "
             f"Received: {received}"

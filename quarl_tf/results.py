@@ -157,7 +157,7 @@ class LoadedRun:
     @property
     def settings(self) -> dict[str, Any]:
         """Return all that the training went by."""
-        return settings(self.own.run, self.own.preset)
+        return settings(self.run, self.own.preset)
 
 
 # Reading.

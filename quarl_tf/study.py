@@ -10,7 +10,7 @@ from __future__ import annotations
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from quarl_tf.errors import QuarlError, UsageError, unknown
 from quarl_tf.evaluation import is_evaluated
 from quarl_tf.presets import Preset, tables
 from quarl_tf.records import Sidecar, TrainingRecord, Workspace, sidecar_path
-from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import PTQ_BITS, REFERENCE, Quantization, Run, Scheme, default_schemes
 
 _Choice = TypeVar("_Choice")
 
@@ -42,7 +42,7 @@ class Precision:
 
     Attributes:
         label: Its name as in the papers' figure: Fp, 8* after training, 8, 7, … in training; with
-            the delay where a cell has several.
+            the delay where a cell has several. Weights alone after training are w8, w7, …
     """
 
     label: str
@@ -83,6 +83,7 @@ class Cell:
     def precisions(self) -> list[Precision]:
         """Return the columns, plain ones first."""
         marks = {REFERENCE: "Fp", "int8": "8*"}
+        marks |= {f"ptq_w{bits}": f"w{bits}" for bits in PTQ_BITS}
         found = [Precision(marks.get(name, name), Scheme.parse(name)) for name in self.schemes]
         several = len({one.delay for one in self.quantizations}) > 1
         for one in self.quantizations:
@@ -426,7 +427,7 @@ def _untrained(workspace: Workspace, study: Study, experiment: Experiment) -> St
     """Return the status that all schemes of a run share that is not trained; None if it is."""
     run = experiment.run
     try:
-        preset = asdict(preset_of(study, run))
+        preset = preset_of(study, run)
         record = TrainingRecord.finished(workspace.run_dir(run.run_id), run, preset)
     except QuarlError as error:
         return Status(experiment, State.FAILED, str(error))

@@ -84,7 +84,7 @@ def work(task: Task, update: Update) -> int:
 def _train(workspace: Workspace, run: Run, own: Path | None, update: Update) -> None:
     preset = presets.load(run.algo, run.env_id, run.overrides, own)
     folder = workspace.run_dir(run.run_id)
-    if records.TrainingRecord.finished(folder, run, asdict(preset)) is None:
+    if records.TrainingRecord.finished(folder, run, preset) is None:
         from quarl_tf.training import train
 
         train(workspace, run, update, preset)

@@ -55,7 +55,7 @@ def train(
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
-    finished = TrainingRecord.finished(folder, run, asdict(preset))
+    finished = TrainingRecord.finished(folder, run, preset)
     if finished is not None:
         return finished
     records.require_untaken(workspace, run.run_id)
@@ -63,7 +63,7 @@ def train(
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with records.locked(folder, busy):
         # Another process may have finished it while this one was building.
-        finished = TrainingRecord.finished(folder, run, asdict(preset))
+        finished = TrainingRecord.finished(folder, run, preset)
         return finished or training.complete(update)
 
 
@@ -165,7 +165,7 @@ class _Training:
         self._start_episodes()
 
     def _settings(self) -> dict[str, Any]:
-        return records.settings(self._run.to_dict(), asdict(self._preset))
+        return records.settings(self._run, asdict(self._preset))
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""

@@ -19,16 +19,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quarl_tf import records
+from quarl_tf import presets, records
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace, atomic_path
 from quarl_tf.spec import Quantization, Run
 
 RUN = Run("dqn", "CartPole-v1", 0)
+
+PRESET = presets.load("dqn", "CartPole-v1")
 TRAINING = TrainingRecord(
     run=RUN.to_dict(),
     run_id="dqn-CartPole-v1-s0",
-    preset={"steps": 10, "network": [8]},
+    # Tuples are lists once they have been through JSON.
+    preset=json.loads(json.dumps(asdict(PRESET))),
     best_step=10,
     selection_return=9.5,
     network_sha256=hashlib.sha256(b"network").hexdigest(),
@@ -384,43 +387,49 @@ def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
 
 
 def test_finished_training_is_found(run_folder: Path) -> None:
-    assert TrainingRecord.finished(run_folder, RUN, TRAINING.preset) == TRAINING
-    # Presets hold tuples, their records lists.
-    assert TrainingRecord.finished(run_folder, RUN, {"steps": 10, "network": (8,)}) == TRAINING
+    assert TrainingRecord.finished(run_folder, RUN, PRESET) == TRAINING
+
+
+def test_what_presets_did_not_say_then_was_as_it_is_unsaid(run_folder: Path) -> None:
+    older = replace(TRAINING, preset={k: v for k, v in TRAINING.preset.items() if k != "dueling"})
+    older.save(run_folder / "training.json")
+    assert TrainingRecord.finished(run_folder, RUN, PRESET) == older
+    message = refused(TrainingRecord.finished, run_folder, RUN, replace(PRESET, dueling=True))
+    assert message.endswith("Received: dueling=True for False")
 
 
 def test_training_without_record_is_not_finished(run_folder: Path) -> None:
     (run_folder / "training.json").unlink()
-    assert TrainingRecord.finished(run_folder, RUN, TRAINING.preset) is None
-    assert TrainingRecord.finished(run_folder / "nowhere", RUN, TRAINING.preset) is None
+    assert TrainingRecord.finished(run_folder, RUN, PRESET) is None
+    assert TrainingRecord.finished(run_folder / "nowhere", RUN, PRESET) is None
 
 
 @pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
 def test_changed_files_of_a_training_are_refused(run_folder: Path, name: str) -> None:
     (run_folder / name).write_bytes(b"other")
-    message = refused(TrainingRecord.finished, run_folder, RUN, TRAINING.preset)
+    message = refused(TrainingRecord.finished, run_folder, RUN, PRESET)
     assert f"{run_folder / name} was changed or damaged after training" in message
     (run_folder / name).unlink()
-    message = refused(TrainingRecord.finished, run_folder, RUN, TRAINING.preset)
+    message = refused(TrainingRecord.finished, run_folder, RUN, PRESET)
     assert f"no such file. Received: path='{run_folder / name}'" in message
 
 
 def test_training_with_another_preset_is_refused_naming_what_differs(run_folder: Path) -> None:
-    preset = {"steps": 20, "network": [8], "discount": 0.9}
+    preset = replace(PRESET, steps=20_000, discount=0.9)
     message = refused(TrainingRecord.finished, run_folder, RUN, preset)
     assert "was trained with other settings" in message
-    assert message.endswith("Received: discount=0.9 for None, steps=20 for 10")
+    assert message.endswith("Received: discount=0.9 for 0.99, steps=20000 for 50000")
 
 
 def test_training_at_other_bits_is_refused_naming_them(run_folder: Path) -> None:
     run = replace(RUN, quantization=Quantization(bits=4, delay=5))
-    message = refused(TrainingRecord.finished, run_folder, run, TRAINING.preset)
+    message = refused(TrainingRecord.finished, run_folder, run, PRESET)
     assert "quantization.bits=4 for None" in message
     at_four = replace(TRAINING, run=run.to_dict())
     at_four.save(run_folder / "training.json")
-    assert TrainingRecord.finished(run_folder, run, TRAINING.preset) == at_four
+    assert TrainingRecord.finished(run_folder, run, PRESET) == at_four
     other = replace(RUN, quantization=Quantization(bits=8, delay=5))
-    message = refused(TrainingRecord.finished, run_folder, other, TRAINING.preset)
+    message = refused(TrainingRecord.finished, run_folder, other, PRESET)
     assert message.endswith("Received: quantization.bits=8 for 4")
 
 

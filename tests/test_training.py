@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
     assert record.run_id == tiny_run.run_id == folder.name
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
     assert presets.restore("dqn", record.preset) == preset
-    assert TrainingRecord.finished(folder, tiny_run, asdict(preset)) == record
+    assert TrainingRecord.finished(folder, tiny_run, preset) == record
     assert any((folder / "tensorboard").iterdir())
 
 

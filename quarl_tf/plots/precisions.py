@@ -77,11 +77,26 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
         legend_below(figure, handles, columns=5)
     return Plot(
         figure,
-        "Reward against precision. Fp: float32; 8*: int8 after training, activations too (the "
-        "papers' 8* is of weights alone); 8, 7, …: trained and run at so many bits. Mean over the "
+        f"Reward against precision. {_key(panels)}. Mean over the "
         "trainings with its 95 % interval, which may leave the panel, and each training as a light "
         "point. Circles are native flatbuffers, diamonds simulated ones.",
     )
+
+
+def _key(panels: Sequence[PrecisionPanel]) -> str:
+    """Say what the labels of the points that are there stand for."""
+    points = [point for panel in panels for point in panel.points]
+    meanings = {
+        "Fp: float32": any(point.label == "Fp" for point in points),
+        "8*: int8 after training, activations too (the papers' 8* is of weights alone)": any(
+            point.label == "8*" for point in points
+        ),
+        "w8, w7, …: weights alone, after training": any(
+            point.label.startswith("w") for point in points
+        ),
+        "8, 7, …: trained and run at so many bits": any(p.delay is not None for p in points),
+    }
+    return "; ".join(meaning for meaning, there in meanings.items() if there)
 
 
 def _delays(panel: PrecisionPanel) -> list[int]:
