@@ -32,8 +32,9 @@ def test_the_tables_of_results_are_the_generated_ones() -> None:
     marked = re.findall(r"<!-- results: from (\S+) -->\n(.+?)<!-- /results -->", README, re.DOTALL)
     for source, table in marked:
         assert table in (ROOT / source).read_text()
-    results, speeds = (table for _, table in marked)
+    results, trainings, speeds = (table for _, table in marked)
     assert "| fp32 |" in results
+    assert "| Fp | fp16 |" in trainings
     assert "| sb3 |" in speeds
 
 
