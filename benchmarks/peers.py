@@ -5,6 +5,7 @@ as JSON is the one argument, the last line printed is the result as JSON. Our ow
 translated here, so that no hyper-parameter can differ by an oversight. What does differ:
 
 * Neither normalises observations; SBX's DQN and DDPG clip no gradients, nor does SB3's DDPG.
+* RMSprop's epsilon in A2C stands beside its root (SB3), ours under it.
 * Their DQN is not Double DQN, and has the Huber loss: one forward pass of the network less.
 """
 

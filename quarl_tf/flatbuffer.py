@@ -27,7 +27,7 @@ IDENTIFIER = b"TFL3"
 _WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 #: Types of weights that `weights` can decode.
-_DECODABLE = {"float32", "float16", "int8"}
+_DECODABLE = {"float32", "float16", "int8", "int4"}
 
 #: Bits of the types that NumPy does not have.
 _BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}
@@ -212,8 +212,8 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
         source: The file, or its content.
 
     Returns:
-        Constant float32, float16 and int8 tensors of rank 2 or more, by the name they have in the
-        file; int8 ones are dequantised. The converter may name the same layer differently in
+        Constant float32, float16, int8 and int4 tensors of rank 2 or more, by the name they have in
+        the file; integer ones are dequantised. The converter may name the same layer differently in
         different schemes, but it keeps their order.
 
     Raises:
@@ -368,7 +368,7 @@ def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
     data = buffers[tensor.Buffer()]
     dtype = _DTYPES[tensor.Type()]
     if data is not None and dtype in _DECODABLE:
-        expected = math.prod(shape) * np.dtype(dtype).itemsize
+        expected = byte_size(dtype, math.prod(shape))
         if data.size != expected:
             raise ValueError(f"{data.size} bytes where {expected} belong")
     return _Tensor(_text(tensor.Name()), shape, dtype, scales, zero_points, axis, data)
@@ -419,7 +419,8 @@ def _used(graph: _Graph) -> Iterator[int]:
 
 
 def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    values = data.view(tensor.dtype).reshape(tensor.shape).astype(np.float32)
+    numbers = _nibbles(tensor, data) if tensor.dtype == "int4" else data.view(tensor.dtype)
+    values = numbers.reshape(tensor.shape).astype(np.float32)
     if not tensor.scales.size:
         return values
     broadcast = [1] * len(tensor.shape)
@@ -428,3 +429,9 @@ def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     # A damaged scale may be huge; a histogram of infinities shows it better than a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         return (values - zero_points) * tensor.scales.reshape(broadcast)
+
+
+def _nibbles(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Unpack int4, two to a byte, the first in the lower half."""
+    pairs = np.stack([data << 4, data], axis=1).view(np.int8) >> 4
+    return pairs.reshape(-1)[: math.prod(tensor.shape)]

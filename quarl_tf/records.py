@@ -243,10 +243,7 @@ class TrainingRecord(_JsonRecord):
             return None
         record = cls.load(folder / "training.json")
         record.verify(folder)
-        # Rebuilt, for what presets have learned to say since then was as it is where unsaid.
-        made = presets.restore(run.algo, record.preset)
-        recorded = settings(Run.from_dict(record.run), asdict(made))
-        require_same_settings(folder, recorded, settings(run, asdict(preset)))
+        require_same_settings(folder, {"run": record.run, "preset": record.preset}, run, preset)
         return record
 
     def verify(self, folder: Path) -> None:
@@ -544,25 +541,44 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
 
 
 def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that a training goes by, JSON-ready: its preset, and how it is quantised."""
+    """Return all that a training goes by, JSON-ready: its preset, and how it is quantised.
+
+    What a preset has learned to say since it was recorded was then as it is where unsaid.
+
+    Raises:
+        UsageError: The preset has a key that is not known any more.
+    """
     quantization = run.to_dict().get("quantization", {})
     found = {f"quantization.{name}": value for name, value in quantization.items()}
     # Tuples are lists once they have been through JSON.
-    values: dict[str, Any] = json.loads(json.dumps(dict(preset)))
+    values: dict[str, Any] = json.loads(json.dumps(asdict(presets.restore(run.algo, preset))))
     return {**values, **found}
 
 
 def require_same_settings(
-    folder: Path, recorded: Mapping[str, Any], asked: Mapping[str, Any]
+    folder: Path, recorded: Mapping[str, Any], run: Run, preset: Preset
 ) -> None:
     """Refuse to go on in a run folder with other `settings` than its own.
+
+    Args:
+        folder: The run folder.
+        recorded: Its `run` and `preset`, as a record or a checkpoint keeps them.
+        run: What is asked for.
+        preset: Its preset.
 
     Raises:
         QuarlError: The two differ; the keys that do are named.
     """
-    keys = sorted(k for k in {*recorded, *asked} if recorded.get(k) != asked.get(k))
+    asked = settings(run, asdict(preset))
+    try:
+        found = settings(Run.from_dict(recorded["run"]), recorded["preset"])
+    except UsageError as error:
+        raise QuarlError(
+            f"{folder} was trained by another version; move it away or use another --root. {error}"
+        ) from error
+    keys = sorted(k for k in {*found, *asked} if found.get(k) != asked.get(k))
     if keys:
-        received = ", ".join(f"{k}={asked.get(k)!r} for {recorded.get(k)!r}" for k in keys)
+        received = ", ".join(f"{k}={asked.get(k)!r} for {found.get(k)!r}" for k in keys)
         raise QuarlError(
             f"{folder} was trained with other settings; move it away or use another --root. "
             f"Received: {received}"

@@ -150,7 +150,7 @@ def _groups(runs: Sequence[LoadedRun]) -> list[list[LoadedRun]]:
     """Group runs that differ in their seed alone; only those may be pooled."""
     groups: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        key = run.run.to_dict() | {"seed": None, "preset": run.own.preset}
+        key = run.run.to_dict() | {"seed": None, "settings": run.settings}
         groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     return list(groups.values())
 

@@ -6,7 +6,7 @@ mean of those that happen to be there is never shown.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from quarl_tf.errors import QuarlError
 from quarl_tf.records import Workspace
@@ -21,7 +21,7 @@ from quarl_tf.results import (
     pooled_row,
     run_row,
 )
-from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.spec import REFERENCE, Quantization, Run
 from quarl_tf.statistics import Interval
 from quarl_tf.study import Cell, Precision, State, Status, Study, plan
 from quarl_tf.wording import notes_on
@@ -135,16 +135,19 @@ def cell_results(cell: Cell, study: Study, loader: Loader) -> CellResults:
 
 
 def _options(cell: Cell) -> dict[str, str]:
-    """Return how a cell's trainings are quantised; all values of what differs between them."""
-    values: dict[str, list[str]] = {}
-    for quantization in cell.quantizations:
-        for name, value in asdict(quantization).items():
-            values.setdefault(name, []).append(str(value))
-    return {
-        name: ", ".join(dict.fromkeys(several))
-        for name, several in values.items()
-        if name not in ("bits", "delay")
-    }
+    """Return how a cell's trainings are quantised, beside bits and delay."""
+    names = [field.name for field in fields(Quantization) if field.name not in ("bits", "delay")]
+    return {name: _option(cell, name) for name in names} if cell.quantizations else {}
+
+
+def _option(cell: Cell, name: str) -> str:
+    """Return the value of an option; where it differs between trainings, each with its bits."""
+    widths: dict[str, dict[str, None]] = {}
+    for one in cell.quantizations:
+        widths.setdefault(str(getattr(one, name)), {})[str(one.bits)] = None
+    if len(widths) == 1:
+        return next(iter(widths))
+    return ", ".join(f"{value} at {'/'.join(bits)} bits" for value, bits in widths.items())
 
 
 def _column(cell: Cell, precision: Precision, loader: Loader) -> Column:

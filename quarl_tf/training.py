@@ -149,7 +149,7 @@ class _Training:
         found = checkpoints.load_newest(self._folder / "checkpoints")
         if found is not None:
             arrays, state = found
-            records.require_same_settings(self._folder, state["settings"], self._settings())
+            records.require_same_settings(self._folder, state, self._run, self._preset)
             best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
             self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
             for name, generator in self.agent.generators().items():
@@ -163,9 +163,6 @@ class _Training:
         records.write_json(self._folder / "run.json", description)
         self._start_curves()
         self._start_episodes()
-
-    def _settings(self) -> dict[str, Any]:
-        return records.settings(self._run, asdict(self._preset))
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
@@ -269,7 +266,8 @@ class _Training:
         arrays = self.agent.arrays()
         arrays.update({f"best/{name}": value for name, value in self.best.weights.items()})
         state = {
-            "settings": self._settings(),
+            "run": self._run.to_dict(),
+            "preset": asdict(self._preset),
             "step": self.step,
             "rows": self._rows,
             "recent": list(self._recent),

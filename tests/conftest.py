@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from quarl_tf import flatbuffer
+from quarl_tf import flatbuffer, presets
 from quarl_tf.records import Sidecar, Workspace, sidecar_path, write_bytes
 from quarl_tf.spec import Run
 
@@ -105,7 +105,7 @@ def sidecar_for(content: bytes, **changes: Any) -> Sidecar:
         "check": {},
         "network_sha256": "0" * 64,
         "calibration_sha256": None,
-        "preset": {},
+        "preset": asdict(presets.load("dqn", "CartPole-v1")),
         "versions": {},
         "commit": None,
     }

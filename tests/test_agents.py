@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Design
+from quarl_tf.quantization import preparing
 from quarl_tf.records import Workspace
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import ALGORITHMS, STOCHASTIC_ALGORITHMS, Quantization, Run
@@ -550,3 +552,9 @@ def test_diverged_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(QuarlError, match="diverged"):
         train(Workspace(tmp_path), run, silent)
     assert not (tmp_path / "runs" / run.run_id / "training.json").exists()
+
+
+def test_a2c_takes_its_preset_s_epsilon() -> None:
+    preset = replace(presets.load("a2c", "CartPole-v1"), epsilon=0.125)
+    agent = agents.build("a2c", environments.env_spec("CartPole-v1"), preset, 0, preparing(None))
+    assert agent._optimizer.epsilon == 0.125

@@ -524,3 +524,17 @@ def test_a_single_episode_has_no_error_bar() -> None:
     one = BitsPoint(Scheme.parse("fp32"), Interval(500.0, -math.inf, math.inf), (500.0,))
     (container,) = panels(reward_against_bits([one], None, "").figure)[0].containers
     assert not container.has_yerr
+
+
+def test_captions_explain_the_labels_that_are_there() -> None:
+    def caption(*schemes: str) -> str:
+        points = [
+            PrecisionPoint(name, Scheme.parse(name), None, Interval(1, 0, 2), (1.0,))
+            for name in schemes
+        ]
+        return reward_against_precision([PrecisionPanel("one", points, None)], "s").caption
+
+    plain = caption("fp32", "ptq_w4")
+    assert "Fp: float32; w8, w7, …: weights alone, after training. Mean" in plain
+    assert "8*: int8" in caption("fp32", "int8")
+    assert "trained and run at so many bits. Mean" in caption("fp32", "qat_w4a4")

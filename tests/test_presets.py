@@ -120,6 +120,11 @@ def test_a_whole_number_may_stand_for_a_float() -> None:
     assert type(preset.discount) is float
 
 
+def test_a2c_needs_an_epsilon() -> None:
+    with pytest.raises(UsageError, match=r"above 0.* Received: epsilon=0\.0"):
+        presets.load("a2c", "CartPole-v1", {"epsilon": 0})
+
+
 def test_unknown_keys_are_refused_naming_the_closest() -> None:
     assert "did you mean learning_rate" in refused({"learning_rat": 0.1})
     assert "did you mean network" in refused({"Network": [1]})

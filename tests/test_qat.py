@@ -645,7 +645,7 @@ def test_until_the_delay_training_is_the_plain_one(
     assert 400 <= aware_state["step"] == plain_state["step"] < CUTS["before"]
     learned = [key for key in plain if not key.startswith("variable/")]
     assert any("kernel" in key for key in learned)
-    assert aware_state.pop("settings") != plain_state.pop("settings")
+    assert aware_state.pop("run") != plain_state.pop("run")
     assert aware_state == plain_state  # Losses, returns and draws among it.
     for key in learned:
         np.testing.assert_array_equal(aware_of[key], plain[key], err_msg=key)

@@ -142,6 +142,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         *((kind, 4, {}) for kind in KINDS if kind != "values"),
         ("logits", 3, {"rule": "paper"}),
         ("logits", 3, {"per_channel": True, "edge_bits": 5}),
+        ("logits", 2, {"per_channel": False}),
         ("logits", 6, {"learned_steps": True}),
         ("images", 3, {"learned_steps": True}),
     ],
@@ -152,10 +153,12 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
     compared = bench.compared(kind, f"qat_w{bits}a{bits}", bits, **options)
     compared.require_same()
     paper = "rule" in options
+    per_channel = Run.from_dict(compared.sidecar.run).quantization.per_channel
     for kernel in flatbuffer.weights(compared.path).values():
         # The head has eight bits.
-        if kernel.ndim == 2 and len(kernel) > 4 and "per_channel" not in options:
-            assert len(np.unique(kernel)) <= 2**bits + paper
+        if kernel.ndim == 2 and len(kernel) > 4:
+            grids = kernel if per_channel else [kernel]
+            assert all(len(np.unique(grid)) <= 2**bits + paper for grid in grids)
     assert not compared.sidecar.native
     assert "int8" not in compared.sidecar.weight_dtypes
 
@@ -290,7 +293,9 @@ def heads(bench: Bench, run: Run, scheme: str) -> np.ndarray:
         ("values", 4, {"learned_steps": True}),
         ("action", 4, {}),
         ("images", 4, {}),
-        *((kind, 3, {"per_channel": True}) for kind in ("logits", "action", "images")),
+        ("logits", 3, {"per_channel": False}),
+        ("action", 3, {}),
+        ("images", 3, {}),
     ],
 )
 def test_int4_computes_what_the_simulated_flatbuffer_does(
@@ -343,6 +348,27 @@ def test_kernels_on_no_grid_are_refused_in_a_line(bench: Bench) -> None:
     with pytest.raises(QuarlError, match=r"use qat_wNaN\. Received: ") as error:
         int4.pack(content, [(8, False)] * 3)
     assert "\n" not in str(error.value)
+
+
+def test_steps_that_few_weights_do_not_tell_are_refused(bench: Bench) -> None:
+    run, _ = bench.run("values", 4, per_channel=True)
+    with pytest.raises(QuarlError, match=r"use qat_wNaN\. Received: "):
+        bench.export(run, "qat_int4")
+
+
+def test_steps_guessed_wrong_are_refused(bench: Bench) -> None:
+    run, _ = bench.run("values", 3)
+    content = bench.export(run, "qat_w3a3").read_bytes()
+    # Weights far below what the library bounds errors by: it takes any step.
+    kernels = list(flatbuffer.weights(content).values())
+    small = content
+    for kernel in kernels:
+        odd = (kernel * 1e-6).astype(np.float32)
+        odd += np.random.default_rng(0).normal(0, 1e-7, kernel.shape).astype(np.float32)
+        small = small.replace(kernel.tobytes(), odd.tobytes())
+    assert small != content
+    with pytest.raises(QuarlError, match="other weights in a kernel of shape"):
+        int4.pack(small, [(3, True), (3, True), (8, True)])
 
 
 def test_without_the_library_the_message_says_what_to_install(

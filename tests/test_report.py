@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import flatbuffer, report
+from quarl_tf import flatbuffer, presets, report
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import (
     Evaluation,
@@ -36,6 +36,8 @@ TIMES, DASH, MINUS = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
+
+PRESET = asdict(presets.load("dqn", "CartPole-v1"))
 PROTOCOL = {"action": "greedy", "return": "unclipped", "episode": "whole"}
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910}
 #: Size of the float file that holds a simulated scheme; it must not be seen anywhere.
@@ -75,7 +77,7 @@ def sidecar_of(run: Run, scheme: str, size_bytes: int) -> Sidecar:
         check={"largest_difference": 1e-7},
         network_sha256="ab" * 32,
         calibration_sha256=None,
-        preset={"steps": 50_000, "learning_rate": 0.0023},
+        preset=PRESET,
         versions={"numpy": "2.3.5", "tensorflow": "2.21.0"},
         commit="0123456789ab",
     )
@@ -807,7 +809,7 @@ def test_a_quantisation_aware_run_has_a_report_of_its_own(
     aware = [add_run(workspace, seed, quantization=AWARE) for seed in range(2)]
     for run in aware:
         path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
-        preset = {"steps": 50_000, "learning_rate": 0.5}
+        preset = {**PRESET, "learning_rate": 0.5}
         replace(Sidecar.load(path), preset=preset, network_sha256="cd" * 32).save(path)
         evaluate(workspace, run, "qat_w4a4", [450.0] * EPISODES)
 
@@ -858,7 +860,7 @@ def test_runs_with_other_delays_or_options_are_not_pooled(
 
 
 def test_terms_are_explained_where_they_are_shown(workspace: Workspace, no_figures: None) -> None:
-    terms = {"ptq_wN, ptq_paper_wN", "qat_int8", "qat_wNaN", "Fp, 8*, 8, 7, …"}
+    terms = {"ptq_wN, ptq_paper_wN", "qat_int8", "qat_wNaN", "Fp", "8*", "8, 7, …"}
 
     def explained(run: Run) -> set[str]:
         folder = write_report(workspace, [run.run_id], command=COMMAND).parent
@@ -911,6 +913,19 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_pooled(
         "dqn on LunarLander-v3",
     ]
     assert [len(section["runs"]) for section in sections] == [2, 1, 1]
+
+
+def test_runs_of_before_a_preset_said_more_are_pooled(
+    workspace: Workspace, no_figures: None
+) -> None:
+    runs = [add_run(workspace, seed) for seed in range(2)]
+    path = sidecar_path(workspace.artifact(runs[0].run_id, "fp32"))
+    older = Sidecar.load(path)
+    preset = {key: value for key, value in older.preset.items() if key != "dueling"}
+    replace(older, preset=preset).save(path)
+    index = write_report(workspace, [r.run_id for r in runs], command=COMMAND)
+    (section,) = results_of(index.parent)["sections"]
+    assert len(section["runs"]) == 2
 
 
 def test_figures_of_an_earlier_report_are_removed(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import cli, memory, plots, records, study, study_figures, study_runner
+from quarl_tf import cli, memory, plots, records, study, study_figures, study_results, study_runner
 from quarl_tf.errors import UsageError
 from quarl_tf.records import Workspace
 from quarl_tf.results import load_run
@@ -85,6 +85,20 @@ def test_labels_are_those_of_the_papers_figure(tmp_path: Path) -> None:
         *(("Fp", "fp32"), ("8*", "int8")),
         *(("8", "qat_int8"), ("8", "qat_w8a8"), ("2", "qat_w2a2")),
     ]
+
+
+def test_labels_of_weights_alone_name_their_bits(tmp_path: Path) -> None:
+    text = BASE + "schemes: [ptq_w4, ptq_paper_w4, fp16]\n"
+    (cell,) = study.read(write(tmp_path, text)).cells
+    assert [one.label for one in cell.precisions()] == ["Fp", "w4", "ptq_paper_w4", "fp16"]
+
+
+def test_options_that_differ_between_trainings_are_told_with_their_bits(tmp_path: Path) -> None:
+    (cell,) = study.read(write(tmp_path, BASE + "bits: [4, 3, 2]\n")).cells
+    options = study_results._options(cell)
+    assert options["per_channel"] == "False at 4 bits, True at 3/2 bits"
+    assert options["rule"] == "nearest"
+    assert study_results._options(replace(cell, quantizations=())) == {}
 
 
 def test_several_delays_are_told_apart(tmp_path: Path) -> None:
@@ -681,6 +695,9 @@ def test_a_study_of_which_nothing_exists_has_a_report(tmp_path: Path) -> None:
     assert cli.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
     text = (tmp_path / "reports" / "s" / "report.md").read_text()
     assert "3 of 3 experiments have no result" in text
+    terms = re.findall(r"^- \*\*(.+)\*\*:", text, re.MULTILINE)
+    assert {"Fp", "8, 7, …"} <= set(terms)
+    assert not {"8*", "w8, w7, …"} & set(terms)
     assert "qat_w2a2 of ppo-CartPole-v1-s0-q2d50000 was not trained" in text
 
 

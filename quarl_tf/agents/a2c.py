@@ -31,6 +31,6 @@ def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Prepare) -> Acto
         seed,
         prepare,
         lambda variables: optimizers.rmsprop(
-            preset.learning_rate, variables, decay_steps(preset), preset.epsilon
+            preset.learning_rate, variables, decay_steps(preset), epsilon=preset.epsilon
         ),
     )

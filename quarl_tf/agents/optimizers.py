@@ -30,7 +30,7 @@ def adam(
 
 
 def rmsprop(
-    learning_rate: float, variables: Sequence[Any], steps: int | None = None, epsilon: float = 1e-5
+    learning_rate: float, variables: Sequence[Any], steps: int | None = None, *, epsilon: float
 ) -> Any:
     """Return RMSprop with its moments; A2C's constants (OpenAI baselines, a2c.py).
 

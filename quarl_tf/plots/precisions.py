@@ -86,17 +86,18 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
 def _key(panels: Sequence[PrecisionPanel]) -> str:
     """Say what the labels of the points that are there stand for."""
     points = [point for panel in panels for point in panel.points]
-    meanings = {
-        "Fp: float32": any(point.label == "Fp" for point in points),
-        "8*: int8 after training, activations too (the papers' 8* is of weights alone)": any(
-            point.label == "8*" for point in points
+    schemes = [point.scheme for point in points]
+    names = {scheme.name for scheme in schemes}
+    meanings = (
+        ("Fp: float32", REFERENCE in names),
+        (
+            "8*: int8 after training, activations too (the papers' 8* is of weights alone)",
+            "int8" in names,
         ),
-        "w8, w7, …: weights alone, after training": any(
-            point.label.startswith("w") for point in points
-        ),
-        "8, 7, …: trained and run at so many bits": any(p.delay is not None for p in points),
-    }
-    return "; ".join(meaning for meaning, there in meanings.items() if there)
+        ("w8, w7, …: weights alone, after training", any(s.mode == "code" for s in schemes)),
+        ("8, 7, …: trained and run at so many bits", any(s.trained for s in schemes)),
+    )
+    return "; ".join(meaning for meaning, there in meanings if there)
 
 
 def _delays(panel: PrecisionPanel) -> list[int]:

@@ -189,6 +189,15 @@ class A2cPreset(PpoPreset):
     #: What keeps RMSprop's quotient finite, under its root.
     epsilon: float = 1e-5
 
+    def __post_init__(self) -> None:
+        """Check what A2C adds; see `PpoPreset.__post_init__`."""
+        super().__post_init__()
+        if self.epsilon == 0:
+            raise UsageError(
+                "epsilon must be above 0: gradients of 0 would be divided by it. "
+                "Received: epsilon=0.0"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DdpgPreset(Preset):

@@ -1,8 +1,8 @@
 """Store kernels that lie on a grid of 4 bits or fewer as int4, by litert-quantizer.
 
 The float flatbuffer of a quantisation-aware training has such kernels, spelled out as floats. As
-int4 two of them share a byte; the runtime turns them back into the same floats, so the flatbuffer
-computes what it did, to the last bit. Kernels on finer grids, as those at the edges of a network
+int4 two of them share a byte; the runtime turns them back into the same floats but for rounding,
+which the grids behind them absorb. Kernels on finer grids, as those at the edges of a network
 usually are, become int8. Like fp16 it saves size and not time.
 """
 
@@ -12,9 +12,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from quarl_tf import flatbuffer, native_output
 from quarl_tf.errors import QuarlError
 from quarl_tf.spec import INT4_BITS
+
+#: Most that a weight may change, relative to it: a step that was guessed wrong moves some by a
+#: 127th or more, rounding by a hundred-thousandth.
+_ROUNDING = 1e-3
 
 
 def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
@@ -44,11 +50,28 @@ def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
         with native_output.silenced():
             packed = work.quantize(enable_progress_report=False).quantized_model
     except (RuntimeError, ValueError) as error:
-        raise QuarlError(
-            "litert-quantizer cannot express this network's kernels as integers; use qat_wNaN. "
-            f"Received: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise _inexpressible(" ".join(str(error).split())[:300]) from error
+    _require_same_weights(bytes(packed), content)
     return bytes(packed)
+
+
+def _require_same_weights(packed: bytes, content: bytes) -> None:
+    """Refuse kernels whose steps were guessed wrong.
+
+    The library takes the least difference between weights for the step, and bounds errors by an
+    absolute number, which small steps never exceed.
+    """
+    both = (flatbuffer.weights(source).values() for source in (packed, content))
+    for found, wanted in zip(*both, strict=True):
+        if not np.allclose(found, wanted, rtol=_ROUNDING, atol=0):
+            raise _inexpressible(f"other weights in a kernel of shape {wanted.shape}")
+
+
+def _inexpressible(received: str) -> QuarlError:
+    return QuarlError(
+        "litert-quantizer cannot express this network's kernels as integers; use qat_wNaN. "
+        f"Received: {received}"
+    )
 
 
 def _library() -> tuple[Any, Any, Any, Any]:

@@ -6,8 +6,9 @@ the forward pass is quantised, and the gradient passes as if it were not (QuaRL,
 arXiv 1910.01055, Algorithm 2). TensorFlow's model optimisation toolkit, whose wrappers are used,
 has neither a delay nor ranges that freeze, and starts its ranges at ±6.
 
-What is quantised: the observation behind its scaling, every kernel (one grid for a fully-connected
-one, one per output channel for a convolution), and every layer's output, the head's included;
+What is quantised: the observation behind its scaling, every kernel (one grid per output channel for
+a convolution, and with `per_channel` for a fully-connected one, which else has one for all of it),
+and every layer's output, the head's included;
 biases stay in float, as the 32 bits that they have in int8 kernels. What feeds a tanh has 8 bits at
 any width (not so by the papers' rule): on integer hardware tanh is a table of that many entries.
 Only what is exported is quantised: neither the critic of DDPG nor the value head of PPO and A2C,
