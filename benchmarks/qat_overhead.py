@@ -10,7 +10,6 @@ over repetitions beside the most that it should be (about 15 minutes, both cores
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from training_throughput import processor
+from training_throughput import machine
 
 from quarl_tf import agents, environments, presets, records
 from quarl_tf.quantization import preparing, qat
@@ -105,8 +104,7 @@ def main() -> None:
     print("| training | before the delay | after it | at most |")
     print("|---|--:|--:|--:|")
     results: dict[str, Any] = {
-        "processor": processor(),
-        "load before": os.getloadavg()[0],
+        "machine": machine(),
         "versions": records.package_versions(),
         "commit": records.source_commit(),
         "cases": {},

@@ -188,21 +188,15 @@ def _summary(values: Sequence[float], form: str) -> str:
     return f"{middle} [{low}, {high}]"
 
 
-def processor() -> str:
-    """Return the processor's name."""
+def machine() -> dict[str, Any]:
+    """Describe the machine, and what else it is doing."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def machine() -> dict[str, Any]:
-    """Describe the machine, and what else it is doing."""
     return {
-        "processor": processor(),
+        "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
-        "multiplications_per_second": _in_fresh_process(ours.multiplications_per_second),
     }
 
 
@@ -255,6 +249,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     here = machine()
     if here["load_before"] > _QUIET:
         _say(f"Something else is running and slows all. Received: load={here['load_before']:.1f}")
+    here["multiplications_per_second"] = _in_fresh_process(ours.multiplications_per_second)
     for name in args.workloads:
         workload = workloads[name]
         if workload.on_atari and args.precision:

@@ -259,6 +259,19 @@ def test_a_flatbuffer_on_other_grids_is_refused(
         bench.export(run, "qat_w6a6")
 
 
+def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
+    run, network = bench.run("values", 4)
+    for layer in qat.quantized_layers(network):
+        for quantizer, variables, kernel in layer.quantizers():
+            if kernel is not None:
+                low, high = quantizer.ends({name: v.numpy() for name, v in variables.items()})
+                step = (high - low) / quantizer.levels
+                codes = np.clip(np.floor(kernel.numpy() / step), -quantizer.levels // 2, None)
+                kernel.assign(((codes + 0.5) * step).astype(np.float32))
+    bench.write(run, network)
+    assert bench.export(run, "qat_w4a4").exists()
+
+
 def test_int8_tells_small_actions_of_a_saturated_policy_apart(bench: Bench) -> None:
     run = replace(KINDS["action"], seed=7)
     network = bench.plain(run)

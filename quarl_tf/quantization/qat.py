@@ -309,18 +309,24 @@ class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]
         """
         scale = np.float32(kernel_scale)
         (*of_kernel, of_output) = [
-            (quantizer, quantizer.ends({name: v.numpy() for name, v in variables.items()}), kernel)
-            for quantizer, variables, kernel in self.quantizers()
+            (quantizer, quantizer.ends({name: v.numpy() for name, v in variables.items()}))
+            for quantizer, variables, _ in self.quantizers()
         ]
-        kernels = [kernel.numpy() * scale for _, _, kernel in of_kernel]
+        # On their grids already: training leaves weights right between two codes, where another
+        # order of operations would round to the other one.
+        kernels = [
+            quantizer(kernel, training=False, weights=variables).numpy() * scale
+            for quantizer, variables, kernel in self.quantizers()
+            if kernel is not None
+        ]
         compute = self._by_constants(native=native)
 
         def call(inputs: Any) -> Any:
-            for (quantizer, (low, high), _), kernel in zip(of_kernel, kernels, strict=True):
+            for (quantizer, (low, high)), kernel in zip(of_kernel, kernels, strict=True):
                 constant = tf.constant(kernel)
                 ends = low * scale, high * scale
                 self.layer.kernel = quantizer.exported(constant, *ends, native=native)
-            quantizer, ends, _ = of_output
+            quantizer, ends = of_output
             return quantizer.exported(compute(inputs), *ends, native=native)
 
         return call
