@@ -572,9 +572,10 @@ def require_same_settings(
     asked = settings(run, asdict(preset))
     try:
         found = settings(Run.from_dict(recorded["run"]), recorded["preset"])
-    except UsageError as error:
+    except (KeyError, UsageError) as error:
         raise QuarlError(
-            f"{folder} was trained by another version; move it away or use another --root. {error}"
+            f"{folder} was trained by another version; move it away or use another --root. "
+            f"Received: {error}"
         ) from error
     keys = sorted(k for k in {*found, *asked} if found.get(k) != asked.get(k))
     if keys:

@@ -421,6 +421,17 @@ def test_training_with_another_preset_is_refused_naming_what_differs(run_folder:
     assert message.endswith("Received: discount=0.9 for 0.99, steps=20000 for 50000")
 
 
+def test_a_training_by_another_version_is_refused(run_folder: Path) -> None:
+    replace(TRAINING, preset={**TRAINING.preset, "dithered": True}).save(
+        run_folder / "training.json"
+    )
+    message = refused(TrainingRecord.finished, run_folder, RUN, PRESET)
+    assert f"{run_folder} was trained by another version; move it away" in message
+    assert "dithered" in message
+    with pytest.raises(QuarlError, match="another version"):
+        records.require_same_settings(run_folder, {"step": 5}, RUN, PRESET)
+
+
 def test_training_at_other_bits_is_refused_naming_them(run_folder: Path) -> None:
     run = replace(RUN, quantization=Quantization(bits=4, delay=5))
     message = refused(TrainingRecord.finished, run_folder, run, PRESET)
