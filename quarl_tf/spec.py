@@ -119,10 +119,10 @@ class Quantization:
         usual: dict[str, Any] = {}
         if values.get("rule") == "paper":
             usual = {"edge_bits": values["bits"], "ranges": "extremes"}
-        elif values["bits"] <= FEW_BITS:
-            usual["per_channel"] = True
-        if values.get("learned_steps"):
-            usual["gradient"] = "clipped"
+        else:
+            usual["per_channel"] = values["bits"] <= FEW_BITS
+            if values.get("learned_steps"):
+                usual["gradient"] = "clipped"
         return cls(**{**usual, **values})
 
     @classmethod

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from quarl_tf import arguments, cli, display, records
+from quarl_tf import arguments, cli, display, presets, records
 from quarl_tf.records import Evaluation, Sidecar, Workspace
 from quarl_tf.spec import DEFAULT_SCHEMES, Run
 
@@ -307,6 +307,7 @@ def stochastic(artifacts: dict[str, Path], tmp_path: Path) -> tuple[Path, str]:
         records.write_bytes(artifact, artifacts[name].read_bytes())
         sidecar = Sidecar.load(records.sidecar_path(artifacts[name]))
         described = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme, "head": "logits"}
+        described["preset"] = asdict(presets.load("ppo", "CartPole-v1"))
         replace(sidecar, **described).save(records.sidecar_path(artifact))
     return tmp_path, run.run_id
 
