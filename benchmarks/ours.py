@@ -160,8 +160,8 @@ def multiplications(workload: Workload) -> float:
         return total + preset.epochs * (3 * total - first)
     learned = preset.batch_size * preset.gradient_steps / preset.train_frequency
     total, first = _passes(agent.network)
-    if workload.algo == "dqn":  # The next action is chosen by one network, valued by another.
-        return total + learned * (5 * total - first)
+    if workload.algo == "dqn":  # Double DQN asks two networks about what follows.
+        return total + learned * ((5 if preset.double else 4) * total - first)
     critic, critics_first = _passes(agent._critic)
     # The critic passes a gradient on to the actor, besides learning; both have targets.
     return total + learned * (4 * total - first + 6 * critic - critics_first)

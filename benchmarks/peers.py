@@ -6,7 +6,7 @@ translated here, so that no hyper-parameter can differ by an oversight. What doe
 
 * Neither normalises observations; SBX's DQN and DDPG clip no gradients, nor does SB3's DDPG.
 * RMSprop's epsilon in A2C stands beside its root (SB3), ours under it.
-* Their DQN is not Double DQN, and has the Huber loss: one forward pass of the network less.
+* Their DQN has the Huber loss, ours the squared.
 """
 
 from __future__ import annotations

@@ -447,6 +447,34 @@ def losses(shared: Any, agent: Any, seen: Any, batch: list[Any]) -> Any:
     )
 
 
+@pytest.mark.parametrize("double", [True, False])
+def test_loss_of_dqn_by_hand(double: bool) -> None:
+    preset = presets.load("dqn", "CartPole-v1", {"network": [8], "double": double})
+    agent: Any = agents.build("dqn", environments.env_spec("CartPole-v1"), preset, 0)
+    random = np.random.default_rng(0)
+    for variable in agent.targets[0].trainable_variables:
+        variable.assign(random.normal(size=variable.shape))
+    seen, following = random.normal(size=(2, 64, 4)).astype(np.float32)
+    actions = random.integers(2, size=64).astype(np.int32)
+    rewards = random.normal(size=64).astype(np.float32)
+    # Some episodes end here.
+    discounts = np.where(random.random(64) < 0.3, 0, 0.9).astype(np.float32)
+    batch = map(tf.constant, (seen, actions, rewards, discounts, following))
+    found = agent._agent._loss(
+        adapter.transition(*batch),
+        td_errors_loss_fn=adapter.element_wise_squared_loss,
+        gamma=preset.discount,
+    )
+
+    values, target = agent.network(following).numpy(), agent.targets[0](following).numpy()
+    chosen = (values if double else target).argmax(axis=1)
+    assert (values.argmax(axis=1) != target.argmax(axis=1)).any()
+    following_values = np.take_along_axis(target, chosen[:, None], axis=1)[:, 0]
+    goal = rewards + 0.99 * discounts * following_values
+    estimates = np.take_along_axis(agent.network(seen).numpy(), actions[:, None], axis=1)[:, 0]
+    np.testing.assert_allclose(found.loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
+
+
 def test_heads_on_shared_layers_are_those_of_the_policy_network(
     shared: Any, batch: list[Any]
 ) -> None:

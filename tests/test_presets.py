@@ -147,6 +147,7 @@ def test_unknown_keys_are_refused_naming_the_closest() -> None:
         ),
         ("learning_rate_decay", ["true", 1, 0, None], "true or false"),
         ("dueling", ["true", 1, None], "true or false"),
+        ("double", ["false", 0], "true or false"),
         ("layer_norm", ["yes", 0, None], "true or false"),
         ("precision", [16, None, True, ["float32"]], "a name"),
     ],
@@ -159,8 +160,9 @@ def test_values_of_another_kind_are_refused(name: str, values: list[Any], kind: 
 def test_networks_may_be_changed_by_options() -> None:
     plain = presets.load("dqn", "CartPole-v1")
     assert isinstance(plain, DqnPreset)
-    assert (plain.dueling, plain.layer_norm, plain.precision) == (False, False, "float32")
-    changes = {"dueling": True, "layer_norm": True}
+    assert (plain.dueling, plain.double, plain.layer_norm) == (False, True, False)
+    assert plain.precision == "float32"
+    changes = {"dueling": True, "double": False, "layer_norm": True}
     assert asdict(presets.load("dqn", "CartPole-v1", changes)) == asdict(plain) | changes
     images = presets.load("dqn", "PongNoFrameskip-v4", {"precision": "float32"})
     assert images.precision == "float32"

@@ -1,4 +1,4 @@
-"""Double DQN (van Hasselt et al., arXiv 1509.06461) by TF-Agents' `DdqnAgent`.
+"""DQN and Double DQN (van Hasselt et al., arXiv 1509.06461) by TF-Agents' agents.
 
 Deviations from the paper:
 
@@ -75,7 +75,8 @@ class DqnAgent:
         q_network = adapter.FactoryNetwork(
             lambda: prepare(factory()), adapter.observation_spec(spec), name="QNetwork"
         )
-        self._agent = adapter.dqn_agent.DdqnAgent(
+        kind = adapter.dqn_agent.DdqnAgent if preset.double else adapter.dqn_agent.DqnAgent
+        self._agent = kind(
             adapter.time_step_spec(spec),
             adapter.action_spec(spec),
             q_network=q_network,

@@ -118,7 +118,7 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class DqnPreset(Preset):
-    """Hyper-parameters of Double DQN."""
+    """Hyper-parameters of DQN."""
 
     #: Transitions in one gradient step.
     batch_size: int
@@ -140,6 +140,9 @@ class DqnPreset(Preset):
     gradient_clip: float
     #: Whether values of states and advantages of actions have last layers of their own.
     dueling: bool = False
+    #: Whether the network itself chooses the next action that its target values (Double DQN), not
+    #: the target.
+    double: bool = True
 
     def __post_init__(self) -> None:
         """Check what DQN adds; see `Preset.__post_init__`."""
