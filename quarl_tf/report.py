@@ -43,7 +43,7 @@ from quarl_tf.results import (
     scheme_names,
 )
 from quarl_tf.spec import REFERENCE, Scheme
-from quarl_tf.statistics import DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
+from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
 from quarl_tf.wording import (
     dtypes,
     headline,
@@ -252,7 +252,7 @@ def _write_results(folder: Path, sections: Sequence[_Section], context: Mapping[
     rows = [asdict(row) for s in sections for lines in s.by_run.values() for row in lines]
     results = {
         "margin_percent": context["margin_percent"],
-        "confidence": 0.95,
+        "confidence": CONFIDENCE,
         "command": context["command"],
         "sections": [
             {
@@ -288,7 +288,7 @@ def _write_pages(folder: Path, sections: Sequence[_Section], context: Mapping[st
         **context,
         "figures": figures,
         "provenance": provenance([run for section in sections for run in section.runs]),
-        "unseen_percent": unseen_percent(min(section.episodes for section in sections)),
+        "fewest_episodes": min(section.episodes for section in sections),
     }
     return write_pages(folder, "report", everything, pictures)
 
@@ -323,6 +323,7 @@ def write_pages(
     environment.filters |= {
         "number": number_text,
         "percent": percent,
+        "unseen": unseen_percent,
         "size": size,
         "dtypes": dtypes,
         "alt": lambda file: file.removesuffix(".png").replace("_", " "),

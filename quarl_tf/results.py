@@ -451,8 +451,8 @@ def pooled_row(runs: Sequence[LoadedRun], rows: Sequence[Row]) -> Row:
         row,
         size_bytes=mean_of_all([r.size_bytes for r in rows]),
         compression=mean_of_all([r.compression for r in rows]),
-        latency_median_us=mean_of_all([r.latency_median_us for r in rows]),
-        latency_p95_us=mean_of_all([r.latency_p95_us for r in rows]),
+        latency_median_us=_least([r.latency_median_us for r in rows]),
+        latency_p95_us=_least([r.latency_p95_us for r in rows]),
         action_agreement=mean_of_all([r.action_agreement for r in rows]),
         ties=sum(r.ties or 0 for r in rows),
         weight_dtypes=first.weight_dtypes,
@@ -461,6 +461,12 @@ def pooled_row(runs: Sequence[LoadedRun], rows: Sequence[Row]) -> Row:
     if row.scheme == REFERENCE:
         return row
     return replace(row, absolute_reward_error_percent=pooled.absolute_reward_error)
+
+
+def _least(latencies: Sequence[float | None]) -> float | None:
+    """Return the least: networks of one shape take as long, and what else ran only adds to it."""
+    known = [latency for latency in latencies if latency is not None]
+    return min(known) if len(known) == len(latencies) else None
 
 
 def _statistics(name: str, result: Comparison | Pooled) -> dict[str, Any]:

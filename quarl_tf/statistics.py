@@ -6,7 +6,11 @@ interval. Fewer than `MIN_EPISODES` cannot tell, whatever their interval: a hand
 chance, and no interval made of them shows what they missed. Over several trainings the unit is the
 training run: 3 policies of 100 episodes are 3 observations of what quantisation does to a policy,
 not 300, so the pooled interval is Student's t over the means of the runs (a bootstrap of 3 numbers
-has 10 distinct samples and is far too narrow).
+has 10 distinct samples and is far too narrow), and never narrower than the episodes behind those
+means allow: three means may agree by luck.
+
+A game without chance in it is a third case: a deterministic policy plays on alike from many of its
+starts. Its episodes of equal returns are one observation.
 
 The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
 so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
@@ -27,13 +31,16 @@ from scipy import stats
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import Evaluation
 
-Verdict = Literal["gain", "no loss shown", "loss", "cannot tell"]
+Verdict = Literal["gain", "within margin", "loss", "cannot tell"]
 
 #: Losses up to this share of the fp32 return, in percent, are taken as none.
 DEFAULT_MARGIN_PERCENT = 2.0
 
 #: Episodes that a trained policy must have played under a scheme before a verdict is given.
 MIN_EPISODES = 20
+
+#: Share of intervals that hold the true mean.
+CONFIDENCE = 0.95
 
 _RESAMPLES = 9999
 _SEED = 0
@@ -107,7 +114,7 @@ class Pooled:
     verdict: Verdict
 
 
-def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
+def mean_interval(values: npt.ArrayLike, different: int | None = None) -> Interval:
     """Return the mean with its interval: Student's t for fewer than 20 values, else a bootstrap.
 
     The bootstrap is BCa with a fixed seed: same values, same interval. A few values resampled are
@@ -122,14 +129,15 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
 
     Args:
         values: Finite values, shape [n] with n >= 1.
-        confidence: Share of such intervals that hold the true mean, in (0, 1).
+        different: How many of the values are observations of their own, where others repeat them;
+            None for all.
 
     Raises:
         QuarlError: There are no values, or one is not finite.
     """
     sample = _sample(values)
-    if sample.size < MIN_EPISODES:
-        return student_interval(sample, confidence)
+    if min(sample.size, different or sample.size) < MIN_EPISODES:
+        return student_interval(sample, different)
     if sample.min() == sample.max():
         return _constant(sample)
     result = stats.bootstrap(
@@ -137,7 +145,7 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
         np.mean,
         n_resamples=_RESAMPLES,
         batch=max(1, _BATCH_ELEMENTS // sample.size),
-        confidence_level=confidence,
+        confidence_level=CONFIDENCE,
         method="BCa",
         rng=np.random.default_rng(_SEED),
     )
@@ -145,14 +153,14 @@ def mean_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(float(sample.mean()), float(limits.low), float(limits.high))
 
 
-def student_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interval:
+def student_interval(values: npt.ArrayLike, different: int | None = None) -> Interval:
     """Return the mean with Student's t interval, for few values such as means of whole trainings.
 
     Equal values give an interval of no width, one value an infinite one.
 
     Args:
         values: Finite values, shape [n] with n >= 1.
-        confidence: Share of such intervals that hold the true mean, in (0, 1).
+        different: As in `mean_interval`.
 
     Raises:
         QuarlError: There are no values, or one is not finite.
@@ -162,20 +170,21 @@ def student_interval(values: npt.ArrayLike, confidence: float = 0.95) -> Interva
         return Interval(float(sample[0]), -math.inf, math.inf)
     if sample.min() == sample.max():
         return _constant(sample)
-    mean = float(sample.mean())
-    low, high = stats.t.interval(confidence, sample.size - 1, loc=mean, scale=stats.sem(sample))
+    mean, count = float(sample.mean()), different or sample.size
+    error = sample.std(ddof=1) / math.sqrt(count)
+    low, high = stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
 
 
 def paired_difference(
-    reference: npt.ArrayLike, other: npt.ArrayLike, confidence: float = 0.95
+    reference: npt.ArrayLike, other: npt.ArrayLike, different: int | None = None
 ) -> Interval:
     """Return the mean of other - reference with its interval, see `mean_interval`.
 
     Args:
         reference: Returns of the reference, shape [n], one per seed.
         other: Returns of the other policy on the same seeds in the same order, shape [n].
-        confidence: As in `mean_interval`.
+        different: As in `mean_interval`.
 
     Raises:
         QuarlError: The two are empty, not finite or of different lengths.
@@ -186,7 +195,7 @@ def paired_difference(
             "Paired returns must be equally many; evaluate both on the same episodes. "
             f"Received: {before.size} and {after.size} returns"
         )
-    return mean_interval(after - before, confidence)
+    return mean_interval(after - before, different=different)
 
 
 def reward_error(reference_mean: float, other_mean: float) -> float | None:
@@ -220,7 +229,7 @@ def verdict(
     * "cannot tell", fewer than `MIN_EPISODES` episodes: their interval may be narrow, or have no
       width, by chance.
     * "gain", low > 0: the scheme earns more.
-    * "no loss shown", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
+    * "within margin", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
       test at one-sided 2.5 %, as far as the interval holds (see `mean_interval` on rare failures).
       A loss within the margin may be there, even a certain one: the margin is what the reader has
       declared not to matter.
@@ -229,7 +238,7 @@ def verdict(
 
     Noisy episodes widen the interval and end in "cannot tell"; a test that called every loss that
     is not significant "no loss" would reward them. An fp32 return of 0 gives the margin no size, so
-    "no loss shown" is not given then.
+    "within margin" is not given then.
 
     Args:
         difference: Mean and interval of scheme - fp32.
@@ -250,7 +259,7 @@ def verdict(
     if difference.low > 0:
         return "gain"
     if reference_mean != 0 and difference.low >= -margin_percent / 100 * abs(reference_mean):
-        return "no loss shown"
+        return "within margin"
     return "loss" if difference.high < 0 else "cannot tell"
 
 
@@ -277,8 +286,10 @@ def compare(
             "`quarl evaluate` on both with the same --episodes. Received: "
             f"{_described(reference)} and {_described(scheme)}"
         )
-    difference = paired_difference(reference.returns, scheme.returns)
-    returns = mean_interval(scheme.returns)
+    difference = paired_difference(
+        reference.returns, scheme.returns, different_games(reference, scheme)
+    )
+    returns = mean_interval(scheme.returns, different=different_games(scheme))
     reference_mean = float(np.mean(reference.returns))
     chance = None if random is None else float(np.mean(random.returns))
     return Comparison(
@@ -297,12 +308,24 @@ def compare(
     )
 
 
+def different_games(*played: Evaluation) -> int | None:
+    """Count the games that differ in what they returned; None where chance makes all differ.
+
+    Args:
+        played: Evaluations on the same seeds; games differ where any of them tells them apart.
+    """
+    if "game" not in played[0].protocol:
+        return None
+    return len(set(zip(*(one.returns for one in played), strict=True)))
+
+
 def pool(comparisons: Sequence[Comparison]) -> Pooled:
     """Summarise one scheme over the trained policies of one environment, each counting once.
 
     With 2 or more runs the intervals are Student's over the means of the runs and speak about
-    trainings not yet made; with 1 they are the run's own and speak about that policy alone. Every
-    run needs `MIN_EPISODES` for a verdict.
+    trainings not yet made, or what the runs' own intervals add up to where that is wider; with 1
+    they are the run's own and speak about that policy alone. Every run needs `MIN_EPISODES` for a
+    verdict.
 
     Args:
         comparisons: One per run, same scheme and margin, at least one.
@@ -317,19 +340,14 @@ def pool(comparisons: Sequence[Comparison]) -> Pooled:
             f"Received: (scheme, margin_percent)={sorted(kinds)}"
         )
     first = comparisons[0]
-    single = len(comparisons) == 1
-    difference = (
-        first.difference if single else student_interval([c.difference.mean for c in comparisons])
-    )
+    difference = _over_trainings([c.difference for c in comparisons])
     reference_mean = float(np.mean([c.reference_mean for c in comparisons]))
     errors = [c.reward_error for c in comparisons]
     return Pooled(
         scheme=first.scheme,
         runs=len(comparisons),
         episodes=sum(c.episodes for c in comparisons),
-        returns=first.returns
-        if single
-        else student_interval([c.returns.mean for c in comparisons]),
+        returns=_over_trainings([c.returns for c in comparisons]),
         difference=difference,
         reference_mean=reference_mean,
         reward_error=mean_of_all(errors),
@@ -339,6 +357,18 @@ def pool(comparisons: Sequence[Comparison]) -> Pooled:
             difference, reference_mean, first.margin_percent, min(c.episodes for c in comparisons)
         ),
     )
+
+
+def _over_trainings(each: Sequence[Interval]) -> Interval:
+    """Return the mean over trainings, with the wider of the two intervals that bound it."""
+    if len(each) == 1:
+        return each[0]
+    between = student_interval([one.mean for one in each])
+    # As the means are independent, the squares of what they may be off by add up.
+    below = math.hypot(*(one.mean - one.low for one in each)) / len(each)
+    above = math.hypot(*(one.high - one.mean for one in each)) / len(each)
+    mean = between.mean
+    return Interval(mean, min(between.low, mean - below), max(between.high, mean + above))
 
 
 def _sample(values: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from quarl_tf import memory
 from quarl_tf.records import Workspace, write_csv, write_json
-from quarl_tf.report import provenance, unseen_percent, write_pages
+from quarl_tf.report import provenance, write_pages
 from quarl_tf.results import OK, Row
+from quarl_tf.statistics import CONFIDENCE
 from quarl_tf.study import Cell, Precision, Study
 from quarl_tf.study_figures import cell_figures, overview_figures
 from quarl_tf.study_results import CellResults, Column, Loader, cell_results
@@ -58,13 +59,13 @@ def write_study_report(
         "command": command,
         "remedy": remedy,
         "provenance": provenance(list(loader.runs.values())),
-        "unseen_percent": unseen_percent(study.episodes),
+        "fewest_episodes": study.episodes,
     }
     folder = workspace.report_dir(study.name)
     columns = [(result.cell, column) for result in cells for column in result.columns]
     rows = [_values(cell, one.precision, row) for cell, one in columns for row in one.rows]
     pooled = [_values(cell, one.precision, one.pooled) for cell, one in columns]
-    results = {"study": study.name, "margin_percent": margin_percent, "confidence": 0.95}
+    results = {"study": study.name, "margin_percent": margin_percent, "confidence": CONFIDENCE}
     results |= {"command": command, "pooled": pooled, "runs": rows, "missing": missing}
     if study.memory:
         measured = [_memory_rows(workspace, result) for result in cells]
@@ -83,12 +84,19 @@ def write_study_report(
 
 
 def _matrix(cells: Sequence[CellResults]) -> dict[str, Any]:
-    """Return the labels of all columns and, for each cell, what stands under them.
+    """Return the labels of all columns and, for each cell, what stands under them and by chance.
 
     Where two schemes of a training share a label, the simulated one stands there.
     """
     labels = list(dict.fromkeys(one.precision.label for c in cells for one in c.columns))
-    lines = [(result.cell.title, [_shown(result, label) for label in labels]) for result in cells]
+    lines = [
+        {
+            "title": result.cell.title,
+            "chance": None if result.chance is None else result.chance.mean,
+            "rows": [_shown(result, label) for label in labels],
+        }
+        for result in cells
+    ]
     return {"labels": labels, "lines": lines}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from quarl_tf.results import OK, LoadedRun, Row, fewest_episodes
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
-from quarl_tf.statistics import MIN_EPISODES
+from quarl_tf.statistics import MIN_EPISODES, different_games
 
 #: How to begin a sentence on a simulated sweep, by the quantiser's rule.
 _SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}
@@ -47,7 +47,7 @@ def headline(rows: Sequence[Row]) -> list[str]:
 
 
 def _keeps_reward(row: Row) -> bool:
-    return row.verdict in ("gain", "no loss shown")
+    return row.verdict in ("gain", "within margin")
 
 
 def _cheaper(row: Row, reference: Row) -> str:
@@ -103,15 +103,11 @@ def _bits_needed(how: str, rows: Sequence[Row]) -> str:
     what = {
         None: "the result is missing",
         "loss": f"the return is {_amount(stop)} lower",
-        "cannot tell": "the episodes cannot tell",
+        "cannot tell": f"{_evidence(stop)} cannot tell",
     }[stop.verdict]
     if kept == 0:
         return f"{how}, at {stop.weight_bits} bits {what}."
     return f"{keeping}; at {stop.weight_bits} bits {what}."
-
-
-#: Share of different episodes among those of a game, below which readers are told of it.
-_REPEATED = 0.5
 
 
 def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
@@ -135,14 +131,13 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
                 f"played; others played {most}."
             )
         plain = run.reference.sidecar.run_id
-        found = run.reference.evaluation
-        different = len(set(zip(found.returns, found.lengths, strict=True)))
-        if "game" in found.protocol and different <= _REPEATED * len(found.returns):
+        games = run.reference.evaluation.returns
+        different = different_games(run.reference.evaluation)
+        if different is not None and different < len(games):
             notes.append(
-                f"The {len(found.returns)} games of {plain} end in only {different} combinations "
-                "of return and length: without chance in the game, a deterministic policy plays "
-                "the same from the same start. Intervals take episodes for independent, so they "
-                "are too narrow."
+                f"The {len(games)} games of {plain} have {different} different returns: without "
+                "chance in the game, a deterministic policy plays on alike from many starts. "
+                "Intervals take games of equal returns for one."
             )
         if run.chance is None:
             notes.append(

@@ -19,6 +19,7 @@ from quarl_tf.statistics import (
     Comparison,
     Interval,
     compare,
+    different_games,
     mean_interval,
     normalised_error,
     paired_difference,
@@ -97,10 +98,12 @@ class TestBothIntervals:
         expected = [limit + shift for limit in limits(interval_of(values))]
         assert limits(moved) == pytest.approx(expected, abs=1e-6)
 
-    def test_narrows_with_less_confidence(self, interval_of: IntervalOf) -> None:
-        values = np.arange(20.0)
-        wide, narrow = interval_of(values, 0.99), interval_of(values, 0.5)
-        assert wide.low < narrow.low < narrow.high < wide.high
+    def test_values_that_repeat_others_are_no_observations(self, interval_of: IntervalOf) -> None:
+        # Three games of 11, 13 and 21, each played from several starts.
+        values = [11.0] * 24 + [13.0] * 23 + [21.0] * 53
+        interval = interval_of(values, 3)
+        half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / math.sqrt(3)
+        assert limits(interval) == pytest.approx((16.76, 16.76 - half, 16.76 + half))
 
 
 def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
@@ -241,16 +244,16 @@ def test_normalised_error_of_a_policy_below_chance_keeps_its_sign() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "reference", "expected"),
     [
-        (0, 0, 500, "no loss shown"),
-        (-10, 0, 500, "no loss shown"),  # just within 2 %
+        (0, 0, 500, "within margin"),
+        (-10, 0, 500, "within margin"),  # just within 2 %
         (-10.01, 0, 500, "cannot tell"),
-        (-5, -1, 500, "no loss shown"),  # sure, and within what the user does not mind
+        (-5, -1, 500, "within margin"),  # sure, and within what the user does not mind
         (-20, -1, 500, "loss"),
         (-400, -300, 500, "loss"),
         (-20, 30, 500, "cannot tell"),
         (0.1, 30, 500, "gain"),
-        (0, 30, 500, "no loss shown"),
-        (-1, 1, -100, "no loss shown"),  # the margin is of the absolute return
+        (0, 30, 500, "within margin"),
+        (-1, 1, -100, "within margin"),  # the margin is of the absolute return
         (-3, -2.5, -100, "loss"),
         (0, 0, 0, "cannot tell"),  # 2 % of nothing is no margin
         (-5, 5, 0, "cannot tell"),
@@ -266,7 +269,7 @@ def test_verdict(low: float, high: float, reference: float, expected: str) -> No
 
 def test_a_margin_of_zero_forgives_nothing() -> None:
     assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0, 100) == "cannot tell"
-    assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0, 100) == "no loss shown"
+    assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0, 100) == "within margin"
 
 
 @pytest.mark.parametrize("margin", [-1.0, math.nan, math.inf])
@@ -283,8 +286,8 @@ def test_a_wider_margin_never_turns_no_loss_into_a_loss(
     low: float, width: float, small: float, more: float
 ) -> None:
     interval = Interval(low + width / 2, low, low + width)
-    if verdict(interval, 100, small, 100) in ("gain", "no loss shown"):
-        assert verdict(interval, 100, small + more, 100) in ("gain", "no loss shown")
+    if verdict(interval, 100, small, 100) in ("gain", "within margin"):
+        assert verdict(interval, 100, small + more, 100) in ("gain", "within margin")
 
 
 @pytest.mark.parametrize("low", [-400.0, 0.0, 400.0])
@@ -313,11 +316,31 @@ def test_compare_by_hand() -> None:
     assert result.verdict == "loss"
 
 
+def test_games_played_alike_from_many_starts_are_few_observations() -> None:
+    # Pong: three games, one of which int8 plays better.
+    before, after = ([11.0, *more, 21.0] * 33 for more in ([13.0], [18.0]))
+    chance = compare(evaluation("fp32", before), evaluation("int8", after), None)
+    assert chance.verdict == "gain"
+    played = [
+        replace(evaluation(name, returns), protocol={"game": "no chance in it"})
+        for name, returns in (("fp32", before), ("int8", after))
+    ]
+    result = compare(*played, None)
+    assert result.difference == mean_interval(np.subtract(after, before), different=3)
+    assert result.returns == mean_interval(after, different=3)
+    assert (result.difference.mean, result.verdict) == (chance.difference.mean, "cannot tell")
+    # Two schemes tell more games apart than either.
+    assert different_games(*played) == 3
+    assert different_games(replace(played[0], returns=[1.0] * 99), played[1]) == 3
+    lost = replace(played[1], returns=[-21.0] * 99)
+    assert compare(played[0], lost, None).verdict == "loss"
+
+
 def test_compare_without_a_random_policy() -> None:
     same = evaluation("fp32", [10.0, 20.0] * 10)
     result = compare(same, replace(same, scheme="fp16"), None)
     assert result.normalised_error is None
-    assert result.verdict == "no loss shown"
+    assert result.verdict == "within margin"
 
 
 @pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
@@ -375,6 +398,19 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert (pooled.runs, pooled.episodes) == (3, 300)
     # Each run alone is sure of its own difference; what the next training loses is another matter.
     assert pooled.verdict == "cannot tell"
+
+
+def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None:
+    # As dynamic_int8 of DQN on LunarLander: means within 0.1 of each other, each sure to 9 or so.
+    each = [
+        replace(comparison(0.0), difference=Interval(mean, mean - below, mean + 6.0))
+        for mean, below in ((-2.2, 9.0), (-2.3, 12.0), (-2.25, 8.0))
+    ]
+    difference = pool(each).difference
+    assert difference.mean == pytest.approx(-2.25)
+    assert difference.low == pytest.approx(-2.25 - math.sqrt(81 + 144 + 64) / 3)
+    assert difference.high == pytest.approx(-2.25 + math.sqrt(3 * 36) / 3)
+    assert pool(each).verdict == "cannot tell"
 
 
 def test_signed_errors_cancel_and_absolute_ones_do_not() -> None:

@@ -540,8 +540,13 @@ def test_a_cell_tells_how_it_was_played_and_quantised(
     assert cli.main(["study", "report", str(path), "--root", str(root)]) == 0
     capsys.readouterr()
     folder = Workspace(root).report_dir("tiny")
+    chance = json.loads((folder / "results.json").read_text())
+    assert chance["missing"]  # of the cell that diverged; it was played by no rules
+    overview = (folder / "report.md").read_text().split("|", 200)
+    assert overview[2].strip() == "random"
     for text in ((folder / "report.md").read_text(), (folder / "index.html").read_text()):
-        assert "greedy: the best value" in text
+        assert text.count("greedy: the best value") == 1
+        assert "Rules of an episode: those of" not in text
         assert "Only 2 episodes" in text
         assert "edge_bits=8; rule=nearest; ranges=moving_average" in text
         for term in ("8*", "8, 7, …", "qat_wNaN"):

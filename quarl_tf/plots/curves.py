@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,6 +32,8 @@ from quarl_tf.spec import REFERENCE
 #: Lines that can still be told apart in the figure of action variances.
 MOST_PRECISIONS = 10
 
+# As many as stand beside each other in the headings of a row of panels.
+_GRID_LETTERS = 92
 # As many as stand beside each other in a legend, the lines before them apart.
 _LEGEND_LETTERS = 90
 _DELAY_COLOUR = "#b3321f"
@@ -116,7 +119,7 @@ def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str) -> Plot:
         for axes, (heading, several) in zip(grid, panels.items(), strict=False):
             for curve in several:
                 _draw_curve(axes, curve, colours[curve.label])
-            axes.set_title(heading)
+            axes.set_title(textwrap.fill(heading, _GRID_LETTERS // columns), fontsize="small")
             axes.xaxis.set_major_locator(MaxNLocator(3))
         label_lowest(grid, len(panels), columns, "environment steps")
         figure.suptitle(title)
@@ -168,7 +171,8 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Line2D]:
 def _curve_caption(curves: Sequence[Curve]) -> str:
     return (
         "Thin line: mean return of the latest training episodes, exploration included. Dots: "
-        "greedy evaluations during training, on seeds apart from those of the final evaluation."
+        "greedy evaluations during training, on seeds apart from those of the final evaluation; "
+        "the network of the best one (quantised, where it ends so) is exported, not the last."
         + _delay_caption(curves)
     )
 
@@ -201,7 +205,10 @@ def action_variance(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
             # A quantisation-aware training is its plain twin until the delay: that one is on top.
             _draw_mean(above, variances, colour, zorder=3 if one.quantised else 4)
             _draw_mean(below, returns, colour, zorder=3 if one.quantised else 4)
-        for axes, label in ((above, "action variance"), (below, "greedy return")):
+        for axes, label in (
+            (above, "action variance, smoothed"),
+            (below, "greedy return, smoothed"),
+        ):
             for delay in sorted({curve.delay for curve in curves if curve.delay is not None}):
                 _draw_delay(axes, delay)
             axes.set_ylabel(label)
@@ -256,12 +263,8 @@ def smoothed(values: Floats, factor: float) -> Floats:
     Returns:
         At each place the weighted mean of all values up to there, shape [n].
     """
-    total = weights = 0.0
-    averages = []
-    for value in values:
-        total, weights = factor * total + value, factor * weights + 1
-        averages.append(total / weights)
-    return np.array(averages)
+    averages: Floats = pd.Series(values).ewm(alpha=1 - factor).mean().to_numpy()
+    return averages
 
 
 def mean_line(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
