@@ -21,7 +21,8 @@ def curve(run: Run, before: int) -> list[tuple[str, ...]]:
     """Return what was seen in training before a step."""
     with (WORKSPACE.artifact_dir(run.run_id) / "progress.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if int(row["step"]) < before]
-    columns = ("step", "episodes", "episode_return", "greedy_return", "loss")
+    # Curves of before episodes were counted are among them.
+    columns = ("step", "episode_return", "greedy_return", "loss")
     return [tuple(row[column] for column in columns) for row in rows]
 
 

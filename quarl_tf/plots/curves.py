@@ -119,7 +119,8 @@ def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str) -> Plot:
         for axes, (heading, several) in zip(grid, panels.items(), strict=False):
             for curve in several:
                 _draw_curve(axes, curve, colours[curve.label])
-            axes.set_title(textwrap.fill(heading, _GRID_LETTERS // columns), fontsize="small")
+            lines = [textwrap.fill(line, _GRID_LETTERS // columns) for line in heading.split("\n")]
+            axes.set_title("\n".join(lines), fontsize="small")
             axes.xaxis.set_major_locator(MaxNLocator(3))
         label_lowest(grid, len(panels), columns, "environment steps")
         figure.suptitle(title)
