@@ -1,11 +1,12 @@
 """The results that are published here belong together."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
-from quarl_tf.records import Workspace, exported_run, reported_runs
+from quarl_tf.records import Sidecar, Workspace, exported_run, reported_runs
 from quarl_tf.spec import Run
 
 WORKSPACE = Workspace(Path(__file__).parents[1])
@@ -37,3 +38,12 @@ def test_quantised_trainings_are_their_plain_twins_until_the_delay(run: Run) -> 
     delay = run.quantization.delay
     assert len(curve(run, delay)) > 5
     assert curve(run, delay) == curve(run.plain, delay)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.run_id)
+def test_results_come_from_committed_code(run: Run) -> None:
+    paths = WORKSPACE.artifact_dir(run.run_id).glob("*.json")
+    sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
+    assert sidecars
+    for sidecar in sidecars:
+        assert re.fullmatch("[0-9a-f]{12}", str(sidecar.commit)), sidecar.scheme
