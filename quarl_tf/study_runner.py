@@ -34,10 +34,10 @@ from quarl_tf.study import (
 )
 from quarl_tf.study_worker import PROGRESS, Task
 
-#: What libraries read their number of threads from when they are loaded.
+#: What libraries read their number of threads from when they are loaded; not OpenBLAS, by which
+#: policies act: one thread is fastest there, as the package says for all its processes.
 _THREADS = (
     "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",

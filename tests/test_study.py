@@ -437,6 +437,21 @@ def test_a_process_that_ends_without_a_word_is_a_failure(
         assert "out of memory" in file.read_text()
 
 
+def test_a_worker_has_the_threads_of_its_cores_but_acts_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker"
+    worker.write_text('#!/bin/sh\necho "OpenMP $OMP_NUM_THREADS, OpenBLAS $OPENBLAS_NUM_THREADS"\n')
+    worker.chmod(0o755)
+    monkeypatch.setattr(study_runner.sys, "executable", str(worker))
+    monkeypatch.setattr(study_runner, "_cores", lambda: [0, 1, 2])
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    path = write(tmp_path, BASE)
+    assert cli.main(["study", "run", str(path), "--root", str(tmp_path), "--jobs", "1"]) == 1
+    (file,) = tmp_path.glob("runs/*/failure.txt")
+    assert "OpenMP 3, OpenBLAS 1" in file.read_text()
+
+
 def test_jobs_must_be_one_or_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, BASE)
     assert cli.main(["study", "run", str(path), "--jobs", "0"]) == 2
