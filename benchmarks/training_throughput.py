@@ -108,6 +108,7 @@ def measure(
     workload: Workload, peers: Sequence[str], repetitions: int, scale: float
 ) -> dict[str, Any]:
     """Return all figures of a workload but the machine's."""
+    commit = records.source_commit()  # Before it is measured, which takes long.
     steps = math.ceil(workload.steps * scale)
     tried = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
     versions = {"ours": records.package_versions()}
@@ -122,7 +123,7 @@ def measure(
         _say("  " + ", ".join(f"{name} {values[-1]:,.0f}" for name, values in speeds.items()))
     return {
         **asdict(workload),
-        "commit": records.source_commit(),
+        "commit": commit,
         "steps": steps,
         "preset": asdict(workload.preset()),
         "targets": {name: workload.targets[name] for name in peers},

@@ -80,6 +80,8 @@ class _Training:
     """The state of one training between bursts."""
 
     def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
+        # Now: commits made while it trains are not what it runs.
+        self._commit = records.source_commit()
         self._folder, self._run, self._preset = folder, run, preset
         spec = environments.env_spec(run.env_id)
         self._delay = run.quantization.delay if run.quantization else None
@@ -139,7 +141,7 @@ class _Training:
             calibration_sha256=records.sha256(folder / "calibration.npz"),
             seconds=round(time.monotonic() - started, 1),
             versions=records.package_versions(),
-            commit=records.source_commit(),
+            commit=self._commit,
         )
         record.save(folder / "training.json")
         return record

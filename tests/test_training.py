@@ -78,6 +78,15 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
     assert any((folder / "tensorboard").iterdir())
 
 
+def test_record_names_the_commit_that_the_training_started_from(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = ["at the start"]
+    monkeypatch.setattr(records, "source_commit", lambda: commits[-1])
+    record = train(Workspace(tmp_path), tiny_run, lambda *_: commits.append("meanwhile"))
+    assert record.commit == "at the start"
+
+
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
     found = [row for row in rows(trained, tiny_run) if row["greedy_return"]]
