@@ -593,12 +593,12 @@ def _reference_of(artifact: Path) -> Path:
 
 
 def _compare_with_fp32(path: Path, args: argparse.Namespace) -> Comparison | None:
-    """Compare with the run's fp32, if that was evaluated in the same way on the same seeds."""
+    """Compare with the run's fp32, if that played the same episodes by the same rules."""
     fp32 = _reference_of(path)
     if not records.evaluation_path(fp32, sample=args.sample).exists():
         return None
     evaluation, reference = _load_evaluation(path, args), _load_evaluation(fp32, args)
-    if reference.seeds != evaluation.seeds:
+    if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
         return None
     return compare(reference, evaluation, None, args.margin)
 
@@ -616,8 +616,9 @@ def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
         comparison = _compare_with_fp32(path, args)
         if comparison is None:
             raise GateError(
-                "There is no fp32 to compare the file with; export it too (quarl export "
-                f"{_reference_of(path).parent.name} --schemes fp32). Received: {path}"
+                "There is no fp32 result on the same seeds, by the same rules, to compare the file "
+                f"with; export fp32 too (quarl export {_reference_of(path).parent.name} --schemes "
+                f"fp32) and evaluate again. Received: {path}"
             )
         error = comparison.reward_error
         if error is None or error > args.gate:

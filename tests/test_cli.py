@@ -295,6 +295,22 @@ def test_gate_does_not_hold_where_nothing_can_be_compared(
     assert "no fp32" in line
 
 
+def test_gate_does_not_hold_against_fp32_by_other_rules(
+    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root, run_id = finished
+    for path in Workspace(root).artifact_dir(run_id).iterdir():
+        shutil.copy(path, tmp_path)
+    # As if it was too large to be kept: what an earlier version made of it cannot be made anew.
+    reference = tmp_path / "fp32.tflite"
+    reference.unlink()
+    saved = records.evaluation_path(reference)
+    evaluation = Evaluation.load(saved)
+    replace(evaluation, protocol={**evaluation.protocol, "episode": "cut short"}).save(saved)
+    gate = [str(tmp_path / "int8.tflite"), "--episodes", "5", "--gate", "1000"]
+    assert "no fp32 result" in refusal(capsys, "evaluate", *gate, code=3)
+
+
 # Sampled actions.
 
 
