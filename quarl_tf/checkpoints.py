@@ -24,7 +24,7 @@ _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZip
 
 
 def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> None:
-    """Write the checkpoint of a step, then delete all but the newest two.
+    """Write the checkpoint of a step, then delete all but it and the one before.
 
     Args:
         folder: Where the checkpoints of the run lie.
@@ -33,10 +33,14 @@ def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state:
         state: Anything else, JSON-ready.
     """
     text = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    with atomic_path(folder / f"{step:012d}.npz") as temporary, temporary.open("wb") as file:
+    path = folder / f"{step:012d}.npz"
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays, **{_STATE: text})  # type: ignore[arg-type]
-    for path in _newest_first(folder)[_KEPT:]:
-        path.unlink(missing_ok=True)
+    found = _newest_first(folder)
+    place = found.index(path)
+    # A training goes on from the newest good one: those of later steps are damaged.
+    for superseded in found[:place] + found[place + _KEPT :]:
+        superseded.unlink(missing_ok=True)
 
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:

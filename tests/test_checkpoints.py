@@ -171,6 +171,15 @@ def test_nothing_good_is_none(two: Path) -> None:
     assert checkpoints.load_newest(two) is None
 
 
+def test_damaged_ones_of_later_steps_do_not_take_the_place_of_good_ones(two: Path) -> None:
+    for path in two.iterdir():
+        path.write_bytes(path.read_bytes()[:-30])
+    for step in (5, 8):
+        save(two, step)
+        assert loaded(two) == step
+    assert sorted(path.stem.lstrip("0") for path in two.iterdir()) == ["5", "8"]
+
+
 def test_unfinished_files_are_not_looked_at(two: Path) -> None:
     # What kill -9 in the middle of a save leaves.
     content = max(two.iterdir()).read_bytes()
