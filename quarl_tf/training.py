@@ -10,6 +10,7 @@ threads, which convolutions add up their gradients by.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,7 @@ def train(
     """Train a run, or go on where it was; a finished run is returned as it stands.
 
     Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/`, and last of all
-    `training.json`, which says that the run is finished.
+    `training.json`, which says that the run is finished; its checkpoints are deleted then.
 
     Args:
         workspace: Where the run's folder lies or will lie.
@@ -83,6 +84,7 @@ class _Training:
         # Now: commits made while it trains are not what it runs.
         self._commit = records.source_commit()
         self._folder, self._run, self._preset = folder, run, preset
+        self._checkpoints = folder / "checkpoints"
         spec = environments.env_spec(run.env_id)
         self._delay = run.quantization.delay if run.quantization else None
         self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
@@ -144,11 +146,13 @@ class _Training:
             commit=self._commit,
         )
         record.save(folder / "training.json")
+        # Nothing goes on from them any more, and with a replay they take hundreds of megabytes.
+        shutil.rmtree(self._checkpoints, ignore_errors=True)
         return record
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, if there is one, with fresh episodes."""
-        found = checkpoints.load_newest(self._folder / "checkpoints")
+        found = checkpoints.load_newest(self._checkpoints)
         if found is not None:
             arrays, state = found
             records.require_same_settings(self._folder, state, self._run, self._preset)
@@ -280,7 +284,7 @@ class _Training:
                 for name, generator in self.agent.generators().items()
             },
         }
-        checkpoints.save(self._folder / "checkpoints", self.step, arrays, state)
+        checkpoints.save(self._checkpoints, self.step, arrays, state)
         self._start_episodes()
 
     def _start_curves(self) -> None:

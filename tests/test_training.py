@@ -55,12 +55,29 @@ def copy(trained: Workspace, tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
 
 
+class _CutError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.fixture(scope="module")
+def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Return a workspace as a training leaves it that is killed when all is learned."""
+    workspace = Workspace(tmp_path_factory.mktemp("killed"))
+
+    def cut(step: int, steps: int, _: str) -> None:
+        if step >= steps:
+            raise _CutError
+
+    with pytest.raises(_CutError):
+        train(workspace, tiny_run, cut)
+    return workspace
+
+
 @pytest.fixture
-def cut_off(copy: Workspace, tiny_run: Run) -> Workspace:
-    """Return a workspace as a training leaves it that is killed after its last checkpoint."""
-    for name in ("training.json", "network.npz", "calibration.npz"):
-        (copy.run_dir(tiny_run.run_id) / name).unlink()
-    return copy
+def cut_off(killed: Workspace, tmp_path: Path) -> Workspace:
+    """Return a copy of the workspace of a killed training, to be damaged or gone on with."""
+    shutil.copytree(killed.root, tmp_path, dirs_exist_ok=True)
+    return Workspace(tmp_path)
 
 
 # What is left.
@@ -85,6 +102,16 @@ def test_record_names_the_commit_that_the_training_started_from(
     monkeypatch.setattr(records, "source_commit", lambda: commits[-1])
     record = train(Workspace(tmp_path), tiny_run, lambda *_: commits.append("meanwhile"))
     assert record.commit == "at the start"
+
+
+def test_checkpoints_are_deleted_with_the_end_of_the_training(
+    cut_off: Workspace, tiny_run: Run
+) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id)
+    assert (folder / "checkpoints").exists()
+    train(cut_off, tiny_run, silent)
+    assert not (folder / "checkpoints").exists()
+    assert (folder / "training.json").exists()
 
 
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
@@ -157,8 +184,8 @@ def test_steps_are_those_of_the_environments(cut_off: Workspace, tiny_run: Run) 
     assert state["step"] < arrays["replay/starts"].size
 
 
-def test_what_is_learned_from_is_what_cart_pole_does(trained: Workspace, tiny_run: Run) -> None:
-    found = checkpoints.load_newest(trained.run_dir(tiny_run.run_id) / "checkpoints")
+def test_what_is_learned_from_is_what_cart_pole_does(killed: Workspace, tiny_run: Run) -> None:
+    found = checkpoints.load_newest(killed.run_dir(tiny_run.run_id) / "checkpoints")
     assert found is not None
     capacity, num_envs = (tiny_run.overrides[name] for name in ("buffer_size", "num_envs"))
     replay = Replay(environments.env_spec("CartPole-v1"), capacity, num_envs)
