@@ -177,8 +177,10 @@ class _Training:
             self._tick()
         try:
             metrics = self.agent.learn(self._observations)
-        except tf.errors.InvalidArgumentError:
+        except tf.errors.InvalidArgumentError as error:
             # TF-Agents' own check of the loss, which is left out where XLA compiles.
+            if "inf or nan" not in error.message:
+                raise
             metrics = {"loss": math.nan}
         self._require_finite("loss", metrics.get("loss", 0.0))
         if self._delay is not None and before < self._delay <= self.step:

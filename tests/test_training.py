@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from quarl_tf import agents, checkpoints, environments, networks, presets, records, training
 from quarl_tf.calibration import rollout
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.keras import tf
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.replay import Replay
@@ -455,6 +456,33 @@ def test_learns_the_shortest_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     values = networks.forward(network)(np.eye(LENGTH, dtype=np.float32)).max(axis=1)
     exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
     np.testing.assert_allclose(values, exact, atol=0.25)
+
+
+@pytest.mark.parametrize(
+    ("message", "refusal", "words"),
+    [
+        ("Critic loss is inf or nan. : Tensor had NaN values", QuarlError, "Training diverged"),
+        ("Incompatible shapes: [4] vs. [8]", tf.errors.InvalidArgumentError, "Incompatible shapes"),
+    ],
+)
+def test_only_a_loss_that_is_not_finite_is_called_divergence(
+    message: str,
+    refusal: type[Exception],
+    words: str,
+    tiny_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    state = training._Training(tmp_path, tiny_run, preset)
+    state.resume()
+
+    def fail(_: Any) -> None:
+        raise tf.errors.InvalidArgumentError(None, None, message)
+
+    monkeypatch.setattr(state.agent, "learn", fail)
+    with pytest.raises(refusal, match=words):
+        state.burst()
 
 
 def test_learns_to_balance(tmp_path: Path) -> None:
