@@ -39,3 +39,8 @@ def unknown(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> 
     hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(choices)}."
     advice = f"{hint} {otherwise}".strip()
     return UsageError(f"Unknown {kind}: {advice} Received: {kind}={name!r}")
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says on one line; the name of its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

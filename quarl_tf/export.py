@@ -33,7 +33,7 @@ from quarl_tf import (
 )
 from quarl_tf.display import Update
 from quarl_tf.environments import EnvSpec
-from quarl_tf.errors import QuarlError
+from quarl_tf.errors import QuarlError, one_line
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.policies import Policy
@@ -335,17 +335,13 @@ def _converter(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: str
 
 
 def _convert(converter: Any) -> bytes:
-    content: bytes = _quietly(converter.convert)
-    return content
-
-
-def _quietly(convert: Callable[[], bytes]) -> bytes:
     with native_output.caught() as said, warnings.catch_warnings():
         # It takes whatever has ranges for a network with integer inputs; ours are floats, or bytes.
         warnings.filterwarnings("ignore", "Statistics for quantized inputs", UserWarning)
         try:
-            return convert()
+            content: bytes = converter.convert()
         except Exception as error:
             raise QuarlError(
-                f"The TFLite converter failed: {str(error).splitlines()[0]} {said()[-300:]}"
+                f"The TFLite converter failed: {one_line(error)[:300]} {said()[-300:]}"
             ) from error
+    return content

@@ -19,7 +19,7 @@ from pathlib import Path
 from ai_edge_litert.interpreter import Interpreter
 
 from quarl_tf import flatbuffer
-from quarl_tf.errors import QuarlError
+from quarl_tf.errors import QuarlError, one_line
 from quarl_tf.flatbuffer import Activation
 
 #: Bytes that tensors in the arena are aligned to.
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
             interpreter.allocate_tensors()
             interpreter.invoke()
         except (ValueError, RuntimeError) as error:
-            print(" ".join(str(error).split()))
+            print(one_line(error))
             return 1
     gc.collect()
     # Of the running process: its maximum would count what was needed for a moment only.

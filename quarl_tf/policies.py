@@ -17,7 +17,7 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_tf import flatbuffer, native_output
-from quarl_tf.errors import QuarlError, UsageError, unknown
+from quarl_tf.errors import QuarlError, UsageError, one_line, unknown
 from quarl_tf.records import Sidecar, sidecar_path
 
 HEADS = ("q_values", "advantages", "logits", "action")
@@ -60,7 +60,7 @@ class Policy:
                 interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise QuarlError(
-                f"LiteRT cannot load the flatbuffer ({_one_line(error)}); export it again. "
+                f"LiteRT cannot load the flatbuffer ({one_line(error)}); export it again. "
                 f"Received: run_id={sidecar.run_id!r}, scheme={sidecar.scheme!r}"
             ) from error
         source, target = _interface(interpreter, sidecar)
@@ -375,7 +375,3 @@ def _encoder(
         np.take(codes, observation, out=row, mode="clip")
 
     return look_up
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

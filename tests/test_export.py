@@ -567,6 +567,18 @@ def refused(workspace: Workspace, run_id: str) -> str:
     return str(error.value)
 
 
+def test_a_converter_that_fails_without_a_word_is_one_line(
+    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Speechless:
+        def convert(self) -> bytes:
+            raise MemoryError
+
+    monkeypatch.setattr("quarl_tf.export._converter", lambda *_: Speechless())
+    with pytest.raises(QuarlError, match=r"^The TFLite converter failed: MemoryError"):
+        make(copy, tiny_run, "ptq_w12")
+
+
 def test_unknown_run_is_refused(copy: Workspace) -> None:
     message = refused(copy, "dqn-CartPole-v1-s7")
     assert "The run does not exist; train it first (quarl train" in message

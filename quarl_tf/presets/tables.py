@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from quarl_tf.errors import UsageError, unknown
+from quarl_tf.errors import UsageError, one_line, unknown
 
 #: Raw values by key, by environment.
 Table = dict[str, dict[str, Any]]
@@ -53,7 +53,7 @@ def parse(text: str | bytes) -> Any:
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise ValueError(f"{where}{error.problem}") from error
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(one_line(error)) from error
 
 
 def shipped(algo: str) -> Table:

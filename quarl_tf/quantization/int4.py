@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf import flatbuffer, native_output
-from quarl_tf.errors import QuarlError
+from quarl_tf.errors import QuarlError, one_line
 from quarl_tf.spec import INT4_BITS
 
 #: Most that a weight may change, relative to it: a step that was guessed wrong moves some by a
@@ -50,7 +50,7 @@ def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
         with native_output.silenced():
             packed = work.quantize(enable_progress_report=False).quantized_model
     except (RuntimeError, ValueError) as error:
-        raise _inexpressible(" ".join(str(error).split())[:300]) from error
+        raise _inexpressible(one_line(error)[:300]) from error
     _require_same_weights(bytes(packed), content)
     return bytes(packed)
 
