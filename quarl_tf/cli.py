@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from quarl_tf import arguments, presets, records
@@ -206,6 +207,7 @@ def _study_run(args: argparse.Namespace) -> None:
 
 
 def _say(line: str) -> None:
+    """Print a line as it is and in one piece, for the paths in it to be copied."""
     _console.print(line, soft_wrap=True, markup=False)
 
 
@@ -240,7 +242,7 @@ def _study_report(args: argparse.Namespace) -> None:
             command=args.command,
             remedy=_study_command(args, "run"),
         )
-    _console.print(f"report    {page}")
+    _say(f"report    {page}")
     _console.print(_counts(study.plan(workspace, wanted)))
 
 
@@ -253,7 +255,7 @@ def _inspect(args: argparse.Namespace) -> None:
     from quarl_tf import flatbuffer
 
     audit = flatbuffer.audit(args.artifact)
-    table = Table(title=str(args.artifact), show_header=False, title_justify="left")
+    table = Table(show_header=False)
     size = args.artifact.stat().st_size
     table.add_row("size", f"{size:,} bytes")
     for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
@@ -267,6 +269,7 @@ def _inspect(args: argparse.Namespace) -> None:
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
     for name, value in _provenance(args.artifact):
         table.add_row(name, value)
+    _say(str(args.artifact))
     _console.print(table)
 
 
@@ -305,7 +308,10 @@ def _list(args: argparse.Namespace) -> None:
             str(sum(map(_is_evaluated, folder.glob("*.tflite")))),
             "yes" if run_id in reported else "no",
         )
-    _console.print(found if found.rows else f"no runs in {workspace.root.resolve()}")
+    if found.rows:
+        _console.print(found)
+    else:
+        _say(f"no runs in {workspace.root.resolve()}")
 
 
 def _is_evaluated(artifact: Path) -> bool:
@@ -486,7 +492,7 @@ def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
 
         with progress_bar(f"train {run.run_id}") as update:
             record = train(workspace, run, update, preset)
-    _console.print(
+    _say(
         f"trained   {workspace.run_dir(run.run_id)}  (kept the network of step "
         f"{record.best_step:,}: greedy return {record.selection_return:.1f} on selection seeds)"
     )
@@ -500,7 +506,7 @@ def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) ->
             export(workspace, run_id, schemes, update)
     else:
         records.copy_curve(workspace, run_id)
-    _console.print(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
+    _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
 
 
 def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
@@ -531,11 +537,12 @@ def _write_report(
             sample=args.sample,
             command=args.command,
         )
-    _console.print(f"report    {page}")
+    _say(f"report    {page}")
 
 
 def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table:
-    title = f"{artifacts[0].parent.name}: {args.episodes} episodes, the same for every scheme"
+    name = escape(artifacts[0].parent.name)
+    title = f"{name}: {args.episodes} episodes, the same for every scheme"
     title += ", sampled actions" if args.sample else ""
     table = Table(title=title, title_justify="left")
     call = "sample µs" if args.sample else "act µs"

@@ -598,6 +598,30 @@ def test_narrow_terminals_show_whole_names_and_verdicts(
     assert "[95 %]" not in shown[80]
 
 
+def test_paths_are_shown_as_they_are_where_output_is_piped(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run_id = finished
+    # Longer than a line, and with what Rich would take for a colour.
+    there = tmp_path / "[red]" / ("long" * 40)
+    shutil.copytree(root, there)
+    workspace = Workspace(there)
+    artifact = workspace.artifact(run_id, "int8")
+    shown = {}
+    for words in (
+        ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(there)],
+        ["inspect", str(artifact)],
+        ["list", "--root", str(there / "empty")],
+    ):
+        assert cli.main(words) == 0
+        shown[words[0]] = capsys.readouterr().out
+    assert f"trained   {workspace.run_dir(run_id)} " in shown["run"]
+    assert f"exported  {workspace.artifact_dir(run_id)} " in shown["run"]
+    assert f"report    {workspace.report_dir(run_id) / 'index.html'}\n" in shown["run"]
+    assert shown["inspect"].startswith(f"{artifact}\n")
+    assert f"no runs in {there / 'empty'}\n" in shown["list"]
+
+
 def test_evaluate_says_what_it_takes(
     finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
