@@ -126,25 +126,25 @@ def _export(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     _import_modules(args)
     _check_artifacts(args.artifacts)
+    _check_evaluation(args)
     if args.dry_run:
         _plan(*_plan_of_evaluations(args.artifacts, args))
         return
-    _check_evaluation(args)
     _evaluate_all(args.artifacts, args)
     _gate(args.artifacts, args)
 
 
 def _report(args: argparse.Namespace) -> None:
+    _check_percent("--margin", args.margin)
     workspace = Workspace(args.root)
     for run_id in args.runs:
         workspace.artifact_dir(run_id)  # Refuses what is no run id.
-    name = args.name
+    name = None if args.name is None else records.checked_report_name(args.name)
     if name is None and len(args.runs) == 1:
         name = records.report_name(args.runs[0], sample=args.sample)
     if args.dry_run:
         _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")
         return
-    _check_percent("--margin", args.margin)
     _write_report(workspace, args.runs, name, args)
 
 
@@ -178,12 +178,12 @@ def _counts(plan: Sequence[Status]) -> str:
 def _study_run(args: argparse.Namespace) -> None:
     from quarl_tf import study_runner
 
-    if args.dry_run:
-        _study_plan(args)
-        return
     jobs = study_runner.available_cores() if args.jobs is None else args.jobs
     if jobs < 1:
         raise UsageError(f"A study needs one process or more. Received: --jobs {jobs}")
+    if args.dry_run:
+        _study_plan(args)
+        return
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     with progress_bar(f"study {wanted.name}") as update:
         plan = study_runner.run(workspace, wanted, jobs, _say, update)
@@ -227,11 +227,11 @@ def _study_status(args: argparse.Namespace) -> None:
 def _study_report(args: argparse.Namespace) -> None:
     from quarl_tf import study
 
+    _check_percent("--margin", args.margin)
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     if args.dry_run:
         _plan(f"report   {workspace.report_dir(wanted.name)}")
         return
-    _check_percent("--margin", args.margin)
     with spinner("report"):
         from quarl_tf.study_report import write_study_report
 
