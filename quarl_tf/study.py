@@ -290,7 +290,8 @@ def _quantizations(
         )
     for delay in delays if widths else ():
         share = isinstance(delay, float)
-        steps = int(delay * preset.steps) if share else delay
+        # Whole steps, but 0.29 of 100, which is 28.999999999999996, is 29.
+        steps = int(round(delay * preset.steps, 6)) if share else delay
         if not 1 <= steps < preset.steps:
             raise UsageError(
                 "A delay is a number of steps, or a share of the training between 0 and 1, and "

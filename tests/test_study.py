@@ -106,6 +106,12 @@ def test_several_delays_are_told_apart(tmp_path: Path) -> None:
     assert [one.label for one in cell.precisions()] == ["Fp", "8*", "2 from 50,000", "2 from 10"]
 
 
+def test_a_share_of_the_training_is_its_number_of_steps(tmp_path: Path) -> None:
+    # 0.57 times 100000 is 56999.999999999993.
+    (cell,) = study.read(write(tmp_path, BASE + "bits: [2]\ndelays: [0.57, 0.5]\n")).cells
+    assert [one.delay for one in cell.quantizations] == [57_000, 50_000]
+
+
 def test_cells_that_differ_in_quantization_share_their_plain_trainings(tmp_path: Path) -> None:
     text = """
 name: s
