@@ -1,4 +1,4 @@
-"""Behaviour of the affine grids, the half rounding and Li's 8-bit mapping."""
+"""Behaviour of the affine grids and the half rounding."""
 
 from typing import get_args
 
@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from quarl_tf.quantization.affine import (
-    AffineGrid,
     Mode,
     affine_grid,
     dequantize,
     fake_quantize,
     grid_within,
-    minmax_codes,
-    minmax_values,
     quantize,
     round_to_half,
     snap,
@@ -39,7 +36,6 @@ def tensors(**elements: object) -> st.SearchStrategy[np.ndarray]:
 
 all_bits = st.integers(2, 32)
 all_modes = st.sampled_from(MODES)
-rounding_modes = st.sampled_from(["code", "tf"])
 
 
 def float32_rounding(values: np.ndarray) -> np.ndarray:
@@ -69,11 +65,6 @@ def float32_rounding(values: np.ndarray) -> np.ndarray:
         ("code", [1, 2.5, 4], 0, [1, 3, 3], [1, 3, 3]),
         # Symmetric: -2 ... 1, as in two's complement.
         ("code", [-2, -0.5, 0.5, 2], 2, [0, 2, 3, 3], [-2, 0, 1, 1]),
-        # Range 3 over 2**2 - 1: steps of 1, half up, and both ends are codes.
-        ("tf", [-1, -0.5, 0.5, 1.4, 2], 1, [0, 1, 2, 2, 3], [-1, 0, 1, 1, 2]),
-        # -min / scale = 0.75 is nudged to 1.
-        ("tf", [-0.75, 0, 2.25], 1, [0, 1, 3], [-1, 0, 2]),
-        ("tf", [-3, -0.5, 0], 3, [0, 3, 3], [-3, 0, 0]),
     ],
 )
 def test_two_bits_by_hand(
@@ -91,20 +82,17 @@ def test_two_bits_by_hand(
 
 
 @pytest.mark.parametrize(
-    ("mode", "scale", "codes"),
+    ("mode", "codes"),
     [
-        ("paper", 0.5, [0, 1, 2, 2, 3, 8]),
+        ("paper", [0, 1, 2, 2, 3, 8]),
         # 0.3 and 0.9 are 0.6 and 1.8 steps: rounded up, where the paper rounds down.
-        ("code", 0.5, [0, 1, 2, 3, 4, 7]),
-        # Steps of 4/7: -1 is 1.75 steps below 0, so 0 is code 2, and 3 is 5.25 steps above it.
-        ("tf", 4 / 7, [0, 1, 2, 3, 4, 7]),
+        ("code", [0, 1, 2, 3, 4, 7]),
     ],
 )
-def test_three_bits_by_hand(mode: Mode, scale: float, codes: list[int]) -> None:
+def test_three_bits_by_hand(mode: Mode, codes: list[int]) -> None:
     values = [-1.0, -0.5, 0.0, 0.3, 0.9, 3.0]
     grid = affine_grid(values, 3, mode=mode)
-    assert grid.scale == pytest.approx(scale)
-    assert grid.zero_point == 2
+    assert (grid.scale, grid.zero_point) == (0.5, 2)
     np.testing.assert_array_equal(quantize(values, grid), codes)
 
 
@@ -146,13 +134,12 @@ def test_the_error_is_at_most_half_a_step_but_for_floor_and_an_end_without_a_cod
     decoded = fake_quantize(values, bits, mode=mode).astype(np.float64)
     # 1 + 1e-6: the rounding of float64, seen from a step that is 2**-32 of the range.
     step = grid.scale * (1 + 1e-6)
-    lowest, highest = -step / 2, step / 2
     if mode == "paper":
         lowest, highest = -step, step * 1e-6
-    elif mode == "code":
+    else:
         first, last = grid.scale * (np.array([0, 2**bits - 1]) - grid.zero_point)
-        lowest = np.where(values > last, -step, lowest)
-        highest = np.where(values < first, step, highest)
+        lowest = np.where(values > last, -step, -step / 2)
+        highest = np.where(values < first, step, step / 2)
     rounding = float32_rounding(np.maximum(np.abs(decoded), np.abs(values)))
     error = decoded - values
     assert (error >= lowest - rounding).all()
@@ -160,7 +147,7 @@ def test_the_error_is_at_most_half_a_step_but_for_floor_and_an_end_without_a_cod
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("mode", "steps"), [("paper", -0.5), ("code", 0.0), ("tf", 0.0)])
+@pytest.mark.parametrize(("mode", "steps"), [("paper", -0.5), ("code", 0.0)])
 def test_only_floor_shifts_gaussian_weights(mode: Mode, steps: float, bits: int) -> None:
     values = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
     error = fake_quantize(values, bits, mode=mode).astype(np.float64) - values
@@ -183,9 +170,9 @@ def test_code_mode_stays_inside_the_range(values: np.ndarray, bits: int) -> None
 
 
 @quick
-@given(tensors(), all_bits, rounding_modes)
-def test_codes_fit_n_bits(values: np.ndarray, bits: int, mode: Mode) -> None:
-    grid = affine_grid(values, bits, mode=mode)
+@given(tensors(), all_bits)
+def test_codes_fit_n_bits(values: np.ndarray, bits: int) -> None:
+    grid = affine_grid(values, bits)
     for codes in (quantize(values, grid), grid.zero_point):
         assert codes.min() >= 0
         assert codes.max() < 2**bits
@@ -217,19 +204,17 @@ def test_codes_are_monotonic(values: np.ndarray, bits: int, mode: Mode) -> None:
 
 
 @quick
-@given(tensors(), st.integers(2, 16), rounding_modes)
-def test_quantising_twice_on_one_grid_changes_nothing(
-    values: np.ndarray, bits: int, mode: Mode
-) -> None:
-    grid = affine_grid(values, bits, mode=mode)
+@given(tensors(), st.integers(2, 16))
+def test_quantising_twice_on_one_grid_changes_nothing(values: np.ndarray, bits: int) -> None:
+    grid = affine_grid(values, bits)
     once = dequantize(quantize(values, grid), grid)
     np.testing.assert_array_equal(dequantize(quantize(once, grid), grid), once)
 
 
 @quick
-@given(st.floats(-1e30, -1e-30), st.floats(1e-30, 1e30), st.integers(2, 12), rounding_modes)
-def test_every_code_survives_a_round_trip(low: float, high: float, bits: int, mode: Mode) -> None:
-    grid = affine_grid([low, high], bits, mode=mode)
+@given(st.floats(-1e30, -1e-30), st.floats(1e-30, 1e30), st.integers(2, 12))
+def test_every_code_survives_a_round_trip(low: float, high: float, bits: int) -> None:
+    grid = affine_grid([low, high], bits)
     codes = np.arange(2**bits)
     np.testing.assert_array_equal(quantize(dequantize(codes, grid), grid), codes)
 
@@ -274,7 +259,6 @@ def test_all_zero_tensors_stay_zero(mode: Mode, bits: int) -> None:
 @pytest.mark.parametrize("value", [7.0, -7.0, SMALLEST_SUBNORMAL, FLOAT32_MAX, -FLOAT32_MAX])
 def test_constant_tensors_keep_their_value_or_lose_one_step(value: float) -> None:
     values = np.full(3, value, np.float32)
-    np.testing.assert_array_equal(fake_quantize(values, 8, mode="tf"), values)
     np.testing.assert_array_equal(fake_quantize(values, 8, mode="paper"), values)
     np.testing.assert_array_equal(fake_quantize(values, 8), np.float32(value * 255 / 256))
 
@@ -301,54 +285,10 @@ def test_arguments_are_left_alone() -> None:
     before = values.copy()
     fake_quantize(values, 3)
     round_to_half(values)
-    minmax_codes(values)
     np.testing.assert_array_equal(values, before)
 
 
 # TensorFlow's own fake quantiser.
-
-TENSORFLOW_RANGES = [(-1.0, 1.0), (-0.37, 2.11), (0.2, 5.0), (-6.0, -0.5), (-1e-3, 40.0)]
-
-
-def assert_same_as_tensorflow(
-    values: np.ndarray, ours: np.ndarray, theirs: np.ndarray, grid: AffineGrid
-) -> None:
-    """Compare within float32 rounding; beside a tie, float32 may take the other neighbour."""
-    steps = values / grid.scale
-    # TensorFlow counts up to 2**bits steps in float32, whose relative precision is 2**-24.
-    near_tie = np.abs(steps - np.floor(steps) - 0.5) < 2.0 ** (grid.bits - 22)
-    assert near_tie.mean() < 0.05
-    rounding = 4 * np.spacing(np.abs(values).max())
-    difference = np.abs(ours.astype(np.float64) - theirs)
-    assert difference[~near_tie].max() <= rounding
-    assert (difference <= grid.scale + rounding).all()
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8, 16])
-@pytest.mark.parametrize(("low", "high"), TENSORFLOW_RANGES)
-def test_tf_mode_is_tensorflow_per_tensor(bits: int, low: float, high: float) -> None:
-    values = np.random.default_rng(bits).uniform(low, high, 2000).astype(np.float32)
-    limits = {"min": min(values.min(), 0.0), "max": max(values.max(), 0.0)}
-    ours = fake_quantize(values, bits, mode="tf")
-    grid = affine_grid(values, bits, mode="tf")
-    theirs = tf.quantization.fake_quant_with_min_max_vars(values, **limits, num_bits=bits)
-    assert_same_as_tensorflow(values, ours, theirs.numpy(), grid)
-    limits = {name: float(limit) for name, limit in limits.items()}
-    theirs = tf.quantization.fake_quant_with_min_max_args(values, **limits, num_bits=bits)
-    assert_same_as_tensorflow(values, ours, theirs.numpy(), grid)
-
-
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_tf_mode_is_tensorflow_per_channel(bits: int) -> None:
-    low, high = np.float32(TENSORFLOW_RANGES).T
-    values = np.random.default_rng(0).uniform(low, high, (1000, len(low))).astype(np.float32)
-    theirs = tf.quantization.fake_quant_with_min_max_vars_per_channel(
-        values, np.minimum(values.min(0), 0), np.maximum(values.max(0), 0), num_bits=bits
-    )
-    ours = fake_quantize(values, bits, axis=1, mode="tf")
-    grid = affine_grid(values, bits, axis=1, mode="tf")
-    assert_same_as_tensorflow(values, ours, theirs.numpy(), grid)
-
 
 ends = st.floats(2.0**-10, 2.0**10, width=32)
 
@@ -418,17 +358,6 @@ def test_ranges_are_moved_by_less_than_a_step_to_have_0_on_the_grid(
     assert abs(zero - np.rint(zero)) < 1e-3
 
 
-@pytest.mark.parametrize("bits", [2, 3, 8])
-def test_tf_mode_is_tensorflow_on_ties(bits: int) -> None:
-    # Steps of 1/4, exact in float32, and values halfway between codes.
-    levels = 2**bits - 1
-    values = np.arange(0, levels + 0.5, 0.5, dtype=np.float32) / 4 - 0.25
-    theirs = tf.quantization.fake_quant_with_min_max_vars(
-        values, values.min(), values.max(), num_bits=bits
-    )
-    np.testing.assert_array_equal(fake_quantize(values, bits, mode="tf"), theirs.numpy())
-
-
 # Errors.
 
 
@@ -464,11 +393,10 @@ def test_a_tensor_must_fit_the_grid(shape: tuple[int, ...]) -> None:
             function(np.ones(shape), grid)
 
 
-@pytest.mark.parametrize("function", [round_to_half, minmax_codes])
 @pytest.mark.parametrize("values", [[], [np.nan], [np.inf]])
-def test_the_other_quantisers_refuse_the_same_tensors(function: object, values: list) -> None:
+def test_halves_are_of_the_same_tensors(values: list[float]) -> None:
     with pytest.raises(ValueError, match="Received: "):
-        function(values)
+        round_to_half(values)
 
 
 # IEEE half.
@@ -509,60 +437,3 @@ def test_half_overflow_names_the_largest_value(largest: float) -> None:
     with pytest.raises(ValueError, match="65504") as caught:
         round_to_half([1.0, largest, 65000.0])
     assert str(caught.value).endswith(f"largest value={np.float32(largest)}")
-
-
-# Li's 8-bit mapping.
-
-
-def test_li_maps_minus_ten_to_thirty_onto_a_byte() -> None:
-    values = [-10.0, 10.0, 30.0]
-    # 10 is 127.5 cells of 40/255 above -10.
-    np.testing.assert_array_equal(minmax_codes(values), [0, 128, 255])
-    np.testing.assert_array_equal(minmax_codes(values, -10.0, 30.0), [0, 128, 255])
-    decoded = minmax_values([0, 128, 255], -10.0, 30.0)
-    np.testing.assert_array_equal(decoded, np.float32([-10, -10 + 128 * 40 / 255, 30]))
-    assert decoded.dtype == np.float32
-
-
-def test_li_clips_to_given_limits() -> None:
-    np.testing.assert_array_equal(minmax_codes([-1.0, 0.5, 2.0], 0.0, 1.0), [0, 128, 255])
-
-
-def test_li_decodes_a_constant_tensor_exactly() -> None:
-    np.testing.assert_array_equal(minmax_codes([3.0, 3.0]), [0, 0])
-    np.testing.assert_array_equal(minmax_codes([1.0, 5.0], 3.0, 3.0), [0, 0])
-    np.testing.assert_array_equal(minmax_values([0, 255], 3.0, 3.0), [3.0, 3.0])
-
-
-@quick
-@given(tensors())
-def test_li_loses_at_most_half_a_cell(values: np.ndarray) -> None:
-    lowest, highest = float(values.min()), float(values.max())
-    codes = minmax_codes(values)
-    assert codes.min() == 0
-    assert codes.max() == (255 if highest > lowest else 0)
-    error = np.abs(minmax_values(codes, lowest, highest).astype(np.float64) - values)
-    rounding = float32_rounding(np.abs(values).max())
-    assert error.max() <= (highest - lowest) / 255 * (0.5 + 1e-9) + rounding
-
-
-@quick
-@given(st.floats(-1e30, 0), st.floats(1, 1e30))
-def test_li_codes_survive_a_round_trip(lowest: float, highest: float) -> None:
-    codes = np.arange(256)
-    values = minmax_values(codes, lowest, highest)
-    np.testing.assert_array_equal(minmax_codes(values, lowest, highest), codes)
-
-
-@pytest.mark.parametrize(("lowest", "highest"), [(1.0, 0.0), (np.nan, 1.0), (0.0, np.inf)])
-def test_li_needs_ordered_finite_limits(lowest: float, highest: float) -> None:
-    with pytest.raises(ValueError, match=f"Received: lowest={lowest}, highest={highest}$"):
-        minmax_codes([0.5], lowest, highest)
-    with pytest.raises(ValueError, match=f"Received: lowest={lowest}, highest={highest}$"):
-        minmax_values([0], lowest, highest)
-
-
-@pytest.mark.parametrize("code", [-1, 256])
-def test_li_needs_codes_of_a_byte(code: int) -> None:
-    with pytest.raises(ValueError, match=f"Received: code={code}"):
-        minmax_values([0, code], 0.0, 1.0)

@@ -1,8 +1,8 @@
-"""Map float tensors to integer codes and back: n-bit affine grids, IEEE half, 8-bit min/max.
+"""Map float tensors to integer codes and back: n-bit affine grids and IEEE half.
 
 An affine grid has a step `scale` and a code `zero_point` that stands for 0; a code q means
 scale * (q - zero_point). Its range is [min(W, 0), max(W, 0)], so that zero lies on the grid.
-With N = 2**bits and range = |min(W, 0)| + |max(W, 0)|, the three modes are:
+With N = 2**bits and range = |min(W, 0)| + |max(W, 0)|, the two modes are:
 
 * "paper": the published formula (QuaRL, Krishnan et al., arXiv 1910.01055, section 3), unclipped:
   scale = range / N, zero_point = floor(-min(W, 0) / scale), code = floor(W / scale) + zero_point.
@@ -13,8 +13,6 @@ With N = 2**bits and range = |min(W, 0)| + |max(W, 0)|, the three modes are:
   move inwards, by one step together. The error is at most half a step between the end codes and at
   most one step beyond them. A zero point of N (no positive weight) must be clipped as well, or zero
   itself would be lost.
-* "tf": TensorFlow's `fake_quant_with_min_max_vars`: scale = range / (N - 1), zero point and
-  codes rounded half up and clipped. The error is at most half a step.
 
 "code" rounds because the authors' published code does (`rint`) where their formula has floor. Floor
 shifts every weight down, by half a step on average: the errors of a layer's inputs all lean to the
@@ -22,8 +20,8 @@ same side and add up instead of cancelling. What that costs is measured with `pt
 `ptq_w4` in the reports.
 
 Tensors are float32, the arithmetic is float64, and decoded tensors are float32 again. Up to 16
-bits, quantising a decoded tensor again on its grid changes nothing in "code" and "tf" mode. In
-"paper" mode it may cost a step, where float32 rounds a decoded value to just below its grid line.
+bits, quantising a decoded tensor again on its grid changes nothing in "code" mode. In "paper" mode
+it may cost a step, where float32 rounds a decoded value to just below its grid line.
 """
 
 from dataclasses import dataclass
@@ -32,13 +30,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-Mode = Literal["paper", "code", "tf"]
+Mode = Literal["paper", "code"]
 
 _MIN_BITS, _MAX_BITS = 2, 32
 # "paper" has no clip; past this magnitude float64 no longer holds every integer.
 _UNCLIPPED = 2**53
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_CELLS = 255  # Li cuts the range into 255 cells between the codes 0 and 255.
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +72,7 @@ def affine_grid(
         values: finite float32 tensor, not empty.
         bits: width of a code, 2 ... 32.
         axis: channel axis for one grid per slice (convolutions), None for one grid.
-        mode: "paper", "code" or "tf", see the module docstring.
+        mode: "paper" or "code", see the module docstring.
 
     Raises:
         ValueError: if an argument is outside the above.
@@ -92,10 +89,10 @@ def affine_grid(
     lowest = np.minimum(array.min(axis=others, keepdims=axis is not None), 0.0)
     highest = np.maximum(array.max(axis=others, keepdims=axis is not None), 0.0)
     levels = 2 ** int(bits)
-    scale = np.asarray((highest - lowest) / (levels - 1 if mode == "tf" else levels))
+    scale = np.asarray((highest - lowest) / levels)
     # All weights zero: any step will do, but 0 would divide by zero.
     scale = np.where(scale > 0.0, scale, 1.0)
-    zero_point = np.floor(-lowest / scale + (0.5 if mode == "tf" else 0.0))
+    zero_point = np.floor(-lowest / scale)
     if mode != "paper":
         zero_point = np.minimum(zero_point, levels - 1)
     return AffineGrid(scale, np.asarray(zero_point, dtype=np.int64), int(bits), mode)
@@ -123,7 +120,7 @@ def dequantize(codes: npt.ArrayLike, grid: AffineGrid) -> npt.NDArray[np.float32
     array = np.asarray(codes, dtype=np.float64)
     _check_channels(array.shape, grid)
     values = grid.scale * (array - grid.zero_point)
-    # "paper" and "tf" grids reach past their range, which may end at the largest float32.
+    # A "paper" grid reaches past its range, which may end at the largest float32.
     return np.clip(values, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
 
 
@@ -196,46 +193,6 @@ def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
         largest = float(array.flat[np.abs(array).argmax()])
         raise ValueError(f"values must round to at most 65504. Received: largest value={largest}")
     return halves.astype(np.float32)
-
-
-def minmax_codes(
-    values: npt.ArrayLike, lowest: float | None = None, highest: float | None = None
-) -> npt.NDArray[np.int64]:
-    """Map [lowest, highest] evenly to the codes 0 ... 255, half up (Li, 8-bit quantisation of DQN).
-
-    The limits default to the tensor's own; values beyond them take the end codes. Zero need not be
-    on this grid.
-
-    Raises:
-        ValueError: if `values` is empty or not finite, or the limits are not finite and ordered.
-    """
-    array = _float32_tensor(values)
-    low = float(array.min()) if lowest is None else lowest
-    cell = _minmax_cell(low, float(array.max()) if highest is None else highest)
-    # A constant tensor has cells of width 0 and the one code 0.
-    index = np.floor((array - low) / (cell or 1.0) + 0.5)
-    return np.clip(index, 0, _CELLS if cell else 0).astype(np.int64)
-
-
-def minmax_values(codes: npt.ArrayLike, lowest: float, highest: float) -> npt.NDArray[np.float32]:
-    """Return the float32 values of `minmax_codes` codes: 0 is `lowest`, 255 is `highest`.
-
-    Raises:
-        ValueError: if a code is outside 0 ... 255, or the limits are not finite and ordered.
-    """
-    array = np.asarray(codes, dtype=np.float64)
-    outside = array[~((array >= 0) & (array <= _CELLS))]
-    if outside.size:
-        raise ValueError(f"codes must lie in 0 ... 255. Received: code={outside[0]}")
-    return (lowest + _minmax_cell(lowest, highest) * array).astype(np.float32)
-
-
-def _minmax_cell(lowest: float, highest: float) -> float:
-    if not -_FLOAT32_MAX <= lowest <= highest <= _FLOAT32_MAX:
-        raise ValueError(
-            f"limits must be finite and ordered. Received: lowest={lowest}, highest={highest}"
-        )
-    return (highest - lowest) / _CELLS
 
 
 def _float32_tensor(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
