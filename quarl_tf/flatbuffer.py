@@ -75,7 +75,6 @@ class FlatbufferAudit:
             or "FULLY_CONNECTED float32×int8" for float activations with int8 weights.
         inputs: Inputs of the main graph.
         outputs: Outputs of the main graph.
-        signatures: Names of the inputs and outputs of each signature, by the signature's name.
     """
 
     tensor_dtypes: dict[str, int]
@@ -83,7 +82,6 @@ class FlatbufferAudit:
     operators: list[str]
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
-    signatures: dict[str, dict[str, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,10 @@ class Layer:
     Attributes:
         operator: Its name, e.g. "FULLY_CONNECTED".
         output: Name of the tensor it computes.
-        kernel: Output channels first.
     """
 
     operator: str
     output: str
-    kernel: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
     Raises:
         QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
     """
-    graphs, signatures = _parse(source)
+    graphs = _parse(source)
     tensors = [tensor for graph in graphs for tensor in graph.tensors]
     weight_dtypes: Counter[str] = Counter()
     for tensor in tensors:
@@ -201,7 +197,6 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
         operators=[_describe(op, graph) for graph in graphs for op in graph.operators],
         inputs=[_interface(graphs[0].tensors[i]) for i in graphs[0].inputs],
         outputs=[_interface(graphs[0].tensors[i]) for i in graphs[0].outputs],
-        signatures=signatures,
     )
 
 
@@ -219,9 +214,8 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     Raises:
         QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
     """
-    graphs, _ = _parse(source)
     found = {}
-    for graph in graphs:
+    for graph in _parse(source):
         for index in _used(graph):
             tensor = graph.tensors[index]
             if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
@@ -238,10 +232,9 @@ def layers(source: Path | bytes) -> list[Layer]:
     Raises:
         QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
     """
-    graphs, _ = _parse(source)
     return [
-        Layer(op.name, graph.tensors[op.outputs[0]].name, _decode(kernel, kernel.data))
-        for graph in graphs
+        Layer(op.name, graph.tensors[op.outputs[0]].name)
+        for graph in _parse(source)
         for op in graph.operators
         if op.name in _WEIGHTED
         and (kernel := graph.tensors[op.inputs[1]]).data is not None
@@ -259,8 +252,7 @@ def activations(source: Path | bytes) -> list[Activation]:
         QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer, or has a tensor of
             no fixed size.
     """
-    graphs, _ = _parse(source)
-    graph = graphs[0]
+    graph = _parse(source)[0]
     end = len(graph.operators) - 1
     first = dict.fromkeys(graph.inputs, 0)
     last = {}
@@ -294,7 +286,7 @@ def byte_size(dtype: str, elements: int) -> int:
     return math.ceil(elements * bits / 8)
 
 
-def _parse(source: Path | bytes) -> tuple[list[_Graph], dict[str, dict[str, list[str]]]]:
+def _parse(source: Path | bytes) -> list[_Graph]:
     name = "The content" if isinstance(source, bytes) else str(source)
     content = source if isinstance(source, bytes) else read(source)
     check_identifier(content, name)
@@ -304,9 +296,6 @@ def _parse(source: Path | bytes) -> tuple[list[_Graph], dict[str, dict[str, list
         graphs = [
             _graph(model, model.Subgraphs(i), buffers) for i in range(model.SubgraphsLength())
         ]
-        signatures = dict(
-            _signature(model.SignatureDefs(i)) for i in range(model.SignatureDefsLength())
-        )
         if not graphs:
             raise ValueError("no graph")
     except _ASTRAY as error:
@@ -314,7 +303,7 @@ def _parse(source: Path | bytes) -> tuple[list[_Graph], dict[str, dict[str, list
             f"{name} is truncated or damaged ({type(error).__name__}: {error}); export it again. "
             f"Received: {len(content)} bytes"
         ) from error
-    return graphs, signatures
+    return graphs
 
 
 def _bytes(buffer: Any, content: bytes) -> NDArray[np.uint8] | None:
@@ -332,14 +321,6 @@ def _text(value: bytes | None) -> str:
 
 def _integers(length: int, item: Callable[[int], int]) -> list[int]:
     return [item(i) for i in range(length)]
-
-
-def _signature(signature: Any) -> tuple[str, dict[str, list[str]]]:
-    names = {
-        "inputs": [_text(signature.Inputs(i).Name()) for i in range(signature.InputsLength())],
-        "outputs": [_text(signature.Outputs(i).Name()) for i in range(signature.OutputsLength())],
-    }
-    return _text(signature.SignatureKey()), names
 
 
 def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -> _Graph:
