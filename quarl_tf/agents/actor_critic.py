@@ -12,10 +12,8 @@ from quarl_tf import networks
 from quarl_tf.agents import adapter
 from quarl_tf.environments import EnvSpec
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Design
+from quarl_tf.networks import Design, Floats
 from quarl_tf.seeding import generator
-
-Floats = npt.NDArray[np.float32]
 
 
 class TwoNetworks:

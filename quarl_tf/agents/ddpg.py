@@ -74,7 +74,7 @@ class DdpgAgent:
         self._high = np.array(spec.action_high, np.float32)
         self._noise = np.zeros((preset.num_envs, len(self._low)))
         self._explore = generator(seed, "exploration")
-        self._experience = Experience(spec, preset, seed, preset.n_step)
+        self._experience = Experience(spec, preset, seed)
         self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
         self.forget = self._experience.forget
         observed = adapter.observation_spec(spec)

@@ -68,7 +68,7 @@ class DqnAgent:
         self._preset = preset
         self._num_actions = spec.num_actions or 0
         self._explore = generator(seed, "exploration")
-        self._experience = Experience(spec, preset, seed, preset.n_step)
+        self._experience = Experience(spec, preset, seed)
         self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
         self.forget = self._experience.forget
         factory = network_factory(spec, preset, seed)

@@ -20,15 +20,17 @@ from quarl_tf.seeding import generator
 class Experience:
     """A replay that samples batches, and running statistics of all observations."""
 
-    def __init__(
-        self, spec: EnvSpec, preset: DqnPreset | DdpgPreset, seed: int, n_step: int = 1
-    ) -> None:
-        """Start empty; transitions span `n_step` steps."""
+    def __init__(self, spec: EnvSpec, preset: DqnPreset | DdpgPreset, seed: int) -> None:
+        """Start empty; transitions span as many steps as the preset says."""
         self._preset = preset
         self._statistics = RunningStatistics(spec)
         self._pending: list[npt.NDArray[Any]] = []
         self._replay = Replay(
-            spec, preset.buffer_size, preset.num_envs, n_step=n_step, discount=preset.discount
+            spec,
+            preset.buffer_size,
+            preset.num_envs,
+            n_step=preset.n_step,
+            discount=preset.discount,
         )
         self.generator = generator(seed, "replay")
 

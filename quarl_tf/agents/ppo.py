@@ -36,11 +36,9 @@ from quarl_tf.agents import (
 )
 from quarl_tf.environments import EnvSpec
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Design, NetworkFactory, RunningStatistics
+from quarl_tf.networks import Design, Floats, NetworkFactory, RunningStatistics
 from quarl_tf.presets import PpoPreset
 from quarl_tf.seeding import generator
-
-Floats = npt.NDArray[np.float32]
 
 
 def head(spec: EnvSpec) -> str:
