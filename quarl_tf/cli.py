@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf import arguments, presets, records
+from quarl_tf import arguments, environments, flatbuffer, presets, records, study, study_runner
 from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
+from quarl_tf.evaluation import evaluate_and_save
 from quarl_tf.presets import Preset, tables
 from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace
 from quarl_tf.spec import (
@@ -149,8 +150,6 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _study_plan(args: argparse.Namespace) -> None:
-    from quarl_tf import study
-
     plan = study.plan(Workspace(args.root), _read_study(args.study))
     table = Table("run", "scheme", "state")
     for one in plan:
@@ -176,8 +175,6 @@ def _counts(plan: Sequence[Status]) -> str:
 
 
 def _study_run(args: argparse.Namespace) -> None:
-    from quarl_tf import study_runner
-
     jobs = study_runner.available_cores() if args.jobs is None else args.jobs
     if jobs < 1:
         raise UsageError(f"A study needs one process or more. Received: --jobs {jobs}")
@@ -212,8 +209,6 @@ def _say(line: str) -> None:
 
 
 def _study_status(args: argparse.Namespace) -> None:
-    from quarl_tf import study
-
     plan = study.plan(Workspace(args.root), _read_study(args.study))
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
@@ -225,8 +220,6 @@ def _study_status(args: argparse.Namespace) -> None:
 
 
 def _study_report(args: argparse.Namespace) -> None:
-    from quarl_tf import study
-
     _check_percent("--margin", args.margin)
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     if args.dry_run:
@@ -252,8 +245,6 @@ def _study_command(args: argparse.Namespace, action: str) -> str:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from quarl_tf import flatbuffer
-
     audit = flatbuffer.audit(args.artifact)
     table = Table(show_header=False)
     size = args.artifact.stat().st_size
@@ -344,8 +335,6 @@ def _doctor(args: argparse.Namespace) -> None:
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     """Build the run asked for, and see that its environment and preset exist."""
-    from quarl_tf import environments
-
     _import_modules(args)
     env_id = environments.canonical_id(args.env)
     _tell_renamed({args.env: env_id})
@@ -364,8 +353,6 @@ def _tell_renamed(ids: Mapping[str, str]) -> None:
 
 
 def _read_study(path: Path) -> Study:
-    from quarl_tf import study
-
     wanted = study.read(path)
     _tell_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
     return wanted
@@ -373,7 +360,7 @@ def _read_study(path: Path) -> Study:
 
 def _check_network(run: Run, preset: Preset) -> None:
     """Build the network, and see that it fits the environment, the algorithm and the bits."""
-    from quarl_tf import agents, environments
+    from quarl_tf import agents
     from quarl_tf.quantization import preparing
 
     spec = environments.env_spec(run.env_id)
@@ -406,8 +393,6 @@ def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | No
 def _import_modules(args: argparse.Namespace) -> None:
     """Let the user's modules register their environments, before any is looked up."""
     if args.modules:
-        from quarl_tf import environments
-
         environments.import_environments(args.modules)
 
 
@@ -510,8 +495,6 @@ def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) ->
 
 
 def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
-    from quarl_tf.evaluation import evaluate_and_save
-
     # What there is to compare with comes first.
     references = [_reference_of(path) for path in artifacts if path.exists()]
     present = [path for path in references if path.exists()]
