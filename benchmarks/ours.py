@@ -93,7 +93,7 @@ def shares(workload: Workload, steps: int) -> dict[str, float]:
         time_calls(training.agent, "observe", "replay")
         time_calls(training.agent, "learn", "learning")
         if workload.algo in ("ddpg", "dqn"):
-            time_calls(training.agent._experience._replay, "sample", "sampling")
+            time_calls(training.agent._replay, "sample", "sampling")
         start = time.perf_counter()
         _rate(training, steps)
         total = time.perf_counter() - start

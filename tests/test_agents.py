@@ -82,7 +82,7 @@ def test_what_is_forgotten_takes_no_memory(algo: str) -> None:
     run = RUNS[algo]
     preset = presets.load(run.algo, run.env_id, run.overrides)
     agent: Any = agents.build(algo, environments.env_spec(run.env_id), preset, 0)
-    replay = weakref.ref(agent._experience._replay)
+    replay = weakref.ref(agent._replay)
     assert replay() is not None
     agent.forget()
     assert replay() is None

@@ -30,8 +30,8 @@ LAYERS = [
     {"plots.style"},
     {"agents.a2c"},  # A special case of PPO.
     {"agents.ddpg", "agents.dqn", "agents.ppo"},
-    {"agents.actor_critic"},
-    {"agents.adapter", "agents.experience", "agents.optimizers"},
+    {"agents.actor_critic", "agents.experience"},
+    {"agents.adapter", "agents.optimizers"},
     {"agents", "policies", "memory", "calibration", "replay", "statistics", "quantization"},
     {"quantization.int4", "quantization.ptq", "quantization.qat"},
     {"networks", "checkpoints"},

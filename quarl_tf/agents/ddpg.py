@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Prepare, adapter, optimizers, restore_variables, variable_arrays
-from quarl_tf.agents.experience import Experience, decay_steps
+from quarl_tf.agents import Arrays, Prepare, adapter, optimizers
+from quarl_tf.agents.experience import OffPolicyAgent, decay_steps
 from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.keras import tf
 from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
-from quarl_tf.seeding import generator
 
 
 def head(spec: EnvSpec) -> str:
@@ -63,20 +62,18 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Prepare) -> Ddp
     return DdpgAgent(spec, preset, seed, prepare)
 
 
-class DdpgAgent:
-    """Acts with noise, keeps a replay, learns in bursts (see `agents.Agent`)."""
+class DdpgAgent(OffPolicyAgent):
+    """Acts with noise (see `agents.Agent`)."""
+
+    _preset: DdpgPreset
 
     def __init__(self, spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Prepare) -> None:
         """Create actor and critic, their targets and optimizers, and an empty replay."""
-        self._preset = preset
+        super().__init__(spec, preset, seed)
         factory = network_factory(spec, preset, seed)
         self._low = np.array(spec.action_low, np.float32)
         self._high = np.array(spec.action_high, np.float32)
         self._noise = np.zeros((preset.num_envs, len(self._low)))
-        self._explore = generator(seed, "exploration")
-        self._experience = Experience(spec, preset, seed)
-        self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
-        self.forget = self._experience.forget
         observed = adapter.observation_spec(spec)
         actor = adapter.FactoryNetwork(lambda: prepare(factory()), observed, name="Actor")
         critic = adapter.ValueNetwork(
@@ -102,17 +99,16 @@ class DdpgAgent:
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
         self._agent.initialize()
-        self.network, self._critic = actor.model, critic.model
+        self._critic = critic.model
         self.targets = [self._agent._target_actor_network.model]
-        self._greedy = networks.Snapshot(self.network)
-        self._burst = networks.compiled(self._train_on, self.network)
+        self._start(actor.model, actor.model, critic.model)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.float32]:
         """Act with noise, uniformly while the replay warms up."""
         del progress
         shape = (len(observations), len(self._low))
         half = (self._high - self._low) / 2
-        if self._experience.warming_up:
+        if self._warming_up:
             uniform = self._explore.uniform(self._low, self._high, size=shape)
             return uniform.astype(np.float32)
         fresh = self._preset.noise * self._explore.standard_normal(shape)
@@ -121,22 +117,9 @@ class DdpgAgent:
         noisy = self._greedy(observations) + half * self._noise
         return np.clip(noisy, self._low, self._high).astype(np.float32)
 
-    def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
-        """Take one burst of gradient steps once the replay has warmed up."""
-        del observations
-        metrics = self._experience.learn([self.network, self._critic], self._burst)
-        self._greedy.refresh()
-        return metrics
-
-    def _train_on(self, *batches: Any) -> Any:
-        """Take one gradient step on each of the stacked batches; return the mean critic loss."""
-        steps = self._preset.gradient_steps
-        total = tf.constant(0.0)
-        for i in tf.range(steps):
-            batch = adapter.transition(*(field[i] for field in batches))
-            # `train` would wrap each step in a function of its own.
-            total += self._agent._train(batch).extra.critic_loss
-        return total / steps
+    def _gradient_step(self, batch: Any) -> Any:
+        # `train` would wrap each step in a function of its own.
+        return self._agent._train(batch).extra.critic_loss
 
     def _variables(self) -> list[Any]:
         agent = self._agent
@@ -151,24 +134,10 @@ class DdpgAgent:
         ]
 
     def arrays(self) -> Arrays:
-        """Return networks, targets, optimizers, counter, noise, statistics and replay."""
-        return {
-            "noise": self._noise,
-            **variable_arrays(self._variables()),
-            **self._experience.arrays(),
-        }
+        """Return the noise, beside what all off-policy agents keep."""
+        return {"noise": self._noise, **super().arrays()}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take all of it back."""
         self._noise = arrays["noise"]
-        restore_variables(self._variables(), arrays)
-        self._experience.restore(arrays)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Act from now on by the network as it stands."""
-        self._greedy.refresh()
-
-    def generators(self) -> dict[str, np.random.Generator]:
-        """Return the generators of exploration and of replay sampling."""
-        return {"exploration": self._explore, "replay": self._experience.generator}
+        super().restore(arrays)

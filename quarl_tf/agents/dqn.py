@@ -16,20 +16,18 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Prepare, adapter, optimizers, restore_variables, variable_arrays
-from quarl_tf.agents.experience import Experience, decay_steps
+from quarl_tf.agents import Prepare, adapter, optimizers
+from quarl_tf.agents.experience import OffPolicyAgent, decay_steps
 from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.keras import tf
 from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
-from quarl_tf.seeding import generator
 
 
 def head(spec: EnvSpec) -> str:
@@ -60,17 +58,15 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> DqnA
     return DqnAgent(spec, preset, seed, prepare)
 
 
-class DqnAgent:
-    """Acts epsilon-greedily, keeps a replay, learns in bursts (see `agents.Agent`)."""
+class DqnAgent(OffPolicyAgent):
+    """Acts epsilon-greedily (see `agents.Agent`)."""
+
+    _preset: DqnPreset
 
     def __init__(self, spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> None:
         """Create the networks, the optimizer and an empty replay."""
-        self._preset = preset
+        super().__init__(spec, preset, seed)
         self._num_actions = spec.num_actions or 0
-        self._explore = generator(seed, "exploration")
-        self._experience = Experience(spec, preset, seed)
-        self.observe, self.break_stream = self._experience.observe, self._experience.break_stream
-        self.forget = self._experience.forget
         factory = network_factory(spec, preset, seed)
         q_network = adapter.FactoryNetwork(
             lambda: prepare(factory()), adapter.observation_spec(spec), name="QNetwork"
@@ -90,10 +86,8 @@ class DqnAgent:
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
         self._agent.initialize()
-        self.network = q_network.model
         self.targets = [self._agent._target_q_network.model]
-        self._choose = networks.Snapshot(networks.chooser(self.network))
-        self._burst = networks.compiled(self._train_on, self.network)
+        self._start(q_network.model, networks.chooser(q_network.model))
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.int64]:
         """Act greedily, but at random with a probability that falls linearly."""
@@ -104,26 +98,13 @@ class DqnAgent:
         exploring = self._explore.random(shape) < epsilon
         actions = self._explore.integers(self._num_actions, size=shape)
         if not exploring.all():
-            greedy = self._choose(observations).argmax(axis=1)
+            greedy = self._greedy(observations).argmax(axis=1)
             actions = np.where(exploring, actions, greedy)
         return actions
 
-    def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
-        """Take one burst of gradient steps once the replay has warmed up."""
-        del observations
-        metrics = self._experience.learn([self.network], self._burst)
-        self._choose.refresh()
-        return metrics
-
-    def _train_on(self, *batches: Any) -> Any:
-        """Take one gradient step on each of the stacked batches; return the mean loss."""
-        steps = self._preset.gradient_steps
-        total = tf.constant(0.0)
-        for i in tf.range(steps):
-            batch = adapter.transition(*(field[i] for field in batches))
-            # `train` would wrap each step in a function of its own.
-            total += self._agent._train(batch, weights=None).loss
-        return total / steps
+    def _gradient_step(self, batch: Any) -> Any:
+        # `train` would wrap each step in a function of its own.
+        return self._agent._train(batch, weights=None).loss
 
     def _variables(self) -> list[Any]:
         agent = self._agent
@@ -134,24 +115,3 @@ class DqnAgent:
             agent.train_step_counter,
             agent._update_target._counter,
         ]
-
-    def arrays(self) -> Arrays:
-        """Return networks, target, optimizer, counters, statistics and replay."""
-        return {
-            **variable_arrays(self._variables()),
-            **self._experience.arrays(),
-        }
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take all of it back."""
-        restore_variables(self._variables(), arrays)
-        self._experience.restore(arrays)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Act from now on by the network as it stands."""
-        self._choose.refresh()
-
-    def generators(self) -> dict[str, np.random.Generator]:
-        """Return the generators of exploration and of replay sampling."""
-        return {"exploration": self._explore, "replay": self._experience.generator}
