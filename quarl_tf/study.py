@@ -7,7 +7,6 @@ killed goes on where it was.
 
 from __future__ import annotations
 
-import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -168,17 +167,7 @@ def read(path: Path) -> Study:
     Raises:
         UsageError: It cannot be read, or a value in it is missing, unknown or of no use.
     """
-    try:
-        content = tables.parse(path.read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"The study cannot be read ({error.strerror}); name a YAML file. "
-            f"Received: study={str(path)!r}"
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"The study is no sound YAML ({error}). Received: study={str(path)!r}"
-        ) from error
+    content = tables.parse_file(path, "a study")
     try:
         return _study(content, path.parent)
     except UsageError as error:
@@ -249,7 +238,7 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
         if not isinstance(values.get(key), str):
             raise UsageError(f"A cell needs {key}, a name. Received: {key}={values.get(key)!r}")
     algo, env_id = values["algo"], environments.canonical_id(values["env"])
-    overrides = _mapping(values.get("overrides", {}), "overrides")
+    overrides = tables.mapping(values.get("overrides", {}), "overrides")
     preset = presets.load(algo, env_id, overrides, own)
     seeds = tuple(_whole(seed, "seeds", least=0) for seed in _items(values["seeds"], "seeds", int))
     if len(set(seeds)) < len(seeds):
@@ -261,7 +250,7 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
                 f"{name} is of quantisation-aware trainings, which `bits` asks for; leave it out "
                 f"of schemes. Received: schemes={list(schemes)}"
             )
-    options = _mapping(values.get("quantization", {}), "quantization")
+    options = tables.mapping(values.get("quantization", {}), "quantization")
     quantizations = tuple(_quantizations(values, options, preset))
     return Cell(
         title=f"{algo} on {env_id}",
@@ -327,15 +316,13 @@ def _require_no_repetition(cells: Sequence[Cell]) -> None:
             )
 
 
-def _mapping(value: Any, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
-    """Require a mapping of words, and of known ones if some are."""
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        received = reprlib.repr(value)
-        raise UsageError(f"{what} must map names to values. Received: {received}")
-    for key in value:
-        if known and key not in known:
+def _mapping(value: Any, what: str, known: Sequence[str]) -> dict[str, Any]:
+    """Require a mapping of known words."""
+    values = tables.mapping(value, what)
+    for key in values:
+        if key not in known:
             raise unknown(f"key of {what}", key, known)
-    return value
+    return values
 
 
 def _list(value: Any, name: str) -> list[Any]:

@@ -206,9 +206,9 @@ def test_entries_may_share_values(tmp_path: Path) -> None:
         ("ppo: {CartPole-v1: 3}", "CartPole-v1 below ppo in {path} must map preset keys"),
         ("ppo: {CartPole-v1: {on: 3}}", "must map preset keys to values. Received: {True: 3}"),
         ("ppo: {CartPole-v1: {}}", "The ppo preset of CartPole-v1 lacks checkpoint_every, clip"),
-        ("ppo: [1", "(line 1: expected ',' or ']', but got '<stream end>'). Received: --presets"),
+        ("ppo: [1", "(line 1: expected ',' or ']', but got '<stream end>'); mend it. Received: "),
         ("ppo:\n\tCartPole-v1: 3", "no sound YAML (line 2: "),
-        ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice). Received: --presets {path}"),
+        ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice); mend it. Received: path='{path}'"),
         ("ppo: !!python/object:os.system {}", "no sound YAML (line 1: could not"),
         ("ppo: {CartPole-v1: {steps: 2026-99-99}}", "no sound YAML (month must be"),
         ("ppo: \0", "no sound YAML (unacceptable character"),
@@ -245,5 +245,5 @@ def test_a_file_that_cannot_be_read_is_named(
 ) -> None:
     missing = tmp_path / "missing.yaml"
     line = refusal(capsys, *TRAIN, "--presets", str(missing))
-    assert f"(No such file or directory); name a YAML file. Received: --presets {missing}" in line
+    assert f"(No such file or directory); name a YAML file. Received: path='{missing}'" in line
     assert "(Is a directory)" in refusal(capsys, *TRAIN, "--presets", str(tmp_path))

@@ -56,6 +56,29 @@ def parse(text: str | bytes) -> Any:
         raise ValueError(one_line(error)) from error
 
 
+def parse_file(path: Path, what: str) -> Any:
+    """Parse a YAML file of the user's; see `parse`.
+
+    Args:
+        path: The file.
+        what: What it is of, as a user would say it.
+
+    Raises:
+        UsageError: It cannot be read, or is no sound YAML.
+    """
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"The file of {what} cannot be read ({error.strerror}); name a YAML file. "
+            f"Received: path={str(path)!r}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"The file of {what} is no sound YAML ({error}); mend it. Received: path={str(path)!r}"
+        ) from error
+
+
 def shipped(algo: str) -> Table:
     """Read the package's presets of an algorithm."""
     table: Table = parse(resources.files("quarl_tf.presets").joinpath(f"{algo}.yaml").read_bytes())
@@ -72,22 +95,12 @@ def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
     Raises:
         UsageError: It cannot be read, or its content is of another form.
     """
-    try:
-        content = parse(path.read_bytes())
-    except OSError as error:
-        raise UsageError(
-            f"The presets cannot be read ({error.strerror}); name a YAML file. "
-            f"Received: --presets {path}"
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"The presets are no sound YAML ({error}). Received: --presets {path}"
-        ) from error
-    for algo, table in _mapping(content, f"The top of {path}", "algorithms").items():
+    content = parse_file(path, "presets")
+    for algo, table in mapping(content, f"The top of {path}", "algorithms").items():
         if algo not in algorithms:
             raise unknown(f"algorithm at the top of {path}", algo, algorithms)
-        for env_id, values in _mapping(table, f"{algo} in {path}", "environments").items():
-            _mapping(values, f"{env_id} below {algo} in {path}", "preset keys")
+        for env_id, values in mapping(table, f"{algo} in {path}", "environments").items():
+            mapping(values, f"{env_id} below {algo} in {path}", "preset keys")
     return {algo: _without_templates(table) for algo, table in content.items()}
 
 
@@ -96,8 +109,17 @@ def _without_templates(table: Table) -> Table:
     return {name: values for name, values in table.items() if not name.startswith(".")}
 
 
-def _mapping(value: Any, what: str, names: str) -> dict[str, Any]:
-    """Require a mapping whose keys are words."""
+def mapping(value: Any, what: str, names: str = "names") -> dict[str, Any]:
+    """Require a mapping whose keys are words.
+
+    Args:
+        value: What was read.
+        what: What it is, as a user would say it.
+        names: What its keys are, likewise.
+
+    Raises:
+        UsageError: It is none.
+    """
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UsageError(f"{what} must map {names} to values. Received: {reprlib.repr(value)}")
     return value
