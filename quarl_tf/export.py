@@ -48,7 +48,8 @@ from quarl_tf.spec import Quantization, Run, Scheme, require_possible
 #: differ by 2e-5 on some processors.
 FLOAT_TOLERANCE = 5e-5
 
-#: Observations that the check compares heads on.
+#: Observations, evenly spread, that the check compares heads on: so many or all if there are fewer,
+#: up to twice as many where more are no multiple of it.
 _CHECKED = 200
 
 #: Of a quantisation-aware training: the largest mean difference in steps of the head, which is what

@@ -394,10 +394,11 @@ def forward(network: keras.Model) -> Forward:
 
 
 class Snapshot:
-    """The forward pass of a network as it stood at the last `refresh`.
+    """The forward pass of a network, up to date after each `refresh`.
 
-    Networks without convolutions are evaluated by NumPy: a call into TensorFlow costs 150 us
-    however small the network, which is ten times what the arithmetic of a few observations takes.
+    Networks without convolutions are evaluated by NumPy as they stood then: a call into TensorFlow
+    costs 150 us however small the network, which is ten times what the arithmetic of a few
+    observations takes. Those with convolutions are evaluated as they stand.
     """
 
     def __init__(self, network: keras.Model) -> None:
@@ -410,7 +411,7 @@ class Snapshot:
         self.refresh()
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Bring the snapshot up to date.
+        """Bring the snapshot up to date; with convolutions it always is.
 
         Args:
             values: Of all the network's variables, if they are at hand; reading them one by one

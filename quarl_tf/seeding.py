@@ -23,7 +23,8 @@ def environment_seed(seed: int, purpose: str, *indices: int) -> int:
 def evaluation_seeds(seed: int, episodes: int) -> list[int]:
     """Return distinct environment seeds from 2**30 up, never used before the final evaluation.
 
-    The first n of a longer list are the list of n, so more episodes extend an evaluation.
+    The first n of a longer list are the list of n, so a longer evaluation begins with
+    the episodes of a shorter one.
     """
     draws = generator(seed, "evaluation").integers(_SPLIT, 2 * _SPLIT, size=2 * episodes + 64)
     return list(dict.fromkeys(draws.tolist()))[:episodes]

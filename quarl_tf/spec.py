@@ -315,7 +315,7 @@ def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
 
 
 def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
-    """Return the names of what can be exported of a quantisation-aware training."""
+    """Return the names of what can be exported of a training; for a plain one, the usual ones."""
     usual = default_schemes(quantization)
     if quantization is None or quantization.bits > INT4_BITS:
         return usual

@@ -39,7 +39,7 @@ _PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
 
 
 def canonical_id(env_id: str) -> str:
-    """Return today's id of an environment; where it is another one, tell the user."""
+    """Return today's id of an environment, for which an older version may be given."""
     return _RENAMED.get(env_id, env_id)
 
 
