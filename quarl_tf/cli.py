@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf import arguments, environments, flatbuffer, presets, records, study, study_runner
+from quarl_tf import arguments, environments, flatbuffer, presets, records, study
 from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
 from quarl_tf.evaluation import evaluate_and_save
@@ -41,7 +41,7 @@ from quarl_tf.statistics import (
     compare,
     mean_interval,
 )
-from quarl_tf.study import State, Status, Study
+from quarl_tf.study import State, Status, Study, runner
 
 #: Columns of a terminal below which the table of results leaves out what matters least.
 _NARROW = 120
@@ -175,7 +175,7 @@ def _counts(plan: Sequence[Status]) -> str:
 
 
 def _study_run(args: argparse.Namespace) -> None:
-    jobs = study_runner.available_cores() if args.jobs is None else args.jobs
+    jobs = runner.available_cores() if args.jobs is None else args.jobs
     if jobs < 1:
         raise UsageError(f"A study needs one process or more. Received: --jobs {jobs}")
     if args.dry_run:
@@ -183,7 +183,7 @@ def _study_run(args: argparse.Namespace) -> None:
         return
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     with progress_bar(f"study {wanted.name}") as update:
-        plan = study_runner.run(workspace, wanted, jobs, _say, update)
+        plan = runner.run(workspace, wanted, jobs, _say, update)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
     waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
@@ -226,7 +226,7 @@ def _study_report(args: argparse.Namespace) -> None:
         _plan(f"report   {workspace.report_dir(wanted.name)}")
         return
     with spinner("report"):
-        from quarl_tf.study_report import write_study_report
+        from quarl_tf.study.report import write_study_report
 
         page = write_study_report(
             workspace,

@@ -18,13 +18,13 @@ PACKAGE = Path(quarl_tf.__file__).parent
 LAYERS = [
     {"cli"},
     {"arguments"},
-    {"study_report", "study_runner"},
-    {"study_figures"},
-    {"study_results"},
-    {"study", "study_worker"},
+    {"study.report", "study.runner"},
+    {"study.figures"},
+    {"study.results"},
+    {"study", "study.worker"},
     {"report"},
-    {"wording"},
-    {"results"},
+    {"report.wording"},
+    {"report.results"},
     {"training", "export", "evaluation", "plots"},  # The stages.
     {"plots.curves", "plots.precisions", "plots.schemes"},
     {"plots.style"},
@@ -53,6 +53,7 @@ KNOWN_BY = {
     "ai_edge_litert": {"flatbuffer", "memory", "policies"},
     "matplotlib": FIGURES,
     "seaborn": FIGURES,
+    "pandas": {"plots.curves"},
     "scipy": {"statistics"},
     "rich": {"cli", "display"},
     "litert_quantizer": {"quantization.int4"},
@@ -135,8 +136,8 @@ def test_only_export_knows_the_converter_and_only_agents_know_tf_agents() -> Non
 def test_whatever_a_board_runs_imports_no_tensorflow() -> None:
     names = [
         *("spec", "records", "statistics", "presets", "environments", "quantization.affine"),
-        *("policies", "evaluation", "plots", "results", "wording", "report", "cli", "doctor"),
-        *("study", "study_worker", "study_runner", "study_report"),
+        *("policies", "evaluation", "plots", "report", "cli", "doctor"),
+        *("study", "study.worker", "study.runner", "study.report"),
     ]
     code = (
         "import importlib, sys\n"

@@ -28,9 +28,9 @@ from quarl_tf.records import (
     write_csv,
 )
 from quarl_tf.report import write_report
+from quarl_tf.report.wording import dtypes, limits, number_text, percent, size
 from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
 from quarl_tf.statistics import MIN_EPISODES, compare, student_interval
-from quarl_tf.wording import dtypes, limits, number_text, percent, size
 
 TIMES, DASH, MINUS = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"

@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import cli, memory, plots, records, study, study_figures, study_results, study_runner
+from quarl_tf import cli, memory, plots, records, study
 from quarl_tf.errors import UsageError
 from quarl_tf.records import Workspace
-from quarl_tf.results import load_run
+from quarl_tf.report.results import load_run
 from quarl_tf.spec import Quantization, Scheme
 from quarl_tf.statistics import Interval
-from quarl_tf.study import State, Study
-from quarl_tf.study_figures import overview_figures
-from quarl_tf.study_results import Loader, cell_results
+from quarl_tf.study import State, Study, figures, runner
+from quarl_tf.study import results as study_results
+from quarl_tf.study.figures import overview_figures
+from quarl_tf.study.results import Loader, cell_results
 
 #: A training of a second.
 TINY = """
@@ -38,6 +39,7 @@ overrides: &tiny
 """
 TINY_STUDY = f"""
 name: tiny
+title: A tiny study
 seeds: [0, 1]
 bits: [2]
 episodes: 2
@@ -197,6 +199,7 @@ cells:
         (BASE + "bits: [4]\nquantization: {edge_bit: 4}", "did you mean edge_bits"),
         (BASE + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
         (BASE + "episodes: 0", "episodes=0"),
+        (BASE + "title: [a]", "title must be the report's heading. Received: title=['a']"),
         (BASE + "memory: 1", "memory must be false or true. Received: memory=1"),
         (BASE + "x: frames", "x must be steps or episodes. Received: x='frames'"),
         (BASE + "import: [no_such_module]", "no_such_module"),
@@ -361,7 +364,7 @@ def test_a_job_has_all_schemes_of_its_run(tmp_path: Path) -> None:
         study.Status(one, State.EXPORTED if one.scheme.name == "int8" else State.EVALUATED)
         for one in wanted.experiments()
     ]
-    (job,) = study_runner._missing_jobs(found)
+    (job,) = runner._missing_jobs(found)
     assert [scheme.name for scheme in job.schemes] == ["fp32", "int8"]
     assert job.trained
 
@@ -373,7 +376,7 @@ def test_what_is_not_evaluated_though_nothing_failed_is_a_failure(
         first, second = wanted.experiments()
         return [study.Status(first, State.EVALUATED), study.Status(second, State.EXPORTED)]
 
-    monkeypatch.setattr(study_runner, "run", run)
+    monkeypatch.setattr(runner, "run", run)
     path = write(tmp_path, BASE)
     assert cli.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -432,7 +435,7 @@ def test_a_process_that_ends_without_a_word_is_a_failure(
     worker = tmp_path / "worker"
     worker.write_text(f"#!/bin/sh\necho out of memory\n{end}\n")
     worker.chmod(0o755)
-    monkeypatch.setattr(study_runner.sys, "executable", str(worker))
+    monkeypatch.setattr(runner.sys, "executable", str(worker))
     path = write(tmp_path, BASE.replace("[0]", "[0, 1]"))
     assert cli.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
     assert states(tmp_path, study.read(path)) == ["failed"] * 4
@@ -449,8 +452,8 @@ def test_a_worker_has_the_threads_of_its_cores_but_acts_on_one(
     worker = tmp_path / "worker"
     worker.write_text('#!/bin/sh\necho "OpenMP $OMP_NUM_THREADS, OpenBLAS $OPENBLAS_NUM_THREADS"\n')
     worker.chmod(0o755)
-    monkeypatch.setattr(study_runner.sys, "executable", str(worker))
-    monkeypatch.setattr(study_runner, "_cores", lambda: [0, 1, 2])
+    monkeypatch.setattr(runner.sys, "executable", str(worker))
+    monkeypatch.setattr(runner, "_cores", lambda: [0, 1, 2])
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     path = write(tmp_path, BASE)
     assert cli.main(["study", "run", str(path), "--root", str(tmp_path), "--jobs", "1"]) == 1
@@ -564,6 +567,7 @@ def test_a_cell_tells_how_it_was_played_and_quantised(
     chance = json.loads((folder / "results.json").read_text())
     assert chance["missing"]  # of the cell that diverged; it was played by no rules
     overview = (folder / "report.md").read_text().split("|", 200)
+    assert overview[0].startswith("# A tiny study\n")
     assert overview[2].strip() == "random"
     for text in ((folder / "report.md").read_text(), (folder / "index.html").read_text()):
         assert text.count("greedy: the best value") == 1
@@ -728,13 +732,13 @@ def test_a_study_of_which_nothing_exists_has_a_report(tmp_path: Path) -> None:
 
 
 def test_jobs_do_not_share_cores() -> None:
-    cores = study_runner.available_cores()
+    cores = runner.available_cores()
     for size in range(1, cores + 1):
-        shares = [study_runner._share(slot, size) for slot in range(size)]
+        shares = [runner._share(slot, size) for slot in range(size)]
         assert sorted(core for share in shares for core in share) == sorted(os.sched_getaffinity(0))
         assert all(shares)
-    assert study_runner._share(0, cores + 1) == []
-    assert set(study_runner._thread_limits(10 * cores).values()) == {"1"}
+    assert runner._share(0, cores + 1) == []
+    assert set(runner._thread_limits(10 * cores).values()) == {"1"}
 
 
 # Figures.
@@ -753,7 +757,7 @@ def loaded(cells: Iterable[study.Cell]) -> dict[str, Any]:
 
 def labels(root: Path, text: str) -> list[str]:
     cells = study.read(write(root, text)).cells
-    return [one.label for one in study_figures._precision_curves(cells, loaded(cells))]
+    return [one.label for one in figures._precision_curves(cells, loaded(cells))]
 
 
 def test_precisions_of_all_cells_are_told_apart_by_name(tmp_path: Path) -> None:
@@ -795,7 +799,7 @@ def test_a_precision_without_one_of_its_trainings_has_no_curves(tmp_path: Path) 
     cells = study.read(write(tmp_path, BASE.replace("[0]", "[0, 1]") + "bits: [4]\n")).cells
     runs = loaded(cells)
     del runs[cells[0].run(1, cells[0].quantizations[0]).run_id]
-    plain, aware = study_figures._precision_curves(cells, runs)
+    plain, aware = figures._precision_curves(cells, runs)
     assert [curve.label for curve in plain.curves] == ["ppo-CartPole-v1-s0", "ppo-CartPole-v1-s1"]
     assert (plain.quantised, aware.quantised, aware.curves) == (False, True, [])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from quarl_tf.errors import QuarlError
 from quarl_tf.records import Workspace
-from quarl_tf.results import (
+from quarl_tf.report.results import (
     OK,
     LoadedRun,
     Row,
@@ -21,10 +21,10 @@ from quarl_tf.results import (
     pooled_row,
     run_row,
 )
+from quarl_tf.report.wording import notes_on
 from quarl_tf.spec import REFERENCE, Quantization, Run
 from quarl_tf.statistics import Interval
 from quarl_tf.study import Cell, Precision, State, Status, Study, plan
-from quarl_tf.wording import notes_on
 
 
 @dataclass(frozen=True)

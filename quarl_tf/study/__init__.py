@@ -29,7 +29,17 @@ _DEFAULT_DELAYS = (0.5,)
 
 #: What stands at the top of a file; those of a cell may stand in it, too, and go before these.
 _OF_A_CELL = ("seeds", "schemes", "bits", "delays", "quantization", "overrides")
-_AT_THE_TOP = ("name", "cells", "episodes", "presets", "import", "memory", "x", *_OF_A_CELL)
+_AT_THE_TOP = (
+    "name",
+    "title",
+    "cells",
+    "episodes",
+    "presets",
+    "import",
+    "memory",
+    "x",
+    *_OF_A_CELL,
+)
 
 #: What the report may draw returns in training against.
 X_AXES = ("steps", "episodes")
@@ -97,6 +107,7 @@ class Study:
 
     Attributes:
         name: Name of the report's folder.
+        title: Heading of the report.
         episodes: Episodes of every evaluation.
         presets: A file of the user's presets, which go before the package's.
         modules: Modules that register environments of the user's own.
@@ -105,6 +116,7 @@ class Study:
     """
 
     name: str
+    title: str
     cells: tuple[Cell, ...]
     episodes: int
     presets: Path | None = None
@@ -200,8 +212,12 @@ def _study(content: Any, folder: Path) -> Study:
     if not any(cell.quantizations for cell in cells):
         _require_no_bits_needed(shared)
     _require_no_repetition(cells)
+    title = values.get("title", name)
+    if not isinstance(title, str):
+        raise UsageError(f"title must be the report's heading. Received: title={title!r}")
     return Study(
         name=name,
+        title=title,
         cells=tuple(_titled(cells)),
         episodes=_whole(values.get("episodes", _DEFAULT_EPISODES), "episodes", least=1),
         presets=presets_file,

@@ -32,7 +32,7 @@ from quarl_tf.study import (
     plan,
     statuses,
 )
-from quarl_tf.study_worker import PROGRESS, Task
+from quarl_tf.study.worker import PROGRESS, Task
 
 #: What libraries read their number of threads from when they are loaded; not OpenBLAS, by which
 #: policies act: one thread is fastest there, as the package says for all its processes.
@@ -218,7 +218,7 @@ class _Pool:
             cpus=_share(slot, self._slots),
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "quarl_tf.study_worker"],
+            [sys.executable, "-m", "quarl_tf.study.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,12 +11,12 @@ from typing import Any
 from quarl_tf import memory
 from quarl_tf.records import Workspace, write_csv, write_json
 from quarl_tf.report import provenance, write_pages
-from quarl_tf.results import OK, Row
+from quarl_tf.report.results import OK, Row
+from quarl_tf.report.wording import dtypes, percent
 from quarl_tf.statistics import CONFIDENCE
 from quarl_tf.study import Cell, Precision, Study
-from quarl_tf.study_figures import cell_figures, overview_figures
-from quarl_tf.study_results import CellResults, Column, Loader, cell_results
-from quarl_tf.wording import dtypes, percent
+from quarl_tf.study.figures import cell_figures, overview_figures
+from quarl_tf.study.results import CellResults, Column, Loader, cell_results
 
 #: What Li published of memory before and after quantisation-aware training, by game.
 _MEMORY_BY_LI = {"CartPole": (1197, 1136), "LunarLander": (1504, 1447)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quarl_tf.results import OK, LoadedRun, Row, fewest_episodes
+from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
 from quarl_tf.statistics import MIN_EPISODES, different_games
 

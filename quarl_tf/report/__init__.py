@@ -29,7 +29,7 @@ from quarl_tf.records import (
     write_json,
     write_text,
 )
-from quarl_tf.results import (
+from quarl_tf.report.results import (
     BASELINE,
     OK,
     LoadedRun,
@@ -42,9 +42,7 @@ from quarl_tf.results import (
     run_row,
     scheme_names,
 )
-from quarl_tf.spec import REFERENCE, Scheme
-from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
-from quarl_tf.wording import (
+from quarl_tf.report.wording import (
     dtypes,
     headline,
     limits,
@@ -55,6 +53,8 @@ from quarl_tf.wording import (
     ratio,
     size,
 )
+from quarl_tf.spec import REFERENCE, Scheme
+from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def write_pages(
     for file, content in pictures.items():
         write_bytes(folder / "figures" / file, content)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("quarl_tf"),
+        loader=jinja2.PackageLoader("quarl_tf.report"),
         autoescape=lambda name: name is not None and ".html" in name,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -10,10 +10,10 @@ import numpy as np
 
 from quarl_tf import plots
 from quarl_tf.plots import Curve, Plot, PrecisionCurves, PrecisionPanel, PrecisionPoint
-from quarl_tf.results import OK, LoadedRun
+from quarl_tf.report.results import OK, LoadedRun
 from quarl_tf.spec import REFERENCE, Quantization
 from quarl_tf.study import Cell, Study, telling_settings
-from quarl_tf.study_results import CellResults, Column
+from quarl_tf.study.results import CellResults, Column
 
 #: Cells from which on those that differ in settings alone share figures.
 _COMPARED = 3
@@ -31,11 +31,11 @@ def overview_figures(
     """
     groups = _compared(study, cells)
     if groups:
-        yield "reward_by_setting.png", plots.reward_by_setting(_panels(groups), study.name)
+        yield "reward_by_setting.png", plots.reward_by_setting(_panels(groups), study.title)
     grouped = _grouped(groups)
     if alone := [result for result in cells if id(result) not in grouped]:
         panels = [_panel(result, result.cell.title) for result in alone]
-        yield "reward_against_precision.png", plots.reward_against_precision(panels, study.name)
+        yield "reward_against_precision.png", plots.reward_against_precision(panels, study.title)
     for algo, env_id in dict.fromkeys((cell.algo, cell.env_id) for cell in study.cells):
         alike = [cell for cell in study.cells if (cell.algo, cell.env_id) == (algo, env_id)]
         precisions = _precision_curves(alike, runs)
