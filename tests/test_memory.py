@@ -40,7 +40,7 @@ def test_weights_take_what_their_types_do(artifacts: dict[str, Path]) -> None:
 
 
 def test_weights_of_four_bits_are_packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = flatbuffer.FlatbufferAudit({}, {"int4": 7, "float32": 2}, [], [], [], {})
+    found = flatbuffer.FlatbufferAudit({}, {"int4": 7, "float32": 2}, [], [], [])
     monkeypatch.setattr(flatbuffer, "audit", lambda _: found)
     assert memory.weight_bytes(tmp_path) == 4 + 8
 
@@ -83,9 +83,7 @@ def test_the_arena_is_as_large_as_the_interpreters(artifacts: dict[str, Path], n
     # Delegates would take the tensors between the ends out of the arena.
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = Interpreter(str(artifacts[name]), experimental_op_resolver_type=plain)
-    constant = {
-        t.name for t in flatbuffer._parse(artifacts[name])[0][0].tensors if t.data is not None
-    }
+    constant = {t.name for t in flatbuffer._parse(artifacts[name])[0].tensors if t.data is not None}
     interpreter.allocate_tensors()
     spans = []
     for detail in interpreter.get_tensor_details():
