@@ -101,13 +101,13 @@ def _bits_needed(how: str, rows: Sequence[Row]) -> str:
         return f"{keeping}, the fewest tried."
     stop = rows[kept]
     what = {
-        None: "the result is missing",
-        "loss": f"the return is {_amount(stop)} lower",
-        "cannot tell": f"{_evidence(stop)} cannot tell",
+        None: " the result is missing",
+        "loss": f" the return is {_amount(stop)} lower",
+        "cannot tell": f", {_evidence(stop)} cannot tell",
     }[stop.verdict]
     if kept == 0:
-        return f"{how}, at {stop.weight_bits} bits {what}."
-    return f"{keeping}; at {stop.weight_bits} bits {what}."
+        return f"{how}, at {stop.weight_bits} bits{what}."
+    return f"{keeping}; at {stop.weight_bits} bits{what}."
 
 
 def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
