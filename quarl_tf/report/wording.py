@@ -100,10 +100,11 @@ def _bits_needed(how: str, rows: Sequence[Row]) -> str:
     if kept == len(rows):
         return f"{keeping}, the fewest tried."
     stop = rows[kept]
+    evidence = f"{stop.runs} trainings" if stop.runs > 1 else "the episodes"
     what = {
         None: " the result is missing",
         "loss": f" the return is {_amount(stop)} lower",
-        "cannot tell": f", {_evidence(stop)} cannot tell",
+        "cannot tell": f", {evidence} cannot tell",
     }[stop.verdict]
     if kept == 0:
         return f"{how}, at {stop.weight_bits} bits{what}."
