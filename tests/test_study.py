@@ -564,8 +564,8 @@ def test_a_cell_tells_how_it_was_played_and_quantised(
     assert cli.main(["study", "report", str(path), "--root", str(root)]) == 0
     capsys.readouterr()
     folder = Workspace(root).report_dir("tiny")
-    chance = json.loads((folder / "results.json").read_text())
-    assert chance["missing"]  # of the cell that diverged; it was played by no rules
+    found = json.loads((folder / "results.json").read_text())
+    assert found["missing"]  # of the cell that diverged; it was played by no rules
     overview = (folder / "report.md").read_text().split("|", 200)
     assert overview[0].startswith("# A tiny study\n")
     assert overview[2].strip() == "random"
