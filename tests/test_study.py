@@ -446,6 +446,19 @@ def test_a_process_that_ends_without_a_word_is_a_failure(
         assert "out of memory" in file.read_text()
 
 
+def test_workers_run_the_code_of_their_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "quarl_tf" / "__init__.py"
+    other.parent.mkdir()
+    other.write_text("raise SystemExit('another version')\n")
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, BASE + "overrides: {steps: 2048, learning_rate: 1e30}\n")
+    assert cli.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
+    (file,) = tmp_path.glob("runs/*/failure.txt")
+    assert "Training diverged" in file.read_text().splitlines()[0]
+
+
 def test_a_worker_has_the_threads_of_its_cores_but_acts_on_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

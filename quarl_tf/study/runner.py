@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from quarl_tf import records
 from quarl_tf.display import Update
@@ -218,13 +219,14 @@ class _Pool:
             cpus=_share(slot, self._slots),
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "quarl_tf.study.worker"],
+            # -P: not by whatever package of this name lies in the current folder.
+            [sys.executable, "-P", "-m", "quarl_tf.study.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **_thread_limits(self._slots)},
+            env={**os.environ, **_thread_limits(self._slots), "PYTHONPATH": _own_path()},
             # A group of its own: Ctrl-C is for the parent, which then ends the whole group.
             start_new_session=True,
         )
@@ -330,6 +332,12 @@ def _share(slot: int, size: int) -> list[int]:
     if size > len(cores) or not hasattr(os, "sched_setaffinity"):
         return []
     return cores[slot * len(cores) // size : (slot + 1) * len(cores) // size]
+
+
+def _own_path() -> str:
+    """Return where workers look for modules: first of all where this one was found."""
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(Path(__file__).parents[2]), *([given] if given else [])])
 
 
 def _thread_limits(size: int) -> dict[str, str]:
