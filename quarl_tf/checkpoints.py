@@ -23,7 +23,7 @@ _STATE = "state.json"
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
-def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> None:
+def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> Path:
     """Write the checkpoint of a step, then delete all but it and the one before.
 
     Args:
@@ -31,6 +31,9 @@ def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state:
         step: Environment step; it names the file.
         arrays: Arrays by name.
         state: Anything else, JSON-ready.
+
+    Returns:
+        The file.
     """
     text = np.frombuffer(json.dumps(state).encode(), np.uint8)
     path = folder / f"{step:012d}.npz"
@@ -41,22 +44,27 @@ def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state:
     # A training goes on from the newest good one: those of later steps are damaged.
     for superseded in found[:place] + found[place + _KEPT :]:
         superseded.unlink(missing_ok=True)
+    return path
 
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
     """Return arrays and state of the newest checkpoint that is not damaged, or None."""
-    for path in _newest_first(folder):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                # NumPy reads as far as an array's header says; the checksum is at the very end.
-                if archive.testzip() is not None:
-                    continue
-            with np.load(path) as file:
-                arrays = {name: file[name] for name in file.files}
-            return arrays, json.loads(arrays.pop(_STATE).tobytes())
-        except _DAMAGE:
-            continue
-    return None
+    found = (load(path) for path in _newest_first(folder))
+    return next((one for one in found if one is not None), None)
+
+
+def load(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
+    """Return arrays and state of a checkpoint, or None if it is damaged or not there."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # NumPy reads as far as an array's header says; the checksum is at the very end.
+            if archive.testzip() is not None:
+                return None
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(arrays.pop(_STATE).tobytes())
+    except _DAMAGE:
+        return None
 
 
 def _newest_first(folder: Path) -> list[Path]:

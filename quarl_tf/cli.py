@@ -381,12 +381,7 @@ def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | No
         if name in options:
             raise UsageError(f"Give it with {other}. Received: -q {name}={options[name]}")
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
-    if delay >= preset.steps:
-        raise UsageError(
-            "The delay must end before the training does. "
-            f"Received: quant_delay={delay}, steps={preset.steps}"
-        )
-    presets.require_learning_before(delay, preset)
+    presets.require_possible_delay(delay, preset)
     return Quantization.from_mapping({**options, "bits": args.bits, "delay": delay})
 
 

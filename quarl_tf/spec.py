@@ -154,7 +154,7 @@ class Quantization:
     def tag(self) -> str:
         """Name it for run ids: bits and delay, and a digest where more is not as usual."""
         name = f"q{self.bits}d{self.delay}"
-        return f"{name}-{_digest(asdict(self))}" if self.options else name
+        return f"{name}-{digest(asdict(self))}" if self.options else name
 
     @property
     def options(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Run:
         """Name the run; overrides enter as a digest, so another preset is another run."""
         parts = [f"{self.algo}-{self.env_id.replace('/', '_')}-s{self.seed}"]
         if self.overrides:
-            parts.append(_digest(self.overrides))
+            parts.append(digest(self.overrides))
         if self.quantization:
             parts.append(self.quantization.tag)
         return "-".join(parts)
@@ -229,7 +229,8 @@ class Run:
         return cls(**{**values, "quantization": known})
 
 
-def _digest(values: Mapping[str, Any]) -> str:
+def digest(values: Mapping[str, Any]) -> str:
+    """Return eight characters that tell JSON-ready values from others."""
     canonical = json.dumps(dict(values), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 

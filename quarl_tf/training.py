@@ -5,6 +5,9 @@ derived from the run's seed and the step, in an uninterrupted run as well. So no
 environment's inner state has to be saved, and a run that was killed anywhere and resumed ends with
 the same network, bit for bit, as one that was not: on the same machine and, for images, on as many
 threads, which convolutions add up their gradients by.
+
+Until the delay, quantisation-aware trainings that differ in their bits alone are the same. So one
+that is given a trunk, a checkpoint from before the delay, goes on from it, whatever its bits.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 import shutil
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,16 +31,23 @@ from quarl_tf.keras import keras, tf
 from quarl_tf.quantization import preparing
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.seeding import environment_seed
-from quarl_tf.spec import Run
+from quarl_tf.spec import Run, digest
 
 #: Observations kept to calibrate int8 activations with.
 CALIBRATION_OBSERVATIONS = 2000
 
 _RECENT_EPISODES = 20
 
+#: What the names of variables, and of the best network's, begin with in a checkpoint.
+_VALUES = ("variable/", "best/")
+
 
 def train(
-    workspace: Workspace, run: Run, update: Update, preset: presets.Preset | None = None
+    workspace: Workspace,
+    run: Run,
+    update: Update,
+    preset: presets.Preset | None = None,
+    trunk: Path | None = None,
 ) -> TrainingRecord:
     """Train a run, or go on where it was; a finished run is returned as it stands.
 
@@ -48,6 +59,8 @@ def train(
         run: What to train.
         update: Told how far it is.
         preset: Its hyper-parameters, overrides included; the package's if there are none.
+        trunk: File of the last checkpoint before the delay, which trainings of the same `trunk_id`
+            share: where this one begins if the file is there, and what it leaves if not.
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
@@ -60,12 +73,26 @@ def train(
     if finished is not None:
         return finished
     records.require_untaken(workspace, run.run_id)
-    training = _Training(folder, run, preset)
+    training = _Training(folder, run, preset, trunk)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with records.locked(folder, busy):
         # Another process may have finished it while this one was building.
         finished = TrainingRecord.finished(folder, run, preset)
         return finished or training.complete(update)
+
+
+def trunk_id(run: Run, preset: presets.Preset) -> str | None:
+    """Name what a training shares until the delay with those of other bits; None if nothing.
+
+    Trainings by different commits share nothing.
+    """
+    if run.quantization is None or run.quantization.learned_steps:
+        return None  # Which steps are learned depends on the bits.
+    shared = records.settings(run, asdict(preset))
+    for name in ("bits", "per_channel"):
+        del shared[f"quantization.{name}"]
+    training = run.algo, run.env_id, run.seed, records.source_commit()
+    return digest({**shared, "training": training})
 
 
 @dataclass
@@ -80,13 +107,16 @@ class _Best:
 class _Training:
     """The state of one training between bursts."""
 
-    def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
+    def __init__(
+        self, folder: Path, run: Run, preset: presets.Preset, trunk: Path | None = None
+    ) -> None:
         # Now: commits made while it trains are not what it runs.
         self._commit = records.source_commit()
         self._folder, self._run, self._preset = folder, run, preset
-        self._checkpoints = folder / "checkpoints"
+        self._checkpoints, self._trunk = folder / "checkpoints", trunk
         spec = environments.env_spec(run.env_id)
         self._delay = run.quantization.delay if run.quantization else None
+        self._quantized = False
         self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
         self._spec = spec
         self._exported = self._as_exported()
@@ -151,18 +181,21 @@ class _Training:
         return record
 
     def resume(self) -> None:
-        """Go on from the newest good checkpoint, if there is one, with fresh episodes."""
+        """Go on from the newest good checkpoint, else from the trunk, with fresh episodes."""
         found = checkpoints.load_newest(self._checkpoints)
         if found is not None:
+            records.require_same_settings(self._folder, found[1], self._run, self._preset)
+        elif self._trunk is not None and (shared := checkpoints.load(self._trunk)) is not None:
+            found = self._with_own_grids(shared[0]), shared[1]
+        if found is not None:
             arrays, state = found
-            records.require_same_settings(self._folder, state, self._run, self._preset)
             best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
             self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
             for name, generator in self.agent.generators().items():
                 generator.bit_generator.state = state["generators"][name]
             self.step, self._rows = state["step"], state["rows"]
             self._recent.extend(state["recent"])
-            self._episodes = state["episodes"]
+            self._episodes, self._quantized = state["episodes"], state["quantized"]
             self.best = _Best(best, *state["best"])
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
@@ -170,8 +203,21 @@ class _Training:
         self._start_curves()
         self._start_episodes()
 
+    def _with_own_grids(self, arrays: Mapping[str, npt.NDArray[Any]]) -> agents.Arrays:
+        """Return a trunk's arrays, but ranges of kernels, which are still to be read, as here.
+
+        There are as many as a kernel has grids, which depends on the bits.
+        """
+        own = {name: value for name, value in self._arrays().items() if name.startswith(_VALUES)}
+        return {
+            name: own[name] if name in own and own[name].shape != array.shape else array
+            for name, array in arrays.items()
+        }
+
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
+        if self._delay is not None and self.step >= self._delay and not self._quantized:
+            self._start_quantization()
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self._tick()
@@ -183,8 +229,6 @@ class _Training:
                 raise
             metrics = {"loss": math.nan}
         self._require_finite("loss", metrics.get("loss", 0.0))
-        if self._delay is not None and before < self._delay <= self.step:
-            self._start_quantization()
         if self._due(before, self._preset.evaluation_every):
             self._variances.clear()
             score = float(np.mean(self.greedy("selection").returns))
@@ -206,6 +250,7 @@ class _Training:
         qat.freeze(self.agent.network, self.agent.targets)
         self.agent.refresh()
         self.best = _Best(networks.weights(self.agent.network))
+        self._quantized = True
 
     def greedy(self, purpose: str, keep: int = 0) -> calibration.Rollout:
         """Play a greedy episode in every trial environment, on the seeds of a purpose."""
@@ -271,8 +316,6 @@ class _Training:
 
     def _checkpoint(self) -> None:
         self.agent.break_stream(self._observations)
-        arrays = self.agent.arrays()
-        arrays.update({f"best/{name}": value for name, value in self.best.weights.items()})
         state = {
             "run": self._run.to_dict(),
             "preset": asdict(self._preset),
@@ -280,14 +323,29 @@ class _Training:
             "rows": self._rows,
             "recent": list(self._recent),
             "episodes": self._episodes,
+            "quantized": self._quantized,
             "best": [self.best.score, self.best.step],
             "generators": {
                 name: generator.bit_generator.state
                 for name, generator in self.agent.generators().items()
             },
         }
-        checkpoints.save(self._checkpoints, self.step, arrays, state)
+        path = checkpoints.save(self._checkpoints, self.step, self._arrays(), state)
+        if self._trunk is not None and self._is_last_before_delay():
+            with records.atomic_path(self._trunk) as temporary:
+                shutil.copyfile(path, temporary)
         self._start_episodes()
+
+    def _arrays(self) -> agents.Arrays:
+        best = {f"best/{name}": value for name, value in self.best.weights.items()}
+        return {**self.agent.arrays(), **best}
+
+    def _is_last_before_delay(self) -> bool:
+        """Tell whether it will be quantised before the next checkpoint, and is not yet."""
+        if self._delay is None or self._quantized:
+            return False
+        every = self._preset.checkpoint_every
+        return self.step // every >= self._delay // every
 
     def _start_curves(self) -> None:
         """Write the curves afresh up to this step: a killed run may have gone further."""

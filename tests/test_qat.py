@@ -668,6 +668,67 @@ def test_a_training_killed_before_or_after_the_delay_ends_with_the_same_bytes(
     assert products(folder) == products(workspace.run_dir(run.run_id))
 
 
+@pytest.mark.parametrize(("name", "bits"), [("dqn", 2), ("ddpg", 8), ("ppo", 8), ("ppo", 3)])
+def test_a_training_that_goes_on_from_one_at_other_bits_ends_with_the_same_bytes(
+    name: str, bits: int, quantized: Trained, tmp_path: Path
+) -> None:
+    workspace, run = quantized(name)
+    trunk = tmp_path / "trunk.npz"
+    other = replace(run, quantization=Quantization.from_mapping({"bits": bits, "delay": DELAY}))
+
+    def cut(step: int, *_: Any) -> None:
+        if step > CUTS["before"]:
+            raise _CutError
+
+    with pytest.raises(_CutError):
+        training.train(Workspace(tmp_path / "first"), other, cut, trunk=trunk)
+    steps: list[int] = []
+    second = Workspace(tmp_path / "second")
+    training.train(second, run, lambda step, *_: steps.append(step), trunk=trunk)
+    assert steps[0] > 400
+    folder = run.run_id
+    assert products(second.run_dir(folder)) == products(workspace.run_dir(folder))
+
+
+def test_a_damaged_trunk_is_trained_anew(tmp_path: Path) -> None:
+    trunk = tmp_path / "trunk.npz"
+    trunk.write_bytes(b"PK, but no archive")
+    steps: list[int] = []
+
+    def cut(step: int, *_: Any) -> None:
+        steps.append(step)
+        if step > CUTS["before"]:
+            raise _CutError
+
+    with pytest.raises(_CutError):
+        training.train(Workspace(tmp_path), RUNS["ppo"], cut, trunk=trunk)
+    assert steps[0] < 100
+    assert checkpoints.load(trunk) is not None
+
+
+def test_trunks_are_shared_by_trainings_that_differ_in_bits_alone() -> None:
+    def identify(run: Run, **overrides: Any) -> str | None:
+        preset = presets.load(run.algo, run.env_id, {**run.overrides, **overrides})
+        return training.trunk_id(run, preset)
+
+    def quantised(**options: Any) -> Run:
+        values = {"bits": 4, "delay": DELAY, **options}
+        return replace(PLAIN["ppo"], quantization=Quantization.from_mapping(values))
+
+    one = identify(quantised())
+    assert one is not None
+    assert identify(quantised(bits=8)) == identify(quantised(bits=2)) == one
+    others = [
+        identify(quantised(delay=DELAY + 1)),
+        identify(quantised(ranges="extremes")),
+        identify(quantised(edge_bits=4)),
+        identify(quantised(), learning_rate=1e-4),
+        identify(replace(quantised(), seed=9)),
+    ]
+    assert len({one, *others}) == 1 + len(others)
+    assert identify(PLAIN["ppo"]) is identify(quantised(learned_steps=True)) is None
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_ranges_never_move_after_the_delay(name: str, quantized: Trained) -> None:
     workspace, run = quantized(name)
@@ -720,8 +781,9 @@ def test_from_the_delay_on_the_quantised_network_acts(tmp_path: Path) -> None:
     state = training._Training(tmp_path, run, preset)
     state.resume()
     network = state.agent.network
-    while state.step < DELAY:
+    while not state._quantized:
         state.burst()
+    assert DELAY < state.step < DELAY + 2 * preset.train_frequency + 1
     # As many as it plays in.
     pairs = 0.3 * normal(200, 2, 2)
     acted = np.stack([state.agent.act(pair, 0.5) for pair in pairs])

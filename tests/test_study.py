@@ -26,10 +26,11 @@ from quarl_tf.records import Workspace
 from quarl_tf.report.results import load_run
 from quarl_tf.spec import Quantization, Scheme
 from quarl_tf.statistics import Interval
-from quarl_tf.study import State, Study, figures, runner
+from quarl_tf.study import State, Study, figures, runner, worker
 from quarl_tf.study import results as study_results
 from quarl_tf.study.figures import overview_figures
 from quarl_tf.study.results import Loader, cell_results
+from quarl_tf.study.worker import Task
 
 #: A training of a second.
 TINY = """
@@ -457,6 +458,35 @@ def test_workers_run_the_code_of_their_parent(
     assert cli.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
     (file,) = tmp_path.glob("runs/*/failure.txt")
     assert "Training diverged" in file.read_text().splitlines()[0]
+
+
+def test_trainings_at_other_bits_go_on_from_the_first(
+    finished: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    path, root, _ = finished
+    trained = study.read(path).cells[0].run(0, Quantization.from_mapping({"bits": 2, "delay": 300}))
+    firsts = []
+    for bits in (8, 2):
+        run = replace(trained, quantization=Quantization.from_mapping({"bits": bits, "delay": 300}))
+        task = Task(
+            root=str(tmp_path),
+            run=run.to_dict(),
+            schemes=[],
+            episodes=2,
+            failures={"": str(tmp_path / "failure.txt")},
+            presets=None,
+            modules=[],
+            trunks=str(tmp_path / "trunks"),
+            cpus=[],
+        )
+        steps: list[int] = []
+        assert worker.work(task, lambda step, *_, steps=steps: steps.append(step)) == 0
+        firsts.append(steps[0])
+    assert firsts[0] < 100
+    assert firsts[1] > 200
+    again, before = (Workspace(one).run_dir(trained.run_id) for one in (tmp_path, root))
+    assert (again / "network.npz").read_bytes() == (before / "network.npz").read_bytes()
+    assert not list((root / "runs" / ".study-tiny").glob("*.npz"))
 
 
 def test_a_worker_has_the_threads_of_its_cores_but_acts_on_one(

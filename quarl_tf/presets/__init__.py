@@ -240,12 +240,19 @@ _CLASSES: dict[str, type[Preset]] = {
 }
 
 
-def require_learning_before(delay: int, preset: Preset) -> None:
-    """Refuse a quantisation delay at which nothing was learned yet, so no range is known.
+def require_possible_delay(delay: int, preset: Preset) -> None:
+    """Refuse a quantisation delay before which, or after which, nothing is learned.
 
     Raises:
-        UsageError: The training is off policy, and the delay ends before it has learned.
+        UsageError: The training is off policy, and the delay ends before it has learned, so that no
+            range is known; or no burst is left behind it.
     """
+    last = preset.steps - preset.train_frequency
+    if delay > last:
+        raise UsageError(
+            "The delay must end before the last burst of training (train_frequency), here by step "
+            f"{last}. Received: delay={delay}, steps={preset.steps}"
+        )
     if isinstance(preset, DqnPreset | DdpgPreset) and delay < preset.learning_starts:
         raise UsageError(
             "Ranges are watched while the network learns, which begins at learning_starts; make "

@@ -71,7 +71,8 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
     Attributes:
         bits: Width of a code.
         kernel: Whether it is a kernel's: its range is read at the delay, others are watched.
-        fixed: Range of an activation whose range is known.
+        fixed: Range of an activation whose range is known; it is watched as others are, for other
+            bits that may go on from here.
         narrow: Whether the lowest code is left out, so that the grid is symmetric.
     """
 
@@ -137,7 +138,7 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         with tf.init_scope():
             frozen = bool(weights["frozen"] > 0)
         if not frozen:
-            if training and not self.kernel and self.fixed is None:
+            if training and not self.kernel:
                 self._watch(inputs, weights)
             stretch = weights.get("log_stretch")
             return inputs if stretch is None else _past_stretch(inputs, stretch)

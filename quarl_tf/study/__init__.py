@@ -302,7 +302,7 @@ def _quantizations(
                 "A delay is a number of steps, or a share of the training between 0 and 1, and "
                 f"ends before it. Received: delay={delay}, steps={preset.steps}"
             )
-        presets.require_learning_before(steps, preset)
+        presets.require_possible_delay(steps, preset)
         for bits in widths:
             yield Quantization.from_mapping({**options, "bits": bits, "delay": steps})
 

@@ -3,7 +3,8 @@
 A job is one run that lacks something, in a process of its own: one that crashes or is killed takes
 no other along. Jobs share the cores without sharing a core, and what says how many
 threads to use is set before NumPy or TensorFlow is loaded. Plain trainings come first, for the
-quantisation-aware ones of the same cell and seed are compared with their fp32.
+quantisation-aware ones of the same cell and seed are compared with their fp32. Of those, the first
+leaves its last checkpoint before the delay, from which those at other bits go on.
 """
 
 from __future__ import annotations
@@ -127,18 +128,24 @@ def run(
     Raises:
         QuarlError: Another process is running this study, or the workspace cannot be written.
     """
-    # Beside the runs, which nobody publishes.
-    lock = workspace.run_dir(f".study-{study.name}")
+    folder = _own_folder(workspace, study)
     busy = (
         "Another process is running this study; wait for it, or follow it with `quarl study "
         f"status`. Received: study={study.name!r}"
     )
-    with records.locked(lock, busy):
+    with records.locked(folder, busy):
         for one in study.experiments():
             for scheme in (None, one.scheme):
                 failure_path(workspace, one.run, scheme).unlink(missing_ok=True)
         _Pool(workspace, study, jobs, say, update).run()
+        for trunk in folder.glob("*.npz"):
+            trunk.unlink()
     return plan(workspace, study)
+
+
+def _own_folder(workspace: Workspace, study: Study) -> Path:
+    """Return the folder of the lock and of trunks: beside the runs, which nobody publishes."""
+    return workspace.run_dir(f".study-{study.name}")
 
 
 class _Pool:
@@ -216,6 +223,7 @@ class _Pool:
             },
             presets=None if self._study.presets is None else str(self._study.presets),
             modules=list(self._study.modules),
+            trunks=str(_own_folder(self._workspace, self._study)),
             cpus=_share(slot, self._slots),
         )
         process = subprocess.Popen(

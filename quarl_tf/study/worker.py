@@ -41,6 +41,7 @@ class Task:
         failures: Scheme, or "" for the training, to the file that says why it failed.
         presets: A file of the user's presets.
         modules: Modules that register environments.
+        trunks: Folder of what trainings at other bits share until the delay.
         cpus: Cores to stay on; none for all.
     """
 
@@ -51,6 +52,7 @@ class Task:
     failures: dict[str, str]
     presets: str | None
     modules: list[str]
+    trunks: str
     cpus: list[int]
 
     def to_json(self) -> str:
@@ -67,8 +69,7 @@ def work(task: Task, update: Update) -> int:
     """Do a task; return how many of its steps failed."""
     workspace, run = Workspace(Path(task.root)), Run.from_dict(task.run)
     environments.import_environments(task.modules)
-    own = None if task.presets is None else Path(task.presets)
-    if not _attempt(Path(task.failures[""]), lambda: _train(workspace, run, own, update)):
+    if not _attempt(Path(task.failures[""]), lambda: _train(workspace, run, task, update)):
         return 1
     failed = 0
     for number, name in enumerate(task.schemes, start=1):
@@ -81,13 +82,16 @@ def work(task: Task, update: Update) -> int:
     return failed
 
 
-def _train(workspace: Workspace, run: Run, own: Path | None, update: Update) -> None:
+def _train(workspace: Workspace, run: Run, task: Task, update: Update) -> None:
+    own = None if task.presets is None else Path(task.presets)
     preset = presets.load(run.algo, run.env_id, run.overrides, own)
     folder = workspace.run_dir(run.run_id)
     if records.TrainingRecord.finished(folder, run, preset) is None:
-        from quarl_tf.training import train
+        from quarl_tf.training import train, trunk_id
 
-        train(workspace, run, update, preset)
+        shared = trunk_id(run, preset)
+        trunk = None if shared is None else Path(task.trunks) / f"{shared}.npz"
+        train(workspace, run, update, preset, trunk)
 
 
 def _export_and_evaluate(workspace: Workspace, run_id: str, scheme: str, episodes: int) -> None:
