@@ -58,6 +58,15 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> DqnA
     return DqnAgent(spec, preset, seed, prepare)
 
 
+class _PlainDqnAgent(adapter.dqn_agent.DqnAgent):  # type: ignore[misc]
+    """TF-Agents' DQN, but with one pass of the target network, which computes values and argmax."""
+
+    def _compute_next_q_values(self, next_time_steps: Any, info: Any) -> Any:
+        del info
+        values, _ = self._target_q_network(next_time_steps.observation)
+        return tf.reduce_max(values, axis=-1)
+
+
 class DqnAgent(OffPolicyAgent):
     """Acts epsilon-greedily (see `agents.Agent`)."""
 
@@ -71,7 +80,7 @@ class DqnAgent(OffPolicyAgent):
         q_network = adapter.FactoryNetwork(
             lambda: prepare(factory()), adapter.observation_spec(spec), name="QNetwork"
         )
-        kind = adapter.dqn_agent.DdqnAgent if preset.double else adapter.dqn_agent.DqnAgent
+        kind = adapter.dqn_agent.DdqnAgent if preset.double else _PlainDqnAgent
         self._agent = kind(
             adapter.time_step_spec(spec),
             adapter.action_spec(spec),
