@@ -64,7 +64,8 @@ class Quantization:
         edge_bits: Width of the observation and of the last layer.
         rule: "nearest" as integer kernels round, or "paper", the published formula.
         ranges: What activations' ranges are at the delay: the "extremes" seen until then, a
-            "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile".
+            "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile";
+            or "following", a moving average that goes on behind the delay, kernels' ranges too.
         gradient: "straight_through" everywhere, or "clipped" to within the range.
         per_channel: Whether fully-connected kernels have one grid per output, as convolutions do.
         learned_steps: Whether steps are learned from the delay on; gradients are clipped then.
@@ -97,11 +98,13 @@ class Quantization:
         for name, known in _CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise unknown(name, value, known)
-        if self.learned_steps and (self.rule == "paper" or self.gradient != "clipped"):
+        learnable = self.rule != "paper" and self.ranges != "following"
+        if self.learned_steps and not (learnable and self.gradient == "clipped"):
             raise UsageError(
-                "Steps are learned only where values are rounded to the nearest and gradients "
-                "clipped; leave rule, gradient or learned_steps out. "
-                f"Received: rule={self.rule}, gradient={self.gradient}, learned_steps=true"
+                "Steps are learned only where values are rounded to the nearest, gradients clipped "
+                "and ranges frozen; leave ranges, rule, gradient or learned_steps out. Received: "
+                f"ranges={self.ranges}, rule={self.rule}, gradient={self.gradient}, "
+                "learned_steps=true"
             )
 
     @classmethod
@@ -165,7 +168,7 @@ class Quantization:
 
 _CHOICES = {
     "rule": ("nearest", "paper"),
-    "ranges": ("extremes", "moving_average", "percentile"),
+    "ranges": ("extremes", "moving_average", "percentile", "following"),
     "gradient": ("straight_through", "clipped"),
 }
 

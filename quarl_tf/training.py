@@ -16,7 +16,7 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,7 @@ class _Training:
         spec = environments.env_spec(run.env_id)
         self._delay = run.quantization.delay if run.quantization else None
         self._quantized = False
+        self._follows = run.quantization is not None and run.quantization.ranges == "following"
         self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
         self._spec = spec
         self._exported = self._as_exported()
@@ -229,6 +230,8 @@ class _Training:
                 raise
             metrics = {"loss": math.nan}
         self._require_finite("loss", metrics.get("loss", 0.0))
+        if self._quantized and self._follows:
+            self._freeze_ranges()
         if self._due(before, self._preset.evaluation_every):
             self._variances.clear()
             score = float(np.mean(self.greedy("selection").returns))
@@ -245,12 +248,15 @@ class _Training:
 
     def _start_quantization(self) -> None:
         """Quantise from now on; what was best before was another, unquantised network."""
-        from quarl_tf.quantization import qat  # `preparing` has loaded it.
-
-        qat.freeze(self.agent.network, self.agent.targets)
-        self.agent.refresh()
+        self._freeze_ranges(self.agent.targets)
         self.best = _Best(networks.weights(self.agent.network))
         self._quantized = True
+
+    def _freeze_ranges(self, copies: Sequence[keras.Model] = ()) -> None:
+        from quarl_tf.quantization import qat  # `preparing` has loaded it.
+
+        qat.freeze(self.agent.network, copies)
+        self.agent.refresh()
 
     def greedy(self, purpose: str, keep: int = 0) -> calibration.Rollout:
         """Play a greedy episode in every trial environment, on the seeds of a purpose."""

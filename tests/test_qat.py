@@ -156,6 +156,17 @@ def test_frozen_ranges_stay() -> None:
     assert np.abs(quantized(np.float32([[-100, 100]]))).max() <= 1.1
 
 
+def test_a_following_range_grows_with_the_next_freeze() -> None:
+    quantized = watched(aware(8, ranges="following"), -1, 1)
+    first = quantized.ends
+    reached = np.float32([[-1, 101]])
+    np.testing.assert_array_equal(quantized(reached, training=True).max(), first[1])
+    np.testing.assert_array_equal(quantized.ends, first)
+    quantized.freeze()
+    # A hundredth of the way, from the range seen and not from the one on the grid.
+    np.testing.assert_allclose(quantized.ends, (-1, 2), atol=3 / 255)
+
+
 def test_what_was_never_watched_cannot_be_frozen() -> None:
     with pytest.raises(UsageError, match=r"Nothing was learned .* longer\. Received: delay=1"):
         activation(aware()).freeze()
@@ -429,6 +440,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"rule": "paper"},
     {"ranges": "extremes"},
     {"ranges": "percentile"},
+    {"ranges": "following"},
     {"gradient": "clipped"},
     {"per_channel": True},
     {"learned_steps": True},
@@ -566,10 +578,13 @@ RUNS = {
     name: replace(run, quantization=Quantization(bits=4, delay=DELAY))
     for name, run in PLAIN.items()
 }
-
+PLAIN["following"] = PLAIN["dqn"]
+RUNS["following"] = replace(
+    PLAIN["dqn"], quantization=Quantization(bits=4, delay=DELAY, ranges="following")
+)
 
 #: Those that are trained to their end: A2C and PPO are of one class, a dueling network is a DQN's.
-WHOLE = ("dqn", "ddpg", "ppo")
+WHOLE = ("dqn", "ddpg", "ppo", "following")
 
 
 class _CutError(Exception):
@@ -655,7 +670,14 @@ def test_until_the_delay_training_is_the_plain_one(
 
 
 @pytest.mark.parametrize(
-    ("name", "cut"), [("dqn", "before"), ("dqn", "after"), ("ddpg", "after"), ("ppo", "after")]
+    ("name", "cut"),
+    [
+        ("dqn", "before"),
+        ("dqn", "after"),
+        ("ddpg", "after"),
+        ("ppo", "after"),
+        ("following", "after"),
+    ],
 )
 def test_a_training_killed_before_or_after_the_delay_ends_with_the_same_bytes(
     name: str, cut: str, quantized: Trained, tmp_path: Path
@@ -729,7 +751,7 @@ def test_trunks_are_shared_by_trainings_that_differ_in_bits_alone() -> None:
     assert identify(PLAIN["ppo"]) is identify(quantised(learned_steps=True)) is None
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "following"])
 def test_ranges_never_move_after_the_delay(name: str, quantized: Trained) -> None:
     workspace, run = quantized(name)
     after = workspace.root.parent / "after" / "runs" / run.run_id
@@ -742,6 +764,20 @@ def test_ranges_never_move_after_the_delay(name: str, quantized: Trained) -> Non
     for key in ranges:
         np.testing.assert_array_equal(now[key], then[key])
         assert not key.endswith("_frozen:0") or now[key] == 1
+
+
+def test_ranges_that_follow_are_those_of_the_network_that_is_kept(quantized: Trained) -> None:
+    workspace, run = quantized("following")
+    kept = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
+    kernels = [key for key in kept if key.endswith("/kernel:0")]
+    assert len(kernels) == 2
+    for key in kernels:
+        assert kept[key.replace(":0", "_high:0")] == np.abs(kept[key]).max()
+    outputs = [key for key in kept if key.endswith("output_seen_high:0")]
+    assert len(outputs) == 3
+    for key in outputs:
+        step = (kept[key.replace("seen_high", "high")] - kept[key.replace("seen_high", "low")]) / 15
+        assert abs(kept[key.replace("seen_high", "high")] - max(0, kept[key])) <= step
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -95,6 +95,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"rule": "paper"},
     {"ranges": "extremes"},
     {"ranges": "percentile"},
+    {"ranges": "following"},
     {"gradient": "clipped"},
     {"per_channel": True},
     {"bits": 2, "per_channel": False},
@@ -124,7 +125,7 @@ def test_commands_name_the_same_run(options: dict[str, Any]) -> None:
     run = Run("dqn", "CartPole-v1", 7, overrides, quantization)
     parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
     assert dict(cli._override(text) for text in parsed.overrides) == overrides
-    preset = presets.load("ppo", "CartPole-v1", {"steps": 300})
+    preset = presets.load("ppo", "CartPole-v1", {"steps": 600})
     assert cli._quantization(parsed, preset) == quantization
     assert (parsed.algo, parsed.env, parsed.seed) == ("dqn", "CartPole-v1", 7)
 
@@ -155,6 +156,10 @@ def test_quantisations_survive_json(options: dict[str, Any]) -> None:
         (
             {"gradient": "straight_through", "learned_steps": True},
             "gradient=straight_through, learned_steps=true",
+        ),
+        (
+            {"ranges": "following", "gradient": "clipped", "learned_steps": True},
+            "ranges=following, rule=nearest",
         ),
     ],
 )

@@ -4,7 +4,8 @@ Until the delay the network computes what the plain one does, bit for bit, and i
 ranges are watched. At the delay the ranges, widened to contain 0, freeze (`freeze`). From then on
 the forward pass is quantised, and the gradient passes as if it were not (QuaRL, Krishnan et al.,
 arXiv 1910.01055, Algorithm 2). TensorFlow's model optimisation toolkit, whose wrappers are used,
-has neither a delay nor ranges that freeze, and starts its ranges at ±6.
+has neither a delay nor ranges that freeze, and starts its ranges at ±6. That ranges go on following
+what they hold, as there, is an option: they are frozen anew after each burst of learning.
 
 What is quantised: the observation behind its scaling, every kernel (one grid per output channel for
 a convolution, and with `per_channel` for a fully-connected one, which else has one for all of it),
@@ -101,6 +102,7 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         self._quantization, self.bits = quantization, bits
         self.fixed, self._limit, self._dtype = fixed, limit, dtype
         self._paper = quantization.rule == "paper"
+        self._follows = quantization.ranges == "following"
         self.kernel, self.per_channel = kernel, per_channel
         self.narrow = kernel and not self._paper
 
@@ -121,6 +123,10 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         # The wrong way round: nothing was watched yet.
         created = {"low": variable("low", 1.0, shape, trainable=False)}
         created["high"] = variable("high", -1.0, shape, trainable=False)
+        if self._follows and not self.kernel:
+            # Those in force stay as they are until the next freeze.
+            created["seen_low"] = variable("seen_low", 1.0, (), trainable=False)
+            created["seen_high"] = variable("seen_high", -1.0, (), trainable=False)
         if self._quantization.learned_steps and self.fixed is None:
             created["log_stretch"] = variable("log_stretch", 0.0, shape, trainable=True)
         return {**created, "frozen": variable("frozen", 0.0, (), trainable=False)}
@@ -137,9 +143,9 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         # Asked while tracing, so that neither side of the delay pays for the other.
         with tf.init_scope():
             frozen = bool(weights["frozen"] > 0)
+        if training and not self.kernel and (self._follows or not frozen):
+            self._watch(inputs, *_watched(weights))
         if not frozen:
-            if training and not self.kernel:
-                self._watch(inputs, weights)
             stretch = weights.get("log_stretch")
             return inputs if stretch is None else _past_stretch(inputs, stretch)
         if "log_stretch" in weights:
@@ -179,9 +185,8 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         codes = tf.clip_by_value(inputs / step, first, last)
         return _with_gradient(codes, tf.round(codes), None) * step
 
-    def _watch(self, inputs: Any, weights: Mapping[str, Any]) -> None:
+    def _watch(self, inputs: Any, low: Any, high: Any) -> None:
         """Take the range of a batch in."""
-        low, high = weights["low"], weights["high"]
         if self._quantization.ranges == "percentile":
             values = tf.sort(tf.reshape(inputs, (-1,)))
             last = tf.cast(tf.size(values) - 1, tf.float32)
@@ -202,11 +207,13 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
     def freeze(self, variables: Mapping[str, Any], kernel: npt.NDArray[Any] | None) -> None:
         """Set and freeze the range, widened to contain 0 and moved so that 0 is on the grid.
 
+        One that follows may be frozen again.
+
         Args:
             variables: As `build` made them.
             kernel: The kernel, if it is one's quantiser.
         """
-        low, high = variables["low"].numpy(), variables["high"].numpy()
+        low, high = (end.numpy() for end in _watched(variables))
         if kernel is not None:
             others = tuple(range(kernel.ndim - 1)) if self.per_channel else None
             low, high = kernel.min(axis=others), kernel.max(axis=others)
@@ -563,6 +570,12 @@ def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
             ):
                 for name, variable in variables.items():
                     others[name].assign(variable)
+
+
+def _watched(variables: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the ends of what is being watched."""
+    prefix = "seen_" if "seen_low" in variables else ""
+    return variables[f"{prefix}low"], variables[f"{prefix}high"]
 
 
 def _clipped(values: Any, end: float) -> Any:
