@@ -201,6 +201,7 @@ cells:
         (BASE + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
         (BASE + "episodes: 0", "episodes=0"),
         (BASE + "title: [a]", "title must be the report's heading. Received: title=['a']"),
+        (BASE.replace("v1}", "v1, remark: [a]}"), "remark=['a']"),
         (BASE + "memory: 1", "memory must be false or true. Received: memory=1"),
         (BASE + "x: frames", "x must be steps or episodes. Received: x='frames'"),
         (BASE + "import: [no_such_module]", "no_such_module"),
@@ -712,21 +713,18 @@ def test_changes_of_memory_are_those_to_fp32(
     assert int8["change_percent"] == pytest.approx(changes)
 
 
-def test_the_memory_that_li_published_stands_beside_dqn_on_the_same_games(tmp_path: Path) -> None:
+def test_a_cells_remark_is_in_the_report(tmp_path: Path) -> None:
     text = """
 name: s
 seeds: [0]
-memory: true
 cells:
-  - {algo: dqn, env: CartPole-v1}
-  - {algo: dqn, env: LunarLander-v3}
+  - {algo: dqn, env: CartPole-v1, remark: "Published: 1 < 2."}
   - {algo: dqn, env: Acrobot-v1}
 """
     assert cli.main(["study", "report", str(write(tmp_path, text)), "--root", str(tmp_path)]) == 0
-    text = (tmp_path / "reports" / "s" / "report.md").read_text()
-    assert text.count("Published by Li") == 2
-    assert "\N{MINUS SIGN}5.10 % (1197 before, 1136 after)" in text
-    assert "\N{MINUS SIGN}3.79 % (1504 before, 1447 after)" in text
+    report = tmp_path / "reports" / "s"
+    assert (report / "report.md").read_text().count("Published: 1 < 2.") == 1
+    assert (report / "index.html").read_text().count("Published: 1 &lt; 2.") == 1
 
 
 def test_a_study_by_episodes_draws_what_was_counted(

@@ -72,6 +72,7 @@ class Cell:
         schemes: Names of what plain trainings are exported in, fp32 first.
         options: What the file says of how trainings are quantised, beside bits and delays.
         quantizations: Those of the quantisation-aware trainings.
+        remark: What else the report should say of it.
     """
 
     title: str
@@ -84,6 +85,7 @@ class Cell:
     schemes: tuple[str, ...]
     options: Mapping[str, Any]
     quantizations: tuple[Quantization, ...]
+    remark: str = ""
 
     def run(self, seed: int, quantization: Quantization | None) -> Run:
         """Return the training of a seed."""
@@ -202,7 +204,7 @@ def _study(content: Any, folder: Path) -> Study:
     cells = []
     for number, entry in enumerate(_list(values["cells"], "cells"), start=1):
         try:
-            given = _mapping(entry, "a cell", ("algo", "env", *_OF_A_CELL))
+            given = _mapping(entry, "a cell", ("algo", "env", "remark", *_OF_A_CELL))
             cell = _cell({**shared, **given}, presets_file)
             if not cell.quantizations:
                 _require_no_bits_needed(given)
@@ -253,6 +255,9 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
     for key in ("algo", "env"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"A cell needs {key}, a name. Received: {key}={values.get(key)!r}")
+    remark = values.get("remark", "")
+    if not isinstance(remark, str):
+        raise UsageError(f"remark must be what the report should say. Received: remark={remark!r}")
     algo, env_id = values["algo"], environments.canonical_id(values["env"])
     overrides = tables.mapping(values.get("overrides", {}), "overrides")
     preset = presets.load(algo, env_id, overrides, own)
@@ -279,6 +284,7 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
         options=options if quantizations else {},
         quantizations=quantizations,
+        remark=remark,
     )
 
 

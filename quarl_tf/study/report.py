@@ -12,14 +12,11 @@ from quarl_tf import memory
 from quarl_tf.records import Workspace, write_csv, write_json
 from quarl_tf.report import provenance, write_pages
 from quarl_tf.report.results import OK, Row
-from quarl_tf.report.wording import dtypes, percent
+from quarl_tf.report.wording import dtypes
 from quarl_tf.statistics import CONFIDENCE
 from quarl_tf.study import Cell, Precision, Study
 from quarl_tf.study.figures import cell_figures, overview_figures
 from quarl_tf.study.results import CellResults, Column, Loader, cell_results
-
-#: What Li published of memory before and after quantisation-aware training, by game.
-_MEMORY_BY_LI = {"CartPole": (1197, 1136), "LunarLander": (1504, 1447)}
 
 
 def write_study_report(
@@ -71,7 +68,6 @@ def write_study_report(
         measured = [_memory_rows(workspace, result) for result in cells]
         results["memory"] = [row for rows in measured for row in rows]
         context["memory"] = measured
-        context["memory_by_li"] = [_memory_by_li(result.cell) for result in cells]
     write_json(folder / "results.json", results)
     flat = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
     write_csv(folder / "results.csv", flat)
@@ -155,12 +151,3 @@ def _memory_row(workspace: Workspace, cell: Cell, column: Column) -> dict[str, A
         measured = [asdict(memory.measure(path)) for path in kept.values()]
         row["bytes"] = {what: fmean(one[what] for one in measured) for what in measured[0]}
     return row
-
-
-def _memory_by_li(cell: Cell) -> str:
-    """Write what Li published of a game's memory; nothing for other games."""
-    published = _MEMORY_BY_LI.get(cell.env_id.partition("-")[0])
-    if published is None or cell.algo != "dqn":
-        return ""
-    before, after = published
-    return f"{percent(100 * (after - before) / before)} ({before} before, {after} after)"
