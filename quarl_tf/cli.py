@@ -382,7 +382,8 @@ def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | No
             raise UsageError(f"Give it with {other}. Received: -q {name}={options[name]}")
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
     presets.require_possible_delay(delay, preset)
-    return Quantization.from_mapping({**options, "bits": args.bits, "delay": delay})
+    values = {**options, "bits": args.bits, "delay": delay}
+    return Quantization.from_mapping(values, args.algo)
 
 
 def _import_modules(args: argparse.Namespace) -> None:

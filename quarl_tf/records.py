@@ -31,7 +31,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 from quarl_tf import presets
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.presets import Preset
-from quarl_tf.spec import Run
+from quarl_tf.spec import Run, digest
 
 _RECORDED_PACKAGES = (
     "quarl-tf",
@@ -223,7 +223,8 @@ class TrainingRecord(_JsonRecord):
     selection_return: float
     network_sha256: str
     calibration_sha256: str
-    #: Wall time of the training alone; of the last part only where it was interrupted.
+    #: Wall time of the training alone; of the last part only where it was interrupted, or went on
+    #: from a trunk.
     seconds: float
     versions: dict[str, str]
     commit: str | None
@@ -641,6 +642,15 @@ def package_versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
+
+
+@cache
+def source_digest() -> str:
+    """Return what tells this code, and the packages under it, from any other."""
+    package = Path(__file__).parent
+    files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
+    found = {str(path.relative_to(package)): sha256(path) for path in files}
+    return digest({**found, **package_versions()})
 
 
 @cache

@@ -60,7 +60,8 @@ class Quantization:
 
     Attributes:
         bits: Width of weights and activations.
-        delay: Environment steps before which numbers are not quantised.
+        delay: Environment steps before which numbers are not quantised; they are from the first
+            burst of training after it.
         edge_bits: Width of the observation and of the last layer.
         rule: "nearest" as integer kernels round, or "paper", the published formula.
         ranges: What activations' ranges are at the delay: the "extremes" seen until then, a
@@ -108,12 +109,13 @@ class Quantization:
             )
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Quantization:
+    def from_mapping(cls, values: Mapping[str, Any], algo: str = "") -> Quantization:
         """Build from what is asked for, by name; what is not follows from it.
 
         Up to 3 bits `per_channel` is meant unless another is given. `rule=paper` stands for the
         papers' ranges, edges and grids as well, `learned_steps` for the clipped gradient of its
-        paper.
+        paper. Else the ranges of a `dqn` follow: its values grow as it learns, and once they have
+        outgrown frozen ranges it forgets what it knew (the study `li`).
 
         Raises:
             UsageError: A name is unknown, or a value of another type or meaning.
@@ -126,6 +128,8 @@ class Quantization:
             usual["per_channel"] = values["bits"] <= FEW_BITS
             if values.get("learned_steps"):
                 usual["gradient"] = "clipped"
+            elif algo == "dqn":
+                usual["ranges"] = "following"
         return cls(**{**usual, **values})
 
     @classmethod
@@ -157,12 +161,12 @@ class Quantization:
     def tag(self) -> str:
         """Name it for run ids: bits and delay, and a digest where more is not as usual."""
         name = f"q{self.bits}d{self.delay}"
-        return f"{name}-{digest(asdict(self))}" if self.options else name
+        # Whatever the algorithm, so that names last when what is usual for one changes.
+        return f"{name}-{digest(asdict(self))}" if self.options() else name
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return what is not as usual, beside bits and delay."""
-        usual = asdict(self.from_mapping({"bits": self.bits, "delay": self.delay}))
+    def options(self, algo: str = "") -> dict[str, Any]:
+        """Return what is not as usual, of an algorithm if one is given, beside bits and delay."""
+        usual = asdict(self.from_mapping({"bits": self.bits, "delay": self.delay}, algo))
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
@@ -216,7 +220,7 @@ class Run:
         if self.quantization is not None:
             words += ["--bits", f"{self.quantization.bits}"]
             words += ["--quant-delay", f"{self.quantization.delay}"]
-            for name, value in self.quantization.options.items():
+            for name, value in self.quantization.options(self.algo).items():
                 words += ["-q", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
         return shlex.join(words)
 

@@ -6,8 +6,7 @@ environment's inner state has to be saved, and a run that was killed anywhere an
 the same network, bit for bit, as one that was not: on the same machine and, for images, on as many
 threads, which convolutions add up their gradients by.
 
-Until the delay, quantisation-aware trainings that differ in their bits alone are the same. So one
-that is given a trunk, a checkpoint from before the delay, goes on from it, whatever its bits.
+A quantisation-aware training may go on from a trunk, another's checkpoint from before the delay.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from quarl_tf.keras import keras, tf
 from quarl_tf.quantization import preparing
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.seeding import environment_seed
-from quarl_tf.spec import Run, digest
+from quarl_tf.spec import Run
 
 #: Observations kept to calibrate int8 activations with.
 CALIBRATION_OBSERVATIONS = 2000
@@ -59,8 +59,8 @@ def train(
         run: What to train.
         update: Told how far it is.
         preset: Its hyper-parameters, overrides included; the package's if there are none.
-        trunk: File of the last checkpoint before the delay, which trainings of the same `trunk_id`
-            share: where this one begins if the file is there, and what it leaves if not.
+        trunk: A trunk (`study.trunks`): where this one begins if the file is there, and what it
+            leaves.
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
@@ -79,20 +79,6 @@ def train(
         # Another process may have finished it while this one was building.
         finished = TrainingRecord.finished(folder, run, preset)
         return finished or training.complete(update)
-
-
-def trunk_id(run: Run, preset: presets.Preset) -> str | None:
-    """Name what a training shares until the delay with those of other bits; None if nothing.
-
-    Trainings by different commits share nothing.
-    """
-    if run.quantization is None or run.quantization.learned_steps:
-        return None  # Which steps are learned depends on the bits.
-    shared = records.settings(run, asdict(preset))
-    for name in ("bits", "per_channel"):
-        del shared[f"quantization.{name}"]
-    training = run.algo, run.env_id, run.seed, records.source_commit()
-    return digest({**shared, "training": training})
 
 
 @dataclass
@@ -114,11 +100,13 @@ class _Training:
         self._commit = records.source_commit()
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints, self._trunk = folder / "checkpoints", trunk
+        #: What code all of it was done by so far; None if by several.
+        self._source: str | None = records.source_digest()
         spec = environments.env_spec(run.env_id)
         self._delay = run.quantization.delay if run.quantization else None
-        self._quantized = False
         self._follows = run.quantization is not None and run.quantization.ranges == "following"
         self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
+        self._quantized = networks.quantized_test(self.agent.network)
         self._spec = spec
         self._exported = self._as_exported()
         network = self._exported
@@ -196,7 +184,9 @@ class _Training:
                 generator.bit_generator.state = state["generators"][name]
             self.step, self._rows = state["step"], state["rows"]
             self._recent.extend(state["recent"])
-            self._episodes, self._quantized = state["episodes"], state["quantized"]
+            self._episodes = state["episodes"]
+            if state.get("source") != self._source:
+                self._source = None
             self.best = _Best(best, *state["best"])
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
@@ -217,7 +207,7 @@ class _Training:
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
-        if self._delay is not None and self.step >= self._delay and not self._quantized:
+        if self._delay is not None and self.step >= self._delay and not self._quantized():
             self._start_quantization()
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
@@ -230,7 +220,8 @@ class _Training:
                 raise
             metrics = {"loss": math.nan}
         self._require_finite("loss", metrics.get("loss", 0.0))
-        if self._quantized and self._follows:
+        if self._follows and self._quantized():
+            # Targets get theirs with the weights that they are of.
             self._freeze_ranges()
         if self._due(before, self._preset.evaluation_every):
             self._variances.clear()
@@ -250,7 +241,6 @@ class _Training:
         """Quantise from now on; what was best before was another, unquantised network."""
         self._freeze_ranges(self.agent.targets)
         self.best = _Best(networks.weights(self.agent.network))
-        self._quantized = True
 
     def _freeze_ranges(self, copies: Sequence[keras.Model] = ()) -> None:
         from quarl_tf.quantization import qat  # `preparing` has loaded it.
@@ -329,7 +319,7 @@ class _Training:
             "rows": self._rows,
             "recent": list(self._recent),
             "episodes": self._episodes,
-            "quantized": self._quantized,
+            "source": self._source,
             "best": [self.best.score, self.best.step],
             "generators": {
                 name: generator.bit_generator.state
@@ -338,7 +328,8 @@ class _Training:
         }
         path = checkpoints.save(self._checkpoints, self.step, self._arrays(), state)
         if self._trunk is not None and self._is_last_before_delay():
-            with records.atomic_path(self._trunk) as temporary:
+            # Others can do without it, and this one has its own.
+            with suppress(QuarlError), records.atomic_path(self._trunk) as temporary:
                 shutil.copyfile(path, temporary)
         self._start_episodes()
 
@@ -347,8 +338,8 @@ class _Training:
         return {**self.agent.arrays(), **best}
 
     def _is_last_before_delay(self) -> bool:
-        """Tell whether it will be quantised before the next checkpoint, and is not yet."""
-        if self._delay is None or self._quantized:
+        """Tell whether it will be quantised before the next checkpoint, by this code throughout."""
+        if self._delay is None or self._source is None or self._quantized():
             return False
         every = self._preset.checkpoint_every
         return self.step // every >= self._delay // every

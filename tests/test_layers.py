@@ -21,7 +21,7 @@ LAYERS = [
     {"study.report", "study.runner"},
     {"study.figures"},
     {"study.results"},
-    {"study", "study.worker"},
+    {"study", "study.trunks", "study.worker"},
     {"report"},
     {"report.wording"},
     {"report.results"},

@@ -193,3 +193,10 @@ def test_recorded_presets_must_be_complete() -> None:
     del values["steps"], values["discount"]
     with pytest.raises(UsageError, match=r"The recorded dqn preset lacks discount, steps"):
         presets.restore("dqn", values)
+
+
+def test_a_delay_leaves_a_burst_behind_it() -> None:
+    preset = presets.load("ppo", "CartPole-v1", {"steps": 1000, "train_frequency": 256})
+    presets.require_possible_delay(744, preset)
+    with pytest.raises(UsageError, match=r"shorter or train longer\. Received: delay=745,"):
+        presets.require_possible_delay(745, preset)

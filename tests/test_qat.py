@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import agents, checkpoints, networks, presets, training
+from quarl_tf import agents, checkpoints, networks, presets, records, training
 from quarl_tf.architectures import Architecture, Convolution
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Design, Snapshot, actor_factory, policy_factory
 from quarl_tf.quantization import preparing, qat
-from quarl_tf.quantization.affine import fake_quantize, snap
+from quarl_tf.quantization.affine import fake_quantize, grid_within, snap
 from quarl_tf.quantization.qat import DelayedQuantizer
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.spec import Quantization, Run
+from quarl_tf.study.trunks import trunk_path
 
 BITS = range(2, 9)
 
@@ -690,13 +691,17 @@ def test_a_training_killed_before_or_after_the_delay_ends_with_the_same_bytes(
     assert products(folder) == products(workspace.run_dir(run.run_id))
 
 
-@pytest.mark.parametrize(("name", "bits"), [("dqn", 2), ("ddpg", 8), ("ppo", 8), ("ppo", 3)])
+@pytest.mark.parametrize(
+    ("name", "bits"), [("dqn", 2), ("ddpg", 8), ("ppo", 8), ("ppo", 3), ("following", 3)]
+)
 def test_a_training_that_goes_on_from_one_at_other_bits_ends_with_the_same_bytes(
     name: str, bits: int, quantized: Trained, tmp_path: Path
 ) -> None:
     workspace, run = quantized(name)
     trunk = tmp_path / "trunk.npz"
-    other = replace(run, quantization=Quantization.from_mapping({"bits": bits, "delay": DELAY}))
+    ranges = RUNS[name].quantization.ranges
+    values = {"bits": bits, "delay": DELAY, "ranges": ranges}
+    other = replace(run, quantization=Quantization.from_mapping(values))
 
     def cut(step: int, *_: Any) -> None:
         if step > CUTS["before"]:
@@ -728,10 +733,34 @@ def test_a_damaged_trunk_is_trained_anew(tmp_path: Path) -> None:
     assert checkpoints.load(trunk) is not None
 
 
-def test_trunks_are_shared_by_trainings_that_differ_in_bits_alone() -> None:
-    def identify(run: Run, **overrides: Any) -> str | None:
+def test_a_training_continued_by_other_code_leaves_no_trunk(
+    tmp_path: Path, quantized: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, run = quantized("ppo")
+    shutil.copytree(workspace.root.parent / "before", tmp_path, dirs_exist_ok=True)
+    (last,) = (Workspace(tmp_path).run_dir(run.run_id) / "checkpoints").glob("*4??.npz")
+    last.unlink()
+    trunks = []
+    for code in ("other", records.source_digest()):
+        root = tmp_path / code
+        shutil.copytree(tmp_path / "runs", root / "runs")
+        monkeypatch.setattr(training.records, "source_digest", lambda code=code: code)
+        trunk = root / "trunk.npz"
+
+        def cut(step: int, *_: Any) -> None:
+            if step > CUTS["before"]:
+                raise _CutError
+
+        with pytest.raises(_CutError):
+            training.train(Workspace(root), run, cut, trunk=trunk)
+        trunks.append(trunk.exists())
+    assert trunks == [False, True]
+
+
+def test_trunks_are_shared_by_trainings_that_differ_in_bits_alone(tmp_path: Path) -> None:
+    def identify(run: Run, **overrides: Any) -> Path | None:
         preset = presets.load(run.algo, run.env_id, {**run.overrides, **overrides})
-        return training.trunk_id(run, preset)
+        return trunk_path(tmp_path, run, preset)
 
     def quantised(**options: Any) -> Run:
         values = {"bits": 4, "delay": DELAY, **options}
@@ -776,8 +805,11 @@ def test_ranges_that_follow_are_those_of_the_network_that_is_kept(quantized: Tra
     outputs = [key for key in kept if key.endswith("output_seen_high:0")]
     assert len(outputs) == 3
     for key in outputs:
-        step = (kept[key.replace("seen_high", "high")] - kept[key.replace("seen_high", "low")]) / 15
-        assert abs(kept[key.replace("seen_high", "high")] - max(0, kept[key])) <= step
+        seen = [kept[key.replace("high", end)] for end in ("low", "high")]
+        edge = key.startswith(("normalizer", "head"))
+        ends = grid_within(min(0, seen[0]), max(0, seen[1]), 255 if edge else 15)
+        frozen_to = [kept[key.replace("seen_high", end)] for end in ("low", "high")]
+        np.testing.assert_array_equal(frozen_to, ends)
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -817,7 +849,7 @@ def test_from_the_delay_on_the_quantised_network_acts(tmp_path: Path) -> None:
     state = training._Training(tmp_path, run, preset)
     state.resume()
     network = state.agent.network
-    while not state._quantized:
+    while not state._quantized():
         state.burst()
     assert DELAY < state.step < DELAY + 2 * preset.train_frequency + 1
     # As many as it plays in.

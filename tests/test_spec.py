@@ -182,6 +182,18 @@ def test_few_bits_bring_a_grid_per_output() -> None:
     assert "-q" not in Run("ppo", "CartPole-v1", 0, {}, usual(2)).command("run").split()
 
 
+def test_ranges_of_a_dqn_follow() -> None:
+    def usual(**options: Any) -> Quantization:
+        return Quantization.from_mapping({"bits": 4, "delay": 100, **options}, "dqn")
+
+    assert usual().ranges == "following"
+    assert usual(ranges="moving_average").ranges == "moving_average"
+    assert usual(rule="paper").ranges == "extremes"
+    assert usual(learned_steps=True).ranges == "moving_average"
+    assert "-q" not in aware(ranges="following").command("run").split()
+    assert "ranges=moving_average" in aware(ranges="moving_average").command("run").split()
+
+
 def test_learned_steps_bring_the_gradient_of_their_paper() -> None:
     values = {"bits": 4, "delay": 100, "learned_steps": True}
     assert Quantization.from_mapping(values).gradient == "clipped"

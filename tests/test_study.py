@@ -185,7 +185,7 @@ cells:
         (BASE + "schemes: [qat_int8]", "leave it out of schemes"),
         (BASE + "bits: [9]", "bits=9"),
         (BASE + "bits: [0.5]", "bits must be a list of whole numbers"),
-        (BASE + "bits: [4]\ndelays: [1.5]", "delay=1.5"),
+        (BASE + "bits: [4]\ndelays: [1.5]", "delay=150000"),
         (BASE + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
         (BASE + "delays: [5]", "are for trainings at `bits`"),
         (
@@ -467,6 +467,7 @@ def test_trainings_at_other_bits_go_on_from_the_first(
     path, root, _ = finished
     trained = study.read(path).cells[0].run(0, Quantization.from_mapping({"bits": 2, "delay": 300}))
     firsts = []
+    trunk = tmp_path / "trunk.npz"
     for bits in (8, 2):
         run = replace(trained, quantization=Quantization.from_mapping({"bits": bits, "delay": 300}))
         task = Task(
@@ -477,7 +478,7 @@ def test_trainings_at_other_bits_go_on_from_the_first(
             failures={"": str(tmp_path / "failure.txt")},
             presets=None,
             modules=[],
-            trunks=str(tmp_path / "trunks"),
+            trunk=str(trunk),
             cpus=[],
         )
         steps: list[int] = []
@@ -487,7 +488,42 @@ def test_trainings_at_other_bits_go_on_from_the_first(
     assert firsts[1] > 200
     again, before = (Workspace(one).run_dir(trained.run_id) for one in (tmp_path, root))
     assert (again / "network.npz").read_bytes() == (before / "network.npz").read_bytes()
-    assert not list((root / "runs" / ".study-tiny").glob("*.npz"))
+    assert not list((root / "runs" / ".study-tiny").iterdir())
+
+
+def test_jobs_that_differ_in_bits_alone_share_a_trunk_until_the_last_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "worker"
+    stand_in.write_text("#!/bin/sh\nexit 1\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(runner.sys, "executable", str(stand_in))
+    given: list[str | None] = []
+    monkeypatch.setattr(runner, "Task", lambda **task: given.append(task["trunk"]) or Task(**task))
+    text = f"""
+name: s
+seeds: [0]
+bits: [8, 4]
+{TINY}
+cells:
+  - {{algo: ppo, env: CartPole-v1}}
+  - {{algo: ppo, env: CartPole-v1, bits: [2], delays: [200]}}
+"""
+    wanted = study.read(write(tmp_path, text))
+    pool = runner._Pool(Workspace(tmp_path), wanted, 3, lambda _: None, lambda *_: None)
+    eight, four, two = (job for job in pool._waiting if job.run.quantization is not None)
+    for job in (eight, four, two):
+        pool._waiting.remove(job)
+        pool._start(job)
+    trunk = tmp_path / "runs" / ".study-s" / Path(given[0] or "").name
+    assert given == [str(trunk), str(trunk), None]
+    trunk.parent.mkdir(parents=True)
+    trunk.touch()
+    for one, left in zip(list(pool._workers), (True, False, False), strict=True):
+        one.process.wait()
+        pool._workers.remove(one)
+        pool._end(one)
+        assert trunk.exists() == left
 
 
 def test_a_worker_has_the_threads_of_its_cores_but_acts_on_one(

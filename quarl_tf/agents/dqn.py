@@ -59,7 +59,7 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> DqnA
 
 
 class _PlainDqnAgent(adapter.dqn_agent.DqnAgent):  # type: ignore[misc]
-    """TF-Agents' DQN, but with one pass of the target network, which computes values and argmax."""
+    """TF-Agents' DQN with one pass of the target network instead of two to find its best value."""
 
     def _compute_next_q_values(self, next_time_steps: Any, info: Any) -> Any:
         del info

@@ -247,11 +247,11 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
         UsageError: The training is off policy, and the delay ends before it has learned, so that no
             range is known; or no burst is left behind it.
     """
-    last = preset.steps - preset.train_frequency
-    if delay > last:
+    if delay > preset.steps - preset.train_frequency:
         raise UsageError(
-            "The delay must end before the last burst of training (train_frequency), here by step "
-            f"{last}. Received: delay={delay}, steps={preset.steps}"
+            "The delay must leave a burst of training (train_frequency) behind it; make it "
+            f"shorter or train longer. Received: delay={delay}, steps={preset.steps}, "
+            f"train_frequency={preset.train_frequency}"
         )
     if isinstance(preset, DqnPreset | DdpgPreset) and delay < preset.learning_starts:
         raise UsageError(

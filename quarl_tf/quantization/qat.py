@@ -67,11 +67,11 @@ _TAIL = 0.001
 
 
 class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
-    """Quantises a tensor once its range is frozen; until then it watches.
+    """Quantises a tensor once its range is frozen; until then it watches, and on if it follows.
 
     Attributes:
         bits: Width of a code.
-        kernel: Whether it is a kernel's: its range is read at the delay, others are watched.
+        kernel: Whether it is a kernel's: its range is read at a freeze, others are watched.
         fixed: Range of an activation whose range is known; it is watched as others are, for other
             bits that may go on from here.
         narrow: Whether the lowest code is left out, so that the grid is symmetric.
@@ -143,7 +143,8 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         # Asked while tracing, so that neither side of the delay pays for the other.
         with tf.init_scope():
             frozen = bool(weights["frozen"] > 0)
-        if training and not self.kernel and (self._follows or not frozen):
+        follows = self._follows and self.fixed is None
+        if training and not self.kernel and (follows or not frozen):
             self._watch(inputs, *_watched(weights))
         if not frozen:
             stretch = weights.get("log_stretch")
@@ -560,7 +561,7 @@ def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
             quantizer.freeze(variables, None if kernel is None else kernel.numpy())
             if not all(np.isfinite(variables[end].numpy()).all() for end in ("low", "high")):
                 raise QuarlError(
-                    "A range is not finite at the delay; train again with a lower learning rate "
+                    "A range is not finite; train again with a lower learning rate "
                     f"(-p learning_rate=…). Received: layer={layer.name!r}"
                 )
     for copy in copies:

@@ -164,7 +164,7 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
 
 def quantization_text(quantization: Quantization) -> str:
     """Say how a training is quantised: bits, delay, and what is not as usual."""
-    options = ", ".join(f"{name}={value}" for name, value in quantization.options.items())
+    options = ", ".join(f"{name}={value}" for name, value in quantization.options().items())
     text = f"{quantization.bits} bits from step {quantization.delay:,} on"
     return f"{text} ({options})" if options else text
 

@@ -303,14 +303,15 @@ def _quantizations(
         share = isinstance(delay, float)
         # Whole steps, but 0.29 of 100, which is 28.999999999999996, is 29.
         steps = int(round(delay * preset.steps, 6)) if share else delay
-        if not 1 <= steps < preset.steps:
+        if steps < 1:
             raise UsageError(
-                "A delay is a number of steps, or a share of the training between 0 and 1, and "
-                f"ends before it. Received: delay={delay}, steps={preset.steps}"
+                "A delay is a number of steps, or a share of the training between 0 and 1. "
+                f"Received: delay={delay}, steps={preset.steps}"
             )
         presets.require_possible_delay(steps, preset)
         for bits in widths:
-            yield Quantization.from_mapping({**options, "bits": bits, "delay": steps})
+            given = {**options, "bits": bits, "delay": steps}
+            yield Quantization.from_mapping(given, values["algo"])
 
 
 def _require_no_bits_needed(values: Mapping[str, Any]) -> None:

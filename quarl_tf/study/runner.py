@@ -3,8 +3,8 @@
 A job is one run that lacks something, in a process of its own: one that crashes or is killed takes
 no other along. Jobs share the cores without sharing a core, and what says how many
 threads to use is set before NumPy or TensorFlow is loaded. Plain trainings come first, for the
-quantisation-aware ones of the same cell and seed are compared with their fp32. Of those, the first
-leaves its last checkpoint before the delay, from which those at other bits go on.
+quantisation-aware ones of the same cell and seed are compared with their fp32. Those that differ in
+bits alone share their trunk (`trunks`), unless they start together.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from quarl_tf.study import (
     Study,
     failure_path,
     plan,
+    preset_of,
     statuses,
 )
+from quarl_tf.study.trunks import trunk_path
 from quarl_tf.study.worker import PROGRESS, Task
 
 #: What libraries read their number of threads from when they are loaded; not OpenBLAS, by which
@@ -57,12 +59,14 @@ class _Job:
             and one that is whole costs nothing.
         after: The plain run whose fp32 has to be evaluated before these; None if it is.
         trained: Whether only export and evaluation are left.
+        trunk: File of what it may share with jobs at other bits.
     """
 
     run: Run
     schemes: tuple[Scheme, ...]
     after: str | None
     trained: bool
+    trunk: Path | None
 
 
 @dataclass
@@ -138,8 +142,8 @@ def run(
             for scheme in (None, one.scheme):
                 failure_path(workspace, one.run, scheme).unlink(missing_ok=True)
         _Pool(workspace, study, jobs, say, update).run()
-        for trunk in folder.glob("*.npz"):
-            trunk.unlink()
+        for left in folder.iterdir():  # Trunks of other code, and what a kill left of one.
+            left.unlink(missing_ok=True)
     return plan(workspace, study)
 
 
@@ -165,7 +169,7 @@ class _Pool:
         self._total = len(found)
         #: Run id and scheme of what is done.
         self._evaluated = {_key(one) for one in found if one.state == State.EVALUATED}
-        self._waiting = _missing_jobs(found)
+        self._waiting = _missing_jobs(found, self._trunk)
         # However few are left: networks for images learn other bytes on another number of threads.
         self._slots = jobs
         #: Plain runs whose fp32 was evaluated by this pool.
@@ -190,6 +194,16 @@ class _Pool:
                 worker.process.wait()
                 worker.close()
 
+    def _trunk(self, run: Run) -> Path | None:
+        folder = _own_folder(self._workspace, self._study)
+        return trunk_path(folder, run, preset_of(self._study, run))
+
+    def _wants_trunk(self, other: _Job) -> bool:
+        """Tell whether a job that waits or is at work has the trunk of another."""
+        waiting = [job for job in self._waiting if not job.trained]
+        jobs = [*waiting, *(worker.job for worker in self._workers)]
+        return any(job.trunk == other.trunk for job in jobs)
+
     def _start_what_can(self) -> bool:
         """Start jobs while there are free slots; return whether one was started."""
         started = False
@@ -212,6 +226,7 @@ class _Pool:
     def _start(self, job: _Job) -> None:
         slot = min(set(range(self._slots)) - {worker.slot for worker in self._workers})
         schemes = () if job.after else job.schemes
+        shares = job.trunk is not None and (job.trunk.exists() or self._wants_trunk(job))
         task = Task(
             root=str(self._workspace.root),
             run=job.run.to_dict(),
@@ -223,7 +238,7 @@ class _Pool:
             },
             presets=None if self._study.presets is None else str(self._study.presets),
             modules=list(self._study.modules),
-            trunks=str(_own_folder(self._workspace, self._study)),
+            trunk=str(job.trunk) if shares else None,
             cpus=_share(slot, self._slots),
         )
         process = subprocess.Popen(
@@ -250,6 +265,8 @@ class _Pool:
         """Say how a job ended, put back what is left of it, let go on what waited for it."""
         worker.close()
         job, run_id = worker.job, worker.job.run.run_id
+        if job.trunk is not None and not self._wants_trunk(job):
+            job.trunk.unlink(missing_ok=True)
         found = self._statuses(job)
         left = _unfinished(found)
         untrained = any(one.state == State.MISSING for one in found)
@@ -294,7 +311,7 @@ class _Pool:
         self._update(len(self._evaluated), self._total, running)
 
 
-def _missing_jobs(found: Sequence[Status]) -> list[_Job]:
+def _missing_jobs(found: Sequence[Status], trunk: Callable[[Run], Path | None]) -> list[_Job]:
     """Return a job for every run that lacks something, plain ones first."""
     by_run: dict[str, list[Status]] = {}
     for one in found:
@@ -313,6 +330,7 @@ def _missing_jobs(found: Sequence[Status]) -> list[_Job]:
                 schemes=tuple(one.experiment.scheme for one in of_run),
                 after=None if run.quantization is None or has_reference else run.plain.run_id,
                 trained=lacking <= {State.TRAINED, State.EXPORTED},
+                trunk=trunk(run),
             )
         )
     return sorted(jobs, key=lambda job: job.run.quantization is not None)

@@ -41,7 +41,7 @@ class Task:
         failures: Scheme, or "" for the training, to the file that says why it failed.
         presets: A file of the user's presets.
         modules: Modules that register environments.
-        trunks: Folder of what trainings at other bits share until the delay.
+        trunk: File of what trainings at other bits share until the delay (`trunks`), if any do.
         cpus: Cores to stay on; none for all.
     """
 
@@ -52,7 +52,7 @@ class Task:
     failures: dict[str, str]
     presets: str | None
     modules: list[str]
-    trunks: str
+    trunk: str | None
     cpus: list[int]
 
     def to_json(self) -> str:
@@ -87,10 +87,9 @@ def _train(workspace: Workspace, run: Run, task: Task, update: Update) -> None:
     preset = presets.load(run.algo, run.env_id, run.overrides, own)
     folder = workspace.run_dir(run.run_id)
     if records.TrainingRecord.finished(folder, run, preset) is None:
-        from quarl_tf.training import train, trunk_id
+        from quarl_tf.training import train
 
-        shared = trunk_id(run, preset)
-        trunk = None if shared is None else Path(task.trunks) / f"{shared}.npz"
+        trunk = None if task.trunk is None else Path(task.trunk)
         train(workspace, run, update, preset, trunk)
 
 
