@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from training_throughput import machine
 
-from quarl_tf import agents, environments, presets, records
+from quarl_tf import agents, environments, networks, presets, records
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization
 
@@ -42,9 +42,12 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
     """Build an agent that has seen enough to learn from; plain where `bits` is None."""
     short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
     preset = presets.load(algo, env_id, short)
-    quantization = None if bits is None else Quantization(bits=bits, delay=1)
+    values = {"bits": bits, "delay": 1}
+    quantization = None if bits is None else Quantization.from_mapping(values, algo)
     spec = environments.env_spec(env_id)
     built = agents.build(algo, spec, preset, 0, preparing(quantization))
+    follows = quantization is not None and quantization.ranges == "following"
+    quantised = networks.quantized_test(built.network)
     envs = environments.make_vector(env_id, preset.num_envs, training=True)
     observations, _ = envs.reset(seed=0)
     seen: list[tuple[Any, ...]] = []
@@ -63,6 +66,9 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
             built.observe(*tick)
         start = time.perf_counter()
         built.learn(observations)
+        if follows and quantised():
+            qat.freeze(built.network)
+            built.refresh()
         return time.perf_counter() - start
 
     for tick in seen[len(rollout) :]:
