@@ -115,7 +115,9 @@ class Quantization:
         Up to 3 bits `per_channel` is meant unless another is given. `rule=paper` stands for the
         papers' ranges, edges and grids as well, `learned_steps` for the clipped gradient of its
         paper. Else the ranges of a `dqn` follow: its values grow as it learns, and once they have
-        outgrown frozen ranges it forgets what it knew (the study `li`).
+        outgrown frozen ranges it forgets what it knew (the study `li`). And the gradient of a
+        `ddpg` is clipped: else its critic drives weights on for good that are beyond their range,
+        where they change no action any more (the study `qat`).
 
         Raises:
             UsageError: A name is unknown, or a value of another type or meaning.
@@ -130,6 +132,8 @@ class Quantization:
                 usual["gradient"] = "clipped"
             elif algo == "dqn":
                 usual["ranges"] = "following"
+            elif algo == "ddpg":
+                usual["gradient"] = "clipped"
         return cls(**{**usual, **values})
 
     @classmethod

@@ -769,6 +769,7 @@ def test_trunks_are_shared_by_trainings_that_differ_in_bits_alone(tmp_path: Path
     one = identify(quantised())
     assert one is not None
     assert identify(quantised(bits=8)) == identify(quantised(bits=2)) == one
+    assert identify(quantised(gradient="clipped")) == one
     others = [
         identify(quantised(delay=DELAY + 1)),
         identify(quantised(ranges="extremes")),

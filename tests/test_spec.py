@@ -194,6 +194,16 @@ def test_ranges_of_a_dqn_follow() -> None:
     assert "ranges=moving_average" in aware(ranges="moving_average").command("run").split()
 
 
+def test_gradients_of_a_ddpg_are_clipped() -> None:
+    def usual(**options: Any) -> Quantization:
+        return Quantization.from_mapping({"bits": 4, "delay": 100, **options}, "ddpg")
+
+    assert usual().gradient == "clipped"
+    assert usual().ranges == "moving_average"
+    assert usual(rule="paper").gradient == "straight_through"
+    assert usual(gradient="straight_through").gradient == "straight_through"
+
+
 def test_learned_steps_bring_the_gradient_of_their_paper() -> None:
     values = {"bits": 4, "delay": 100, "learned_steps": True}
     assert Quantization.from_mapping(values).gradient == "clipped"

@@ -1,4 +1,4 @@
-"""What trainings of a study share that differ in their bits alone: all until the delay.
+"""What trainings of a study share that differ only behind the delay, as by their bits.
 
 The first of them leaves its last checkpoint before the delay, its trunk, and the others go on from
 there, to the same bytes as if each had been trained from its start.
@@ -17,13 +17,13 @@ from quarl_tf.spec import Run, digest
 def trunk_path(folder: Path, run: Run, preset: Preset) -> Path | None:
     """Return the file of a training's trunk; None if it has none.
 
-    Trainings share it whose settings are the same but for the bits and what follows from them, by
-    the same code.
+    Trainings by the same code share it whose settings are the same but for the bits, with what
+    follows from them, and for the gradient through what is quantised.
     """
     if run.quantization is None or run.quantization.learned_steps:
         return None  # Which steps are learned depends on the bits.
     shared = records.settings(run, asdict(preset))
-    for name in ("bits", "per_channel"):
+    for name in ("bits", "per_channel", "gradient"):
         del shared[f"quantization.{name}"]
     training = run.algo, run.env_id, run.seed, records.source_digest()
     return folder / f"{digest({**shared, 'training': training})}.npz"
