@@ -366,7 +366,7 @@ def test_a_job_has_all_schemes_of_its_run(tmp_path: Path) -> None:
         study.Status(one, State.EXPORTED if one.scheme.name == "int8" else State.EVALUATED)
         for one in wanted.experiments()
     ]
-    (job,) = runner._missing_jobs(found)
+    (job,) = runner._missing_jobs(found, lambda _: None)
     assert [scheme.name for scheme in job.schemes] == ["fp32", "int8"]
     assert job.trained
 
