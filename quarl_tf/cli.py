@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf import arguments, environments, flatbuffer, presets, records, study
+from quarl_tf import arguments, environments, flatbuffer, presets, processor, records, study
 from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
 from quarl_tf.evaluation import evaluate_and_save
@@ -182,6 +182,9 @@ def _study_run(args: argparse.Namespace) -> None:
         _study_plan(args)
         return
     workspace, wanted = Workspace(args.root), _read_study(args.study)
+    runs = [one.run for one in wanted.experiments()]
+    new = [run for run in runs if not workspace.artifact_dir(run.run_id).exists()]
+    _tell_slow(study.preset_of(wanted, run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
         plan = runner.run(workspace, wanted, jobs, _say, update)
     _console.print(_counts(plan))
@@ -352,6 +355,17 @@ def _tell_renamed(ids: Mapping[str, str]) -> None:
             print(f"quarl: {given} is {today} today; going on with that.", file=sys.stderr)
 
 
+def _tell_slow(used: Iterable[Preset]) -> None:
+    """Say what to do where a preset's arithmetic is no processor's own."""
+    if processor.slow_in_bfloat16() and any(one.precision == "bfloat16" for one in used):
+        print(
+            f"quarl: this processor ({processor.description()}) has no bfloat16, in which "
+            "convolutions are to train: it takes several times as long as float32; to train in "
+            "that, give -p precision=float32 (in a study, overrides).",
+            file=sys.stderr,
+        )
+
+
 def _read_study(path: Path) -> Study:
     wanted = study.read(path)
     _tell_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
@@ -471,6 +485,7 @@ def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     if record is None:
         from quarl_tf.training import train
 
+        _tell_slow([preset])
         with progress_bar(f"train {run.run_id}") as update:
             record = train(workspace, run, update, preset)
     _say(

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_tf import environments
+from quarl_tf import environments, processor
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.policies import Policy, measure_latency
 from quarl_tf.records import (
@@ -126,6 +126,7 @@ def evaluate(
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
         versions=package_versions(),
+        processor=processor.description(),
     )
 
 
@@ -160,6 +161,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         reference_sha256=None,
         agreement=None,
         versions=package_versions(),
+        processor=processor.description(),
     )
 
 

@@ -164,6 +164,8 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         network_sha256=record.network_sha256,
         calibration_sha256=record.calibration_sha256 if scheme.name == "int8" else None,
         preset=record.preset,
+        trained_commit=record.commit,
+        trained_on=record.processor,
         versions=records.package_versions(),
         commit=records.source_commit(),
     )

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from quarl_tf import presets
+from quarl_tf import presets, processor
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Run, digest
@@ -228,6 +228,8 @@ class TrainingRecord(_JsonRecord):
     seconds: float
     versions: dict[str, str]
     commit: str | None
+    #: What it was trained on; empty in older files.
+    processor: str = ""
 
     def _flaw(self) -> tuple[str, str] | None:
         return _run_flaw(self.run)
@@ -301,6 +303,10 @@ class Sidecar(_JsonRecord):
     #: Hash of the calibration observations, for schemes that need them.
     calibration_sha256: str | None
     preset: dict[str, Any]
+    #: The commit and the processor of the training; null and empty in older files.
+    trained_commit: str | None = None
+    trained_on: str = ""
+    #: Those of the export.
     versions: dict[str, str]
     commit: str | None
 
@@ -339,6 +345,8 @@ class Evaluation(_JsonRecord):
     #: {"fraction": ..., "states": ...}; null where there is nothing to compare with.
     agreement: dict[str, float] | None
     versions: dict[str, str]
+    #: What it was measured on; empty in older files.
+    processor: str = ""
 
     def first(self, episodes: int | None) -> Evaluation:
         """Return it with its first episodes alone, or all; ties and latency stay those of all."""
@@ -646,11 +654,11 @@ def package_versions() -> dict[str, str]:
 
 @cache
 def source_digest() -> str:
-    """Return what tells this code, and the packages under it, from any other."""
+    """Return what tells this code, and the packages and processor under it, from any other."""
     package = Path(__file__).parent
     files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
     found = {str(path.relative_to(package)): sha256(path) for path in files}
-    return digest({**found, **package_versions()})
+    return digest({**found, **package_versions(), "processor": processor.description()})
 
 
 @cache

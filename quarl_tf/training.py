@@ -24,7 +24,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf import agents, calibration, checkpoints, environments, networks, presets, records
+from quarl_tf import (
+    agents,
+    calibration,
+    checkpoints,
+    environments,
+    networks,
+    presets,
+    processor,
+    records,
+)
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
 from quarl_tf.keras import keras, tf
@@ -163,6 +172,7 @@ class _Training:
             seconds=round(time.monotonic() - started, 1),
             versions=records.package_versions(),
             commit=self._commit,
+            processor=processor.description(),
         )
         record.save(folder / "training.json")
         # Nothing goes on from them any more, and with a replay they take hundreds of megabytes.

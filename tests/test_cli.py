@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from quarl_tf import arguments, cli, display, presets, records
+from quarl_tf import arguments, cli, display, presets, processor, records
+from quarl_tf.errors import QuarlError
 from quarl_tf.records import Evaluation, Sidecar, Workspace
 from quarl_tf.spec import DEFAULT_SCHEMES, Run
 
@@ -436,6 +437,28 @@ def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr()
     assert "dqn-LunarLander-v3-s0" in shown.out
     assert "LunarLander-v2 is LunarLander-v3" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slow", "told"),
+    [([], True, True), (["-p", "precision=float32"], True, False), ([], False, False)],
+)
+def test_a_processor_without_bfloat16_is_told_of_before_training(
+    overrides: list[str],
+    slow: bool,
+    told: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def train(*_: object) -> None:
+        raise QuarlError("Not now.")
+
+    monkeypatch.setattr(processor, "slow_in_bfloat16", lambda: slow)
+    monkeypatch.setattr("quarl_tf.training.train", train)
+    game = ["--algo", "ppo", "--env", "PongNoFrameskip-v4", "--root", str(tmp_path)]
+    assert cli.main(["train", *game, *overrides]) == 1
+    assert ("has no bfloat16" in capsys.readouterr().err) == told
 
 
 def test_an_override_may_be_in_scientific_notation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from quarl_tf import environments
+from quarl_tf import environments, processor
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.evaluation import (
     AGREEMENT_EPISODES,
@@ -141,6 +141,7 @@ def test_evaluation_survives_its_file(artifacts: dict[str, Path], tmp_path: Path
     result = evaluate(artifacts["int8"], SEEDS[:2], reference=artifacts["fp32"])
     result.save(tmp_path / "int8.eval.json")
     assert Evaluation.load(tmp_path / "int8.eval.json") == result
+    assert result.processor == processor.description()
 
 
 # Agreement.

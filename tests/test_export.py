@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 
-from quarl_tf import flatbuffer, networks, presets, records
+from quarl_tf import flatbuffer, networks, presets, processor, records
 from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.errors import QuarlError
@@ -224,6 +224,8 @@ def test_sidecars_tell_what_is_in_the_file(
     assert sidecar.weight_dtypes == audit.weight_dtypes
     assert sidecar.operators == audit.operators
     assert sidecar.versions == records.package_versions()
+    assert (sidecar.trained_on, sidecar.trained_commit) == (record.processor, record.commit)
+    assert sidecar.trained_on == processor.description()
 
 
 def test_checks_are_kept_with_what_they_allow(

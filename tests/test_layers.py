@@ -38,7 +38,7 @@ LAYERS = [
     {"records"},
     {"environments", "keras", "presets", "flatbuffer"},
     {"environments.afresh", "environments.atari", "environments.registry", "presets.tables"},
-    {"quantization.affine", "spec", "seeding", "doctor", "display", "architectures"},
+    {"quantization.affine", "spec", "seeding", "doctor", "display", "architectures", "processor"},
     {"errors", "native_output", ""},
 ]
 

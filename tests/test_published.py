@@ -15,7 +15,17 @@ RUNS = [
     for run_id in sorted(reported_runs(WORKSPACE))
     if (run := exported_run(WORKSPACE, run_id)) is not None
 ]
-QUANTISED = [run for run in RUNS if run.quantization is not None]
+
+
+def trained_on(run: Run) -> set[str]:
+    """Return the processors it was trained on; another rounds sums otherwise."""
+    paths = WORKSPACE.artifact_dir(run.run_id).glob("*.json")
+    return {Sidecar.load(path).trained_on for path in paths if not path.name.endswith(".eval.json")}
+
+
+QUANTISED = [
+    run for run in RUNS if run.quantization is not None and trained_on(run) == trained_on(run.plain)
+]
 
 
 def curve(run: Run, before: int) -> list[tuple[str, ...]]:

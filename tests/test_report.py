@@ -78,6 +78,8 @@ def sidecar_of(run: Run, scheme: str, size_bytes: int) -> Sidecar:
         network_sha256="ab" * 32,
         calibration_sha256=None,
         preset=PRESET,
+        trained_commit="fedcba987654",
+        trained_on="Alpha with avx2",
         versions={"numpy": "2.3.5", "tensorflow": "2.21.0"},
         commit="0123456789ab",
     )
@@ -99,6 +101,7 @@ def evaluation_of(run: Run, scheme: str, returns: list[float], digest: str | Non
         reference_sha256=None,
         agreement=None if scheme == "random" else {"fraction": 0.993, "states": 5000},
         versions={"numpy": "2.3.5", "ai-edge-litert": "2.1.0"},
+        processor="Beta with asimd",
     )
 
 
@@ -235,8 +238,10 @@ def test_pages_name_every_scheme_verdict_and_the_command(single: Path) -> None:
     for text in (page_of(single).text, (single / "report.md").read_text()):
         for expected in (*SCHEMES, "random policy", "within margin", "loss", "reference", COMMAND):
             assert expected in text
-        for term in ("normalised error", "same action as fp32", "ties", "0123456789ab", "2.21.0"):
+        for term in ("normalised error", "same action as fp32", "ties", "2.21.0"):
             assert term in text
+        assert re.search("Commit 0123456789ab *, fedcba987654", text)
+        assert "; trained on Alpha with avx2; evaluated on Beta with asimd." in text
 
 
 def test_headline_is_in_plain_words(single: Path) -> None:

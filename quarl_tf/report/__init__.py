@@ -46,6 +46,7 @@ from quarl_tf.report.wording import (
     dtypes,
     headline,
     limits,
+    made_with,
     notes_on,
     number_text,
     percent,
@@ -326,6 +327,7 @@ def write_pages(
         "unseen": unseen_percent,
         "size": size,
         "dtypes": dtypes,
+        "made_with": made_with,
         "alt": lambda file: file.removesuffix(".png").replace("_", " "),
         "colour": plots.scheme_colour,
     }
@@ -342,17 +344,20 @@ def write_pages(
 
 
 def provenance(runs: Sequence[LoadedRun]) -> dict[str, Any]:
-    """Collect the commits and package versions behind the results; several where they differ."""
+    """Collect all commits, package versions and processors behind the results."""
     experiments = [e for run in runs for e in run.experiments.values()]
-    versions: dict[str, set[str]] = {}
-    for experiment in experiments:
-        for record in (experiment.sidecar.versions, experiment.evaluation.versions):
-            for package, version in record.items():
-                versions.setdefault(package, set()).add(version)
-    commits = {experiment.sidecar.commit or "unknown" for experiment in experiments}
+    commits, versions = set(), dict[str, set[str]]()
+    processors: dict[str, set[str]] = {"trained": set(), "evaluated": set()}
+    for sidecar, evaluation in ((e.sidecar, e.evaluation) for e in experiments):
+        commits |= {sidecar.commit or "unknown", sidecar.trained_commit or ""}
+        processors["trained"].add(sidecar.trained_on)
+        processors["evaluated"].add(evaluation.processor)
+        for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
+            versions.setdefault(package, set()).add(version)
     return {
-        "commits": sorted(commits),
+        "commits": sorted(commits - {""}),
         "versions": {package: sorted(found) for package, found in sorted(versions.items())},
+        "processors": {what: sorted(found - {""}) for what, found in processors.items()},
     }
 
 

@@ -204,6 +204,15 @@ def limits(low: float | None, high: float | None) -> str:
     return f"[{number_text(low)}, {number_text(high)}]"
 
 
+def made_with(provenance: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """Say which versions of packages made results, and on which processors."""
+    packages = [f"{name} {' and '.join(many)}" for name, many in provenance["versions"].items()]
+    places = provenance["processors"].items()
+    return "; ".join(
+        [", ".join(packages), *(f"{what} on {' and '.join(many)}" for what, many in places if many)]
+    )
+
+
 def dtypes(counts: Mapping[str, int]) -> str:
     """Write the weights of a file by dtype, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
