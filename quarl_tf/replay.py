@@ -54,7 +54,7 @@ class Replay:
         self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs
         shape = (rows, num_envs)
-        action_shape = () if spec.num_actions else (len(spec.action_low or ()),)
+        action_shape = () if spec.num_actions else (spec.action_size,)
         action_dtype = np.int32 if spec.num_actions else np.float32
         self._observations: _FrameStacks | _Observations = (
             _FrameStacks(rows, num_envs, spec)

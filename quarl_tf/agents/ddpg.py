@@ -48,7 +48,7 @@ def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFact
         UsageError: The actions are not continuous.
     """
     require_actions("ddpg", spec)
-    return networks.actor_factory(spec, _design(preset, len(spec.action_low or ())), seed)
+    return networks.actor_factory(spec, _design(preset, spec.action_size), seed)
 
 
 def _design(preset: DdpgPreset, outputs: int) -> Design:

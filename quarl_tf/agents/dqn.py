@@ -45,7 +45,7 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
     require_actions("dqn", spec)
     design = Design(
         preset.architecture,
-        spec.num_actions or 0,
+        spec.action_size,
         layer_norm=preset.layer_norm,
         precision=preset.precision,
         dueling=preset.dueling,
@@ -75,7 +75,7 @@ class DqnAgent(OffPolicyAgent):
     def __init__(self, spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> None:
         """Create the networks, the optimizer and an empty replay."""
         super().__init__(spec, preset, seed)
-        self._num_actions = spec.num_actions or 0
+        self._num_actions = spec.action_size
         factory = network_factory(spec, preset, seed)
         q_network = adapter.FactoryNetwork(
             lambda: prepare(factory()), adapter.observation_spec(spec), name="QNetwork"

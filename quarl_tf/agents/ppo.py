@@ -49,9 +49,9 @@ def head(spec: EnvSpec) -> str:
 def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFactory:
     """Return the factory of the policy network: logits, or the mean of continuous actions."""
     # A head near zero starts with even chances (Andrychowicz et al., arXiv 2006.05990).
+    design = _design(preset, spec.action_size, 0.01)
     if spec.num_actions is not None:
-        return networks.policy_factory(spec, _design(preset, spec.num_actions, 0.01), seed)
-    design = _design(preset, len(spec.action_low or ()), 0.01)
+        return networks.policy_factory(spec, design, seed)
     return networks.actor_factory(spec, design, seed, stochastic=True)
 
 

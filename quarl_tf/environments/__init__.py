@@ -62,6 +62,11 @@ class EnvSpec:
     action_high: tuple[float, ...] | None = None
     frame_stack: int = 1
 
+    @property
+    def action_size(self) -> int:
+        """Return the number of discrete actions, or of components of a continuous one."""
+        return len(self.action_low or ()) if self.num_actions is None else self.num_actions
+
 
 #: What algorithms act in that do not act in all.
 _ACTIONS = {"ddpg": "continuous", "dqn": "discrete"}
