@@ -169,9 +169,13 @@ class Quantization:
         return f"{name}-{digest(asdict(self))}" if self.options() else name
 
     def options(self, algo: str = "") -> dict[str, Any]:
-        """Return what is not as usual, of an algorithm if one is given, beside bits and delay."""
-        usual = asdict(self.from_mapping({"bits": self.bits, "delay": self.delay}, algo))
-        return {name: value for name, value in asdict(self).items() if value != usual[name]}
+        """Return what must be given beside bits and delay to mean it, of an algorithm if one is."""
+        values, plain = asdict(self), Quantization(bits=self.bits, delay=self.delay)
+        # What is usual follows from these.
+        leading = {name: values[name] for name in ("rule", "learned_steps")}
+        given = {name: value for name, value in leading.items() if value != getattr(plain, name)}
+        usual = asdict(self.from_mapping({"bits": self.bits, "delay": self.delay, **given}, algo))
+        return given | {name: value for name, value in values.items() if value != usual[name]}
 
 
 _CHOICES = {

@@ -205,7 +205,7 @@ def test_sidecars_say_what_was_trained(bench: Bench) -> None:
         assert Run.from_dict(sidecar.run) == run
         assert sidecar.run["quantization"]["delay"] == 1
         assert sidecar.calibration_sha256 is None
-        assert sidecar.check["mean_steps_apart"] <= 0.25
+        assert sidecar.check["mean_steps_apart"] <= 0.02
 
 
 def refused(bench: Bench, run: Run, scheme: str) -> str:
@@ -257,6 +257,25 @@ def test_a_flatbuffer_on_other_grids_is_refused(
     bench.workspace.artifact(run.run_id, "qat_w6a6").unlink(missing_ok=True)
     with pytest.raises(QuarlError, match="qat_w6a6 flatbuffer does not compute what its network"):
         bench.export(run, "qat_w6a6")
+
+
+@pytest.mark.parametrize(("scheme", "bits"), [("qat_w6a6", 6), ("qat_int8", 8)])
+def test_one_value_of_the_head_that_is_wrong_is_refused(
+    bench: Bench, scheme: str, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, network = bench.run("values", bits)
+    exported = qat.exported
+
+    def broken(network: Any, *, native: bool) -> Any:
+        *_, head = qat.quantized_layers(network)
+        (_, _, kernel), *_ = head.quantizers()
+        kernel.assign(kernel.numpy() * np.array([-1.0, *[1.0] * (kernel.shape[1] - 1)], np.float32))
+        return exported(network, native=native)
+
+    monkeypatch.setattr("quarl_tf.export.qat.exported", broken)
+    bench.workspace.artifact(run.run_id, scheme).unlink(missing_ok=True)
+    with pytest.raises(QuarlError, match=f"{scheme} flatbuffer does not compute"):
+        bench.export(run, scheme)
 
 
 def test_weights_between_two_codes_are_exported(bench: Bench) -> None:

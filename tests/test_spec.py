@@ -101,6 +101,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"bits": 2, "per_channel": False},
     {"bits": 2, "per_channel": True},
     {"learned_steps": True, "gradient": "clipped"},
+    {"bits": 2, "learned_steps": True, "gradient": "clipped", "ranges": "extremes"},
+    {"rule": "paper", "edge_bits": 4, "ranges": "extremes"},
+    {"rule": "paper", "ranges": "moving_average", "gradient": "clipped"},
+    {"rule": "paper", "ranges": "following"},
+    {"rule": "paper", "bits": 2, "per_channel": True},
 ]
 
 
@@ -118,16 +123,17 @@ def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
     assert all(run.plain == plain for run in runs)
 
 
+@pytest.mark.parametrize("algo", ["ddpg", "dqn", "ppo"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_commands_name_the_same_run(options: dict[str, Any]) -> None:
+def test_commands_name_the_same_run(options: dict[str, Any], algo: str) -> None:
     overrides = {"network": "nature", "dueling": True, "n_step": 2}
-    quantization = Quantization.from_mapping({"bits": 4, "delay": 100, **options})
-    run = Run("dqn", "CartPole-v1", 7, overrides, quantization)
+    quantization = Quantization(**{"bits": 4, "delay": 100, **options})
+    run = Run(algo, "CartPole-v1", 7, overrides, quantization)
     parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
     assert dict(cli._override(text) for text in parsed.overrides) == overrides
     preset = presets.load("ppo", "CartPole-v1", {"steps": 600})
     assert cli._quantization(parsed, preset) == quantization
-    assert (parsed.algo, parsed.env, parsed.seed) == ("dqn", "CartPole-v1", 7)
+    assert (parsed.algo, parsed.env, parsed.seed) == (algo, "CartPole-v1", 7)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
