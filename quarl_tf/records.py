@@ -227,8 +227,9 @@ class TrainingRecord(_JsonRecord):
     #: from a trunk.
     seconds: float
     versions: dict[str, str]
+    #: All that trained a part of it, with commas between.
     commit: str | None
-    #: What it was trained on; empty in older files.
+    #: All that it was trained on, likewise; empty in older files.
     processor: str = ""
 
     def _flaw(self) -> tuple[str, str] | None:
@@ -303,7 +304,8 @@ class Sidecar(_JsonRecord):
     #: Hash of the calibration observations, for schemes that need them.
     calibration_sha256: str | None
     preset: dict[str, Any]
-    #: The commit and the processor of the training; null and empty in older files.
+    #: Commits and processors of the training, as its record names them; null and empty in older
+    #: files.
     trained_commit: str | None = None
     trained_on: str = ""
     #: Those of the export.

@@ -106,7 +106,8 @@ class _Training:
         self, folder: Path, run: Run, preset: presets.Preset, trunk: Path | None = None
     ) -> None:
         # Now: commits made while it trains are not what it runs.
-        self._commit = records.source_commit()
+        self._commits = [records.source_commit() or "unknown"]
+        self._processors = [processor.description()]
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints, self._trunk = folder / "checkpoints", trunk
         #: What code all of it was done by so far; None if by several.
@@ -171,8 +172,8 @@ class _Training:
             calibration_sha256=records.sha256(folder / "calibration.npz"),
             seconds=round(time.monotonic() - started, 1),
             versions=records.package_versions(),
-            commit=self._commit,
-            processor=processor.description(),
+            commit=", ".join(self._commits),
+            processor=", ".join(self._processors),
         )
         record.save(folder / "training.json")
         # Nothing goes on from them any more, and with a replay they take hundreds of megabytes.
@@ -181,11 +182,7 @@ class _Training:
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, else from the trunk, with fresh episodes."""
-        found = checkpoints.load_newest(self._checkpoints)
-        if found is not None:
-            records.require_same_settings(self._folder, found[1], self._run, self._preset)
-        elif self._trunk is not None and (shared := checkpoints.load(self._trunk)) is not None:
-            found = self._with_own_grids(shared[0]), shared[1]
+        found = self._begun()
         if found is not None:
             arrays, state = found
             best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
@@ -197,12 +194,26 @@ class _Training:
             self._episodes = state["episodes"]
             if state.get("source") != self._source:
                 self._source = None
+            self._commits = _joined(state.get("commits", []), self._commits)
+            self._processors = _joined(state.get("processors", []), self._processors)
             self.best = _Best(best, *state["best"])
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
         records.write_json(self._folder / "run.json", description)
         self._start_curves()
         self._start_episodes()
+
+    def _begun(self) -> tuple[agents.Arrays, Any] | None:
+        """Return arrays and state of the newest good checkpoint, else of the trunk, or None."""
+        found = checkpoints.load_newest(self._checkpoints)
+        if found is not None:
+            records.require_same_settings(self._folder, found[1], self._run, self._preset)
+            return found
+        shared = None if self._trunk is None else checkpoints.load(self._trunk)
+        # The code may have been changed since it was left.
+        if shared is None or shared[1]["source"] != self._source:
+            return None
+        return self._with_own_grids(shared[0]), shared[1]
 
     def _with_own_grids(self, arrays: Mapping[str, npt.NDArray[Any]]) -> agents.Arrays:
         """Return a trunk's arrays, but ranges of kernels, which are still to be read, as here.
@@ -231,7 +242,7 @@ class _Training:
             metrics = {"loss": math.nan}
         self._require_finite("loss", metrics.get("loss", 0.0))
         if self._follows and self._quantized():
-            # Targets get theirs with the weights that they are of.
+            # Target networks get them by their updates: with the weights, or (DDPG) at once.
             self._freeze_ranges()
         if self._due(before, self._preset.evaluation_every):
             self._variances.clear()
@@ -330,6 +341,8 @@ class _Training:
             "recent": list(self._recent),
             "episodes": self._episodes,
             "source": self._source,
+            "commits": self._commits,
+            "processors": self._processors,
             "best": [self.best.score, self.best.step],
             "generators": {
                 name: generator.bit_generator.state
@@ -389,3 +402,8 @@ class _Training:
                 f"The TensorBoard curves cannot be written ({error.message}); free some space and "
                 f"run the same command again. Received: path={str(self._folder)!r}"
             ) from error
+
+
+def _joined(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
+    """Return what is in either, once and in order."""
+    return list(dict.fromkeys([*earlier, *now]))

@@ -733,6 +733,40 @@ def test_a_damaged_trunk_is_trained_anew(tmp_path: Path) -> None:
     assert checkpoints.load(trunk) is not None
 
 
+def test_a_trunk_of_other_code_is_not_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trunk = tmp_path / "trunk.npz"
+    first_steps = []
+    for code, end in (("other", CUTS["before"]), (records.source_digest(), 0)):
+        monkeypatch.setattr(training.records, "source_digest", lambda code=code: code)
+        steps: list[int] = []
+
+        def cut(step: int, *_: Any, steps: list[int] = steps, end: int = end) -> None:
+            steps.append(step)
+            if step > end:
+                raise _CutError
+
+        with pytest.raises(_CutError):
+            training.train(Workspace(tmp_path / code), RUNS["ppo"], cut, trunk=trunk)
+        assert trunk.exists()
+        first_steps.append(steps[0])
+    assert max(first_steps) < 100
+
+
+def test_a_record_names_all_commits_and_processors_of_a_training(
+    tmp_path: Path, quantized: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, run = quantized("ppo")
+    shutil.copytree(workspace.root.parent / "after", tmp_path, dirs_exist_ok=True)
+    whole = training.train(workspace, run, silent)
+    monkeypatch.setattr(training.records, "source_commit", lambda: "fedcba987654")
+    monkeypatch.setattr(training.processor, "description", lambda: "Beta with asimd")
+    resumed = training.train(Workspace(tmp_path), run, silent)
+    assert resumed.commit == f"{whole.commit}, fedcba987654"
+    assert resumed.processor == f"{whole.processor}, Beta with asimd"
+
+
 def test_a_training_continued_by_other_code_leaves_no_trunk(
     tmp_path: Path, quantized: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

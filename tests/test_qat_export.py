@@ -126,8 +126,7 @@ class Compared:
         assert (self.steps > 1e-2).mean() < 0.05
         assert self.steps.max() < 4.01
         if self.wanted.shape[1] > 1:
-            same = self.found.argmax(axis=1) == self.wanted.argmax(axis=1)
-            assert same[self.steps.max(axis=1) < 1e-2].mean() > 0.999
+            assert (self.found.argmax(axis=1) == self.wanted.argmax(axis=1)).mean() > 0.95
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +262,7 @@ def test_a_flatbuffer_on_other_grids_is_refused(
 def test_one_value_of_the_head_that_is_wrong_is_refused(
     bench: Bench, scheme: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, network = bench.run("values", bits)
+    run, _ = bench.run("values", bits)
     exported = qat.exported
 
     def broken(network: Any, *, native: bool) -> Any:

@@ -43,6 +43,7 @@ from quarl_tf.report.results import (
     scheme_names,
 )
 from quarl_tf.report.wording import (
+    UNKNOWN_PROCESSOR,
     dtypes,
     headline,
     limits,
@@ -349,15 +350,16 @@ def provenance(runs: Sequence[LoadedRun]) -> dict[str, Any]:
     commits, versions = set(), dict[str, set[str]]()
     processors: dict[str, set[str]] = {"trained": set(), "evaluated": set()}
     for sidecar, evaluation in ((e.sidecar, e.evaluation) for e in experiments):
-        commits |= {sidecar.commit or "unknown", sidecar.trained_commit or ""}
-        processors["trained"].add(sidecar.trained_on)
-        processors["evaluated"].add(evaluation.processor)
+        trained_by = sidecar.trained_commit.split(", ") if sidecar.trained_commit else []
+        commits |= {sidecar.commit or "unknown", *trained_by}
+        processors["trained"] |= set((sidecar.trained_on or UNKNOWN_PROCESSOR).split(", "))
+        processors["evaluated"].add(evaluation.processor or UNKNOWN_PROCESSOR)
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
             versions.setdefault(package, set()).add(version)
     return {
-        "commits": sorted(commits - {""}),
+        "commits": sorted(commits),
         "versions": {package: sorted(found) for package, found in sorted(versions.items())},
-        "processors": {what: sorted(found - {""}) for what, found in processors.items()},
+        "processors": {what: sorted(found) for what, found in processors.items()},
     }
 
 

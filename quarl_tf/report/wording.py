@@ -16,6 +16,9 @@ _SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as pu
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _UNKNOWN = "\N{EN DASH}"
 
+#: What stands for a processor in results of before it was kept.
+UNKNOWN_PROCESSOR = "an unknown processor"
+
 # Words.
 
 
@@ -207,10 +210,12 @@ def limits(low: float | None, high: float | None) -> str:
 def made_with(provenance: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Say which versions of packages made results, and on which processors."""
     packages = [f"{name} {' and '.join(many)}" for name, many in provenance["versions"].items()]
-    places = provenance["processors"].items()
-    return "; ".join(
-        [", ".join(packages), *(f"{what} on {' and '.join(many)}" for what, many in places if many)]
-    )
+    places = [
+        f"{what} on {' and '.join(many)}"
+        for what, many in provenance["processors"].items()
+        if set(many) - {UNKNOWN_PROCESSOR}
+    ]
+    return "; ".join([", ".join(packages), *places])
 
 
 def dtypes(counts: Mapping[str, int]) -> str:
