@@ -56,4 +56,5 @@ def test_results_come_from_committed_code(run: Run) -> None:
     sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
     assert sidecars
     for sidecar in sidecars:
-        assert re.fullmatch("[0-9a-f]{12}", str(sidecar.commit)), sidecar.scheme
+        commits = [sidecar.commit, *(sidecar.trained_commit or sidecar.commit or "").split(", ")]
+        assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme

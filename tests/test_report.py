@@ -852,6 +852,20 @@ def test_a_quantisation_aware_run_has_a_report_of_its_own(
     assert "cd" * 32 in page
 
 
+def test_a_run_of_another_processor_than_its_twins_is_noted(
+    workspace: Workspace, no_figures: None
+) -> None:
+    add_run(workspace)
+    run = add_run(workspace, quantization=AWARE)
+    assert "another processor" not in notes(workspace, run)
+    path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
+    for processor, named in (("Gamma", "Alpha with avx2 and Gamma"), ("", "and an unknown")):
+        replace(Sidecar.load(path), trained_on=processor).save(path)
+        assert "Trained on another processor than their plain twins" in notes(workspace, run)
+        folder = workspace.report_dir("dqn-CartPole-v1-s0-q4d25000")
+        assert named in (folder / "report.md").read_text()
+
+
 def test_runs_with_other_delays_or_options_are_not_pooled(
     workspace: Workspace, no_figures: None
 ) -> None:

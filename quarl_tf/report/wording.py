@@ -158,6 +158,14 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
         for run in runs
         for file in run.foreign
     ]
+    elsewhere = [
+        run.run_id for run in runs if run.own.trained_on != run.reference.sidecar.trained_on
+    ]
+    if elsewhere:
+        notes.append(
+            "Trained on another processor than their plain twins, whose sums it rounds otherwise, "
+            f"so that they differ before the delay already: {', '.join(elsewhere)}."
+        )
     without = [run.run_id for run in runs if run.curve is None]
     if without:
         notes.append(f"No training curve was exported for {', '.join(without)}.")
