@@ -163,6 +163,23 @@ cells:
     )
 
 
+def test_cells_of_the_same_settings_are_told_apart_by_their_extent(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0, 1]
+bits: [4, 2]
+cells:
+  - {algo: ppo, env: CartPole-v1, delays: [20000, 0.5]}
+  - {algo: ppo, env: CartPole-v1, delays: [30000]}
+  - {algo: ppo, env: CartPole-v1, seeds: [2], delays: [30000], quantization: {edge_bits: 4}}
+"""
+    assert [cell.title for cell in study.read(write(tmp_path, text)).cells] == [
+        "ppo on CartPole-v1 (delays=20000/50000)",
+        "ppo on CartPole-v1 (delays=30000)",
+        "ppo on CartPole-v1 (edge_bits=4)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -722,7 +739,6 @@ def test_memory_is_shown_where_it_is_asked_for_of_what_is_there(
     assert int8["bytes"] is None
     for shown in ((folder / "report.md").read_text(), (folder / "index.html").read_text()):
         assert "change to fp32" in shown
-        assert "1197 before, 1136 after" not in shown  # Li's are of DQN.
         assert "qat_w2a2" in shown
 
 
@@ -774,7 +790,6 @@ def test_a_study_by_episodes_draws_what_was_counted(
     assert cli.main(command) == 0
     text = (workspace.report_dir("tiny") / "report.md").read_text()
     assert "Return in training against training episodes" in text
-    assert "Learning curves by precision" not in text
     for curve in workspace.artifact_dir("x").parent.glob("*/progress.csv"):
         rows = list(csv.DictReader(curve.read_text().splitlines()))
         run_id = curve.parent.name

@@ -8,7 +8,7 @@ killed goes on where it was.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -64,7 +64,6 @@ class Cell:
     """One algorithm on one environment, in every seed and precision.
 
     Attributes:
-        title: What readers know it by.
         given_env_id: Id of the environment as the file has it, which may be an old one.
         overrides: Values that take the place of the preset's.
         steps: Environment steps of a training.
@@ -73,9 +72,9 @@ class Cell:
         options: What the file says of how trainings are quantised, beside bits and delays.
         quantizations: Those of the quantisation-aware trainings.
         remark: What else the report should say of it.
+        telling: What tells it from the study's other cells of the same algorithm and environment.
     """
 
-    title: str
     algo: str
     env_id: str
     given_env_id: str
@@ -86,6 +85,17 @@ class Cell:
     options: Mapping[str, Any]
     quantizations: tuple[Quantization, ...]
     remark: str = ""
+    telling: str = ""
+
+    @property
+    def task(self) -> str:
+        """Return what is trained where, which several cells may share."""
+        return f"{self.algo} on {self.env_id}"
+
+    @property
+    def title(self) -> str:
+        """Return what readers know it by."""
+        return f"{self.task} ({self.telling})" if self.telling else self.task
 
     def run(self, seed: int, quantization: Quantization | None) -> Run:
         """Return the training of a seed."""
@@ -220,7 +230,7 @@ def _study(content: Any, folder: Path) -> Study:
     return Study(
         name=name,
         title=title,
-        cells=tuple(_titled(cells)),
+        cells=tuple(_titled(_titled(cells, _settings), _extent)),
         episodes=_whole(values.get("episodes", _DEFAULT_EPISODES), "episodes", least=1),
         presets=presets_file,
         modules=modules,
@@ -229,12 +239,28 @@ def _study(content: Any, folder: Path) -> Study:
     )
 
 
-def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Tell cells of the same algorithm and environment apart by what differs in their settings."""
+def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:
+    """Tell cells of the same title apart by what differs in what is told of each."""
+    titled = []
     for cell in cells:
-        alike = [{**one.overrides, **one.options} for one in cells if one.title == cell.title]
-        telling = telling_settings({**cell.overrides, **cell.options}, alike)
-        yield replace(cell, title=f"{cell.title} ({telling})") if telling else cell
+        telling = telling_settings(told(cell), [told(c) for c in cells if c.title == cell.title])
+        more = [one for one in (cell.telling, telling) if one]
+        titled.append(replace(cell, telling=", ".join(more)))
+    return titled
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    return {**cell.overrides, **cell.options}
+
+
+def _extent(cell: Cell) -> dict[str, str]:
+    several = {
+        "bits": [one.bits for one in cell.quantizations],
+        "delays": [one.delay for one in cell.quantizations],
+        "seeds": cell.seeds,
+        "schemes": cell.schemes,
+    }
+    return {name: "/".join(map(str, dict.fromkeys(all_))) for name, all_ in several.items()}
 
 
 def telling_settings(settings: Mapping[str, Any], alike: Iterable[Mapping[str, Any]]) -> str:
@@ -274,7 +300,6 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
     options = tables.mapping(values.get("quantization", {}), "quantization")
     quantizations = tuple(_quantizations(values, options, preset))
     return Cell(
-        title=f"{algo} on {env_id}",
         algo=algo,
         env_id=env_id,
         given_env_id=values["env"],

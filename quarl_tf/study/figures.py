@@ -36,18 +36,18 @@ def overview_figures(
     if alone := [result for result in cells if id(result) not in grouped]:
         panels = [_panel(result, result.cell.title) for result in alone]
         yield "reward_against_precision.png", plots.reward_against_precision(panels, study.title)
-    for algo, env_id in dict.fromkeys((cell.algo, cell.env_id) for cell in study.cells):
-        alike = [cell for cell in study.cells if (cell.algo, cell.env_id) == (algo, env_id)]
+    for task in dict.fromkeys(cell.task for cell in study.cells):
+        alike = [cell for cell in study.cells if cell.task == task]
         precisions = _precision_curves(alike, runs)
         drawn = sum(bool(one.curves) for one in precisions)
         if drawn >= 2 and len(precisions) <= plots.MOST_PRECISIONS:
-            file = f"action_variance_{_file_name(algo, env_id)}.png"
-            yield file, plots.action_variance(precisions, f"{algo} on {env_id}")
+            file = f"action_variance_{_file_name(alike[0])}.png"
+            yield file, plots.action_variance(precisions, task)
     for group in groups:
         if curves := _curves_by_setting(group):
             cell = next(iter(group.values())).cell
-            file = f"learning_curves_{_file_name(cell.algo, cell.env_id)}.png"
-            yield file, plots.learning_curves(curves, _heading(cell))
+            file = f"learning_curves_{_file_name(cell)}.png"
+            yield file, plots.learning_curves(curves, cell.task)
 
 
 def cell_figures(study: Study, cells: Sequence[CellResults]) -> Iterator[tuple[str, Plot]]:
@@ -74,10 +74,10 @@ def _compared(study: Study, cells: Sequence[CellResults]) -> list[_Group]:
     """Return the groups of cells that differ in how they are quantised in training alone."""
     if study.x == "episodes":
         return []  # Their figures are drawn by precision.
-    tasks: dict[tuple[str, str], list[CellResults]] = {}
+    tasks: dict[str, list[CellResults]] = {}
     for result in cells:
         if result.cell.quantizations:
-            tasks.setdefault((result.cell.algo, result.cell.env_id), []).append(result)
+            tasks.setdefault(result.cell.task, []).append(result)
     groups = [_by_setting(of_task) for of_task in tasks.values() if _alike(of_task)]
     return [group for group in groups if len(group) >= _COMPARED]
 
@@ -104,15 +104,11 @@ def _grouped(groups: Sequence[_Group]) -> set[int]:
 
 def _panels(groups: Sequence[_Group]) -> dict[str, list[PrecisionPanel]]:
     return {
-        _heading(next(iter(group.values())).cell): [
+        next(iter(group.values())).cell.task: [
             _panel(result, setting) for setting, result in group.items()
         ]
         for group in groups
     }
-
-
-def _heading(cell: Cell) -> str:
-    return f"{cell.algo} on {cell.env_id}"
 
 
 def _panel(result: CellResults, title: str) -> PrecisionPanel:
@@ -120,8 +116,8 @@ def _panel(result: CellResults, title: str) -> PrecisionPanel:
     return PrecisionPanel(title, [_point(one) for one in result.columns], chance)
 
 
-def _file_name(algo: str, env_id: str) -> str:
-    return f"{algo}_{env_id.replace('/', '_')}"
+def _file_name(cell: Cell) -> str:
+    return f"{cell.algo}_{cell.env_id.replace('/', '_')}"
 
 
 def _curves_by_setting(group: _Group) -> dict[str, list[Curve]]:

@@ -50,7 +50,7 @@ def write_study_report(
         "matrix": _matrix(cells),
         "schemes": [one.precision.scheme.name for cell in cells for one in cell.columns],
         "missing": missing,
-        "tasks": dict.fromkeys(f"{cell.algo} on {cell.env_id}" for cell in study.cells),
+        "tasks": dict.fromkeys(cell.task for cell in study.cells),
         "total": len(loader.statuses),
         "margin": f"{margin_percent:g} %",
         "command": command,
@@ -82,7 +82,7 @@ def write_study_report(
 def _matrix(cells: Sequence[CellResults]) -> dict[str, Any]:
     """Return the labels of all columns and, for each cell, what stands under them and by chance.
 
-    Where two schemes of a training share a label, the simulated one stands there.
+    Where two schemes of a training share a label, the native one stands there if it is evaluated.
     """
     labels = list(dict.fromkeys(one.precision.label for c in cells for one in c.columns))
     lines = [
@@ -98,7 +98,7 @@ def _matrix(cells: Sequence[CellResults]) -> dict[str, Any]:
 
 def _shown(result: CellResults, label: str) -> Row | None:
     found = [one.pooled for one in result.columns if one.precision.label == label]
-    return found[-1] if found else None
+    return next((row for row in found if row.status == OK), next(iter(found), None))
 
 
 def _values(cell: Cell, precision: Precision, row: Row) -> dict[str, Any]:
