@@ -26,7 +26,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +40,7 @@ from typing import Any
 import ours
 from ours import PARTS, Workload
 
-from quarl_tf import presets, records
+from quarl_tf import presets, processor, records
 
 #: Made by `make peers`.
 _PEERS_VENV = Path(__file__).parents[1] / ".venv-peers"
@@ -191,11 +190,8 @@ def _summary(values: Sequence[float], form: str) -> str:
 
 def machine() -> dict[str, Any]:
     """Describe the machine, and what else it is doing."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": processor.description(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
     }

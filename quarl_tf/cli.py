@@ -357,11 +357,12 @@ def _tell_renamed(ids: Mapping[str, str]) -> None:
 
 def _tell_slow(used: Iterable[Preset]) -> None:
     """Say what to do where a preset's arithmetic is no processor's own."""
-    if processor.slow_in_bfloat16() and any(one.precision == "bfloat16" for one in used):
+    here = processor.description()
+    if processor.lacks_bfloat16(here) and any(one.precision == "bfloat16" for one in used):
         print(
-            f"quarl: this processor ({processor.description()}) has no bfloat16, in which "
-            "convolutions are to train: it takes several times as long as float32; to train in "
-            "that, give -p precision=float32 (in a study, overrides).",
+            f"quarl: this processor ({here}) has no bfloat16, in which convolutions are to train: "
+            "it may take several times as long as float32; to train in that, give "
+            "-p precision=float32 (in a study, overrides).",
             file=sys.stderr,
         )
 

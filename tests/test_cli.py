@@ -440,12 +440,16 @@ def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("overrides", "slow", "told"),
-    [([], True, True), (["-p", "precision=float32"], True, False), ([], False, False)],
+    ("overrides", "here", "told"),
+    [
+        ([], "X with avx2", True),
+        (["-p", "precision=float32"], "X with avx2", False),
+        ([], "X with avx512_bf16", False),
+    ],
 )
 def test_a_processor_without_bfloat16_is_told_of_before_training(
     overrides: list[str],
-    slow: bool,
+    here: str,
     told: bool,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -454,7 +458,7 @@ def test_a_processor_without_bfloat16_is_told_of_before_training(
     def train(*_: object) -> None:
         raise QuarlError("Not now.")
 
-    monkeypatch.setattr(processor, "slow_in_bfloat16", lambda: slow)
+    monkeypatch.setattr(processor, "description", lambda: here)
     monkeypatch.setattr("quarl_tf.training.train", train)
     game = ["--algo", "ppo", "--env", "PongNoFrameskip-v4", "--root", str(tmp_path)]
     assert cli.main(["train", *game, *overrides]) == 1

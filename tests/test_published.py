@@ -37,6 +37,15 @@ def curve(run: Run, before: int) -> list[tuple[str, ...]]:
     return [tuple(row[column] for column in columns) for row in rows]
 
 
+def test_native_flatbuffers_are_as_far_from_their_networks_as_the_readme_says() -> None:
+    paths = WORKSPACE.artifact_dir("x").parent.glob("*/qat_int8.json")
+    checks = [(path.parent.name, Sidecar.load(path).check) for path in paths]
+    assert 0.1 < max(check.get("mean_steps_apart", 0) for _, check in checks) <= 0.12
+    different = {name: 1 - check.get("action_agreement", 1) for name, check in checks}
+    assert max(different.values()) == pytest.approx(0.1)
+    assert all("LunarLander" in name for name, share in different.items() if share > 0.05)
+
+
 def test_there_are_results() -> None:
     assert {run.algo for run in RUNS} == {"a2c", "ddpg", "dqn", "ppo"}
     assert QUANTISED

@@ -13,7 +13,8 @@ and every layer's output, the head's included;
 biases stay in float, as the 32 bits that they have in int8 kernels. What feeds a tanh has 8 bits at
 any width (not so by the papers' rule): on integer hardware tanh is a table of that many entries.
 Only what is exported is quantised: neither the critic of DDPG nor the value head of PPO and A2C,
-which no board will run.
+which no board will run. Kernels' ranges are those they have at the delay, by the papers' rule too,
+where the papers watch weights before it as well.
 """
 
 from __future__ import annotations
