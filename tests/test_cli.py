@@ -431,6 +431,14 @@ def test_a_dry_run_refuses_what_training_would(
     assert message in refusal(capsys, verb, *run, *options, code=2)
 
 
+def test_half_of_training_is_plain_unless_told_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--bits", "4", "--root", "nowhere"]
+    assert cli.main([*words, "--dry-run", "-p", "steps=60000"]) == 0
+    assert re.search(r"ppo-CartPole-v1-s0-\w{8}-q4d30000\b", capsys.readouterr().out)
+
+
 def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--algo", "dqn", "--env", "LunarLander-v2", "--root", "nowhere", "--dry-run"]
     assert cli.main(words) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import shutil
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from quarl_tf import agents, checkpoints, networks, presets, records, training
+from quarl_tf.agents.actor_critic import Categorical
 from quarl_tf.architectures import Architecture, Convolution
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
@@ -816,18 +818,18 @@ def test_trunks_are_shared_by_trainings_that_differ_in_bits_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "following"])
-def test_ranges_never_move_after_the_delay(name: str, quantized: Trained) -> None:
-    workspace, run = quantized(name)
-    after = workspace.root.parent / "after" / "runs" / run.run_id
-    arrays, state = load_checkpoint(after)
-    assert state["step"] >= DELAY
-    then = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
-    now = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
+def test_ranges_never_move_after_the_delay(name: str, tmp_path: Path) -> None:
+    state = just_quantised(tmp_path, RUNS[name])
+    then = networks.weights(state.agent.network)
+    for _ in range(3):
+        state.burst()
+    now = networks.weights(state.agent.network)
     ranges = [key for key in now if key.endswith(("_low:0", "_high:0", "_frozen:0"))]
     assert len(ranges) >= 3 * 5
     for key in ranges:
         np.testing.assert_array_equal(now[key], then[key])
         assert not key.endswith("_frozen:0") or now[key] == 1
+    assert any(not np.array_equal(now[key], then[key]) for key in now if key.endswith("/kernel:0"))
 
 
 def test_ranges_that_follow_are_those_of_the_network_that_is_kept(quantized: Trained) -> None:
@@ -877,31 +879,56 @@ def test_the_best_before_the_delay_is_forgotten(
     assert not any("inf" in note for note in notes)
 
 
-def test_from_the_delay_on_the_quantised_network_acts(tmp_path: Path) -> None:
-    overrides = {**PLAIN["ddpg"].overrides, "noise": 0.0, "evaluation_every": 800}
-    run = replace(RUNS["ddpg"], overrides=overrides)
-    preset = presets.load(run.algo, run.env_id, run.overrides)
-    state = training._Training(tmp_path, run, preset)
+#: What makes acting a function of the head: no noise, no exploration, one draw.
+_CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": {"exploration_final": 0.0}, "ppo": {}}
+
+
+def just_quantised(folder: Path, run: Run) -> training._Training:
+    """Train until the network is quantised."""
+    state = training._Training(folder, run, presets.load(run.algo, run.env_id, run.overrides))
     state.resume()
-    network = state.agent.network
     while not state._quantized():
         state.burst()
+    return state
+
+
+@pytest.mark.parametrize("name", _CERTAIN)
+def test_from_the_delay_on_the_quantised_network_acts(name: str, tmp_path: Path) -> None:
+    overrides = {**PLAIN[name].overrides, **_CERTAIN[name], "evaluation_every": 800}
+    run = replace(RUNS[name], overrides=overrides)
+    state = just_quantised(tmp_path, run)
+    network, preset = state.agent.network, state._preset
     assert DELAY < state.step < DELAY + 2 * preset.train_frequency + 1
     # As many as it plays in.
-    pairs = 0.3 * normal(200, 2, 2)
-    acted = np.stack([state.agent.act(pair, 0.5) for pair in pairs])
+    pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
     heads = np.stack([Snapshot(network)(pair) for pair in pairs])
-    np.testing.assert_array_equal(acted, heads.clip(-1, 1))
+    draws = copy.deepcopy(state.agent.generators()["exploration"])
+    acted = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
+    meant = {
+        "ddpg": lambda: heads.clip(-1, 1),
+        "dqn": lambda: heads.argmax(axis=2),
+        "ppo": lambda: np.stack([Categorical().draw(pair, draws)[0] for pair in heads]),
+    }
+    np.testing.assert_array_equal(acted, meant[name]())
     plain = agents.network_factory(run.algo, state._spec, preset, run.seed)()
     now = networks.weights(network)
     networks.set_weights(plain, {name: now[name] for name in networks.weights(plain)})
     assert not np.array_equal(heads, [Snapshot(plain)(pair) for pair in pairs])
-    (target,) = state.agent.targets
-    for name, value in networks.weights(network).items():
-        if name.endswith(("_low:0", "_high:0", "_frozen:0")):
-            np.testing.assert_array_equal(networks.weights(target)[name], value)
-    critic = state.agent._critic  # type: ignore[attr-defined]
-    assert not qat.quantized_layers(critic)
+    for target in state.agent.targets:
+        for key, value in networks.weights(network).items():
+            if key.endswith(("_low:0", "_high:0", "_frozen:0")):
+                np.testing.assert_array_equal(networks.weights(target)[key], value)
+
+
+def test_no_critic_is_quantised(tmp_path: Path) -> None:
+    for name in ("ddpg", "ppo"):
+        run = RUNS[name]
+        preset = presets.load(run.algo, run.env_id, run.overrides)
+        state = training._Training(tmp_path, run, preset)
+        agent: Any = state.agent
+        critic = agent._critic if name == "ddpg" else agent._model.critic.model
+        assert qat.quantized_layers(agent.network)
+        assert not qat.quantized_layers(critic)
 
 
 def test_a_delay_before_anything_is_learned_is_refused(tmp_path: Path) -> None:

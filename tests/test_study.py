@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import cli, memory, plots, records, study
+from quarl_tf import cli, export, memory, plots, records, study
 from quarl_tf.errors import UsageError
 from quarl_tf.records import Workspace
 from quarl_tf.report.results import load_run
@@ -506,6 +506,52 @@ def test_trainings_at_other_bits_go_on_from_the_first(
     again, before = (Workspace(one).run_dir(trained.run_id) for one in (tmp_path, root))
     assert (again / "network.npz").read_bytes() == (before / "network.npz").read_bytes()
     assert not list((root / "runs" / ".study-tiny").iterdir())
+
+
+def test_a_scheme_that_fails_leaves_the_others_alone(
+    finished: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, root, _ = finished
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    wanted, workspace = study.read(path), Workspace(tmp_path)
+    run = wanted.cells[0].run(0, None)
+    exported = export.export
+
+    def fail_int8(workspace: Workspace, run_id: str, schemes: list[Scheme], *rest: Any) -> Any:
+        if schemes[0].name == "int8":
+            raise ValueError("No room\nleft.")
+        return exported(workspace, run_id, schemes, *rest)
+
+    monkeypatch.setattr(export, "export", fail_int8)
+    schemes = ("int8", "fp32")
+    for name in schemes:
+        workspace.artifact(run.run_id, name).unlink()
+    task = Task(
+        root=str(tmp_path),
+        run=run.to_dict(),
+        schemes=list(schemes),
+        episodes=2,
+        failures={
+            name: str(study.failure_path(workspace, run, None if not name else Scheme.parse(name)))
+            for name in ("", *schemes)
+        },
+        presets=None,
+        modules=[],
+        trunk=None,
+        cpus=[],
+    )
+    assert worker.work(task, lambda *_: None) == 1
+    found = {
+        one.experiment.scheme.name: (one.state, one.reason)
+        for one in study.plan(workspace, wanted)
+        if one.experiment.run == run
+    }
+    assert found["fp32"][0] == State.EVALUATED
+    assert found["int8"] == (State.FAILED, "ValueError: No room left.")
+    text = Path(task.failures["int8"]).read_text()
+    assert "Traceback" in text
+    assert "fail_int8" in text
+    assert not Path(task.failures["fp32"]).exists()
 
 
 def test_jobs_that_differ_in_bits_alone_share_a_trunk_until_the_last_is_done(

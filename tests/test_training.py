@@ -354,6 +354,14 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
     assert snapshot(cut_off.root) == before
 
 
+def test_unfinished_run_at_other_bits_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id)
+    other = replace(tiny_run, quantization=Quantization(bits=4, delay=500))
+    folder.rename(cut_off.run_dir(other.run_id))
+    with pytest.raises(QuarlError, match=r"other settings; .* quantization\.bits=4 for None"):
+        train(cut_off, other, silent)
+
+
 def test_damaged_record_is_refused(copy: Workspace, tiny_run: Run) -> None:
     path = copy.run_dir(tiny_run.run_id) / "training.json"
     path.write_text(path.read_text()[:100])
