@@ -22,6 +22,8 @@ LAYERS = [
     {"study.figures"},
     {"study.results"},
     {"study", "study.trunks", "study.worker"},
+    {"study.file", "study.status"},
+    {"study.design"},
     {"report"},
     {"report.wording"},
     {"report.results"},

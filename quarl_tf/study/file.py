@@ -1,0 +1,245 @@
+"""Read a study's file and check it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quarl_tf import environments, presets, records
+from quarl_tf.errors import UsageError, unknown
+from quarl_tf.presets import Preset, tables
+from quarl_tf.spec import REFERENCE, Quantization, Scheme
+from quarl_tf.study.design import X_AXES, Cell, Study, telling_settings
+
+_Choice = TypeVar("_Choice")
+
+_DEFAULT_SCHEMES = (REFERENCE, "int8")
+_DEFAULT_EPISODES = 100
+_DEFAULT_DELAYS = (0.5,)
+
+#: What stands at the top of a file; those of a cell may stand in it, too, and go before these.
+_OF_A_CELL = ("seeds", "schemes", "bits", "delays", "quantization", "overrides")
+_AT_THE_TOP = (
+    "name",
+    "title",
+    "cells",
+    "episodes",
+    "presets",
+    "import",
+    "memory",
+    "x",
+    *_OF_A_CELL,
+)
+
+
+def read(path: Path) -> Study:
+    """Read a study's file and check it.
+
+    Raises:
+        UsageError: It cannot be read, or a value in it is missing, unknown or of no use.
+    """
+    content = tables.parse_file(path, "a study")
+    try:
+        return _study(content, path.parent)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _study(content: Any, folder: Path) -> Study:
+    values = _mapping(content, "a study", _AT_THE_TOP)
+    for key in ("name", "cells", "seeds"):
+        if key not in values and not (key == "seeds" and _all_have_seeds(values.get("cells"))):
+            raise UsageError(f"A study needs {key}. Received: {', '.join(values) or 'nothing'}")
+    name = records.checked_report_name(values["name"])
+    modules = _items(values.get("import", []), "import", str, may_be_empty=True)
+    environments.import_environments(modules)
+    own = values.get("presets")
+    if own is not None and not isinstance(own, str):
+        raise UsageError(f"presets must be the path of a file. Received: presets={own!r}")
+    presets_file = None if own is None else folder / own
+    shared = {key: values[key] for key in _OF_A_CELL if key in values}
+    cells = []
+    for number, entry in enumerate(_list(values["cells"], "cells"), start=1):
+        try:
+            given = _mapping(entry, "a cell", ("algo", "env", "remark", *_OF_A_CELL))
+            cell = _cell({**shared, **given}, presets_file)
+            if not cell.quantizations:
+                _require_no_bits_needed(given)
+        except UsageError as error:
+            raise UsageError(f"cell {number}: {error}") from error
+        cells.append(cell)
+    if not any(cell.quantizations for cell in cells):
+        _require_no_bits_needed(shared)
+    _require_no_repetition(cells)
+    title = values.get("title", name)
+    if not isinstance(title, str):
+        raise UsageError(f"title must be the report's heading. Received: title={title!r}")
+    return Study(
+        name=name,
+        title=title,
+        cells=tuple(_titled(_titled(cells, _settings), _extent)),
+        episodes=_whole(values.get("episodes", _DEFAULT_EPISODES), "episodes", least=1),
+        presets=presets_file,
+        modules=modules,
+        memory=_one_of((False, True), values.get("memory", False), "memory"),
+        x=_one_of(X_AXES, values.get("x", X_AXES[0]), "x"),
+    )
+
+
+def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:
+    """Tell cells of the same title apart by what differs in what is told of each."""
+    titled = []
+    for cell in cells:
+        telling = telling_settings(told(cell), [told(c) for c in cells if c.title == cell.title])
+        more = [one for one in (cell.telling, telling) if one]
+        titled.append(replace(cell, telling=", ".join(more)))
+    return titled
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    return {**cell.overrides, **cell.options}
+
+
+def _extent(cell: Cell) -> dict[str, str]:
+    several = {
+        "bits": [one.bits for one in cell.quantizations],
+        "delays": [one.delay for one in cell.quantizations],
+        "seeds": cell.seeds,
+        "schemes": cell.schemes,
+    }
+    return {name: "/".join(map(str, dict.fromkeys(all_))) for name, all_ in several.items()}
+
+
+def _all_have_seeds(cells: Any) -> bool:
+    return isinstance(cells, list) and all("seeds" in c for c in cells if isinstance(c, dict))
+
+
+def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
+    for key in ("algo", "env"):
+        if not isinstance(values.get(key), str):
+            raise UsageError(f"A cell needs {key}, a name. Received: {key}={values.get(key)!r}")
+    remark = values.get("remark", "")
+    if not isinstance(remark, str):
+        raise UsageError(f"remark must be what the report should say. Received: remark={remark!r}")
+    algo, env_id = values["algo"], environments.canonical_id(values["env"])
+    overrides = tables.mapping(values.get("overrides", {}), "overrides")
+    preset = presets.load(algo, env_id, overrides, own)
+    seeds = tuple(_whole(seed, "seeds", least=0) for seed in _items(values["seeds"], "seeds", int))
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"A seed comes twice; keep one. Received: seeds={list(seeds)}")
+    schemes = _items(values.get("schemes", list(_DEFAULT_SCHEMES)), "schemes", str)
+    for name in schemes:
+        if Scheme.parse(name).trained:
+            raise UsageError(
+                f"{name} is of quantisation-aware trainings, which `bits` asks for; leave it out "
+                f"of schemes. Received: schemes={list(schemes)}"
+            )
+    options = tables.mapping(values.get("quantization", {}), "quantization")
+    quantizations = tuple(_quantizations(values, options, preset))
+    return Cell(
+        algo=algo,
+        env_id=env_id,
+        given_env_id=values["env"],
+        overrides=overrides,
+        steps=preset.steps,
+        seeds=seeds,
+        schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
+        options=options if quantizations else {},
+        quantizations=quantizations,
+        remark=remark,
+    )
+
+
+def _quantizations(
+    values: Mapping[str, Any], options: Mapping[str, Any], preset: Preset
+) -> Iterator[Quantization]:
+    """Yield those of all bits and delays; a delay is a number of steps or a share of them."""
+    widths = _items(values.get("bits", []), "bits", int, may_be_empty=True)
+    delays = _items(values.get("delays", list(_DEFAULT_DELAYS)), "delays", int, float)
+    if odd := sorted({"bits", "delay"} & set(options)):
+        raise UsageError(
+            "The key `bits` says the bits and `delays` the delays, quantization the rest. "
+            f"Received: quantization={odd}"
+        )
+    for delay in delays if widths else ():
+        share = isinstance(delay, float)
+        # Whole steps, but 0.29 of 100, which is 28.999999999999996, is 29.
+        steps = int(round(delay * preset.steps, 6)) if share else delay
+        if steps < 1:
+            raise UsageError(
+                "A delay is a number of steps, or a share of the training between 0 and 1. "
+                f"Received: delay={delay}, steps={preset.steps}"
+            )
+        presets.require_possible_delay(steps, preset)
+        for bits in widths:
+            given = {**options, "bits": bits, "delay": steps}
+            yield Quantization.from_mapping(given, values["algo"])
+
+
+def _require_no_bits_needed(values: Mapping[str, Any]) -> None:
+    needing = sorted({"delays", "quantization"} & set(values))
+    if needing:
+        raise UsageError(
+            "Delays and quantization are for trainings at `bits`; give bits or leave them out. "
+            f"Received: {', '.join(needing)} without bits"
+        )
+
+
+def _require_no_repetition(cells: Sequence[Cell]) -> None:
+    """Refuse a quantisation-aware training that comes twice; plain ones may be shared."""
+    wanted = Counter(
+        cell.run(seed, quantization).run_id
+        for cell in cells
+        for quantization in cell.quantizations
+        for seed in cell.seeds
+    )
+    for run_id, times in wanted.items():
+        if times > 1:
+            raise UsageError(
+                "The same training comes twice; keep one of the cells, bits or delays that ask "
+                f"for it. Received: run={run_id}"
+            )
+
+
+def _mapping(value: Any, what: str, known: Sequence[str]) -> dict[str, Any]:
+    """Require a mapping of known words."""
+    values = tables.mapping(value, what)
+    for key in values:
+        if key not in known:
+            raise unknown(f"key of {what}", key, known)
+    return values
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{name} must be a list of one or more. Received: {name}={value!r}")
+    return value
+
+
+def _items(value: Any, name: str, *kinds: type, may_be_empty: bool = False) -> tuple[Any, ...]:
+    """Require a list of values of these types; True is no number."""
+    if may_be_empty and value == []:
+        return ()
+    for item in _list(value, name):
+        if isinstance(item, bool) or not isinstance(item, kinds):
+            wanted = "names" if str in kinds else "numbers" if float in kinds else "whole numbers"
+            raise UsageError(f"{name} must be a list of {wanted}. Received: {name}={value!r}")
+    return tuple(value)
+
+
+def _one_of(known: Sequence[_Choice], value: Any, name: str) -> _Choice:
+    for choice in known:
+        # 1 is equal to true, but is not what the file should say.
+        if type(value) is type(choice) and value == choice:
+            return choice
+    words = " or ".join(str(choice).lower() for choice in known)
+    raise UsageError(f"{name} must be {words}. Received: {name}={value!r}")
+
+
+def _whole(value: Any, name: str, *, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise UsageError(f"{name} must be {least} or more. Received: {name}={value!r}")
+    return value
