@@ -838,6 +838,7 @@ def test_a_quantisation_aware_run_has_a_report_of_its_own(
     assert written(plain).name == "dqn-CartPole-v1"
     assert folder.name == "dqn-CartPole-v1-q4d25000"
     (section,) = results_of(folder)["sections"]
+    assert "of one seed" not in str(section["notes"])
     assert section["title"] == "dqn on CartPole-v1, trained at 4 bits from step 25,000 on"
     rows = by_scheme(section["pooled"])
     assert list(rows) == ["fp32", "qat_w4a4"]
@@ -858,6 +859,7 @@ def test_a_run_of_another_processor_than_its_twins_is_noted(
     add_run(workspace)
     run = add_run(workspace, quantization=AWARE)
     assert "another processor" not in notes(workspace, run)
+    assert "trainings of one seed" in notes(workspace, run)
     path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
     for processor, named in (("Gamma", "Alpha with avx2 and Gamma"), ("", "and an unknown")):
         replace(Sidecar.load(path), trained_on=processor).save(path)

@@ -158,6 +158,11 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
         for run in runs
         for file in run.foreign
     ]
+    if len({run.run.seed for run in runs if run.run.quantization is not None}) == 1:
+        notes.append(
+            "Quantisation-aware trainings of one seed: what they lose to their plain twin is the "
+            "difference of two trainings, which chance makes as well. More seeds would tell."
+        )
     elsewhere = [
         run.run_id for run in runs if run.own.trained_on != run.reference.sidecar.trained_on
     ]
