@@ -183,7 +183,7 @@ def _study_run(args: argparse.Namespace) -> None:
         return
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
-    new = [run for run in runs if not workspace.artifact_dir(run.run_id).exists()]
+    new = [run for run in runs if not records.is_trained(workspace, run.run_id)]
     _tell_slow(study.preset_of(wanted, run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
         plan = runner.run(workspace, wanted, jobs, _say, update)
@@ -356,7 +356,7 @@ def _tell_renamed(ids: Mapping[str, str]) -> None:
 
 
 def _tell_slow(used: Iterable[Preset]) -> None:
-    """Say what to do where a preset's arithmetic is no processor's own."""
+    """Say what to do where this processor has not the arithmetic of a preset."""
     here = processor.description()
     if processor.lacks_bfloat16(here) and any(one.precision == "bfloat16" for one in used):
         print(

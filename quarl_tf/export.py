@@ -53,8 +53,8 @@ FLOAT_TOLERANCE = 5e-5
 _CHECKED = 200
 
 #: Of a quantisation-aware training: by how many steps each of the head's values may be off on
-#: average, where a file spells the quantisers out and where kernels round biases and sums to
-#: integers. Rounding a value to its grid changes it by 0.25.
+#: average, an observation counting for one at most, where a file spells the quantisers out and
+#: where kernels round biases and sums to integers. Rounding a value to its grid changes it by 0.25.
 _STEPS_APART, _STEPS_APART_NATIVE = 0.02, 0.25
 
 
@@ -221,13 +221,17 @@ def _check(trained: TrainedNetwork, policy: Policy, expected: keras.Model) -> di
         same = check["mean_steps_apart"] <= most
     if not same:
         raise QuarlError(
-            f"The {name} flatbuffer does not compute what its network does; nothing was written. "
-            f"Received: largest difference {difference:g} at heads up to {scale:g}"
+            f"The {name} flatbuffer does not compute what its network does; nothing was written: "
+            "export where it was trained, or report it. Received: " + _found(check)
         )
     if trained.spec.num_actions is not None:
         agreed = heads.argmax(axis=1) == wanted.argmax(axis=1)
         check["action_agreement"] = float(agreed.mean())
     return check
+
+
+def _found(check: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in check.items())
 
 
 def _require_int8(audit: flatbuffer.FlatbufferAudit, observation_dtype: str) -> None:

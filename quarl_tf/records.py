@@ -44,6 +44,10 @@ _RECORDED_PACKAGES = (
     "numpy",
 )
 
+#: What stands between several commits or processors, and for one that is not known.
+SEVERAL = "; "
+UNKNOWN_COMMIT, UNKNOWN_PROCESSOR = "unknown", "an unknown processor"
+
 #: What every record says about the run it belongs to, see `spec.Run`.
 _RUN_FIELDS = {"algo": str, "env_id": str, "seed": int, "overrides": dict[str, Any]}
 
@@ -227,7 +231,7 @@ class TrainingRecord(_JsonRecord):
     #: from a trunk.
     seconds: float
     versions: dict[str, str]
-    #: All that trained a part of it, with commas between.
+    #: All that trained a part of it, with `SEVERAL` between.
     commit: str | None
     #: All that it was trained on, likewise; empty in older files.
     processor: str = ""
@@ -493,6 +497,14 @@ def reported_runs(workspace: Workspace) -> set[str]:
             rows = read_json(path)["runs"]
             found |= {row["run_id"] for row in rows if row["status"] == "ok"}
     return found
+
+
+def is_trained(workspace: Workspace, run_id: str) -> bool:
+    """Tell whether a training is finished, or its flatbuffers came without it, as in a clone."""
+    folder = workspace.run_dir(run_id)
+    if (folder / "run.json").exists():
+        return (folder / "training.json").exists()
+    return any(workspace.artifact_dir(run_id).glob("*.tflite"))
 
 
 def require_untaken(workspace: Workspace, run_id: str) -> None:

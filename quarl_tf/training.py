@@ -106,7 +106,7 @@ class _Training:
         self, folder: Path, run: Run, preset: presets.Preset, trunk: Path | None = None
     ) -> None:
         # Now: commits made while it trains are not what it runs.
-        self._commits = [records.source_commit() or "unknown"]
+        self._commits = [records.source_commit() or records.UNKNOWN_COMMIT]
         self._processors = [processor.description()]
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints, self._trunk = folder / "checkpoints", trunk
@@ -172,8 +172,8 @@ class _Training:
             calibration_sha256=records.sha256(folder / "calibration.npz"),
             seconds=round(time.monotonic() - started, 1),
             versions=records.package_versions(),
-            commit=", ".join(self._commits),
-            processor=", ".join(self._processors),
+            commit=records.SEVERAL.join(self._commits),
+            processor=records.SEVERAL.join(self._processors),
         )
         record.save(folder / "training.json")
         # Nothing goes on from them any more, and with a replay they take hundreds of megabytes.
@@ -194,8 +194,13 @@ class _Training:
             self._episodes = state["episodes"]
             if state.get("source") != self._source:
                 self._source = None
-            self._commits = _joined(state.get("commits", []), self._commits)
-            self._processors = _joined(state.get("processors", []), self._processors)
+            unknown = {
+                "commits": [records.UNKNOWN_COMMIT],
+                "processors": [records.UNKNOWN_PROCESSOR],
+            }
+            before = {**unknown, **state}
+            self._commits = _joined(before["commits"], self._commits)
+            self._processors = _joined(before["processors"], self._processors)
             self.best = _Best(best, *state["best"])
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}

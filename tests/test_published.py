@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quarl_tf.records import Sidecar, Workspace, exported_run, reported_runs
+from quarl_tf.records import SEVERAL, Sidecar, Workspace, exported_run, reported_runs
 from quarl_tf.spec import Run
 
 WORKSPACE = Workspace(Path(__file__).parents[1])
@@ -65,5 +65,5 @@ def test_results_come_from_committed_code(run: Run) -> None:
     sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
     assert sidecars
     for sidecar in sidecars:
-        commits = [sidecar.commit, *(sidecar.trained_commit or sidecar.commit or "").split(", ")]
+        commits = [sidecar.commit, *(sidecar.trained_commit or sidecar.commit or "").split(SEVERAL)]
         assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme

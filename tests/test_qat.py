@@ -765,8 +765,8 @@ def test_a_record_names_all_commits_and_processors_of_a_training(
     monkeypatch.setattr(training.records, "source_commit", lambda: "fedcba987654")
     monkeypatch.setattr(training.processor, "description", lambda: "Beta with asimd")
     resumed = training.train(Workspace(tmp_path), run, silent)
-    assert resumed.commit == f"{whole.commit}, fedcba987654"
-    assert resumed.processor == f"{whole.processor}, Beta with asimd"
+    assert resumed.commit == f"{whole.commit}; fedcba987654"
+    assert resumed.processor == f"{whole.processor}; Beta with asimd"
 
 
 def test_a_training_continued_by_other_code_leaves_no_trunk(

@@ -172,11 +172,15 @@ cells:
   - {algo: ppo, env: CartPole-v1, delays: [20000, 0.5]}
   - {algo: ppo, env: CartPole-v1, delays: [30000]}
   - {algo: ppo, env: CartPole-v1, seeds: [2], delays: [30000], quantization: {edge_bits: 4}}
+  - {algo: a2c, env: CartPole-v1, bits: []}
+  - {algo: a2c, env: CartPole-v1, seeds: [0]}
 """
     assert [cell.title for cell in study.read(write(tmp_path, text)).cells] == [
         "ppo on CartPole-v1 (delays=20000/50000)",
         "ppo on CartPole-v1 (delays=30000)",
         "ppo on CartPole-v1 (edge_bits=4)",
+        "a2c on CartPole-v1 (seeds=0/1)",
+        "a2c on CartPole-v1 (bits=4/2, delays=150000, seeds=0)",
     ]
 
 

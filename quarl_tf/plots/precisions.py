@@ -46,7 +46,7 @@ class PrecisionPoint:
     runs: tuple[float, ...]
 
     @property
-    def lights(self) -> tuple[float, ...]:
+    def drawn_runs(self) -> tuple[float, ...]:
         """Return the trainings that are drawn apart: all, but not one that is the mean."""
         return () if len(self.runs) == 1 and self.returns is not None else self.runs
 
@@ -76,7 +76,7 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
             Line2D([], [], ls="", marker="o", ms=7, color=GREY, label="native"),
             Line2D([], [], ls="", marker="D", ms=6, color=GREY, label="simulated"),
         ]
-        if any(point.lights for panel in panels for point in panel.points):
+        if any(point.drawn_runs for panel in panels for point in panel.points):
             dot = Line2D([], [], ls="", marker="o", ms=4, color=GREY, alpha=0.5)
             dot.set_label("one training")
             handles.append(dot)
@@ -164,8 +164,8 @@ def _place(point: PrecisionPoint, points: Sequence[PrecisionPoint], labels: Sequ
 def _draw_precision(axes: Axes, point: PrecisionPoint, place: float) -> None:
     colour = scheme_colour(point.scheme.name)
     # Beside the interval, which would hide them, and away from the neighbour.
-    x = [place + (-0.1 if place < round(place) else 0.1)] * len(point.lights)
-    axes.scatter(x, point.lights, s=18, color=colour, alpha=0.5, linewidth=0, zorder=4)
+    x = [place + (-0.1 if place < round(place) else 0.1)] * len(point.drawn_runs)
+    axes.scatter(x, point.drawn_runs, s=18, color=colour, alpha=0.5, linewidth=0, zorder=4)
     if point.returns is None:
         axes.annotate(
             "missing",
@@ -262,8 +262,8 @@ def _draw_settings(
 
 def _draw_setting(axes: Axes, point: PrecisionPoint, place: float) -> None:
     colour = scheme_colour(point.scheme.name)
-    y = [place + 0.1] * len(point.lights)
-    axes.scatter(point.lights, y, s=14, color=colour, alpha=0.5, linewidth=0, zorder=4)
+    y = [place + 0.1] * len(point.drawn_runs)
+    axes.scatter(point.drawn_runs, y, s=14, color=colour, alpha=0.5, linewidth=0, zorder=4)
     if point.returns is None:
         axes.annotate(
             "missing",

@@ -21,6 +21,9 @@ from quarl_tf import flatbuffer, plots
 from quarl_tf.errors import UsageError
 from quarl_tf.plots import BitsPoint, Plot
 from quarl_tf.records import (
+    SEVERAL,
+    UNKNOWN_COMMIT,
+    UNKNOWN_PROCESSOR,
     Workspace,
     checked_report_name,
     report_name,
@@ -43,7 +46,6 @@ from quarl_tf.report.results import (
     scheme_names,
 )
 from quarl_tf.report.wording import (
-    UNKNOWN_PROCESSOR,
     dtypes,
     headline,
     limits,
@@ -345,14 +347,14 @@ def write_pages(
 
 
 def provenance(runs: Sequence[LoadedRun]) -> dict[str, Any]:
-    """Collect all commits, package versions and processors behind the results."""
+    """Collect commits and processors behind the results, and packages of export and evaluation."""
     experiments = [e for run in runs for e in run.experiments.values()]
     commits, versions = set(), dict[str, set[str]]()
     processors: dict[str, set[str]] = {"trained": set(), "evaluated": set()}
     for sidecar, evaluation in ((e.sidecar, e.evaluation) for e in experiments):
-        trained_by = sidecar.trained_commit.split(", ") if sidecar.trained_commit else []
-        commits |= {sidecar.commit or "unknown", *trained_by}
-        processors["trained"] |= set((sidecar.trained_on or UNKNOWN_PROCESSOR).split(", "))
+        trained_by = sidecar.trained_commit.split(SEVERAL) if sidecar.trained_commit else []
+        commits |= {sidecar.commit or UNKNOWN_COMMIT, *trained_by}
+        processors["trained"] |= set((sidecar.trained_on or UNKNOWN_PROCESSOR).split(SEVERAL))
         processors["evaluated"].add(evaluation.processor or UNKNOWN_PROCESSOR)
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
             versions.setdefault(package, set()).add(version)

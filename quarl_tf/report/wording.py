@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from quarl_tf.records import UNKNOWN_PROCESSOR
 from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
 from quarl_tf.statistics import MIN_EPISODES, different_games
@@ -15,9 +16,6 @@ from quarl_tf.statistics import MIN_EPISODES, different_games
 _SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _UNKNOWN = "\N{EN DASH}"
-
-#: What stands for a processor in results of before it was kept.
-UNKNOWN_PROCESSOR = "an unknown processor"
 
 # Words.
 
@@ -168,8 +166,8 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
     ]
     if elsewhere:
         notes.append(
-            "Trained on another processor than their plain twins, whose sums it rounds otherwise, "
-            f"so that they differ before the delay already: {', '.join(elsewhere)}."
+            "Not known to be trained on the processor of their plain twins, and another rounds "
+            f"sums otherwise, so that they differ before the delay already: {', '.join(elsewhere)}."
         )
     without = [run.run_id for run in runs if run.curve is None]
     if without:
@@ -179,7 +177,7 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
 
 
 def quantization_text(quantization: Quantization) -> str:
-    """Say how a training is quantised: bits, delay, and what is not as usual."""
+    """Say how a training is quantised: bits, delay, and what is not usual or follows from that."""
     options = ", ".join(f"{name}={value}" for name, value in quantization.options().items())
     text = f"{quantization.bits} bits from step {quantization.delay:,} on"
     return f"{text} ({options})" if options else text

@@ -110,7 +110,7 @@ def _extent(cell: Cell) -> dict[str, str]:
         "seeds": cell.seeds,
         "schemes": cell.schemes,
     }
-    return {name: "/".join(map(str, dict.fromkeys(all_))) for name, all_ in several.items()}
+    return {name: "/".join(map(str, dict.fromkeys(all_))) for name, all_ in several.items() if all_}
 
 
 def _all_have_seeds(cells: Any) -> bool:
