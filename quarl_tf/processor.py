@@ -9,8 +9,8 @@ from pathlib import Path
 #: Extensions by which libraries choose their kernels, best first: of x86, then of Arm.
 _EXTENSIONS = ("amx_bf16", "avx512_bf16", "avx512bw", "avx2", "bf16", "asimd")
 
-#: Those without arithmetic in bfloat16. Measured with AVX2 (TensorFlow 2.21): a convolution's
-#: gradient took 9 times as long as in float32.
+#: Those without arithmetic in bfloat16. With AVX2 alone TensorFlow 2.21 takes several times as
+#: long for a convolution's gradient as in float32.
 _WITHOUT_BFLOAT16 = ("avx512bw", "avx2", "asimd")
 
 
