@@ -77,7 +77,9 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
             Line2D([], [], ls="", marker="D", ms=6, color=GREY, label="simulated"),
         ]
         if any(point.drawn_runs for panel in panels for point in panel.points):
-            dot = Line2D([], [], ls="", marker="o", ms=4, color=GREY, alpha=0.5, label="one training")
+            dot = Line2D(
+                [], [], ls="", marker="o", ms=4, color=GREY, alpha=0.5, label="one training"
+            )
             handles.append(dot)
         handles += _delay_legend(panels)
         handles.append(Line2D([], [], color=GREY, ls="--", lw=1.2, label="random policy"))
