@@ -36,7 +36,9 @@ LAYERS = [
     {"agents.adapter", "agents.optimizers"},
     {"agents", "policies", "memory", "calibration", "replay", "statistics", "quantization"},
     {"quantization.int4", "quantization.ptq", "quantization.qat"},
-    {"networks", "checkpoints"},
+    {"quantization.layer"},
+    {"quantization.delayed"},
+    {"networks", "checkpoints", "quantization.toolkit"},
     {"records"},
     {"environments", "keras", "presets", "flatbuffer"},
     {"environments.afresh", "environments.atari", "environments.registry", "presets.tables"},
@@ -59,6 +61,7 @@ KNOWN_BY = {
     "scipy": {"statistics"},
     "rich": {"cli", "display"},
     "litert_quantizer": {"quantization.int4"},
+    "tensorflow_model_optimization": {"quantization.toolkit"},
 }
 
 
@@ -71,7 +74,8 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 #: Who may use TensorFlow, through `quarl_tf.keras`.
 USES_KERAS = {
-    *("networks", "training", "export", "quantization.qat"),
+    *("networks", "training", "export"),
+    *(f"quantization.{m}" for m in ("qat", "layer", "delayed", "toolkit")),
     *(m for m in MODULES if m.startswith("agents")),
 }
 

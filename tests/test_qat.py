@@ -24,7 +24,7 @@ from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Design, Snapshot, actor_factory, policy_factory
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.quantization.affine import fake_quantize, grid_within, snap
-from quarl_tf.quantization.qat import DelayedQuantizer
+from quarl_tf.quantization.delayed import DelayedQuantizer
 from quarl_tf.records import TrainingRecord, Workspace
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.study.trunks import trunk_path

@@ -283,8 +283,8 @@ def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
         for quantizer, variables, kernel in layer.quantizers():
             if kernel is not None:
                 low, high = quantizer.ends({name: v.numpy() for name, v in variables.items()})
-                step = (high - low) / quantizer.levels
-                codes = np.clip(np.floor(kernel.numpy() / step), -quantizer.levels // 2, None)
+                step = (high - low) / quantizer.steps
+                codes = np.clip(np.floor(kernel.numpy() / step), -quantizer.steps // 2, None)
                 kernel.assign(((codes + 0.5) * step).astype(np.float32))
     bench.write(run, network)
     assert bench.export(run, "qat_w4a4").exists()

@@ -133,28 +133,28 @@ def fake_quantize(
 
 
 def grid_within(
-    low: npt.ArrayLike, high: npt.ArrayLike, levels: int
+    low: npt.ArrayLike, high: npt.ArrayLike, steps: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Move a range that contains 0 by less than a step, so that 0 is one of its levels + 1 codes.
+    """Move a range that contains 0 by less than a step, so that 0 is one of its steps + 1 codes.
 
     Returns:
         The new ends, as TensorFlow's `fake_quant_with_min_max_vars` nudges them.
     """
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    step = np.maximum((high - low) / np.float32(levels), np.finfo(np.float32).tiny)
-    zero = np.clip(np.floor(-low / step + 0.5), 0, levels).astype(np.float32)
-    return -zero * step, (np.float32(levels) - zero) * step
+    step = np.maximum((high - low) / np.float32(steps), np.finfo(np.float32).tiny)
+    zero = np.clip(np.floor(-low / step + 0.5), 0, steps).astype(np.float32)
+    return -zero * step, (np.float32(steps) - zero) * step
 
 
 def snap(
     values: npt.NDArray[Any],
     low: npt.ArrayLike,
     high: npt.ArrayLike,
-    levels: int,
+    steps: int,
     *,
     floored: bool = False,
 ) -> npt.NDArray[np.float32]:
-    """Return the nearest values on the grid of levels + 1 codes from `low` to `high`.
+    """Return the nearest values on the grid of steps + 1 codes from `low` to `high`.
 
     In float32 and in the order of `fake_quant_with_min_max_vars`, so that it gives the same bits;
     but halfway between two codes it may take the other one.
@@ -163,11 +163,11 @@ def snap(
         values: float32 tensor.
         low: Lower end, a number or one for each index of the last axis.
         high: Upper end, likewise.
-        levels: Steps between the two.
+        steps: Steps between the two.
         floored: By the published formula instead: the next multiple of the step below.
     """
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    step = (high - low) / np.float32(levels)
+    step = (high - low) / np.float32(steps)
     clipped = np.minimum(np.maximum(values, low), high)
     if floored:
         multiple: npt.NDArray[np.float32] = np.floor(clipped / step) * step
