@@ -38,6 +38,9 @@ def rollout(
         seed: Seed of the reset.
         keep: Most observations to return: half of them from the beginning, among them each
             feature's extremes, the others evenly spread over the rest.
+
+    Raises:
+        QuarlError: A return is not finite.
     """
     observations, _ = envs.reset(seed=seed)
     playing = np.ones(envs.num_envs, np.bool_)
@@ -51,6 +54,8 @@ def rollout(
         observations, rewards, terminated, truncated, _ = envs.step(act(observations, playing))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
+    for episode_return in returns.tolist():
+        environments.require_finite(episode_return, f"seed={seed}")
     return Rollout(returns.tolist(), seen.observations())
 
 

@@ -344,6 +344,11 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     overrides = dict(_override(text) for text in args.overrides)
     environments.require_actions(args.algo, environments.env_spec(env_id))
     preset = presets.load(args.algo, env_id, overrides, args.presets)
+    if args.presets is not None and not presets.has_own(args.algo, env_id, args.presets):
+        print(
+            f"quarl: {args.presets} has no {args.algo} preset of {env_id}; going on with ours.",
+            file=sys.stderr,
+        )
     quantization = _quantization(args, preset)
     return Run(args.algo, env_id, args.seed, overrides, quantization), preset
 

@@ -7,7 +7,6 @@ kinds are kept in files of their own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -358,11 +357,7 @@ def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
         observation, reward, terminated, truncated, _ = step(act(observation))
         total += float(reward)
         over = terminated or truncated
-    if not math.isfinite(total):
-        raise QuarlError(
-            "The environment gave a reward that is not finite; mend it before comparing policies. "
-            f"Received: return={total}, seed={seed}"
-        )
+    environments.require_finite(total, f"seed={seed}")
     return total, length
 
 

@@ -80,6 +80,7 @@ def train(
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     finished = TrainingRecord.finished(folder, run, preset)
     if finished is not None:
+        _delete_checkpoints(folder)  # A run that was killed as it ended has left them.
         return finished
     records.require_untaken(workspace, run.run_id)
     training = _Training(folder, run, preset, trunk)
@@ -109,7 +110,7 @@ class _Training:
         self._commits = [records.source_commit() or records.UNKNOWN_COMMIT]
         self._processors = [processor.description()]
         self._folder, self._run, self._preset = folder, run, preset
-        self._checkpoints, self._trunk = folder / "checkpoints", trunk
+        self._checkpoints, self._trunk = _checkpoints(folder), trunk
         #: What code all of it was done by so far; None if by several.
         self._source: str | None = records.source_digest()
         spec = environments.env_spec(run.env_id)
@@ -131,6 +132,7 @@ class _Training:
         self._episodes = 0
         self._writer: Any = None
         self._observations: npt.NDArray[Any] = np.empty(0)
+        self._actions: npt.NDArray[Any] = np.empty(0)
         self._starts = np.ones(preset.num_envs, np.bool_)
         self._running = np.zeros(preset.num_envs)
         #: Of the distributions on the states of the latest greedy episodes.
@@ -176,8 +178,7 @@ class _Training:
             processor=records.SEVERAL.join(self._processors),
         )
         record.save(folder / "training.json")
-        # Nothing goes on from them any more, and with a replay they take hundreds of megabytes.
-        shutil.rmtree(self._checkpoints, ignore_errors=True)
+        _delete_checkpoints(folder)
         return record
 
     def resume(self) -> None:
@@ -245,14 +246,13 @@ class _Training:
             if "inf or nan" not in error.message:
                 raise
             metrics = {"loss": math.nan}
-        self._require_finite("loss", metrics.get("loss", 0.0))
+        self._require_finite_loss(metrics.get("loss", 0.0))
         if self._follows and self._quantized():
             # Target networks get them by their updates: with the weights, or (DDPG) at once.
             self._freeze_ranges()
         if self._due(before, self._preset.evaluation_every):
             self._variances.clear()
             score = float(np.mean(self.greedy("selection").returns))
-            self._require_finite("return", score)
             if score >= self.best.score:
                 self.best = _Best(networks.weights(self.agent.network), score, self.step)
             metrics["greedy_return"] = score
@@ -275,7 +275,11 @@ class _Training:
         self.agent.refresh()
 
     def greedy(self, purpose: str, keep: int = 0) -> calibration.Rollout:
-        """Play a greedy episode in every trial environment, on the seeds of a purpose."""
+        """Play a greedy episode in every trial environment, on the seeds of a purpose.
+
+        Raises:
+            QuarlError: The network's head, or a return, is not finite.
+        """
         seed = environment_seed(self._run.seed, purpose, self.step)
         if self._exported is not self.agent.network:
             networks.set_weights(self._exported, networks.weights(self.agent.network))
@@ -287,6 +291,8 @@ class _Training:
 
         def act(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
             heads = self._snapshot(observations)
+            if not np.isfinite(heads).all():
+                raise self._diverged("a head that is not finite")
             if isinstance(self.agent, agents.Stochastic):
                 self._variances.append(self.agent.action_variance(heads[playing]))
             if low is not None:
@@ -303,12 +309,20 @@ class _Training:
         best = f", best greedy {self.best.score:.1f}" if self.best.step else ""
         return f"return {np.mean(self._recent):.1f}{best}"
 
-    def _require_finite(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise QuarlError(
-                "Training diverged; train again with a lower learning rate (-p learning_rate=…). "
-                f"Received: {name}={value} at step {self.step}"
-            )
+    def _require_finite_loss(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        # A network that has diverged may ask for actions that are answered by such rewards.
+        if np.isfinite(self._actions).all():
+            for episode_return in (*self._recent, *self._running.tolist()):
+                environments.require_finite(episode_return, f"step={self.step}")
+        raise self._diverged(f"loss={loss}")
+
+    def _diverged(self, received: str) -> QuarlError:
+        return QuarlError(
+            "Training diverged; train again with a lower learning rate (-p learning_rate=…). "
+            f"Received: {received} at step {self.step}"
+        )
 
     def _due(self, before: int, every: int) -> bool:
         """Tell whether a multiple of `every`, or the end, lies in the burst just done."""
@@ -317,6 +331,7 @@ class _Training:
     def _tick(self) -> None:
         observations, starts = self._observations, self._starts
         actions = self.agent.act(observations, self.step / self._preset.steps)
+        self._actions = actions
         following, rewards, terminated, truncated, info = self._envs.step(actions)
         self.agent.observe(observations, actions, rewards, terminated, starts)
         done = terminated | truncated
@@ -407,6 +422,15 @@ class _Training:
                 f"The TensorBoard curves cannot be written ({error.message}); free some space and "
                 f"run the same command again. Received: path={str(self._folder)!r}"
             ) from error
+
+
+def _checkpoints(folder: Path) -> Path:
+    return folder / "checkpoints"
+
+
+def _delete_checkpoints(folder: Path) -> None:
+    """Delete what nothing goes on from any more; with a replay it takes hundreds of megabytes."""
+    shutil.rmtree(_checkpoints(folder), ignore_errors=True)
 
 
 def _joined(earlier: Sequence[str], now: Sequence[str]) -> list[str]:

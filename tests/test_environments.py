@@ -94,6 +94,10 @@ BOX = spaces.Box(-1, 1, (3,), np.float32)
         (BOX, spaces.Discrete(2, start=1), "Actions must be Discrete from 0"),
         (BOX, spaces.Box(-np.inf, np.inf, (2,)), "a bounded Box"),
         (BOX, spaces.Box(0, np.inf, (2,)), "a bounded Box"),
+        (spaces.Box(-1, 1, ()), spaces.Discrete(2), r"a vector or an image.*Box\(-1.0, 1.0, \(\)"),
+        (spaces.Box(-1, 1, (0,)), spaces.Discrete(2), "with at least one number"),
+        (BOX, spaces.Box(-1, 1, (0,)), "a lowest value below its highest"),
+        (BOX, spaces.Box(np.float32([-1, 2]), np.float32([1, 2])), "below its highest"),
     ],
 )
 def test_other_spaces_are_refused(
@@ -129,6 +133,12 @@ def test_unknown_environments_are_refused_naming_the_closest(
 ) -> None:
     with pytest.raises(UsageError, match=message) as error:
         function(env_id)
+    assert "\n" not in str(error.value)
+
+
+def test_an_environment_of_a_version_that_needs_another_package_is_refused_by_its_advice() -> None:
+    with pytest.raises(UsageError, match=r"v2.*Received: environment='HalfCheetah-v2'") as error:
+        make("HalfCheetah-v2")
     assert "\n" not in str(error.value)
 
 

@@ -60,32 +60,6 @@ def episodes(
     return returns, lengths
 
 
-class BrokenReward(gym.Env[np.ndarray, int]):
-    """End after three steps, the second of which has a reward that is not a number."""
-
-    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        reward = float("nan") if self.steps == 2 else 1.0
-        return np.zeros(4, np.float32), reward, self.steps == 3, False, {}
-
-
-@pytest.fixture
-def broken_reward() -> Iterator[str]:
-    gym.register("BrokenReward-v0", BrokenReward)
-    yield "BrokenReward-v0"
-    del gym.registry["BrokenReward-v0"]
-
-
 def test_returns_are_those_of_stepping_by_hand(
     artifacts: dict[str, Path], networks: dict[str, Any]
 ) -> None:

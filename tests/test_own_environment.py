@@ -139,6 +139,17 @@ def test_the_preset_is_looked_for_in_the_file(
     assert "Unknown ppo preset: did you mean Docking-v1?" in line
 
 
+def test_a_file_without_the_preset_asked_for_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.yaml"
+    for env_id, told in (("CartPole-V1", True), ("CartPole-v1", False)):
+        own.write_text(yaml.safe_dump({"ppo": {env_id: shipped(epochs=3)}}))
+        assert cli.main([*TRAIN, "--presets", str(own), "--root", str(tmp_path)]) == 0
+        line = f"quarl: {own} has no ppo preset of CartPole-v1; going on with ours.\n"
+        assert capsys.readouterr().err == (line if told else "")
+
+
 @pytest.mark.parametrize("verb", ["run", "train", "export", "evaluate"])
 def test_a_module_that_is_not_there_is_named(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -152,6 +163,28 @@ def test_a_module_that_is_not_there_is_named(
     assert "Received: --import 'dokcing'" in line
     line = refusal(capsys, verb, *needed, "--import", "physical")
     assert "imports no_such_physics" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("def broken(:\n", "(invalid syntax (faulty.py, line 1))"),
+        ("from json import no_such_name\n", "(cannot import name 'no_such_name' from 'json' "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_no_traceback(
+    content: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("faulty.py").write_text(content)
+    line = refusal(capsys, *TRAIN, "--import", "faulty")
+    assert f"The module cannot be imported {words}" in line
+    assert "Received: --import 'faulty'" in line
 
 
 # A file of presets.

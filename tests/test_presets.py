@@ -14,7 +14,7 @@ from quarl_tf import presets
 from quarl_tf.architectures import NAMED
 from quarl_tf.environments import registry
 from quarl_tf.errors import UsageError
-from quarl_tf.presets import DqnPreset
+from quarl_tf.presets import DdpgPreset, DqnPreset
 
 AVAILABLE = presets.available()
 
@@ -168,6 +168,17 @@ def test_networks_may_be_changed_by_options() -> None:
     assert images.precision == "float32"
     # What acts by NumPy, in float32, must not learn in another arithmetic.
     assert "Networks without convolutions train in float32" in refused({"precision": "bfloat16"})
+
+
+@pytest.mark.parametrize("algo", ["dqn", "ddpg"])
+def test_a_training_too_short_to_learn_is_refused(algo: str) -> None:
+    env_id = {"dqn": "CartPole-v1", "ddpg": "MountainCarContinuous-v0"}[algo]
+    shipped = presets.load(algo, env_id)
+    assert isinstance(shipped, DqnPreset | DdpgPreset)
+    least = shipped.learning_starts + shipped.train_frequency
+    assert presets.load(algo, env_id, {"steps": least}).steps == least
+    with pytest.raises(UsageError, match=f"once learning starts.*steps={least - 1}, learning_sta"):
+        presets.load(algo, env_id, {"steps": least - 1})
 
 
 def test_options_that_do_not_exist_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import math
 import os
 import shutil
 from dataclasses import replace
@@ -113,6 +114,16 @@ def test_checkpoints_are_deleted_with_the_end_of_the_training(
     train(cut_off, tiny_run, silent)
     assert not (folder / "checkpoints").exists()
     assert (folder / "training.json").exists()
+
+
+def test_checkpoints_that_a_killed_end_has_left_are_deleted_next_time(
+    copy: Workspace, tiny_run: Run
+) -> None:
+    left = copy.run_dir(tiny_run.run_id) / "checkpoints"
+    left.mkdir()
+    (left / "1200.npz").write_bytes(b"large")
+    train(copy, tiny_run, silent)
+    assert not left.exists()
 
 
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
@@ -491,6 +502,37 @@ def test_only_a_loss_that_is_not_finite_is_called_divergence(
     monkeypatch.setattr(state.agent, "learn", fail)
     with pytest.raises(refusal, match=words):
         state.burst()
+
+
+@pytest.mark.parametrize("steps_between_evaluations", [64, 5000])
+def test_a_reward_that_is_not_finite_is_not_called_divergence(
+    steps_between_evaluations: int, tiny_run: Run, broken_reward: str, tmp_path: Path
+) -> None:
+    changes = {"evaluation_every": steps_between_evaluations}
+    preset = presets.load("dqn", "CartPole-v1", {**tiny_run.overrides, **changes})
+    run = Run("dqn", broken_reward, 0)
+    with pytest.raises(QuarlError, match=r"reward that is not finite.*return=nan"):
+        train(Workspace(tmp_path), run, silent, preset)
+
+
+def test_actions_that_are_not_finite_are_called_divergence_whatever_they_earn(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    state = training._Training(tmp_path, tiny_run, preset)
+    state._actions = np.array([[np.nan]])
+    state._running[:] = np.nan
+    with pytest.raises(QuarlError, match="Training diverged"):
+        state._require_finite_loss(math.nan)
+
+
+def test_a_head_that_is_not_finite_is_divergence(tiny_run: Run, tmp_path: Path) -> None:
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    state = training._Training(tmp_path, tiny_run, preset)
+    weights = networks.weights(state.agent.network)
+    networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})
+    with pytest.raises(QuarlError, match=r"diverged.*a head that is not finite at step 0"):
+        state.greedy("selection")
 
 
 def test_learns_to_balance(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ played before; an environment of the user's own has to see to that itself.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from quarl_tf.environments import afresh, atari, registry
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
-from quarl_tf.errors import UsageError
+from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.spec import ALGORITHMS
 
 __all__ = [
@@ -100,6 +101,23 @@ def require_end(steps: int) -> None:
         )
 
 
+def require_finite(episode_return: float, where: str) -> None:
+    """Refuse a return that is not finite.
+
+    Args:
+        episode_return: Sum of an episode's rewards, of one under way too.
+        where: Its seed or step, for the message.
+
+    Raises:
+        QuarlError: It is not.
+    """
+    if not math.isfinite(episode_return):
+        raise QuarlError(
+            "The environment gave a reward that is not finite; mend it before training or "
+            f"comparing policies. Received: return={episode_return}, {where}"
+        )
+
+
 def make(env_id: str) -> gym.Env[Any, Any]:
     """Make one environment, with its time limit and without per-step checks.
 
@@ -162,7 +180,8 @@ def env_spec(env_id: str) -> EnvSpec:
 
     Raises:
         UsageError: As `make`, or its spaces are not among those supported: a Box of floats or bytes
-            to observe, with a discrete or a one-dimensional bounded continuous action.
+            to observe, neither a scalar nor empty, with a discrete or a one-dimensional bounded
+            continuous action.
     """
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
@@ -173,6 +192,11 @@ def env_spec(env_id: str) -> EnvSpec:
         raise UsageError(
             "Observations must be floats, or bytes (uint8) such as images have. Received: "
             f"{env_id} with {observation}"
+        )
+    if not observation.shape or 0 in observation.shape:
+        raise UsageError(
+            "Observations must be a vector or an image with at least one number; reshape them in "
+            f"the environment. Received: {env_id} with {observation}"
         )
     dtype = str(observation.dtype)
     if isinstance(action, gym.spaces.Discrete) and action.start == 0:
@@ -186,6 +210,11 @@ def env_spec(env_id: str) -> EnvSpec:
         raise UsageError(
             "Continuous actions must be a vector of floats; reshape them in the environment. "
             f"Received: {env_id} with {action}"
+        )
+    if not action.shape[0] or (action.low >= action.high).any():
+        raise UsageError(
+            "Each continuous action needs a lowest value below its highest; leave out what cannot "
+            f"be chosen. Received: {env_id} with {action}"
         )
     return EnvSpec(
         observation.shape, dtype, None, tuple(action.low.tolist()), tuple(action.high.tolist())

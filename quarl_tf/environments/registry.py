@@ -13,7 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registered
 
-from quarl_tf.errors import UsageError, unknown
+from quarl_tf.errors import UsageError, one_line, unknown
 
 #: Versions that Gymnasium took out, and those that took their place without a change of the task.
 _RENAMED = {
@@ -70,13 +70,13 @@ def making(env_id: str) -> Iterator[None]:
     episodes end after 200 steps, and is asked for by its full name.
 
     Raises:
-        UsageError: A module that the environment needs is not installed.
+        UsageError: A module that the environment needs is not installed, or of another version.
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             yield
-    except (ModuleNotFoundError, gym.error.DependencyNotInstalled) as error:
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _not_installed(env_id, error) from error
 
 
@@ -86,7 +86,7 @@ def import_environments(modules: Sequence[str]) -> None:
     They may be installed, or lie in the current folder.
 
     Raises:
-        UsageError: A module, or one that it imports, is not there.
+        UsageError: A module, or one that it imports, is not there or cannot be imported.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -103,6 +103,8 @@ def import_environments(modules: Sequence[str]) -> None:
             absent = f"{module}.".startswith(f"{name}.")
             reason = _ABSENT if absent else f"imports {name}, which is not installed"
             raise _not_imported(module, reason) from error
+        except (ImportError, SyntaxError) as error:
+            raise _not_imported(module, f"cannot be imported ({one_line(error)})") from error
 
 
 def _not_imported(module: str, reason: str) -> UsageError:
@@ -119,7 +121,7 @@ def _not_installed(env_id: str, error: Exception) -> UsageError:
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     name = getattr(missing, "name", None)
     if not name:
-        return UsageError(f"{error}. Received: environment={env_id!r}")
+        return UsageError(f"{one_line(error).rstrip('.')}. Received: environment={env_id!r}")
     package = name.split(".")[0]
     return UsageError(
         f"{env_id} needs a package that is not installed: pip install "

@@ -107,12 +107,24 @@ class Preset:
             )
 
     def _require_room(self, buffer_size: int, learning_starts: int) -> None:
-        """Require two rows before learning starts, and a replay that can hold what it waits for."""
+        """Require what learning off policy needs.
+
+        Raises:
+            UsageError: There are not two rows before learning starts, the replay cannot hold what
+                it waits for, or no burst is left after it.
+        """
         if learning_starts < 2 * self.num_envs or buffer_size < learning_starts + self.num_envs:
             raise UsageError(
                 "learning_starts must be at least 2 * num_envs, and buffer_size at least "
                 f"learning_starts + num_envs. Received: learning_starts={learning_starts}, "
                 f"buffer_size={buffer_size}, num_envs={self.num_envs}"
+            )
+        if self.steps < learning_starts + self.train_frequency:
+            raise UsageError(
+                "A training must have a burst left (train_frequency) once learning starts; make "
+                "steps more or learning_starts less (-p learning_starts=…). Received: "
+                f"steps={self.steps}, learning_starts={learning_starts}, "
+                f"train_frequency={self.train_frequency}"
             )
 
 
@@ -279,12 +291,21 @@ def load(
     """
     table = _table(algo)
     if own is not None:
-        table.update(tables.read(own, _CLASSES).get(algo, {}))
+        table.update(_own_table(algo, own))
     if env_id not in table:
         elsewhere = "Any other needs an entry in a file of yours, given with --presets."
         raise unknown(f"{algo} preset", env_id, table, elsewhere)
     values = {**table[env_id], **(overrides or {})}
     return _CLASSES[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
+
+
+def has_own(algo: str, env_id: str, own: Path) -> bool:
+    """Tell whether a file of the user's presets has one of an (algorithm, environment).
+
+    Raises:
+        UsageError: The file is of no use.
+    """
+    return env_id in _own_table(algo, own)
 
 
 def restore(algo: str, values: Mapping[str, Any]) -> Preset:
@@ -301,6 +322,10 @@ def _table(algo: str) -> tables.Table:
     if algo not in _CLASSES:
         raise unknown("algorithm", algo, _CLASSES)
     return tables.shipped(algo)
+
+
+def _own_table(algo: str, own: Path) -> tables.Table:
+    return tables.read(own, _CLASSES).get(algo, {})
 
 
 def _convert(name: str, value: Any, wanted: Any) -> Any:
