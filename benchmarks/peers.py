@@ -6,7 +6,9 @@ translated here, so that no hyper-parameter can differ by an oversight. What doe
 
 * Neither normalises observations; SBX's DQN and DDPG clip no gradients, nor does SB3's DDPG.
 * RMSprop's epsilon in A2C stands beside its root (SB3), ours under it.
-* Their DQN has the Huber loss, ours the squared.
+* Their DQN has the Huber loss, ours the squared; SB3 clips its whole gradient, ours each
+  variable's.
+* Their Ornstein-Uhlenbeck noise moves in steps of 0.01, ours of 1; both draw as many numbers.
 """
 
 from __future__ import annotations

@@ -155,6 +155,14 @@ class LoadedRun:
         return Run.from_dict(self.own.run)
 
     @property
+    def command(self) -> str:
+        """Return the command line that trains, exports and evaluates all that is here."""
+        # The fp32 of a quantisation-aware run is its plain twin's.
+        schemes = [n for n in self.experiments if self.run.quantization is None or n != REFERENCE]
+        episodes = len(self.reference.evaluation.returns)
+        return f"{self.run.command('run')} --schemes {','.join(schemes)} --episodes {episodes}"
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Return all that the training went by."""
         return settings(self.run, self.own.preset)

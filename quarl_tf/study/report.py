@@ -29,7 +29,7 @@ def write_study_report(
         study: The study.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
         command: Command line that makes this report, shown in it.
-        remedy: Command line that makes what is missing.
+        remedy: Command line that makes what is missing, as it made what is there.
 
     Returns:
         The path of index.html. The same files in give the same bytes out, but for the memory of
