@@ -215,8 +215,8 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
         (["train", *TRAIN, "--bits", "4", "--quant-delay", "0"], "delay=0"),
         (["train", *TRAIN, "--bits", "4", "--quant-delay", "-5"], "delay=-5"),
         (
-            ["train", *TRAIN, "-p", "steps=500", "--bits", "4", "--quant-delay", "500"],
-            "make it shorter or train longer. Received: delay=500, steps=500",
+            ["train", *TRAIN, "-p", "steps=5000", "--bits", "4", "--quant-delay", "5000"],
+            "make it shorter or train longer. Received: delay=5000, steps=5000",
         ),
         (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),
         (["train", *TRAIN, "-q", "edge_bits=4"], "add --bits N"),
@@ -596,7 +596,9 @@ def test_the_twin_to_train_first_is_a_command_to_be_copied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     presets_file = tmp_path / "own.yaml"
-    presets_file.write_text("{}")
+    shipped = asdict(presets.load("dqn", "CartPole-v1"))
+    shipped["network"] = list(shipped["network"])
+    presets_file.write_text(json.dumps({"dqn": {"CartPole-v1": shipped}}))
     own = ["--import", "json", "--presets", str(presets_file), "--root", str(tmp_path)]
     error = refusal(capsys, "run", *TINY, *own, "--bits", "4", code=1)
     advised = re.search(r"comes first: quarl (.+)\. Received: ", error)

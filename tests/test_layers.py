@@ -119,7 +119,7 @@ def test_imports_point_down(name: str) -> None:
 
 def test_imports_are_found() -> None:
     assert {"spec", "training", "environments"} <= own_imports("cli")
-    assert {"gymnasium", "numpy", "math"} <= libraries("evaluation")
+    assert {"gymnasium", "numpy", "contextlib"} <= libraries("evaluation")
     assert "agents" in own_imports("agents.dqn")
 
 
