@@ -156,7 +156,11 @@ class LoadedRun:
 
     @property
     def command(self) -> str:
-        """Return the command line that trains, exports and evaluates all that is here."""
+        """Return the command line that trains, exports and evaluates all that is here.
+
+        Without `--import` and `--presets`, which a run of the user's own environment needs and no
+        record keeps.
+        """
         # The fp32 of a quantisation-aware run is its plain twin's.
         schemes = [n for n in self.experiments if self.run.quantization is None or n != REFERENCE]
         episodes = len(self.reference.evaluation.returns)
