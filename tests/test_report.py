@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import flatbuffer, presets, report
+from quarl_tf import arguments, flatbuffer, presets, report
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.records import (
     Evaluation,
@@ -29,7 +29,7 @@ from quarl_tf.records import (
 )
 from quarl_tf.report import write_report
 from quarl_tf.report.wording import dtypes, limits, number_text, percent, size
-from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
 from quarl_tf.statistics import MIN_EPISODES, compare, student_interval
 
 TIMES, DASH, MINUS = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}", "\N{MINUS SIGN}"
@@ -851,6 +851,22 @@ def test_a_quantisation_aware_run_has_a_report_of_its_own(
     assert "learning_rate 0.5" in page
     assert "quantization.bits 4" in page
     assert "cd" * 32 in page
+
+
+def test_pages_name_the_command_that_made_a_run_without_its_twin_s_scheme(
+    workspace: Workspace, no_figures: None
+) -> None:
+    plain, aware = add_run(workspace), add_run(workspace, quantization=AWARE)
+    for run in (plain, aware):
+        notes(workspace, run)
+        text = (workspace.report_dir(run.run_id) / "report.md").read_text()
+        made = re.search(r"^from what was made by\n\n    quarl (.+)$", text, re.MULTILINE)
+        assert made is not None
+        parsed = arguments.build().parse_args(shlex.split(made[1]))
+        assert (parsed.verb, parsed.algo, parsed.env) == ("run", run.algo, run.env_id)
+        assert parsed.bits == (run.quantization and run.quantization.bits)
+        assert (REFERENCE in made[1]) == (run is plain)
+        assert parsed.episodes == EPISODES
 
 
 def test_a_run_of_another_processor_than_its_twins_is_noted(
