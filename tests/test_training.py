@@ -106,6 +106,23 @@ def test_record_names_the_commit_that_the_training_started_from(
     assert record.commit == "at the start"
 
 
+def test_a_training_cut_off_before_its_first_checkpoint_begins_again(
+    trained: Workspace, tiny_run: Run, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+
+    def cut(*_: Any) -> None:
+        raise _CutError
+
+    with pytest.raises(_CutError):
+        train(workspace, tiny_run, cut)
+    folder = workspace.run_dir(tiny_run.run_id)
+    assert folder.is_dir()
+    assert not list(folder.rglob("*.npz"))
+    train(workspace, tiny_run, silent)
+    assert products(workspace, tiny_run) == products(trained, tiny_run)
+
+
 def test_checkpoints_are_deleted_with_the_end_of_the_training(
     cut_off: Workspace, tiny_run: Run
 ) -> None:
