@@ -2,7 +2,8 @@
 
 For each case the two take turns to learn from the same steps of the environment, before the delay
 (ranges are watched) and after it (numbers are quantised). Prints the median ratio and its range
-over repetitions beside the most that it should be (about 15 minutes, both cores at rest).
+over repetitions beside the most that it should be (about 15 minutes, both cores at rest). Games
+train in float32 where the processor has no bfloat16.
 
     python benchmarks/qat_overhead.py --json benchmarks/qat_overhead.json
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 from training_throughput import machine
 
-from quarl_tf import agents, environments, networks, presets, records
+from quarl_tf import agents, environments, networks, presets, processor, records
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization
 
@@ -38,10 +40,16 @@ CASES = (
 _SECONDS = 1.0
 
 
+def precision(algo: str, env_id: str) -> str:
+    """Return what convolutions and large layers train in: the preset's where it is no hindrance."""
+    slow = processor.lacks_bfloat16(processor.description())
+    return "float32" if slow else presets.load(algo, env_id).precision
+
+
 def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], float]]:
     """Build an agent that has seen enough to learn from; plain where `bits` is None."""
     short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
-    preset = presets.load(algo, env_id, short)
+    preset = replace(presets.load(algo, env_id, short), precision=precision(algo, env_id))
     values = {"bits": bits, "delay": 1}
     quantization = None if bits is None else Quantization.from_mapping(values, algo)
     spec = environments.env_spec(env_id)
@@ -94,6 +102,7 @@ def ratios(algo: str, env_id: str, repetitions: int) -> dict[str, list[float]]:
     for phase, times in found.items():
         if phase == "after":
             qat.freeze(quantised.network, quantised.targets)
+            quantised.refresh()
             learn()
         for _ in range(repetitions):
             without = seconds(plain)
@@ -117,7 +126,11 @@ def main() -> None:
     }
     for algo, env_id, most in CASES:
         found = ratios(algo, env_id, args.repetitions)
-        results["cases"][f"{algo} {env_id}"] = {**found, "most": most}
+        results["cases"][f"{algo} {env_id}"] = {
+            **found,
+            "most": most,
+            "precision": precision(algo, env_id),
+        }
         cells = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in found.values()]
         print(f"| {algo} {env_id} | {' | '.join(cells)} | {most} |", flush=True)
     if args.json:

@@ -82,7 +82,9 @@ def _run(args: argparse.Namespace) -> None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
-    _require_twin(workspace, run, args)
+    if run.quantization and not workspace.artifact(run.plain.run_id, REFERENCE).exists():
+        _check_network(run, preset)  # What cannot be quantised needs no twin.
+        raise _lacks_twin(workspace, run, args)
     records.require_untaken(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
@@ -430,16 +432,15 @@ def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> lis
     return [Scheme.parse(name) for name in names]
 
 
-def _require_twin(workspace: Workspace, run: Run, args: argparse.Namespace) -> None:
-    """Refuse, before it is trained, a quantisation-aware run with nothing to compare with."""
-    if run.quantization and not workspace.artifact(run.plain.run_id, REFERENCE).exists():
-        words = [*_root(args), *(word for name in args.modules for word in ("--import", name))]
-        words += [] if args.presets is None else ["--presets", str(args.presets)]
-        raise QuarlError(
-            "A quantisation-aware training is compared with its plain twin, which comes first: "
-            f"{' '.join([run.plain.command('run'), *map(shlex.quote, words)])}. "
-            f"Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
-        )
+def _lacks_twin(workspace: Workspace, run: Run, args: argparse.Namespace) -> QuarlError:
+    """Build the error of a quantisation-aware run with nothing to compare with."""
+    words = [*_root(args), *(word for name in args.modules for word in ("--import", name))]
+    words += [] if args.presets is None else ["--presets", str(args.presets)]
+    return QuarlError(
+        "A quantisation-aware training is compared with its plain twin, which comes first: "
+        f"{' '.join([run.plain.command('run'), *map(shlex.quote, words)])}. "
+        f"Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
+    )
 
 
 def _root(args: argparse.Namespace) -> list[str]:

@@ -581,6 +581,7 @@ def test_published_results_are_not_overwritten(
         (["--schemes", "qat_w4a4"], "can be exported as fp32", 2),
         (["--bits", "4", "--schemes", "fp32"], "can be exported as qat_int4, qat_w4a4", 2),
         (["--bits", "4"], "its plain twin, which comes first: quarl run --algo dqn", 1),
+        (["--bits", "4", "-p", "layer_norm=true"], "(LayerNormalization)", 2),
     ],
 )
 def test_what_cannot_be_is_refused_before_it_is_trained(

@@ -38,6 +38,14 @@ def test_the_tables_of_results_are_the_generated_ones() -> None:
     assert "| sb3 |" in speeds
 
 
+def test_the_variances_of_actions_are_those_of_the_report() -> None:
+    report = (ROOT / "reports" / "regularisation" / "report.md").read_text()
+    (told,) = re.findall(r"explores more, as QuaRL has it.+?1,749\.", README, re.DOTALL)
+    numbers = re.findall(r"\d+\.\d+|\d,\d+", told)
+    assert len(numbers) == 18
+    assert [number for number in numbers if number not in report] == []
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):

@@ -206,7 +206,11 @@ cells:
         (BASE + "schemes: [qat_int8]", "leave it out of schemes"),
         (BASE + "bits: [9]", "bits=9"),
         (BASE + "bits: [0.5]", "bits must be a list of whole numbers"),
-        (BASE + "bits: [4]\ndelays: [1.5]", "delay=150000"),
+        (BASE + "bits: [4]\ndelays: [1.5]", "share of the training between 0 and 1. Rec"),
+        (BASE + "bits: [4]\ndelays: [.inf]", "delay=inf"),
+        (BASE + "bits: [4]\ndelays: [.nan]", "delay=nan"),
+        (BASE + "bits: [4]\ndelays: [0.000001]", "delay=1e-06, steps=100000"),
+        (BASE + "bits: [4]\noverrides: {layer_norm: true}", "has no rule for layer_norm"),
         (BASE + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
         (BASE + "delays: [5]", "are for trainings at `bits`"),
         (

@@ -201,7 +201,7 @@ def action_variance(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
         figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         for one, colour in zip(precisions, colours, strict=True):
-            variances = [_smoothed_line(curve.steps, curve.action_variance) for curve in one.curves]
+            variances = _variance_lines(one)
             returns = [_smoothed_line(curve.steps, curve.greedy_return) for curve in one.curves]
             # A quantisation-aware training is its plain twin until the delay: that one is on top.
             _draw_mean(above, variances, colour, zorder=3 if one.quantised else 4)
@@ -309,6 +309,10 @@ def _precision_label(precision: PrecisionCurves) -> str:
     return textwrap.fill(label, TITLE_LETTERS)
 
 
+def _variance_lines(precision: PrecisionCurves) -> list[tuple[Floats, Floats]]:
+    return [_smoothed_line(curve.steps, curve.action_variance) for curve in precision.curves]
+
+
 def _smoothed_line(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
     known = np.isfinite(values)
     return steps[known], smoothed(values[known], _SMOOTHING)
@@ -348,6 +352,11 @@ def _against_episodes(curve: Curve) -> tuple[Floats, Floats]:
 def _variance_caption(precisions: Sequence[PrecisionCurves]) -> str:
     curves = [curve for one in precisions for curve in one.curves]
     several = any(len(one.curves) > 1 for one in precisions)
+    ends = [
+        f"{mean_line(_variance_lines(one))[1][-1]:.3g} ({one.label})"
+        for one in precisions
+        if one.curves
+    ]
     hidden = " Until then quantised trainings compute what plain ones do, whose lines hide theirs."
     return (
         "Action variance in training. Above: variance of the policy's action distribution, mean "
@@ -356,6 +365,7 @@ def _variance_caption(precisions: Sequence[PrecisionCurves]) -> str:
         "action's own, and a lower one means less. Below: mean return of the same episodes. Both "
         f"are exponential moving averages of factor {_SMOOTHING} over the evaluations, "
         "bias-corrected at the start, so that they begin at the first value and not at 0."
+        + f" The variances end at {', '.join(ends)}."
         + (" Strong lines: mean over the trainings; faint: each training." if several else "")
         + _delay_caption(curves)
         + (hidden if _delayed(curves) else "")

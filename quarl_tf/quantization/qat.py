@@ -5,7 +5,8 @@ ranges are watched. At the delay the ranges, widened to contain 0, freeze (`free
 the forward pass is quantised, and the gradient passes as if it were not (QuaRL, Krishnan et al.,
 arXiv 1910.01055, Algorithm 2). TensorFlow's model optimisation toolkit, whose wrappers are used,
 has neither a delay nor ranges that freeze, and starts its ranges at ±6. That ranges go on following
-what they hold, as there, is an option: they are frozen anew after each burst of learning.
+what they hold, as there, is an option, and usual for DQN: they are frozen anew after each burst of
+learning.
 
 What is quantised: the observation behind its scaling, every kernel (one grid per output channel for
 a convolution, and with `per_channel` for a fully-connected one, which else has one for all of it),

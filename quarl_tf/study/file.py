@@ -19,6 +19,7 @@ _Choice = TypeVar("_Choice")
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_EPISODES = 100
 _DEFAULT_DELAYS = (0.5,)
+_DELAY = "A delay is a number of steps, or a share of the training between 0 and 1"
 
 #: What stands at the top of a file; those of a cell may stand in it, too, and go before these.
 _OF_A_CELL = ("seeds", "schemes", "bits", "delays", "quantization", "overrides")
@@ -164,15 +165,19 @@ def _quantizations(
             "The key `bits` says the bits and `delays` the delays, quantization the rest. "
             f"Received: quantization={odd}"
         )
+    if widths and preset.layer_norm:
+        raise UsageError(
+            "Quantisation-aware training has no rule for layer_norm; leave out that or bits. "
+            f"Received: layer_norm=True, bits={list(widths)}"
+        )
     for delay in delays if widths else ():
         share = isinstance(delay, float)
+        if share and not 0 < delay < 1:
+            raise UsageError(f"{_DELAY}. Received: delay={delay}")
         # Whole steps, but 0.29 of 100, which is 28.999999999999996, is 29.
         steps = int(round(delay * preset.steps, 6)) if share else delay
         if steps < 1:
-            raise UsageError(
-                "A delay is a number of steps, or a share of the training between 0 and 1. "
-                f"Received: delay={delay}, steps={preset.steps}"
-            )
+            raise UsageError(f"{_DELAY}. Received: delay={delay}, steps={preset.steps}")
         presets.require_possible_delay(steps, preset)
         for bits in widths:
             given = {**options, "bits": bits, "delay": steps}
