@@ -99,22 +99,25 @@ _IMAGES = {
     "checkpoint_every": 128,
 }
 
+_DQN_OF_IMAGES = presets.load(
+    "dqn",
+    BREAKOUT,
+    {
+        **_IMAGES,
+        **_OFF_POLICY,
+        "batch_size": 4,
+        "gradient_steps": 1,
+        "buffer_size": 100,
+        "dueling": True,
+    },
+)
+
 #: Kinds of networks and actions; the replay's ring wraps, and every training has a checkpoint.
 MORE = {
-    "dqn of images": (
-        Run("dqn", BREAKOUT, 3),
-        presets.load(
-            "dqn",
-            BREAKOUT,
-            {
-                **_IMAGES,
-                **_OFF_POLICY,
-                "batch_size": 4,
-                "gradient_steps": 1,
-                "buffer_size": 100,
-                "dueling": True,
-            },
-        ),
+    "dqn of images": (Run("dqn", BREAKOUT, 3), _DQN_OF_IMAGES),
+    "quantised dqn of images": (
+        Run("dqn", BREAKOUT, 3, {}, Quantization.from_mapping({"bits": 4, "delay": 100}, "dqn")),
+        _DQN_OF_IMAGES,
     ),
     "ppo of images": (
         Run("ppo", BREAKOUT, 3),
