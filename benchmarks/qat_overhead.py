@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +40,7 @@ _SECONDS = 1.0
 
 
 def precision(algo: str, env_id: str) -> str:
-    """Return what convolutions and large layers train in: the preset's where it is no hindrance."""
+    """Return what a network trains in: as its preset has it, if the processor has that."""
     slow = processor.lacks_bfloat16(processor.description())
     return "float32" if slow else presets.load(algo, env_id).precision
 
@@ -49,7 +48,7 @@ def precision(algo: str, env_id: str) -> str:
 def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], float]]:
     """Build an agent that has seen enough to learn from; plain where `bits` is None."""
     short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
-    preset = replace(presets.load(algo, env_id, short), precision=precision(algo, env_id))
+    preset = presets.load(algo, env_id, {**short, "precision": precision(algo, env_id)})
     values = {"bits": bits, "delay": 1}
     quantization = None if bits is None else Quantization.from_mapping(values, algo)
     spec = environments.env_spec(env_id)

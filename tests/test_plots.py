@@ -323,7 +323,7 @@ def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
     assert first.get_ydata() == pytest.approx([0.2, 0.19 / 1.95])
     assert second.get_ydata() == pytest.approx([0.1, 0.1])
     assert mean.get_ydata() == pytest.approx([0.15, (0.19 / 1.95 + 0.1) / 2])
-    assert "The variances end at 0.0987 (fp32)." in made.caption
+    assert "Not smoothed, the variances end at 0.05 (fp32)." in made.caption
     assert below.lines[-1].get_ydata() == pytest.approx([100, 95 / 1.95])
     assert mean.get_linewidth() > first.get_linewidth()
 

@@ -40,11 +40,10 @@ def curve(run: Run, before: int) -> list[tuple[str, ...]]:
 def test_native_flatbuffers_are_as_far_from_their_networks_as_the_readme_says() -> None:
     paths = WORKSPACE.artifact_dir("x").parent.glob("*/qat_int8.json")
     checks = [(path.parent.name, Sidecar.load(path).check) for path in paths]
-    # Those of CartPole-v1 by an earlier version lack it.
     apart = {name: check.get("mean_steps_apart") for name, check in checks}
-    assert {name.split("-s")[0] for name, steps in apart.items() if steps is None} <= {
-        f"{algo}-CartPole-v1" for algo in ("a2c", "dqn", "ppo")
-    }
+    unmeasured = [name for name, steps in apart.items() if steps is None]
+    assert len(unmeasured) == 9
+    assert all("CartPole-v1" in name for name in unmeasured)
     assert 0.1 < max(steps for steps in apart.values() if steps is not None) <= 0.12
     different = {name: 1 - check.get("action_agreement", 1) for name, check in checks}
     assert max(different.values()) == pytest.approx(0.1)

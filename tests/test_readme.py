@@ -38,12 +38,28 @@ def test_the_tables_of_results_are_the_generated_ones() -> None:
     assert "| sb3 |" in speeds
 
 
-def test_the_variances_of_actions_are_those_of_the_report() -> None:
+def test_what_a_robot_explores_and_earns_is_as_reported() -> None:
     report = (ROOT / "reports" / "regularisation" / "report.md").read_text()
-    (told,) = re.findall(r"explores more, as QuaRL has it.+?1,749\.", README, re.DOTALL)
-    numbers = re.findall(r"\d+\.\d+|\d,\d+", told)
-    assert len(numbers) == 18
-    assert [number for number in numbers if number not in report] == []
+    number = r"(\d[\d,.]*\d)"
+    told = re.search(
+        rf"its variance ends at {number}, {number}, {number} and {number} with 8, 6, 4 and 2 bits, "
+        rf"for {number} in float32 and {number} with layer norm, and what is exported earns "
+        rf"{number}, {number}, {number} and {number}, for {number} and {number}\.",
+        " ".join(README.split()),
+    )
+    assert told is not None
+    caption = re.findall(r"the variances end at (.+)", report)[-1]
+    ends = {label: end for end, label in re.findall(rf"{number} \(([^)]+)\)", caption)}
+    rows = re.findall(
+        r"^\| ppo on HalfCheetah\S+ (?:\S+ )?\| \S+ \| (.+) \|$", report, re.MULTILINE
+    )
+    (float32, *quantised), (normed, *_) = (
+        [cell.split()[0] for cell in row.split("|")] for row in rows
+    )
+    widths = [ends[f"QAT {bits} bits"] for bits in (8, 6, 4, 2)]
+    explored, earned = told.groups()[:6], told.groups()[6:]
+    assert explored == (*widths, ends["fp32"], ends["layer norm"])
+    assert earned == (*quantised, float32, normed)
 
 
 def test_make_targets_exist() -> None:

@@ -874,12 +874,14 @@ def test_a_run_of_another_processor_than_its_twins_is_noted(
 ) -> None:
     add_run(workspace)
     run = add_run(workspace, quantization=AWARE)
-    assert "processor of their plain twins" not in notes(workspace, run)
+    assert "on another processor" not in notes(workspace, run)
     assert "trainings of one seed" in notes(workspace, run)
     path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
     for processor, named in (("Gamma", "Alpha with avx2 and Gamma"), ("", "and an unknown")):
         replace(Sidecar.load(path), trained_on=processor).save(path)
-        assert "processor of their plain twins" in notes(workspace, run)
+        assert "Trained at 4 bits on another processor than the plain twins" in notes(
+            workspace, run
+        )
         folder = workspace.report_dir("dqn-CartPole-v1-s0-q4d25000")
         assert named in (folder / "report.md").read_text()
 

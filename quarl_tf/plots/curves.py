@@ -201,7 +201,7 @@ def action_variance(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
         figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         for one, colour in zip(precisions, colours, strict=True):
-            variances = _variance_lines(one)
+            variances = [_smoothed_line(curve.steps, curve.action_variance) for curve in one.curves]
             returns = [_smoothed_line(curve.steps, curve.greedy_return) for curve in one.curves]
             # A quantisation-aware training is its plain twin until the delay: that one is on top.
             _draw_mean(above, variances, colour, zorder=3 if one.quantised else 4)
@@ -309,8 +309,9 @@ def _precision_label(precision: PrecisionCurves) -> str:
     return textwrap.fill(label, TITLE_LETTERS)
 
 
-def _variance_lines(precision: PrecisionCurves) -> list[tuple[Floats, Floats]]:
-    return [_smoothed_line(curve.steps, curve.action_variance) for curve in precision.curves]
+def _last(values: Floats) -> float:
+    """Return the last value that is known."""
+    return float(values[np.isfinite(values)][-1])
 
 
 def _smoothed_line(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
@@ -353,7 +354,7 @@ def _variance_caption(precisions: Sequence[PrecisionCurves]) -> str:
     curves = [curve for one in precisions for curve in one.curves]
     several = any(len(one.curves) > 1 for one in precisions)
     ends = [
-        f"{mean_line(_variance_lines(one))[1][-1]:.3g} ({one.label})"
+        f"{np.mean([_last(curve.action_variance) for curve in one.curves]):.3g} ({one.label})"
         for one in precisions
         if one.curves
     ]
@@ -365,7 +366,7 @@ def _variance_caption(precisions: Sequence[PrecisionCurves]) -> str:
         "action's own, and a lower one means less. Below: mean return of the same episodes. Both "
         f"are exponential moving averages of factor {_SMOOTHING} over the evaluations, "
         "bias-corrected at the start, so that they begin at the first value and not at 0."
-        + f" The variances end at {', '.join(ends)}."
+        + f" Not smoothed, the variances end at {', '.join(ends)}."
         + (" Strong lines: mean over the trainings; faint: each training." if several else "")
         + _delay_caption(curves)
         + (hidden if _delayed(curves) else "")

@@ -12,7 +12,7 @@ What is quantised: the observation behind its scaling, every kernel (one grid pe
 a convolution, and with `per_channel` for a fully-connected one, which else has one for all of it),
 and every layer's output, the head's included;
 biases stay in float, as the 32 bits that they have in int8 kernels. What feeds a tanh has 8 bits at
-any width (not so by the papers' rule): on integer hardware tanh is a table of that many entries.
+any width (not so by the papers' rule): on integer hardware tanh is a table of all 8-bit codes.
 Only what is exported is quantised: neither the critic of DDPG nor the value head of PPO and A2C,
 which no board will run. Kernels' ranges are those they have at the delay, by the papers' rule too,
 where the papers watch weights before it as well.

@@ -161,13 +161,17 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
             "Quantisation-aware trainings of one seed: what they lose to their plain twin is the "
             "difference of two trainings, which chance makes as well. More seeds would tell."
         )
-    elsewhere = [
-        run.run_id for run in runs if run.own.trained_on != run.reference.sidecar.trained_on
-    ]
+    elsewhere = {
+        run.run.quantization.bits: None
+        for run in runs
+        if run.run.quantization and run.own.trained_on != run.reference.sidecar.trained_on
+    }
     if elsewhere:
         notes.append(
-            "Not known to be trained on the processor of their plain twins, and another rounds "
-            f"sums otherwise, so that they differ before the delay already: {', '.join(elsewhere)}."
+            f"Trained at {'/'.join(map(str, elsewhere))} bits on another processor than the plain "
+            "twins, or on one that was not recorded. Where it is another, sums round otherwise: "
+            "these trainings differ from their twins before the delay already, and what they lose "
+            "to them is the difference of two trainings."
         )
     without = [run.run_id for run in runs if run.curve is None]
     if without:
