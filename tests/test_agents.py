@@ -17,8 +17,8 @@ from scipy.special import log_softmax
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.agents import adapter
-from quarl_tf.agents.actor_critic import Categorical, Gaussian
-from quarl_tf.agents.ppo import advantage_estimates
+from quarl_tf.agents.actor_critic import advantage_estimates
+from quarl_tf.agents.distributions import Categorical, Gaussian
 from quarl_tf.architectures import architecture
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
@@ -40,14 +40,15 @@ _COMMON = {
     "checkpoint_every": 400,
 }
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 16, "gradient_steps": 4}
-_ON_POLICY = {"minibatch_size": 32, "epochs": 2}
+_PPO = {"minibatch_size": 32, "epochs": 2}
+_A2C = {"minibatch_size": 64}
 
 #: A training of seconds for each algorithm, with several checkpoints.
 RUNS = {
     "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY}),
     "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
-    "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, **_ON_POLICY}),
-    "a2c": Run("a2c", "CartPole-v1", 3, {**_COMMON, **_ON_POLICY}),
+    "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, **_PPO}),
+    "a2c": Run("a2c", "CartPole-v1", 3, {**_COMMON, **_A2C}),
 }
 
 
@@ -71,6 +72,10 @@ def test_killed_training_ends_with_the_same_bytes(algo: str, tmp_path: Path) -> 
     train(whole, run, silent)
     curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
     assert ("action_variance" in curve) == (algo in STOCHASTIC_ALGORITHMS)
+    # What was seen has a mean and deviations, by which the network normalises.
+    weights = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
+    assert all(weights["normalizer/mean:0"] != 0)
+    assert all(weights["normalizer/inverse_deviation:0"] != 1)
     delay = train_and_kill(killed, run)
     assert not (killed.run_dir(run.run_id) / "training.json").exists()
     train(killed, run, silent)
@@ -140,15 +145,15 @@ MORE = {
             {},
             Quantization(bits=4, delay=350, gradient="clipped", learned_steps=True),
         ),
-        presets.load("a2c", "CartPole-v1", {**_BRIEF, **_ON_POLICY}),
+        presets.load("a2c", "CartPole-v1", {**_BRIEF, **_A2C}),
     ),
     "continuous ppo": (
         Run("ppo", "Pendulum-v1", 3),
-        presets.load("ppo", "CartPole-v1", {**_BRIEF, **_ON_POLICY}),
+        presets.load("ppo", "CartPole-v1", {**_BRIEF, **_PPO}),
     ),
     "continuous a2c": (
         Run("a2c", "Pendulum-v1", 3),
-        presets.load("a2c", "CartPole-v1", {**_BRIEF, **_ON_POLICY}),
+        presets.load("a2c", "CartPole-v1", {**_BRIEF, **_A2C}),
     ),
     "dueling dqn": (
         Run("dqn", "CartPole-v1", 3),

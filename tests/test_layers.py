@@ -30,9 +30,10 @@ LAYERS = [
     {"training", "export", "evaluation", "plots"},  # The stages.
     {"plots.curves", "plots.precisions", "plots.schemes"},
     {"plots.style"},
-    {"agents.a2c"},  # A special case of PPO.
-    {"agents.ddpg", "agents.dqn", "agents.ppo"},
+    {"agents.a2c", "agents.ddpg", "agents.dqn", "agents.ppo"},
     {"agents.actor_critic", "agents.experience"},
+    {"agents.distributions"},
+    {"agents.policy_and_value"},
     {"agents.adapter", "agents.optimizers"},
     {"agents", "policies", "memory", "calibration", "replay", "statistics", "quantization"},
     {"quantization.int4", "quantization.ptq", "quantization.qat"},

@@ -125,6 +125,12 @@ def test_a2c_needs_an_epsilon() -> None:
         presets.load("a2c", "CartPole-v1", {"epsilon": 0})
 
 
+@pytest.mark.parametrize("other", [{"epochs": 2}, {"clip": 0.2}, {"minibatch_size": 64}])
+def test_a2c_takes_one_unclipped_step_on_all_of_a_rollout(other: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=r"else train by ppo\. Received: epochs="):
+        presets.load("a2c", "CartPole-v1", other)
+
+
 def test_unknown_keys_are_refused_naming_the_closest() -> None:
     assert "did you mean learning_rate" in refused({"learning_rat": 0.1})
     assert "did you mean network" in refused({"Network": [1]})

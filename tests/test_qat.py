@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from quarl_tf import agents, checkpoints, networks, presets, records, training
-from quarl_tf.agents.actor_critic import Categorical
+from quarl_tf.agents.distributions import Categorical
 from quarl_tf.architectures import Architecture, Convolution
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
@@ -567,15 +567,15 @@ _COMMON = {
     "checkpoint_every": 200,
 }
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 8, "gradient_steps": 2}
-_ON_POLICY = {"minibatch_size": 16, "epochs": 1}
+_PPO = {"minibatch_size": 16, "epochs": 1}
 DELAY = 500
 
 PLAIN = {
     "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY, "target_update": 10}),
     "dueling": Run("dqn", "CartPole-v1", 4, {**_COMMON, **_OFF_POLICY, "dueling": True}),
     "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
-    "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, **_ON_POLICY}),
-    "a2c": Run("a2c", "CartPole-v1", 3, {**_COMMON, **_ON_POLICY}),
+    "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, **_PPO}),
+    "a2c": Run("a2c", "CartPole-v1", 3, {**_COMMON, "minibatch_size": 32}),
 }
 RUNS = {
     name: replace(run, quantization=Quantization(bits=4, delay=DELAY))

@@ -28,7 +28,7 @@ from quarl_tf.records import (
     write_csv,
 )
 from quarl_tf.report import write_report
-from quarl_tf.report.wording import dtypes, limits, number_text, percent, size
+from quarl_tf.report.wording import dtypes, limits, made_with, number_text, percent, size
 from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
 from quarl_tf.statistics import MIN_EPISODES, compare, student_interval
 
@@ -240,7 +240,7 @@ def test_pages_name_every_scheme_verdict_and_the_command(single: Path) -> None:
             assert expected in text
         for term in ("normalised error", "same action as fp32", "ties", "2.21.0"):
             assert term in text
-        assert re.search("Commit 0123456789ab *, fedcba987654", text)
+        assert "Trained at commit fedcba987654, exported at commit 0123456789ab; " in text
         assert "; trained on Alpha with avx2; evaluated on Beta with asimd." in text
 
 
@@ -860,13 +860,22 @@ def test_pages_name_the_command_that_made_a_run_without_its_twin_s_scheme(
     for run in (plain, aware):
         notes(workspace, run)
         text = (workspace.report_dir(run.run_id) / "report.md").read_text()
-        made = re.search(r"^from what was made by\n\n    quarl (.+)$", text, re.MULTILINE)
+        made = re.search(r"^from what was made by \(.+\)\n\n    quarl (.+)$", text, re.MULTILINE)
         assert made is not None
         parsed = arguments.build().parse_args(shlex.split(made[1]))
         assert (parsed.verb, parsed.algo, parsed.env) == ("run", run.algo, run.env_id)
         assert parsed.bits == (run.quantization and run.quantization.bits)
         assert (REFERENCE in made[1]) == (run is plain)
         assert parsed.episodes == EPISODES
+
+
+def test_a_commit_that_no_record_keeps_is_said_to_be_unknown() -> None:
+    commits = {"trained": ["0123456789ab", "unknown"], "exported": ["fedcba987654"]}
+    text = made_with({"commits": commits, "versions": {"numpy": ["2.3.5"]}, "processors": {}})
+    assert text == (
+        "Trained at commit 0123456789ab and an unknown commit, exported at commit fedcba987654; "
+        "numpy 2.3.5"
+    )
 
 
 def test_a_run_of_another_processor_than_its_twins_is_noted(

@@ -320,7 +320,9 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
 
     def fills_up(handle: int) -> None:
         # The second checkpoint finds no room.
-        if any((folder / "checkpoints").glob("*.npz")):
+        written = Path(f"/proc/self/fd/{handle}").readlink()
+        first = any((folder / "checkpoints").glob("*.npz"))
+        if first and written.parent.name == "checkpoints" and written.is_file():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
@@ -331,7 +333,10 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     assert "\n" not in str(error.value)
     assert not list(folder.rglob("*.tmp"))
     assert not (folder / "training.json").exists()
-    train(workspace, tiny_run, silent)
+    steps: list[int] = []
+    train(workspace, tiny_run, lambda done, *_: steps.append(done))
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    assert steps[0] > preset.checkpoint_every
     assert products(workspace, tiny_run) == products(trained, tiny_run)
 
 

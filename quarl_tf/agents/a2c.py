@@ -16,7 +16,7 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 from __future__ import annotations
 
 from quarl_tf.agents import Prepare, optimizers
-from quarl_tf.agents.ppo import ActorCritic, decay_steps, head, network_factory
+from quarl_tf.agents.actor_critic import ActorCritic, decay_steps, head, network_factory
 from quarl_tf.environments import EnvSpec
 from quarl_tf.presets import A2cPreset
 

@@ -16,7 +16,8 @@ Vectors show the same frames as single games, but draw 0 to 29 no-ops, one of wh
 with generators of their own (single games: 1 to 30), and do not count them among the 108 000.
 
 Deviations from the papers' wrappers, beside FIRE after a lost life: they press it after the no-ops,
-for four frames, and then action 2; here, as in ale-py, it is pressed for one frame before them.
+for four frames, and then action 2; here, as in ale-py, it is pressed for one frame before them. And
+in training they empty the stack at a lost life, where here the game's frames go on.
 """
 
 from __future__ import annotations

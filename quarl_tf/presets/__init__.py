@@ -205,8 +205,16 @@ class A2cPreset(PpoPreset):
     epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Check what A2C adds; see `PpoPreset.__post_init__`."""
+        """Check what makes it A2C; see `PpoPreset.__post_init__`."""
         super().__post_init__()
+        wanted = {"epochs": 1, "clip": 0.0, "minibatch_size": self.train_frequency}
+        received = {name: getattr(self, name) for name in wanted}
+        if received != wanted:
+            raise UsageError(
+                "a2c takes one step on all of a rollout, unclipped: minibatch_size as "
+                "train_frequency, epochs=1, clip=0.0; else train by ppo. Received: "
+                + ", ".join(f"{name}={value}" for name, value in received.items())
+            )
         if self.epsilon == 0:
             raise UsageError(
                 "epsilon must be above 0: gradients of 0 would be divided by it. "

@@ -349,17 +349,18 @@ def write_pages(
 def provenance(runs: Sequence[LoadedRun]) -> dict[str, Any]:
     """Collect commits and processors behind the results, and packages of export and evaluation."""
     experiments = [e for run in runs for e in run.experiments.values()]
-    commits, versions = set(), dict[str, set[str]]()
+    versions = dict[str, set[str]]()
+    commits: dict[str, set[str]] = {"trained": set(), "exported": set()}
     processors: dict[str, set[str]] = {"trained": set(), "evaluated": set()}
     for sidecar, evaluation in ((e.sidecar, e.evaluation) for e in experiments):
-        trained_by = sidecar.trained_commit.split(SEVERAL) if sidecar.trained_commit else []
-        commits |= {sidecar.commit or UNKNOWN_COMMIT, *trained_by}
+        commits["trained"] |= set((sidecar.trained_commit or UNKNOWN_COMMIT).split(SEVERAL))
+        commits["exported"].add(sidecar.commit or UNKNOWN_COMMIT)
         processors["trained"] |= set((sidecar.trained_on or UNKNOWN_PROCESSOR).split(SEVERAL))
         processors["evaluated"].add(evaluation.processor or UNKNOWN_PROCESSOR)
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
             versions.setdefault(package, set()).add(version)
     return {
-        "commits": sorted(commits),
+        "commits": {what: sorted(found) for what, found in commits.items()},
         "versions": {package: sorted(found) for package, found in sorted(versions.items())},
         "processors": {what: sorted(found) for what, found in processors.items()},
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quarl_tf.records import UNKNOWN_PROCESSOR
+from quarl_tf.records import UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
 from quarl_tf.statistics import MIN_EPISODES, different_games
@@ -223,14 +223,22 @@ def limits(low: float | None, high: float | None) -> str:
 
 
 def made_with(provenance: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
-    """Say which versions of packages made results, and on which processors."""
+    """Say which commits and versions of packages made results, and on which processors."""
+    commits = [
+        f"{what} at {' and '.join(map(_commit, many))}"
+        for what, many in provenance["commits"].items()
+    ]
     packages = [f"{name} {' and '.join(many)}" for name, many in provenance["versions"].items()]
     places = [
         f"{what} on {' and '.join(many)}"
         for what, many in provenance["processors"].items()
         if set(many) - {UNKNOWN_PROCESSOR}
     ]
-    return "; ".join([", ".join(packages), *places])
+    return "; ".join([", ".join(commits).capitalize(), ", ".join(packages), *places])
+
+
+def _commit(commit: str) -> str:
+    return "an unknown commit" if commit == UNKNOWN_COMMIT else f"commit {commit}"
 
 
 def dtypes(counts: Mapping[str, int]) -> str:

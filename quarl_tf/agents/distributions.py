@@ -1,0 +1,85 @@
+"""The distributions that PPO and A2C draw their actions from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.agents import adapter
+from quarl_tf.agents.policy_and_value import SharedTorso, TwoNetworks
+from quarl_tf.environments import EnvSpec
+from quarl_tf.keras import keras
+from quarl_tf.networks import Floats
+
+
+class Categorical:
+    """The distribution of a discrete action; the head is its logits."""
+
+    def actor(self, model: TwoNetworks | SharedTorso) -> Any:
+        """Return the network as TF-Agents sees it."""
+        return adapter.CategoricalNetwork(
+            lambda: model.network, adapter.observation_spec(model.features_spec), "Actor"
+        )
+
+    def draw(
+        self, logits: Floats, random: np.random.Generator
+    ) -> tuple[npt.NDArray[np.int32], Floats]:
+        """Draw actions (Gumbel-max); return them with the logarithms of their probabilities."""
+        logits = logits - logits.max(axis=1, keepdims=True)
+        log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        noise = random.gumbel(size=logits.shape)
+        actions = (log_probabilities + noise).argmax(axis=1).astype(np.int32)
+        return actions, log_probabilities[np.arange(len(actions)), actions]
+
+    def variance(self, logits: Floats) -> Floats:
+        """Return the variance over the actions' probabilities: 0 where all are alike."""
+        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+        variances: Floats = (odds / odds.sum(axis=1, keepdims=True)).var(axis=1)
+        return variances
+
+    def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the actions: all are possible."""
+        return actions
+
+    def refresh(self) -> None:
+        """Do nothing: all depends on the head."""
+
+
+class Gaussian:
+    """Independent normal distributions around the head; their widths are learned."""
+
+    def __init__(self, spec: EnvSpec, network: keras.Model) -> None:
+        """Draw around the head of a policy network, within the bounds of the specification."""
+        # Else the actions would be float64, which spaces of float32 refuse.
+        self._low = np.array(spec.action_low, np.float32)
+        self._high = np.array(spec.action_high, np.float32)
+        self._logarithm = network.get_layer("action").log_deviation
+        self.refresh()
+
+    def actor(self, model: TwoNetworks | SharedTorso) -> Any:
+        """Return the network as TF-Agents sees it."""
+        return adapter.GaussianNetwork(
+            lambda: model.network,
+            adapter.observation_spec(model.features_spec),
+            self._logarithm,
+        )
+
+    def draw(self, means: Floats, random: np.random.Generator) -> tuple[Floats, Floats]:
+        """Draw actions; return them with the logarithms of their probability densities."""
+        noise = random.standard_normal(means.shape).astype(np.float32)
+        constant = np.log(self._deviation) + np.float32(0.5 * np.log(2 * np.pi))
+        return means + self._deviation * noise, -(noise * noise / 2 + constant).sum(axis=1)
+
+    def variance(self, means: Floats) -> Floats:
+        """Return the variance of an action, the mean over its components; the same everywhere."""
+        return np.full(len(means), (self._deviation**2).mean(), np.float32)
+
+    def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the nearest possible actions."""
+        return np.clip(actions, self._low, self._high)
+
+    def refresh(self) -> None:
+        """Bring the widths up to date."""
+        self._deviation: Floats = np.exp(self._logarithm.numpy())
