@@ -20,9 +20,10 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
 from quarl_tf.evaluation import evaluate
+from quarl_tf.files import read_json
 from quarl_tf.policies import Policy
-from quarl_tf.records import evaluation_path, read_json
 from quarl_tf.spec import Scheme
+from quarl_tf.workspace import evaluation_path
 
 _CALLS = 20_000
 

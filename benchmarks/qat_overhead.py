@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from training_throughput import machine
 
-from quarl_tf import agents, environments, networks, presets, processor, records
+from quarl_tf import agents, environments, networks, presets, processor, software
+from quarl_tf.files import write_json
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization
 
@@ -119,8 +120,8 @@ def main() -> None:
     print("|---|--:|--:|--:|")
     results: dict[str, Any] = {
         "machine": machine(),
-        "versions": records.package_versions(),
-        "commit": records.source_commit(),
+        "versions": software.package_versions(),
+        "commit": software.source_commit(),
         "cases": {},
     }
     for algo, env_id, most in CASES:
@@ -133,7 +134,7 @@ def main() -> None:
         cells = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in found.values()]
         print(f"| {algo} {env_id} | {' | '.join(cells)} | {most} |", flush=True)
     if args.json:
-        records.write_json(args.json, results)
+        write_json(args.json, results)
 
 
 if __name__ == "__main__":

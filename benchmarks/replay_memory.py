@@ -14,9 +14,10 @@ import tempfile
 import threading
 from pathlib import Path
 
-from quarl_tf import records, training
-from quarl_tf.records import Workspace
+from quarl_tf import software, training
+from quarl_tf.files import write_json
 from quarl_tf.spec import Run
+from quarl_tf.workspace import Workspace
 
 _STATUS = Path("/proc/self/status")
 _SECONDS_BETWEEN = 0.05
@@ -73,8 +74,8 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name:>14}: {value:,.0f}")
     if args.json:
-        provenance = {"versions": records.package_versions(), "commit": records.source_commit()}
-        records.write_json(args.json, {**found, **provenance})
+        provenance = {"versions": software.package_versions(), "commit": software.source_commit()}
+        write_json(args.json, {**found, **provenance})
 
 
 if __name__ == "__main__":

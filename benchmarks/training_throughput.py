@@ -40,7 +40,8 @@ from typing import Any
 import ours
 from ours import PARTS, Workload
 
-from quarl_tf import presets, processor, records
+from quarl_tf import presets, processor, software
+from quarl_tf.files import read_json, write_json, write_text
 
 #: Made by `make peers`.
 _PEERS_VENV = Path(__file__).parents[1] / ".venv-peers"
@@ -107,10 +108,10 @@ def measure(
     workload: Workload, peers: Sequence[str], repetitions: int, scale: float
 ) -> dict[str, Any]:
     """Return all figures of a workload but the machine's."""
-    commit = records.source_commit()  # Before it is measured, which takes long.
+    commit = software.source_commit()  # Before it is measured, which takes long.
     steps = math.ceil(workload.steps * scale)
     tried = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
-    versions = {"ours": records.package_versions()}
+    versions = {"ours": software.package_versions()}
     speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
     for seed in range(repetitions):
         speeds["alone"].append(_in_fresh_process(ours.alone, workload))
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     known: dict[str, Any] = {}
     if args.json is not None and args.json.exists():
-        known = records.read_json(args.json)
+        known = read_json(args.json)
     here = machine()
     if here["load_before"] > _QUIET:
         _say(f"Something else is running and slows all. Received: load={here['load_before']:.1f}")
@@ -258,8 +259,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         known[name] = {"machine": here, **measure(workload, able, repetitions, args.scale)}
         found = {name: known[name] for name in workloads if name in known}
         if args.json is not None:
-            records.write_json(args.json, found)
-            records.write_text(args.json.with_suffix(".md"), tables(found) + "\n")
+            write_json(args.json, found)
+            write_text(args.json.with_suffix(".md"), tables(found) + "\n")
     print(tables({name: known[name] for name in args.workloads}))
 
 

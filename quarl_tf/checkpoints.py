@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.records import atomic_path
+from quarl_tf.files import atomic_path
 
 _KEPT = 2
 _STATE = "state.json"

@@ -19,12 +19,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf import arguments, environments, flatbuffer, presets, processor, records, study
+from quarl_tf import arguments, environments, flatbuffer, presets, processor, study
 from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
 from quarl_tf.evaluation import evaluate_and_save
+from quarl_tf.files import sha256
 from quarl_tf.presets import Preset, tables
-from quarl_tf.records import Evaluation, Sidecar, TrainingRecord, Workspace
+from quarl_tf.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.spec import (
     DEFAULT_SCHEMES,
     REFERENCE,
@@ -42,6 +43,19 @@ from quarl_tf.statistics import (
     mean_interval,
 )
 from quarl_tf.study import State, Status, Study, runner
+from quarl_tf.workspace import (
+    Workspace,
+    checked_report_name,
+    copy_curve,
+    evaluation_path,
+    is_trained,
+    not_exported,
+    reference_path,
+    report_name,
+    reported_runs,
+    require_untaken,
+    sidecar_path,
+)
 
 #: Columns of a terminal below which the table of results leaves out what matters least.
 _NARROW = 120
@@ -77,7 +91,7 @@ def _run(args: argparse.Namespace) -> None:
     require_possible(run, schemes)
     if args.sample:
         _check_stochastic(run)
-    workspace, name = Workspace(args.root), records.report_name(run.run_id, sample=args.sample)
+    workspace, name = Workspace(args.root), report_name(run.run_id, sample=args.sample)
     if run.quantization is None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
@@ -85,7 +99,7 @@ def _run(args: argparse.Namespace) -> None:
     if run.quantization and not workspace.artifact(run.plain.run_id, REFERENCE).exists():
         _check_network(run, preset)  # What cannot be quantised needs no twin.
         raise _lacks_twin(workspace, run, args)
-    records.require_untaken(workspace, run.run_id)
+    require_untaken(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
         _plan(
@@ -104,7 +118,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> None:
     (run, preset), workspace = _requested_run(args), Workspace(args.root)
-    records.require_untaken(workspace, run.run_id)
+    require_untaken(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
         _plan(f"train    {workspace.run_dir(run.run_id)}")
@@ -142,9 +156,9 @@ def _report(args: argparse.Namespace) -> None:
     workspace = Workspace(args.root)
     for run_id in args.runs:
         workspace.artifact_dir(run_id)  # Refuses what is no run id.
-    name = None if args.name is None else records.checked_report_name(args.name)
+    name = None if args.name is None else checked_report_name(args.name)
     if name is None and len(args.runs) == 1:
-        name = records.report_name(args.runs[0], sample=args.sample)
+        name = report_name(args.runs[0], sample=args.sample)
     if args.dry_run:
         _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")
         return
@@ -185,7 +199,7 @@ def _study_run(args: argparse.Namespace) -> None:
         return
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
-    new = [run for run in runs if not records.is_trained(workspace, run.run_id)]
+    new = [run for run in runs if not is_trained(workspace, run.run_id)]
     _tell_slow(study.preset_of(wanted, run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
         plan = runner.run(workspace, wanted, jobs, _say, update)
@@ -270,11 +284,11 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _provenance(artifact: Path) -> list[tuple[str, str]]:
-    path = records.sidecar_path(artifact)
+    path = sidecar_path(artifact)
     if not path.exists():
         return [("sidecar", "none: this file cannot be evaluated")]
     sidecar = Sidecar.load(path)
-    whole = sidecar.sha256 == records.sha256(artifact)
+    whole = sidecar.sha256 == sha256(artifact)
     return [
         ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),
         ("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}"),
@@ -294,7 +308,7 @@ def _list(args: argparse.Namespace) -> None:
     )
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
-    reported = records.reported_runs(workspace)
+    reported = reported_runs(workspace)
     for run_id in _run_ids(workspace):
         folder = workspace.artifact_dir(run_id)
         found.add_row(
@@ -313,7 +327,7 @@ def _list(args: argparse.Namespace) -> None:
 def _is_evaluated(artifact: Path) -> bool:
     """Tell whether there is an evaluation, greedy or by sampled actions."""
     kinds = (False, True)
-    return any(records.evaluation_path(artifact, sample=kind).exists() for kind in kinds)
+    return any(evaluation_path(artifact, sample=kind).exists() for kind in kinds)
 
 
 def _run_ids(workspace: Workspace) -> list[str]:
@@ -455,7 +469,7 @@ def _check_artifacts(paths: Sequence[Path]) -> None:
             raise UsageError(f"Name files, not folders: {path}/*.tflite. Received: path={path}")
         if path.suffix != ".tflite":
             raise UsageError(f"Name flatbuffers, which end in .tflite. Received: path={path}")
-        sidecar = records.sidecar_path(path)
+        sidecar = sidecar_path(path)
         if path.exists() and not sidecar.exists():
             raise QuarlError(
                 f"{sidecar} is missing, which says what the flatbuffer beside it is; delete the "
@@ -502,13 +516,13 @@ def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
 
 
 def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) -> None:
-    if records.not_exported(workspace, run_id, [scheme.name for scheme in schemes]):
+    if not_exported(workspace, run_id, [scheme.name for scheme in schemes]):
         from quarl_tf.export import export
 
         with progress_bar(f"export {run_id}") as update:
             export(workspace, run_id, schemes, update)
     else:
-        records.copy_curve(workspace, run_id)
+        copy_curve(workspace, run_id)
     _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
 
 
@@ -553,7 +567,7 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
         named = column in ("scheme", "verdict")
         table.add_column(column, justify="left" if named else "right", no_wrap=True)
     for path in artifacts:
-        sidecar = Sidecar.load(records.sidecar_path(path))
+        sidecar = Sidecar.load(sidecar_path(path))
         evaluation = _load_evaluation(path, args)
         latency = (evaluation.latency_us or {}).get("median")
         comparison = _compare_with_fp32(path, args)
@@ -592,18 +606,18 @@ def _limits_text(interval: Interval, sign: str = "") -> str:
 
 def _load_evaluation(artifact: Path, args: argparse.Namespace) -> Evaluation:
     """Load an evaluation as if only the episodes asked for had been played."""
-    path = records.evaluation_path(artifact, sample=args.sample)
+    path = evaluation_path(artifact, sample=args.sample)
     return Evaluation.load(path).first(args.episodes)
 
 
 def _reference_of(artifact: Path) -> Path:
-    return records.reference_path(artifact, Sidecar.load(records.sidecar_path(artifact)))
+    return reference_path(artifact, Sidecar.load(sidecar_path(artifact)))
 
 
 def _compare_with_fp32(path: Path, args: argparse.Namespace) -> Comparison | None:
     """Compare with the run's fp32, if that played the same episodes by the same rules."""
     fp32 = _reference_of(path)
-    if not records.evaluation_path(fp32, sample=args.sample).exists():
+    if not evaluation_path(fp32, sample=args.sample).exists():
         return None
     evaluation, reference = _load_evaluation(path, args), _load_evaluation(fp32, args)
     if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
@@ -640,7 +654,7 @@ def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
 
 
 def _plan_of_evaluations(artifacts: Sequence[Path], args: argparse.Namespace) -> list[str]:
-    paths = [records.evaluation_path(path, sample=args.sample) for path in artifacts]
+    paths = [evaluation_path(path, sample=args.sample) for path in artifacts]
     return [f"evaluate {path}" for path in paths]
 
 

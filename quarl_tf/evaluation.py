@@ -19,18 +19,13 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments, processor
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.files import sha256
 from quarl_tf.policies import Policy, measure_latency
-from quarl_tf.records import (
-    Evaluation,
-    Sidecar,
-    evaluation_path,
-    package_versions,
-    reference_path,
-    sha256,
-    sidecar_path,
-)
+from quarl_tf.records import Evaluation, Sidecar
 from quarl_tf.seeding import environment_seed, evaluation_seeds, generator
+from quarl_tf.software import package_versions
 from quarl_tf.spec import Run
+from quarl_tf.workspace import evaluation_path, reference_path, sidecar_path
 
 #: Episodes on which a policy is compared with its fp32 reference.
 AGREEMENT_EPISODES = 10
@@ -177,7 +172,7 @@ def evaluate_and_save(
     episodes or more.
 
     Args:
-        artifact: The flatbuffer; its `records.reference_path`, if it exists, is the reference.
+        artifact: The flatbuffer; its `reference_path`, if it exists, is the reference.
         episodes: Number of episodes; their seeds follow from the run's seed.
         progress: As in `evaluate`.
         sample: As in `evaluate`; the result is kept in a file of its own.

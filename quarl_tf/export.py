@@ -29,7 +29,7 @@ from quarl_tf import (
     native_output,
     networks,
     presets,
-    records,
+    software,
 )
 from quarl_tf.display import Update
 from quarl_tf.environments import EnvSpec
@@ -40,8 +40,9 @@ from quarl_tf.policies import Policy
 from quarl_tf.quantization import int4, preparing, qat
 from quarl_tf.quantization.affine import round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
-from quarl_tf.records import Sidecar, TrainingRecord, Workspace
+from quarl_tf.records import Sidecar, TrainingRecord
 from quarl_tf.spec import Quantization, Run, Scheme, require_possible
+from quarl_tf.workspace import Workspace, copy_curve, not_exported, write_artifact
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
@@ -117,14 +118,14 @@ def export(
         QuarlError: The run is not finished, the converter failed, or a flatbuffer does not compute
             what its network does.
     """
-    missing = records.not_exported(workspace, run_id, [scheme.name for scheme in schemes])
+    missing = not_exported(workspace, run_id, [scheme.name for scheme in schemes])
     trained = load(workspace, run_id)
     require_possible(trained.run, schemes)
     for i, scheme in enumerate(schemes):
         update(i, len(schemes), scheme.name)
         if scheme.name in missing:
             _export_one(trained, scheme, workspace.artifact(run_id, scheme.name))
-    records.copy_curve(workspace, run_id)
+    copy_curve(workspace, run_id)
     update(len(schemes), len(schemes), "")
     return [workspace.artifact(run_id, scheme.name) for scheme in schemes]
 
@@ -135,7 +136,7 @@ def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
     content, expected = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
     checked = replace(sidecar, check=_check(trained, Policy(content, sidecar), expected))
-    records.write_artifact(path, content, checked)
+    write_artifact(path, content, checked)
 
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
@@ -167,8 +168,8 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         preset=record.preset,
         trained_commit=record.commit,
         trained_on=record.processor,
-        versions=records.package_versions(),
-        commit=records.source_commit(),
+        versions=software.package_versions(),
+        commit=software.source_commit(),
     )
 
 

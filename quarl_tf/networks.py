@@ -18,8 +18,8 @@ import numpy.typing as npt
 from quarl_tf.architectures import Architecture
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.files import atomic_path
 from quarl_tf.keras import keras, tf
-from quarl_tf.records import atomic_path
 from quarl_tf.seeding import generator
 
 NetworkFactory = Callable[[], "keras.Model"]

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from quarl_tf import flatbuffer, native_output
 from quarl_tf.errors import QuarlError, UsageError, one_line, unknown
-from quarl_tf.records import Sidecar, sidecar_path
+from quarl_tf.records import Sidecar
+from quarl_tf.workspace import sidecar_path
 
 HEADS = ("q_values", "advantages", "logits", "action")
 

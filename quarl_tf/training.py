@@ -33,14 +33,17 @@ from quarl_tf import (
     presets,
     processor,
     records,
+    software,
 )
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
+from quarl_tf.files import atomic_path, locked, sha256, write_csv, write_json
 from quarl_tf.keras import keras, tf
 from quarl_tf.quantization import preparing
-from quarl_tf.records import TrainingRecord, Workspace
+from quarl_tf.records import TrainingRecord
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
+from quarl_tf.workspace import Workspace, require_untaken
 
 #: Observations kept to calibrate int8 activations with.
 CALIBRATION_OBSERVATIONS = 2000
@@ -82,10 +85,10 @@ def train(
     if finished is not None:
         _delete_checkpoints(folder)  # A run that was killed as it ended has left them.
         return finished
-    records.require_untaken(workspace, run.run_id)
+    require_untaken(workspace, run.run_id)
     training = _Training(folder, run, preset, trunk)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
-    with records.locked(folder, busy):
+    with locked(folder, busy):
         # Another process may have finished it while this one was building.
         finished = TrainingRecord.finished(folder, run, preset)
         return finished or training.complete(update)
@@ -107,12 +110,12 @@ class _Training:
         self, folder: Path, run: Run, preset: presets.Preset, trunk: Path | None = None
     ) -> None:
         # Now: commits made while it trains are not what it runs.
-        self._commits = [records.source_commit() or records.UNKNOWN_COMMIT]
+        self._commits = [software.source_commit() or software.UNKNOWN_COMMIT]
         self._processors = [processor.description()]
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints, self._trunk = _checkpoints(folder), trunk
         #: What code all of it was done by so far; None if by several.
-        self._source: str | None = records.source_digest()
+        self._source: str | None = software.source_digest()
         spec = environments.env_spec(run.env_id)
         self._delay = run.quantization.delay if run.quantization else None
         self._follows = run.quantization is not None and run.quantization.ranges == "following"
@@ -170,12 +173,12 @@ class _Training:
             preset=asdict(preset),
             best_step=best.step,
             selection_return=best.score,
-            network_sha256=records.sha256(folder / "network.npz"),
-            calibration_sha256=records.sha256(folder / "calibration.npz"),
+            network_sha256=sha256(folder / "network.npz"),
+            calibration_sha256=sha256(folder / "calibration.npz"),
             seconds=round(time.monotonic() - started, 1),
-            versions=records.package_versions(),
-            commit=records.SEVERAL.join(self._commits),
-            processor=records.SEVERAL.join(self._processors),
+            versions=software.package_versions(),
+            commit=software.SEVERAL.join(self._commits),
+            processor=software.SEVERAL.join(self._processors),
         )
         record.save(folder / "training.json")
         _delete_checkpoints(folder)
@@ -196,8 +199,8 @@ class _Training:
             if state.get("source") != self._source:
                 self._source = None
             unknown = {
-                "commits": [records.UNKNOWN_COMMIT],
-                "processors": [records.UNKNOWN_PROCESSOR],
+                "commits": [software.UNKNOWN_COMMIT],
+                "processors": [software.UNKNOWN_PROCESSOR],
             }
             before = {**unknown, **state}
             self._commits = _joined(before["commits"], self._commits)
@@ -205,7 +208,7 @@ class _Training:
             self.best = _Best(best, *state["best"])
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
-        records.write_json(self._folder / "run.json", description)
+        write_json(self._folder / "run.json", description)
         self._start_curves()
         self._start_episodes()
 
@@ -372,7 +375,7 @@ class _Training:
         path = checkpoints.save(self._checkpoints, self.step, self._arrays(), state)
         if self._trunk is not None and self._is_last_before_delay():
             # Others can do without it, and this one has its own.
-            with suppress(QuarlError), records.atomic_path(self._trunk) as temporary:
+            with suppress(QuarlError), atomic_path(self._trunk) as temporary:
                 shutil.copyfile(path, temporary)
         self._start_episodes()
 
@@ -408,7 +411,7 @@ class _Training:
             row["action_variance"] = metrics.get("action_variance")
         self._rows.append(row)
         self._to_board(row)
-        records.write_csv(self._folder / "progress.csv", self._rows)
+        write_csv(self._folder / "progress.csv", self._rows)
 
     def _to_board(self, row: dict[str, Any]) -> None:
         try:

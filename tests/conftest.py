@@ -17,8 +17,10 @@ import pytest
 from hypothesis import settings
 
 from quarl_tf import flatbuffer, presets
-from quarl_tf.records import Sidecar, Workspace, sidecar_path, write_bytes
+from quarl_tf.files import write_bytes
+from quarl_tf.records import Sidecar
 from quarl_tf.spec import Run
+from quarl_tf.workspace import Workspace, sidecar_path
 
 # Before anything imports TensorFlow: TF-Agents knows only Keras 2.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")

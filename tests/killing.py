@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 
-from quarl_tf.records import Workspace
 from quarl_tf.spec import Run
+from quarl_tf.workspace import Workspace
 
 _CHILD = """
 import json, sys, time
 from pathlib import Path
-from quarl_tf.records import Workspace
+from quarl_tf.workspace import Workspace
 from quarl_tf.spec import Run
 from quarl_tf.training import train
 

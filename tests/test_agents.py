@@ -25,10 +25,10 @@ from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
 from quarl_tf.networks import Design
 from quarl_tf.quantization import preparing
-from quarl_tf.records import Workspace
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import ALGORITHMS, STOCHASTIC_ALGORITHMS, Quantization, Run
 from quarl_tf.training import train
+from quarl_tf.workspace import Workspace
 
 _COMMON = {
     "steps": 1200,

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from quarl_tf import arguments, cli, display, presets, processor, records
+from quarl_tf import arguments, cli, display, presets, processor
 from quarl_tf.errors import QuarlError
-from quarl_tf.records import Evaluation, Sidecar, Workspace
+from quarl_tf.files import sha256, write_bytes
+from quarl_tf.records import Evaluation, Sidecar
 from quarl_tf.spec import DEFAULT_SCHEMES, Run
+from quarl_tf.workspace import Workspace, evaluation_path, reference_path, sidecar_path
 
 TRAIN = ["--algo", "dqn", "--env", "CartPole-v1"]
 #: A training of a second, for what does not depend on what is learned.
@@ -69,7 +71,7 @@ def test_run_makes_every_stage_and_a_second_run_redoes_nothing(
     assert snapshot(root) == before
     assert [page.read_bytes() for page in pages] == content
     assert str(pages[0]) in capsys.readouterr().out.replace("\n", "")
-    evaluation = Evaluation.load(records.evaluation_path(workspace.artifact(run_id, "int8")))
+    evaluation = Evaluation.load(evaluation_path(workspace.artifact(run_id, "int8")))
     assert len(evaluation.returns) == len(evaluation.seeds) == 5
 
 
@@ -88,14 +90,14 @@ def test_more_episodes_are_evaluated_anew_and_extend_the_old_ones(
 ) -> None:
     root, run_id = finished
     artifact = Workspace(root).artifact(run_id, "fp32")
-    before = Evaluation.load(records.evaluation_path(artifact))
+    before = Evaluation.load(evaluation_path(artifact))
     assert cli.main(["evaluate", str(artifact), "--episodes", "7"]) == 0
-    after = Evaluation.load(records.evaluation_path(artifact))
+    after = Evaluation.load(evaluation_path(artifact))
     assert len(after.seeds) == 7
     assert after.seeds[:5] == before.seeds
     assert after.returns[:5] == before.returns
     assert cli.main(["evaluate", str(artifact), "--episodes", "5"]) == 0
-    assert Evaluation.load(records.evaluation_path(artifact)) == after
+    assert Evaluation.load(evaluation_path(artifact)) == after
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +120,10 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     assert names == {"qat_w4a4.tflite"}
     artifact = workspace.artifact(run_id, "qat_w4a4")
     reference = workspace.artifact(plain, "fp32")
-    assert records.reference_path(artifact, Sidecar.load(artifact.with_suffix(".json"))) == (
-        reference
-    )
-    ours, theirs = (Evaluation.load(records.evaluation_path(p)) for p in (artifact, reference))
+    assert reference_path(artifact, Sidecar.load(artifact.with_suffix(".json"))) == (reference)
+    ours, theirs = (Evaluation.load(evaluation_path(p)) for p in (artifact, reference))
     assert ours.seeds == theirs.seeds[:5]
-    assert ours.reference_sha256 == records.sha256(reference)
+    assert ours.reference_sha256 == sha256(reference)
     table = (workspace.report_dir(run_id) / "report.md").read_text()
     assert "qat_w4a4" in table
     assert "fp32" in table
@@ -274,10 +274,10 @@ def test_gate_lets_a_scheme_pass_or_exits_with_3(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     artifact = tmp_path / "int8.tflite"
     gate = [str(artifact), "--episodes", "5", "--gate", "10"]
-    saved = records.evaluation_path(artifact)
+    saved = evaluation_path(artifact)
     evaluation = json.loads(saved.read_text())
     # Another test may have let fp32 play more.
-    reference = Evaluation.load(records.evaluation_path(tmp_path / "fp32.tflite")).first(5)
+    reference = Evaluation.load(evaluation_path(tmp_path / "fp32.tflite")).first(5)
 
     evaluation["returns"] = [value * 0.95 for value in reference.returns]
     saved.write_text(json.dumps(evaluation))
@@ -296,7 +296,7 @@ def test_gate_does_not_hold_where_nothing_can_be_compared(
     source = Workspace(root).artifact(run_id, "int8")
     artifact = tmp_path / "int8.tflite"
     artifact.write_bytes(source.read_bytes())
-    records.sidecar_path(artifact).write_bytes(records.sidecar_path(source).read_bytes())
+    sidecar_path(artifact).write_bytes(sidecar_path(source).read_bytes())
     line = refusal(capsys, "evaluate", str(artifact), "--episodes", "5", "--gate", "99", code=3)
     assert "no fp32" in line
 
@@ -310,7 +310,7 @@ def test_gate_does_not_hold_against_fp32_by_other_rules(
     # As if it was too large to be kept: what an earlier version made of it cannot be made anew.
     reference = tmp_path / "fp32.tflite"
     reference.unlink()
-    saved = records.evaluation_path(reference)
+    saved = evaluation_path(reference)
     evaluation = Evaluation.load(saved)
     replace(evaluation, protocol={**evaluation.protocol, "episode": "cut short"}).save(saved)
     gate = [str(tmp_path / "int8.tflite"), "--episodes", "5", "--gate", "1000"]
@@ -326,11 +326,11 @@ def stochastic(artifacts: dict[str, Path], tmp_path: Path) -> tuple[Path, str]:
     run = Run("ppo", "CartPole-v1", 0)
     for name, scheme in (("balancer", "fp32"), ("balancer_int8", "int8")):
         artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
-        records.write_bytes(artifact, artifacts[name].read_bytes())
-        sidecar = Sidecar.load(records.sidecar_path(artifacts[name]))
+        write_bytes(artifact, artifacts[name].read_bytes())
+        sidecar = Sidecar.load(sidecar_path(artifacts[name]))
         described = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme, "head": "logits"}
         described["preset"] = asdict(presets.load("ppo", "CartPole-v1"))
-        replace(sidecar, **described).save(records.sidecar_path(artifact))
+        replace(sidecar, **described).save(sidecar_path(artifact))
     return tmp_path, run.run_id
 
 
@@ -368,8 +368,8 @@ def test_gate_is_held_by_results_of_the_kind_asked_for(
 
     def keep(share: float, sample: bool) -> None:
         """Let int8 earn this share of what fp32 earned."""
-        path = records.evaluation_path(artifact, sample=sample)
-        fp32 = records.evaluation_path(artifact.with_name("fp32.tflite"), sample=sample)
+        path = evaluation_path(artifact, sample=sample)
+        fp32 = evaluation_path(artifact.with_name("fp32.tflite"), sample=sample)
         returns = [share * value for value in Evaluation.load(fp32).returns]
         replace(Evaluation.load(path), returns=returns).save(path)
 
@@ -486,12 +486,12 @@ def test_evaluating_one_file_evaluates_the_reference_beside_it(
     root, run_id = finished
     for path in Workspace(root).artifact_dir(run_id).glob("*.tflite"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-        sidecar = records.sidecar_path(path)
+        sidecar = sidecar_path(path)
         (tmp_path / sidecar.name).write_bytes(sidecar.read_bytes())
     artifact = tmp_path / "int8.tflite"
     assert cli.main(["evaluate", str(artifact), "--episodes", "3", "--gate", "1000"]) == 0
-    reference = Evaluation.load(records.evaluation_path(tmp_path / "fp32.tflite"))
-    evaluation = Evaluation.load(records.evaluation_path(artifact))
+    reference = Evaluation.load(evaluation_path(tmp_path / "fp32.tflite"))
+    evaluation = Evaluation.load(evaluation_path(artifact))
     assert evaluation.reference_sha256 == reference.artifact_sha256
     assert evaluation.agreement is not None
 
@@ -514,7 +514,7 @@ def test_inspect_shows_what_the_file_holds(
     assert cli.main(["inspect", str(artifact)]) == 0
     shown = capsys.readouterr().out
     assert "FULLY_CONNECTED int8" in shown
-    assert Sidecar.load(records.sidecar_path(artifact)).sha256 in shown
+    assert Sidecar.load(sidecar_path(artifact)).sha256 in shown
 
 
 def test_inspect_tells_when_the_sidecar_does_not_match(
@@ -524,8 +524,8 @@ def test_inspect_tells_when_the_sidecar_does_not_match(
     workspace = Workspace(root)
     artifact = tmp_path / "fp32.tflite"
     artifact.write_bytes(workspace.artifact(run_id, "fp32").read_bytes())
-    other = records.sidecar_path(workspace.artifact(run_id, "int8"))
-    records.sidecar_path(artifact).write_bytes(other.read_bytes())
+    other = sidecar_path(workspace.artifact(run_id, "int8"))
+    sidecar_path(artifact).write_bytes(other.read_bytes())
     assert cli.main(["inspect", str(artifact)]) == 0
     assert "does not match" in capsys.readouterr().out
 

@@ -24,17 +24,12 @@ from quarl_tf.evaluation import (
     is_evaluated,
     latest,
 )
+from quarl_tf.files import write_bytes
 from quarl_tf.policies import Policy
-from quarl_tf.records import (
-    Evaluation,
-    Sidecar,
-    Workspace,
-    evaluation_path,
-    sidecar_path,
-    write_bytes,
-)
+from quarl_tf.records import Evaluation, Sidecar
 from quarl_tf.seeding import generator
 from quarl_tf.spec import Quantization, Run
+from quarl_tf.workspace import Workspace, evaluation_path, sidecar_path
 
 SEEDS = list(range(2**30, 2**30 + 12))
 ROOT = Path(__file__).parents[1]

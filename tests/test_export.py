@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 
-from quarl_tf import flatbuffer, networks, presets, processor, records
+from quarl_tf import flatbuffer, networks, presets, processor, software
 from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.errors import QuarlError
 from quarl_tf.export import FLOAT_TOLERANCE, export
+from quarl_tf.files import sha256
 from quarl_tf.networks import Weights
 from quarl_tf.policies import Policy
 from quarl_tf.quantization.affine import fake_quantize, round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
-from quarl_tf.records import Sidecar, TrainingRecord, Workspace
+from quarl_tf.records import Sidecar, TrainingRecord
 from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme
+from quarl_tf.workspace import Workspace, sidecar_path
 
 SIMULATED = [name for name in DEFAULT_SCHEMES if not Scheme.parse(name).native]
 PAPER = "ptq_paper_w4"
@@ -209,10 +211,10 @@ def test_sidecars_tell_what_is_in_the_file(
     exported: dict[str, Path], trained: Workspace, tiny_run: Run, name: str
 ) -> None:
     path = exported[name]
-    sidecar = Sidecar.load(records.sidecar_path(path))
+    sidecar = Sidecar.load(sidecar_path(path))
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
     audit = flatbuffer.audit(path)
-    assert sidecar.sha256 == records.sha256(path)
+    assert sidecar.sha256 == sha256(path)
     assert sidecar.size_bytes == path.stat().st_size
     assert (sidecar.scheme, sidecar.native) == (name, Scheme.parse(name).native)
     assert Run.from_dict(sidecar.run) == tiny_run
@@ -223,7 +225,7 @@ def test_sidecars_tell_what_is_in_the_file(
     assert sidecar.tensor_dtypes == audit.tensor_dtypes
     assert sidecar.weight_dtypes == audit.weight_dtypes
     assert sidecar.operators == audit.operators
-    assert sidecar.versions == records.package_versions()
+    assert sidecar.versions == software.package_versions()
     assert (sidecar.trained_on, sidecar.trained_commit) == (record.processor, record.commit)
     assert sidecar.trained_on == processor.description()
 
@@ -232,7 +234,7 @@ def test_checks_are_kept_with_what_they_allow(
     exported: dict[str, Path], observations: np.ndarray
 ) -> None:
     for name, path in exported.items():
-        check = Sidecar.load(records.sidecar_path(path)).check
+        check = Sidecar.load(sidecar_path(path)).check
         # Evenly spread over all of them; the rest is left to this file.
         assert min(len(observations), 100) <= check["observations"] <= len(observations)
         assert 0 <= check["action_agreement"] <= 1
@@ -241,7 +243,7 @@ def test_checks_are_kept_with_what_they_allow(
             assert check["max_abs_difference"] > 0
         else:
             assert check["max_abs_difference"] <= check["tolerance"]
-    fp32 = Sidecar.load(records.sidecar_path(exported["fp32"])).check
+    fp32 = Sidecar.load(sidecar_path(exported["fp32"])).check
     assert fp32["action_agreement"] == 1
 
 
@@ -335,10 +337,10 @@ class Bench:
             preset=asdict(preset),
             best_step=1,
             selection_return=0.0,
-            network_sha256=records.sha256(folder / "network.npz"),
-            calibration_sha256=records.sha256(folder / "calibration.npz"),
+            network_sha256=sha256(folder / "network.npz"),
+            calibration_sha256=sha256(folder / "calibration.npz"),
             seconds=0.0,
-            versions=records.package_versions(),
+            versions=software.package_versions(),
             commit=None,
         ).save(folder / "training.json")
         return network, seen
@@ -399,7 +401,7 @@ def test_float_flatbuffers_of_any_kind_are_their_networks(
     expected = twin(observations).numpy()
     assert np.ptp(expected, axis=0).min() > 0.1
     np.testing.assert_allclose(heads(path, observations), expected, rtol=1e-4, atol=1e-4)
-    check = Sidecar.load(records.sidecar_path(path)).check
+    check = Sidecar.load(sidecar_path(path)).check
     assert check["max_abs_difference"] <= check["tolerance"]
 
 
@@ -453,7 +455,7 @@ def test_int8_of_any_kind_is_close_to_what_chooses(bench: Bench, kind: str) -> N
         clear = np.diff(np.sort(expected, axis=1)[:, -2:])[:, 0] > 0.1 * np.ptp(expected)
         assert np.count_nonzero(clear) > 10
         np.testing.assert_array_equal(found.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
-    check = Sidecar.load(records.sidecar_path(path)).check
+    check = Sidecar.load(sidecar_path(path)).check
     # The sidecar compares the same, not Q-values with advantages.
     assert check["max_abs_difference"] == pytest.approx(error.max(), rel=1e-3)
 
@@ -519,9 +521,9 @@ def test_damaged_flatbuffers_are_made_again(copy: Workspace, tiny_run: Run, dama
         path.unlink()
     elif damage == "no sidecar":
         # Interrupted between flatbuffer and sidecar.
-        records.sidecar_path(path).unlink()
+        sidecar_path(path).unlink()
     else:
-        records.sidecar_path(path).write_text('{"run": {"algo"')
+        sidecar_path(path).write_text('{"run": {"algo"')
     make(copy, tiny_run, "fp32", "ptq_w4")
     after = snapshot(folder)
     made = [name for name, (changed, _) in after.items() if before[name][0] != changed]
@@ -539,7 +541,7 @@ def retrain(workspace: Workspace, run: Run) -> Weights:
     values["head/bias:0"] = values["head/bias:0"] + np.array([1, -1], np.float32)
     networks.save_weights(folder / "network.npz", values)
     record = TrainingRecord.load(folder / "training.json")
-    digest = records.sha256(folder / "network.npz")
+    digest = sha256(folder / "network.npz")
     replace(record, network_sha256=digest).save(folder / "training.json")
     return values
 
@@ -630,7 +632,7 @@ def test_network_that_is_not_finite_is_refused(copy: Workspace, tiny_run: Run) -
     values["head/bias:0"] = np.array([np.nan, 0], np.float32)
     networks.save_weights(folder / "network.npz", values)
     record = TrainingRecord.load(folder / "training.json")
-    digest = records.sha256(folder / "network.npz")
+    digest = sha256(folder / "network.npz")
     replace(record, network_sha256=digest).save(folder / "training.json")
     refused(copy, tiny_run.run_id)
     assert snapshot(copy.artifact_dir(tiny_run.run_id)) == before

@@ -40,10 +40,12 @@ LAYERS = [
     {"quantization.layer"},
     {"quantization.delayed"},
     {"networks", "checkpoints", "quantization.toolkit"},
+    {"workspace"},
     {"records"},
-    {"environments", "keras", "presets", "flatbuffer"},
+    {"environments", "keras", "presets", "flatbuffer", "software"},
     {"environments.afresh", "environments.atari", "environments.registry", "presets.tables"},
-    {"quantization.affine", "spec", "seeding", "doctor", "display", "architectures", "processor"},
+    {"quantization.affine", "spec", "seeding", "doctor", "display", "architectures", "processor"}
+    | {"files"},
     {"errors", "native_output", ""},
 ]
 

@@ -19,7 +19,8 @@ import yaml
 
 from quarl_tf import cli, presets
 from quarl_tf.presets import tables
-from quarl_tf.records import Evaluation, Workspace, evaluation_path
+from quarl_tf.records import Evaluation
+from quarl_tf.workspace import Workspace, evaluation_path
 
 ROOT = Path(__file__).parents[1]
 RUN_ID = "ppo-Docking-v0-s0"

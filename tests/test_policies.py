@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.policies import Policy, measure_latency
-from quarl_tf.records import sidecar_path
+from quarl_tf.workspace import sidecar_path
 
 DISCRETE = ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"]
 VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")

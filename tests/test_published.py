@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from quarl_tf.records import SEVERAL, Sidecar, Workspace, exported_run, reported_runs
+from quarl_tf.records import Sidecar
+from quarl_tf.software import SEVERAL
 from quarl_tf.spec import Run
+from quarl_tf.workspace import Workspace, exported_run, reported_runs
 
 WORKSPACE = Workspace(Path(__file__).parents[1])
 RUNS = [

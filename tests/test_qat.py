@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import agents, checkpoints, networks, presets, records, training
+from quarl_tf import agents, checkpoints, networks, presets, software, training
 from quarl_tf.agents.distributions import Categorical
 from quarl_tf.architectures import Architecture, Convolution
 from quarl_tf.environments import EnvSpec
@@ -25,9 +25,10 @@ from quarl_tf.networks import Design, Snapshot, actor_factory, policy_factory
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.quantization.affine import fake_quantize, grid_within, snap
 from quarl_tf.quantization.delayed import DelayedQuantizer
-from quarl_tf.records import TrainingRecord, Workspace
+from quarl_tf.records import TrainingRecord
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.study.trunks import trunk_path
+from quarl_tf.workspace import Workspace
 
 BITS = range(2, 9)
 
@@ -740,8 +741,8 @@ def test_a_trunk_of_other_code_is_not_gone_on_from(
 ) -> None:
     trunk = tmp_path / "trunk.npz"
     first_steps = []
-    for code, end in (("other", CUTS["before"]), (records.source_digest(), 0)):
-        monkeypatch.setattr(training.records, "source_digest", lambda code=code: code)
+    for code, end in (("other", CUTS["before"]), (software.source_digest(), 0)):
+        monkeypatch.setattr(training.software, "source_digest", lambda code=code: code)
         steps: list[int] = []
 
         def cut(step: int, *_: Any, steps: list[int] = steps, end: int = end) -> None:
@@ -762,7 +763,7 @@ def test_a_record_names_all_commits_and_processors_of_a_training(
     workspace, run = quantized("ppo")
     shutil.copytree(workspace.root.parent / "after", tmp_path, dirs_exist_ok=True)
     whole = training.train(workspace, run, silent)
-    monkeypatch.setattr(training.records, "source_commit", lambda: "fedcba987654")
+    monkeypatch.setattr(training.software, "source_commit", lambda: "fedcba987654")
     monkeypatch.setattr(training.processor, "description", lambda: "Beta with asimd")
     resumed = training.train(Workspace(tmp_path), run, silent)
     assert resumed.commit == f"{whole.commit}; fedcba987654"
@@ -777,10 +778,10 @@ def test_a_training_continued_by_other_code_leaves_no_trunk(
     (last,) = (Workspace(tmp_path).run_dir(run.run_id) / "checkpoints").glob("*4??.npz")
     last.unlink()
     trunks = []
-    for code in ("other", records.source_digest()):
+    for code in ("other", software.source_digest()):
         root = tmp_path / code
         shutil.copytree(tmp_path / "runs", root / "runs")
-        monkeypatch.setattr(training.records, "source_digest", lambda code=code: code)
+        monkeypatch.setattr(training.software, "source_digest", lambda code=code: code)
         trunk = root / "trunk.npz"
 
         def cut(step: int, *_: Any) -> None:

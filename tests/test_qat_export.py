@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import agents, export, flatbuffer, networks, presets, records
+from quarl_tf import agents, export, flatbuffer, networks, presets, software
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.files import sha256
 from quarl_tf.policies import Policy
 from quarl_tf.quantization import int4, preparing, qat
-from quarl_tf.records import Sidecar, TrainingRecord, Workspace, sidecar_path
+from quarl_tf.records import Sidecar, TrainingRecord
 from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
+from quarl_tf.workspace import Workspace, sidecar_path
 
 POLE, CARS, GAME = "CartPole-v1", "MountainCarContinuous-v0", "BreakoutNoFrameskip-v4"
 KINDS: Mapping[str, Run] = {
@@ -92,10 +94,10 @@ class Bench:
             preset=asdict(presets.load(run.algo, run.env_id, run.overrides)),
             best_step=1,
             selection_return=0.0,
-            network_sha256=records.sha256(folder / "network.npz"),
-            calibration_sha256=records.sha256(folder / "calibration.npz"),
+            network_sha256=sha256(folder / "network.npz"),
+            calibration_sha256=sha256(folder / "calibration.npz"),
             seconds=0.0,
-            versions=records.package_versions(),
+            versions=software.package_versions(),
             commit=None,
         ).save(folder / "training.json")
 
@@ -118,7 +120,7 @@ class Compared:
     def __init__(self, path: Path, found: np.ndarray, wanted: np.ndarray, step: float) -> None:
         self.path, self.found, self.wanted = path, found, wanted
         self.steps = np.abs(found - wanted) / step
-        self.sidecar = Sidecar.load(records.sidecar_path(path))
+        self.sidecar = Sidecar.load(sidecar_path(path))
 
     def require_same(self) -> None:
         """Require the network's heads; beside the middle of two codes the other one is right."""
@@ -199,7 +201,7 @@ def test_sidecars_say_what_was_trained(bench: Bench) -> None:
         ("action", "action"),
     ):
         run, _ = bench.run(kind, 4)
-        sidecar = Sidecar.load(records.sidecar_path(bench.export(run, "qat_w4a4")))
+        sidecar = Sidecar.load(sidecar_path(bench.export(run, "qat_w4a4")))
         assert (sidecar.scheme, sidecar.native, sidecar.head) == ("qat_w4a4", False, head)
         assert Run.from_dict(sidecar.run) == run
         assert sidecar.run["quantization"]["delay"] == 1

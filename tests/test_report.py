@@ -17,20 +17,13 @@ import pytest
 
 from quarl_tf import arguments, flatbuffer, presets, report
 from quarl_tf.errors import QuarlError, UsageError
-from quarl_tf.records import (
-    Evaluation,
-    Sidecar,
-    Workspace,
-    evaluation_path,
-    sha256,
-    sidecar_path,
-    write_bytes,
-    write_csv,
-)
+from quarl_tf.files import sha256, write_bytes, write_csv
+from quarl_tf.records import Evaluation, Sidecar
 from quarl_tf.report import write_report
 from quarl_tf.report.wording import dtypes, limits, made_with, number_text, percent, size
 from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
 from quarl_tf.statistics import MIN_EPISODES, compare, student_interval
+from quarl_tf.workspace import Workspace, evaluation_path, sidecar_path
 
 TIMES, DASH, MINUS = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"

@@ -22,7 +22,7 @@ import pytest
 
 from quarl_tf import cli, export, memory, plots, records, study
 from quarl_tf.errors import UsageError
-from quarl_tf.records import Workspace
+from quarl_tf.files import locked, write_csv, write_text
 from quarl_tf.report.results import load_run
 from quarl_tf.spec import Quantization, Scheme
 from quarl_tf.statistics import Interval
@@ -31,6 +31,7 @@ from quarl_tf.study import results as study_results
 from quarl_tf.study.figures import overview_figures
 from quarl_tf.study.results import Loader, cell_results
 from quarl_tf.study.worker import Task
+from quarl_tf.workspace import Workspace, evaluation_path
 
 #: A training of a second.
 TINY = """
@@ -365,12 +366,12 @@ def test_results_in_a_fresh_clone_go_by_the_rules_of_all_others(
     plain, aware = cell.run(0, None), cell.run(0, cell.quantizations[0])
 
     # fp32 of both seeds, int8 of both, qat_w2a2 of both.
-    records.write_text(study.failure_path(workspace, plain, None), "it has no preset\n")
+    write_text(study.failure_path(workspace, plain, None), "it has no preset\n")
     workspace.artifact(plain.run_id, "int8").unlink()
     workspace.artifact(plain.run_id, "fp32").unlink()
     assert states(tmp_path, whole) == ["evaluated"] * 6
 
-    path = records.evaluation_path(workspace.artifact(aware.run_id, "qat_w2a2"))
+    path = evaluation_path(workspace.artifact(aware.run_id, "qat_w2a2"))
     saved = path.read_text()
     of_another = {
         "reference_sha256": "0" * 64,
@@ -430,7 +431,7 @@ def test_states_follow_from_the_files_alone(finished: tuple[Path, Path, str]) ->
     run_id = wanted.cells[0].run(1, None).run_id
     artifact = workspace.artifact(run_id, "int8")
     index = 3
-    evaluation, flatbuffer = records.evaluation_path(artifact), artifact.read_bytes()
+    evaluation, flatbuffer = evaluation_path(artifact), artifact.read_bytes()
     saved = evaluation.read_bytes()
     evaluation.unlink()
     assert states(root, wanted)[index] == "exported"
@@ -447,7 +448,7 @@ def test_two_at_once_are_refused(
     finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, root, _ = finished
-    with records.locked(root / "runs" / ".study-tiny", "held by the test"):
+    with locked(root / "runs" / ".study-tiny", "held by the test"):
         assert cli.main(["study", "run", str(path), "--root", str(root)]) == 1
     assert "Another process is running this study" in capsys.readouterr().err
 
@@ -635,7 +636,7 @@ def test_the_report_names_what_is_missing_and_averages_nothing_else(
 ) -> None:
     path, root, _ = finished
     wanted, workspace = study.read(path), Workspace(root)
-    lost = records.evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
+    lost = evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
     saved = lost.read_bytes()
     lost.unlink()
     try:
@@ -672,9 +673,7 @@ def test_a_damaged_evaluation_takes_no_other_along(
 ) -> None:
     path, root, _ = finished
     wanted, workspace = study.read(path), Workspace(root)
-    damaged = records.evaluation_path(
-        workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8")
-    )
+    damaged = evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
     saved = damaged.read_text()
     damaged.write_text(saved[: len(saved) // 2])
     try:
@@ -702,7 +701,7 @@ def test_a_longer_evaluation_changes_no_number_of_the_report(
     run = study.read(path).cells[0].run(0, None)
     artifact = Workspace(tmp_path).artifact(run.run_id, "fp32")
     assert cli.main(["evaluate", str(artifact), "--episodes", "5"]) == 0
-    assert len(records.Evaluation.load(records.evaluation_path(artifact)).seeds) == 5
+    assert len(records.Evaluation.load(evaluation_path(artifact)).seeds) == 5
     assert rows() == before
     text = (Workspace(tmp_path).report_dir("tiny") / "report.md").read_text()
     assert "2 episodes per flatbuffer" in text
@@ -735,7 +734,7 @@ def test_a_cell_tells_how_it_was_played_and_quantised(
 def without_variances(path: Path) -> None:
     """Make a curve that of an older training, which did not record them."""
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    records.write_csv(path, [{k: v for k, v in row.items() if k[:6] != "action"} for row in rows])
+    write_csv(path, [{k: v for k, v in row.items() if k[:6] != "action"} for row in rows])
 
 
 def test_a_curve_has_the_variances_that_were_recorded(
@@ -847,7 +846,7 @@ def test_a_study_by_episodes_draws_what_was_counted(
     for curve in workspace.artifact_dir("x").parent.glob("*/progress.csv"):
         rows = list(csv.DictReader(curve.read_text().splitlines()))
         run_id = curve.parent.name
-        records.write_csv(curve, [{k: v for k, v in r.items() if k != "episodes"} for r in rows])
+        write_csv(curve, [{k: v for k, v in r.items() if k != "episodes"} for r in rows])
         if "-q" not in run_id:
             old = load_run(workspace, run_id, ["fp32"], 2.0).curve
             assert old is not None

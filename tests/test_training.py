@@ -17,16 +17,18 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from quarl_tf import agents, checkpoints, environments, networks, presets, records, training
+from quarl_tf import agents, checkpoints, environments, networks, presets, software, training
 from quarl_tf.calibration import rollout
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.files import locked
 from quarl_tf.keras import tf
 from quarl_tf.quantization import preparing, qat
-from quarl_tf.records import TrainingRecord, Workspace
+from quarl_tf.records import TrainingRecord
 from quarl_tf.replay import Replay
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.training import CALIBRATION_OBSERVATIONS, train
+from quarl_tf.workspace import Workspace
 
 #: What a training leaves that is the same each time; its record holds the time it took.
 PRODUCTS = ("network.npz", "calibration.npz", "progress.csv")
@@ -101,7 +103,7 @@ def test_record_names_the_commit_that_the_training_started_from(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = ["at the start"]
-    monkeypatch.setattr(records, "source_commit", lambda: commits[-1])
+    monkeypatch.setattr(software, "source_commit", lambda: commits[-1])
     record = train(Workspace(tmp_path), tiny_run, lambda *_: commits.append("meanwhile"))
     assert record.commit == "at the start"
 
@@ -275,7 +277,7 @@ def test_damaged_checkpoint_changes_nothing_in_the_end(
 def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     folder = workspace.run_dir(tiny_run.run_id)
-    with records.locked(folder, "held by the test"):
+    with locked(folder, "held by the test"):
         with pytest.raises(QuarlError, match=r"training this run; wait .* Received: run='dqn-"):
             train(workspace, tiny_run, silent)
         assert not any(folder.iterdir())
@@ -307,7 +309,7 @@ def test_locks_are_done_without_where_folders_cannot_be_locked(
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     monkeypatch.setattr(fcntl, "flock", refuses)
-    with records.locked(tmp_path / "run", "busy"):
+    with locked(tmp_path / "run", "busy"):
         assert (tmp_path / "run").is_dir()
 
 

@@ -19,19 +19,8 @@ import numpy as np
 
 from quarl_tf import flatbuffer, plots
 from quarl_tf.errors import UsageError
+from quarl_tf.files import write_bytes, write_csv, write_json, write_text
 from quarl_tf.plots import BitsPoint, Plot
-from quarl_tf.records import (
-    SEVERAL,
-    UNKNOWN_COMMIT,
-    UNKNOWN_PROCESSOR,
-    Workspace,
-    checked_report_name,
-    report_name,
-    write_bytes,
-    write_csv,
-    write_json,
-    write_text,
-)
 from quarl_tf.report.results import (
     BASELINE,
     OK,
@@ -57,8 +46,10 @@ from quarl_tf.report.wording import (
     ratio,
     size,
 )
+from quarl_tf.software import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.spec import REFERENCE, Scheme
 from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
+from quarl_tf.workspace import Workspace, checked_report_name, report_name
 
 
 @dataclass(frozen=True)

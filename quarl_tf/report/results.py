@@ -17,16 +17,9 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.files import sha256
 from quarl_tf.plots import Curve
-from quarl_tf.records import (
-    Evaluation,
-    Sidecar,
-    Workspace,
-    evaluation_path,
-    settings,
-    sha256,
-    sidecar_path,
-)
+from quarl_tf.records import Evaluation, Sidecar, settings
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme
 from quarl_tf.statistics import (
     Comparison,
@@ -38,6 +31,7 @@ from quarl_tf.statistics import (
     pool,
     student_interval,
 )
+from quarl_tf.workspace import Workspace, evaluation_path, sidecar_path
 
 #: What the evaluation of the random policy is called.
 BASELINE = "random"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quarl_tf.records import UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
+from quarl_tf.software import UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
 from quarl_tf.statistics import MIN_EPISODES, different_games
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quarl_tf import environments, presets, records
+from quarl_tf import environments, presets
 from quarl_tf.errors import UsageError, unknown
 from quarl_tf.presets import Preset, tables
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
 from quarl_tf.study.design import X_AXES, Cell, Study, telling_settings
+from quarl_tf.workspace import checked_report_name
 
 _Choice = TypeVar("_Choice")
 
@@ -54,7 +55,7 @@ def _study(content: Any, folder: Path) -> Study:
     for key in ("name", "cells", "seeds"):
         if key not in values and not (key == "seeds" and _all_have_seeds(values.get("cells"))):
             raise UsageError(f"A study needs {key}. Received: {', '.join(values) or 'nothing'}")
-    name = records.checked_report_name(values["name"])
+    name = checked_report_name(values["name"])
     modules = _items(values.get("import", []), "import", str, may_be_empty=True)
     environments.import_environments(modules)
     own = values.get("presets")

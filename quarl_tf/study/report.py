@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from quarl_tf import memory
-from quarl_tf.records import Workspace, write_csv, write_json
+from quarl_tf.files import write_csv, write_json
 from quarl_tf.report import provenance, write_pages
 from quarl_tf.report.results import OK, Row
 from quarl_tf.report.wording import dtypes
@@ -17,6 +17,7 @@ from quarl_tf.statistics import CONFIDENCE
 from quarl_tf.study import Cell, Precision, Study
 from quarl_tf.study.figures import cell_figures, overview_figures
 from quarl_tf.study.results import CellResults, Column, Loader, cell_results
+from quarl_tf.workspace import Workspace
 
 
 def write_study_report(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from quarl_tf.errors import QuarlError
-from quarl_tf.records import Workspace
 from quarl_tf.report.results import (
     OK,
     LoadedRun,
@@ -25,6 +24,7 @@ from quarl_tf.report.wording import notes_on
 from quarl_tf.spec import REFERENCE, Quantization, Run
 from quarl_tf.statistics import Interval
 from quarl_tf.study import Cell, Precision, State, Status, Study, plan
+from quarl_tf.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from quarl_tf import records
 from quarl_tf.display import Update
-from quarl_tf.records import Workspace
+from quarl_tf.files import locked, write_text
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.study import (
     Experiment,
@@ -37,6 +36,7 @@ from quarl_tf.study import (
 )
 from quarl_tf.study.trunks import trunk_path
 from quarl_tf.study.worker import PROGRESS, Task
+from quarl_tf.workspace import Workspace
 
 #: What libraries read their number of threads from when they are loaded; not OpenBLAS, by which
 #: policies act: one thread is fastest there, as the package says for all its processes.
@@ -137,7 +137,7 @@ def run(
         "Another process is running this study; wait for it, or follow it with `quarl study "
         f"status`. Received: study={study.name!r}"
     )
-    with records.locked(folder, busy):
+    with locked(folder, busy):
         for one in study.experiments():
             for scheme in (None, one.scheme):
                 failure_path(workspace, one.run, scheme).unlink(missing_ok=True)
@@ -304,7 +304,7 @@ class _Pool:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         text = "\n".join([f"The process {how} before it was done.", "", *worker.said, ""])
         path = failure_path(self._workspace, worker.job.run, scheme)
-        records.write_text(path, text)
+        write_text(path, text)
 
     def _tell(self) -> None:
         running = ", ".join(f"{w.job.run.run_id} {w.note}".strip() for w in self._workers)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from quarl_tf import presets, records
+from quarl_tf import presets
 from quarl_tf.errors import QuarlError
 from quarl_tf.evaluation import is_evaluated
 from quarl_tf.presets import Preset
-from quarl_tf.records import Sidecar, TrainingRecord, Workspace, sidecar_path
+from quarl_tf.records import Sidecar, TrainingRecord
 from quarl_tf.spec import Run, Scheme
 from quarl_tf.study.design import Experiment, Study
+from quarl_tf.workspace import Workspace, not_exported, sidecar_path
 
 
 class State(StrEnum):
@@ -112,7 +113,7 @@ def _status_of_trained(workspace: Workspace, study: Study, experiment: Experimen
     run_id, scheme = experiment.run.run_id, experiment.scheme
     state = State.TRAINED
     try:
-        if not records.not_exported(workspace, run_id, [scheme.name]):
+        if not not_exported(workspace, run_id, [scheme.name]):
             done = is_evaluated(workspace.artifact(run_id, scheme.name), study.episodes)
             state = State.EVALUATED if done else State.EXPORTED
     except QuarlError as error:

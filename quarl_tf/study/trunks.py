@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from quarl_tf import records
+from quarl_tf import records, software
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Run, digest
 
@@ -25,5 +25,5 @@ def trunk_path(folder: Path, run: Run, preset: Preset) -> Path | None:
     shared = records.settings(run, asdict(preset))
     for name in ("bits", "per_channel", "gradient"):
         del shared[f"quantization.{name}"]
-    training = run.algo, run.env_id, run.seed, records.source_digest()
+    training = run.algo, run.env_id, run.seed, software.source_digest()
     return folder / f"{digest({**shared, 'training': training})}.npz"

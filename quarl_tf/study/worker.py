@@ -22,8 +22,9 @@ from typing import Any, Self
 from quarl_tf import environments, presets, records
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
-from quarl_tf.records import Workspace
+from quarl_tf.files import write_text
 from quarl_tf.spec import Run, Scheme
+from quarl_tf.workspace import Workspace, copy_curve, not_exported
 
 #: What a line on standard output begins with that tells how far the job is.
 PROGRESS = "progress: "
@@ -96,12 +97,12 @@ def _train(workspace: Workspace, run: Run, task: Task, update: Update) -> None:
 def _export_and_evaluate(workspace: Workspace, run_id: str, scheme: str, episodes: int) -> None:
     from quarl_tf.evaluation import evaluate_and_save
 
-    if records.not_exported(workspace, run_id, [scheme]):
+    if not_exported(workspace, run_id, [scheme]):
         from quarl_tf.export import export
 
         export(workspace, run_id, [Scheme.parse(scheme)], lambda *_: None)
     else:
-        records.copy_curve(workspace, run_id)
+        copy_curve(workspace, run_id)
     evaluate_and_save(workspace.artifact(run_id, scheme), episodes)
 
 
@@ -112,7 +113,7 @@ def _attempt(failure: Path, step: Callable[[], None]) -> bool:
     except Exception as error:
         name = "" if isinstance(error, QuarlError) else f"{type(error).__name__}: "
         line = " ".join(f"{name}{error}".split())
-        records.write_text(failure, f"{line}\n\n{traceback.format_exc()}")
+        write_text(failure, f"{line}\n\n{traceback.format_exc()}")
         return False
     return True
 

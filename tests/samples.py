@@ -1,0 +1,65 @@
+"""Records of a training that never was, and how to see that something is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from quarl_tf import presets
+from quarl_tf.errors import QuarlError
+from quarl_tf.records import Sidecar, TrainingRecord
+from quarl_tf.spec import Run
+
+RUN = Run("dqn", "CartPole-v1", 0)
+
+PRESET = presets.load("dqn", "CartPole-v1")
+
+TRAINING = TrainingRecord(
+    run=RUN.to_dict(),
+    run_id="dqn-CartPole-v1-s0",
+    # Tuples are lists once they have been through JSON.
+    preset=json.loads(json.dumps(asdict(PRESET))),
+    best_step=10,
+    selection_return=9.5,
+    network_sha256=hashlib.sha256(b"network").hexdigest(),
+    calibration_sha256=hashlib.sha256(b"calibration").hexdigest(),
+    seconds=0.1,
+    versions={"numpy": "2"},
+    commit=None,
+)
+
+SIDECAR = Sidecar(
+    run=TRAINING.run,
+    run_id=TRAINING.run_id,
+    env_id="CartPole-v1",
+    scheme="fp32",
+    native=True,
+    sha256=hashlib.sha256(b"flatbuffer").hexdigest(),
+    size_bytes=10,
+    head="q_values",
+    num_actions=2,
+    action_low=None,
+    action_high=None,
+    observation_shape=[4],
+    observation_dtype="float32",
+    tensor_dtypes={"float32": 12},
+    weight_dtypes={"float32": 58},
+    operators=["FULLY_CONNECTED float32"],
+    check={"max_abs_difference": 0.0},
+    network_sha256=TRAINING.network_sha256,
+    calibration_sha256=None,
+    preset=TRAINING.preset,
+    versions={},
+    commit=None,
+)
+
+
+def refused(function: Any, *arguments: Any) -> str:
+    with pytest.raises(QuarlError) as error:
+        function(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
