@@ -88,7 +88,7 @@ def shares(workload: Workload, steps: int) -> dict[str, float]:
 
             setattr(owner, method, timed)
 
-        time_calls(training._envs, "step", "environment")
+        time_calls(training.stream.envs, "step", "environment")
         time_calls(training.agent, "act", "acting")
         time_calls(training.agent, "observe", "replay")
         time_calls(training.agent, "learn", "learning")

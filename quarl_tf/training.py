@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -37,18 +36,18 @@ from quarl_tf import (
 )
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
-from quarl_tf.files import atomic_path, locked, sha256, write_csv, write_json
+from quarl_tf.files import atomic_path, locked, sha256, write_json
 from quarl_tf.keras import keras, tf
+from quarl_tf.progress import Progress
 from quarl_tf.quantization import preparing
 from quarl_tf.records import TrainingRecord
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
+from quarl_tf.stream import Stream
 from quarl_tf.workspace import Workspace, require_untaken
 
 #: Observations kept to calibrate int8 activations with.
 CALIBRATION_OBSERVATIONS = 2000
-
-_RECENT_EPISODES = 20
 
 #: What the names of variables, and of the best network's, begin with in a checkpoint.
 _VALUES = ("variable/", "best/")
@@ -126,20 +125,17 @@ class _Training:
         network = self._exported
         chooser = network if spec.num_actions is None else networks.chooser(network)
         self._snapshot = networks.Snapshot(chooser)
-        self._envs = environments.make_vector(run.env_id, preset.num_envs, training=True)
+        self.stream = Stream(run.env_id, preset.num_envs, run.seed)
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
-        self.step = 0
+        self._progress = Progress(folder)
         self.best = _Best(networks.weights(self.agent.network))
-        self._rows: list[dict[str, Any]] = []
-        self._recent: deque[float] = deque(maxlen=_RECENT_EPISODES)
-        self._episodes = 0
-        self._writer: Any = None
-        self._observations: npt.NDArray[Any] = np.empty(0)
-        self._actions: npt.NDArray[Any] = np.empty(0)
-        self._starts = np.ones(preset.num_envs, np.bool_)
-        self._running = np.zeros(preset.num_envs)
         #: Of the distributions on the states of the latest greedy episodes.
         self._variances: list[networks.Floats] = []
+
+    @property
+    def step(self) -> int:
+        """How many steps of the environments are done."""
+        return self.stream.step
 
     def _as_exported(self) -> keras.Model:
         """Return a network as it is exported, in float32; the one that trains if it is that.
@@ -187,15 +183,15 @@ class _Training:
     def resume(self) -> None:
         """Go on from the newest good checkpoint, else from the trunk, with fresh episodes."""
         found = self._begun()
+        rows: list[dict[str, Any]] = []
         if found is not None:
             arrays, state = found
             best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
             self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
             for name, generator in self.agent.generators().items():
                 generator.bit_generator.state = state["generators"][name]
-            self.step, self._rows = state["step"], state["rows"]
-            self._recent.extend(state["recent"])
-            self._episodes = state["episodes"]
+            self.stream.restore(state)
+            rows = state["rows"]
             if state.get("source") != self._source:
                 self._source = None
             unknown = {
@@ -209,8 +205,8 @@ class _Training:
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
         write_json(self._folder / "run.json", description)
-        self._start_curves()
-        self._start_episodes()
+        self._progress.start(rows)
+        self.stream.restart()
 
     def _begun(self) -> tuple[agents.Arrays, Any] | None:
         """Return arrays and state of the newest good checkpoint, else of the trunk, or None."""
@@ -241,9 +237,9 @@ class _Training:
             self._start_quantization()
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
-            self._tick()
+            self.stream.tick(self.agent, self.step / self._preset.steps)
         try:
-            metrics = self.agent.learn(self._observations)
+            metrics = self.agent.learn(self.stream.observations)
         except tf.errors.InvalidArgumentError as error:
             # TF-Agents' own check of the loss, which is left out where XLA compiles.
             if "inf or nan" not in error.message:
@@ -307,18 +303,14 @@ class _Training:
 
     def note(self) -> str:
         """Say how training goes."""
-        if not self._recent:
-            return ""
+        mean = self.stream.mean_return()
         best = f", best greedy {self.best.score:.1f}" if self.best.step else ""
-        return f"return {np.mean(self._recent):.1f}{best}"
+        return "" if mean is None else f"return {mean:.1f}{best}"
 
     def _require_finite_loss(self, loss: float) -> None:
         if math.isfinite(loss):
             return
-        # A network that has diverged may ask for actions that are answered by such rewards.
-        if np.isfinite(self._actions).all():
-            for episode_return in (*self._recent, *self._running.tolist()):
-                environments.require_finite(episode_return, f"step={self.step}")
+        self.stream.require_finite_returns()
         raise self._diverged(f"loss={loss}")
 
     def _diverged(self, received: str) -> QuarlError:
@@ -331,38 +323,13 @@ class _Training:
         """Tell whether a multiple of `every`, or the end, lies in the burst just done."""
         return self.step // every > before // every or self.step >= self._preset.steps
 
-    def _tick(self) -> None:
-        observations, starts = self._observations, self._starts
-        actions = self.agent.act(observations, self.step / self._preset.steps)
-        self._actions = actions
-        following, rewards, terminated, truncated, info = self._envs.step(actions)
-        self.agent.observe(observations, actions, rewards, terminated, starts)
-        done = terminated | truncated
-        # Atari: an episode is a life with clipped rewards; what is reported is the game's score.
-        self._running += info.get(environments.RAW_REWARD, rewards)
-        over = info.get(environments.GAME_OVER, done)
-        self._recent.extend(self._running[over].tolist())
-        self._episodes += int(np.count_nonzero(over))
-        self._running[over] = 0.0
-        # Where an episode had ended, this tick was its reset, not a step of the environment.
-        self.step += int(np.count_nonzero(starts))
-        self._observations, self._starts = following, ~done
-
-    def _start_episodes(self) -> None:
-        seed = environment_seed(self._run.seed, "training", self.step)
-        self._observations, _ = self._envs.reset(seed=seed)
-        self._starts[:] = True
-        self._running[:] = 0.0
-
     def _checkpoint(self) -> None:
-        self.agent.break_stream(self._observations)
+        self.agent.break_stream(self.stream.observations)
         state = {
             "run": self._run.to_dict(),
             "preset": asdict(self._preset),
-            "step": self.step,
-            "rows": self._rows,
-            "recent": list(self._recent),
-            "episodes": self._episodes,
+            "rows": self._progress.rows,
+            **self.stream.state(),
             "source": self._source,
             "commits": self._commits,
             "processors": self._processors,
@@ -377,7 +344,7 @@ class _Training:
             # Others can do without it, and this one has its own.
             with suppress(QuarlError), atomic_path(self._trunk) as temporary:
                 shutil.copyfile(path, temporary)
-        self._start_episodes()
+        self.stream.restart()
 
     def _arrays(self) -> agents.Arrays:
         best = {f"best/{name}": value for name, value in self.best.weights.items()}
@@ -390,41 +357,17 @@ class _Training:
         every = self._preset.checkpoint_every
         return self.step // every >= self._delay // every
 
-    def _start_curves(self) -> None:
-        """Write the curves afresh up to this step: a killed run may have gone further."""
-        board = self._folder / "tensorboard"
-        for stale in board.glob("*"):
-            stale.unlink()
-        self._writer = tf.summary.create_file_writer(str(board))
-        for row in self._rows:
-            self._to_board(row)
-
     def _log(self, metrics: dict[str, float]) -> None:
         row = {
             "step": self.step,
-            "episodes": self._episodes,
-            "episode_return": float(np.mean(self._recent)) if self._recent else None,
+            "episodes": self.stream.episodes,
+            "episode_return": self.stream.mean_return(),
             "greedy_return": metrics.get("greedy_return"),
             "loss": metrics.get("loss"),
         }
         if isinstance(self.agent, agents.Stochastic):
             row["action_variance"] = metrics.get("action_variance")
-        self._rows.append(row)
-        self._to_board(row)
-        write_csv(self._folder / "progress.csv", self._rows)
-
-    def _to_board(self, row: dict[str, Any]) -> None:
-        try:
-            with self._writer.as_default(step=row["step"]):
-                for name, value in row.items():
-                    if name != "step" and value is not None:
-                        tf.summary.scalar(name, value)
-            self._writer.flush()
-        except tf.errors.OpError as error:
-            raise QuarlError(
-                f"The TensorBoard curves cannot be written ({error.message}); free some space and "
-                f"run the same command again. Received: path={str(self._folder)!r}"
-            ) from error
+        self._progress.log(row)
 
 
 def _checkpoints(folder: Path) -> Path:

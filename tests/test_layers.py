@@ -30,6 +30,7 @@ LAYERS = [
     {"training", "export", "evaluation", "plots"},  # The stages.
     {"plots.curves", "plots.precisions", "plots.schemes"},
     {"plots.style"},
+    {"stream"},
     {"agents.a2c", "agents.ddpg", "agents.dqn", "agents.ppo"},
     {"agents.actor_critic", "agents.experience"},
     {"agents.distributions"},
@@ -39,7 +40,7 @@ LAYERS = [
     {"quantization.int4", "quantization.ptq", "quantization.qat"},
     {"quantization.layer"},
     {"quantization.delayed"},
-    {"networks", "checkpoints", "quantization.toolkit"},
+    {"networks", "checkpoints", "progress", "quantization.toolkit"},
     {"workspace"},
     {"records"},
     {"environments", "keras", "presets", "flatbuffer", "software"},
@@ -77,7 +78,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 #: Who may use TensorFlow, through `quarl_tf.keras`.
 USES_KERAS = {
-    *("networks", "training", "export"),
+    *("networks", "progress", "training", "export"),
     *(f"quantization.{m}" for m in ("qat", "layer", "delayed", "toolkit")),
     *(m for m in MODULES if m.startswith("agents")),
 }

@@ -544,8 +544,8 @@ def test_actions_that_are_not_finite_are_called_divergence_whatever_they_earn(
 ) -> None:
     preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
     state = training._Training(tmp_path, tiny_run, preset)
-    state._actions = np.array([[np.nan]])
-    state._running[:] = np.nan
+    state.stream._actions = np.array([[np.nan]])
+    state.stream._running[:] = np.nan
     with pytest.raises(QuarlError, match="Training diverged"):
         state._require_finite_loss(math.nan)
 
