@@ -863,10 +863,10 @@ def test_pages_name_the_command_that_made_a_run_without_its_twin_s_scheme(
 
 
 def test_a_commit_that_no_record_keeps_is_said_to_be_unknown() -> None:
-    commits = {"trained": ["0123456789ab", "unknown"], "exported": ["fedcba987654"]}
+    commits = {"trained": ["0123456789ab", "unknown"], "exported": ["a", "b"]}
     text = made_with({"commits": commits, "versions": {"numpy": ["2.3.5"]}, "processors": {}})
     assert text == (
-        "Trained at commit 0123456789ab and an unknown commit, exported at commit fedcba987654; "
+        "Trained at commit 0123456789ab and an unknown commit, exported at commits a, b; "
         "numpy 2.3.5"
     )
 

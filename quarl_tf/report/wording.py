@@ -224,10 +224,7 @@ def limits(low: float | None, high: float | None) -> str:
 
 def made_with(provenance: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Say which commits and versions of packages made results, and on which processors."""
-    commits = [
-        f"{what} at {' and '.join(map(_commit, many))}"
-        for what, many in provenance["commits"].items()
-    ]
+    commits = [f"{what} at {_commits(many)}" for what, many in provenance["commits"].items()]
     packages = [f"{name} {' and '.join(many)}" for name, many in provenance["versions"].items()]
     places = [
         f"{what} on {' and '.join(many)}"
@@ -237,8 +234,10 @@ def made_with(provenance: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     return "; ".join([", ".join(commits).capitalize(), ", ".join(packages), *places])
 
 
-def _commit(commit: str) -> str:
-    return "an unknown commit" if commit == UNKNOWN_COMMIT else f"commit {commit}"
+def _commits(many: Sequence[str]) -> str:
+    known = [commit for commit in many if commit != UNKNOWN_COMMIT]
+    named = [f"commit{'s' if len(known) > 1 else ''} {', '.join(known)}"] if known else []
+    return " and ".join([*named, *(["an unknown commit"] if len(known) < len(many) else [])])
 
 
 def dtypes(counts: Mapping[str, int]) -> str:
