@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from training_throughput import machine
 
-from quarl_tf import agents, environments, networks, presets, processor, software
+from quarl_tf import agents, environments, presets, processor, software
+from quarl_tf.execution import quantized_test
 from quarl_tf.files import write_json
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization
@@ -55,7 +56,7 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
     spec = environments.env_spec(env_id)
     built = agents.build(algo, spec, preset, 0, preparing(quantization))
     follows = quantization is not None and quantization.ranges == "following"
-    quantised = networks.quantized_test(built.network)
+    quantised = quantized_test(built.network)
     envs = environments.make_vector(env_id, preset.num_envs, training=True)
     observations, _ = envs.reset(seed=0)
     seen: list[tuple[Any, ...]] = []

@@ -7,7 +7,7 @@ and share nothing. Layers have fixed names, so that weights can be stored by nam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import atomic_path
 from quarl_tf.keras import keras, tf
+from quarl_tf.scaling import ActionScaling, ByteScaling, Floats, ObservationNormalizer
 from quarl_tf.seeding import generator
 
 NetworkFactory = Callable[[], "keras.Model"]
-Floats = npt.NDArray[np.float32]
-Forward = Callable[[npt.NDArray[Any]], Floats]
 Weights = dict[str, Floats]
 
 #: Rank of a batch of vectors, and of one of images.
@@ -32,146 +31,6 @@ _FLAT, _IMAGES = 2, 4
 
 #: Name of every policy network; the converter's names of operations start with it.
 NAME = "policy"
-
-#: Normalised observations beyond this many standard deviations are cut off (as the papers' DDPG
-#: does); it also bounds the range that the first int8 tensor must cover.
-CLIP_DEVIATIONS = 5.0
-
-
-#: Growth of the number of observations after which their statistics are looked at again.
-_GROWTH = 1.01
-
-
-class ObservationNormalizer(keras.layers.Layer):  # type: ignore[misc]
-    """Map every feature to (x − mean) · inverse_deviation, cut off at ±5.
-
-    The statistics are variables of the network that `RunningStatistics` sets, not gradient descent.
-    They are exported with it, so a flatbuffer takes raw observations.
-    """
-
-    def build(self, input_shape: Any) -> None:
-        """Create the statistics: identity until they are set."""
-        self.mean = self.add_weight(
-            name="mean", shape=input_shape[1:], initializer="zeros", trainable=False
-        )
-        self.inverse_deviation = self.add_weight(
-            name="inverse_deviation", shape=input_shape[1:], initializer="ones", trainable=False
-        )
-
-    def call(self, inputs: Any) -> Any:
-        """Normalise a batch of observations."""
-        normalised = (inputs - self.mean) * self.inverse_deviation
-        return tf.clip_by_value(normalised, -CLIP_DEVIATIONS, CLIP_DEVIATIONS)
-
-    def in_numpy(self, mean: Floats, scale: Floats) -> Forward:
-        """Return the same for arrays, with given statistics."""
-        return lambda x: np.clip((x - mean) * scale, -CLIP_DEVIATIONS, CLIP_DEVIATIONS)
-
-
-class ByteScaling(keras.layers.Layer):  # type: ignore[misc]
-    """Map bytes to 0 ... 1."""
-
-    def call(self, inputs: Any) -> Any:
-        """Scale a batch of observations."""
-        return tf.cast(inputs, self.compute_dtype) * (1.0 / 255.0)
-
-    def in_numpy(self) -> Forward:
-        """Return the same for arrays."""
-        return lambda x: x.astype(np.float32) * np.float32(1.0 / 255.0)
-
-
-class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
-    """Map ±1 to the bounds of an action.
-
-    Of a stochastic policy the action is the mean of a normal distribution; the layer keeps the
-    logarithm of its standard deviation, in the action's own units, with the network's weights.
-    """
-
-    def __init__(
-        self, low: Sequence[float], high: Sequence[float], *, stochastic: bool, name: str
-    ) -> None:
-        """Keep the bounds."""
-        super().__init__(name=name)
-        bottom, top = np.array(low, np.float32), np.array(high, np.float32)
-        self.half: Floats = (top - bottom) / np.float32(2)
-        self._middle: Floats = (top + bottom) / np.float32(2)
-        self._stochastic = stochastic
-
-    def build(self, input_shape: Any) -> None:
-        """Create the deviation: half the action's range to start with."""
-        del input_shape
-        if self._stochastic:
-            self.log_deviation = self.add_weight(
-                name="log_deviation",
-                shape=self.half.shape,
-                initializer=keras.initializers.Constant(np.log(self.half)),
-            )
-
-    def call(self, inputs: Any) -> Any:
-        """Scale a batch."""
-        return inputs * self.half + self._middle
-
-    def in_numpy(self, *log_deviation: Floats) -> Forward:
-        """Return the same for arrays; the deviation plays no part in it."""
-        del log_deviation
-        return lambda x: x * self.half + self._middle
-
-
-class RunningStatistics:
-    """Mean and variance of all observations seen so far, by Chan's parallel update.
-
-    Of bytes nothing is kept: `ByteScaling` knows their range.
-    """
-
-    def __init__(self, spec: EnvSpec) -> None:
-        """Start without observations."""
-        self._wanted = spec.observation_dtype != "uint8"
-        shape = spec.observation_shape if self._wanted else ()
-        self.count = self._applied = 0.0
-        self.mean = np.zeros(shape, np.float64)
-        self.squares = np.zeros(shape, np.float64)
-
-    def update(self, observations: npt.NDArray[np.float32]) -> None:
-        """Take in a batch [n, ...]."""
-        if not self._wanted:
-            return
-        batch = observations.astype(np.float64)
-        count, mean = len(batch), batch.mean(axis=0)
-        difference = mean - self.mean
-        total = self.count + count
-        self.squares += ((batch - mean) ** 2).sum(axis=0)
-        self.squares += difference**2 * (self.count * count / total)
-        self.mean += difference * (count / total)
-        self.count = total
-
-    def apply_to(self, networks: Sequence[keras.Model]) -> bool:
-        """Set the normalisers of networks to these statistics, once there is 1 % more of them.
-
-        Returns:
-            Whether they were set.
-        """
-        if not self._wanted or self.count < _GROWTH * self._applied:
-            return False
-        self._applied = self.count
-        deviation = np.sqrt(self.squares / max(self.count, 1.0))
-        mean = self.mean.astype(np.float32)
-        # A feature that never moved says nothing; 1e-2 keeps it from being blown up.
-        scale = (1.0 / np.maximum(deviation, 1e-2)).astype(np.float32)
-        for network in networks:
-            layer = within(network.get_layer("normalizer"))
-            layer.mean.assign(mean)
-            layer.inverse_deviation.assign(scale)
-        return True
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the state for a checkpoint."""
-        counts = {"count": np.array(self.count), "applied": np.array(self._applied)}
-        return {**counts, "mean": self.mean, "squares": self.squares}
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take the state of a checkpoint back."""
-        self.count, self._applied = float(arrays["count"]), float(arrays["applied"])
-        self.mean, self.squares = arrays["mean"].copy(), arrays["squares"].copy()
 
 
 @dataclass(frozen=True)
@@ -342,136 +201,6 @@ class _Layers:
         if self._design.head_gain is None:
             return keras.initializers.GlorotUniform(seed=draw)
         return keras.initializers.Orthogonal(gain, seed=draw)
-
-
-def is_convolutional(network: keras.Model) -> bool:
-    """Tell whether a network has convolutions."""
-    return any(isinstance(within(layer), keras.layers.Conv2D) for layer in network.layers)
-
-
-def within(layer: Any) -> Any:
-    """Return the layer inside a wrapper, or the layer itself."""
-    return getattr(layer, "layer", layer)
-
-
-def quantized_test(network: keras.Model) -> Callable[[], bool]:
-    """Return a function that tells whether a network is quantised, its ranges frozen."""
-    # One stands for all: they freeze together. To look for it takes longer than to read it.
-    frozen = next((v for v in network.variables if v.name.endswith("_frozen:0")), None)
-    return lambda: frozen is not None and bool(frozen.numpy())
-
-
-def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
-    """Compile a function of arrays: by XLA for small layers, else for oneDNN's kernels.
-
-    XLA saves the calls between small operations but has slow convolutions on CPUs.
-
-    Args:
-        function: Takes tensors, one for each array.
-        network: The network that it is about. Once the ranges of a quantisation-aware one are
-            frozen, it computes something else, and is compiled anew.
-    """
-    quantized = quantized_test(network)
-    by_kind: dict[tuple[Any, ...], Any] = {}
-
-    def call(*arrays: npt.NDArray[Any]) -> Any:
-        tensors = [tf.constant(array) for array in arrays]
-        kind = (quantized(), *(array.shape for array in arrays))
-        if kind not in by_kind:
-            traced = tf.function(function, jit_compile=not is_convolutional(network))
-            by_kind[kind] = traced.get_concrete_function(*tensors)
-        # TensorFlow's own search for the trace that fits takes 200 us a call, and to match the
-        # arguments with its signature as long again.
-        found = by_kind[kind]
-        return found.inference_fn.call_preflattened([*tensors, *found.captured_inputs])
-
-    return call
-
-
-def forward(network: keras.Model) -> Forward:
-    """Return the compiled forward pass: observations [n, ...] to heads [n, outputs]."""
-    run = compiled(network, network)
-
-    def call(observations: npt.NDArray[Any]) -> Floats:
-        heads: Floats = run(observations).numpy()
-        return heads
-
-    return call
-
-
-class Snapshot:
-    """The forward pass of a network, up to date after each `refresh`.
-
-    Networks without convolutions are evaluated by NumPy as they stood then: a call into TensorFlow
-    costs 150 us however small the network, which is ten times what the arithmetic of a few
-    observations takes. Those with convolutions are evaluated as they stand.
-    """
-
-    def __init__(self, network: keras.Model) -> None:
-        """Take the first snapshot."""
-        self._compiled = forward(network) if is_convolutional(network) else None
-        # Kept, for Keras walks through all it contains whenever it is asked for variables.
-        self.variables: Sequence[Any] = list(network.variables)
-        self._layers = [(layer, list(layer.variables)) for layer in network.layers[1:]]
-        self._steps: list[Forward] = []
-        self.refresh()
-
-    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Bring the snapshot up to date; with convolutions it always is.
-
-        Args:
-            values: Of all the network's variables, if they are at hand; reading them one by one
-                takes longer than evaluating a small network.
-        """
-        if self._compiled is not None:
-            return
-        arrays = [variable.numpy() for variable in self.variables] if values is None else values
-        by_variable = {id(v): array for v, array in zip(self.variables, arrays, strict=True)}
-        self._steps = [
-            in_numpy(layer, [by_variable[id(v)] for v in variables])
-            for layer, variables in self._layers
-        ]
-
-    def __call__(self, observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Return heads [n, outputs] of observations [n, ...]."""
-        if self._compiled is not None:
-            return self._compiled(observations)
-        for step in self._steps:
-            observations = step(observations)
-        return observations
-
-
-def in_numpy(layer: Any, values: Sequence[npt.NDArray[Any]]) -> Forward:
-    """Return what a layer computes with given values of its variables."""
-    if hasattr(layer, "in_numpy"):
-        own: Forward = layer.in_numpy(*values)
-        return own
-    if isinstance(layer, keras.layers.Dense):
-        kernel, bias = values
-        activation = _ACTIVATIONS[layer.activation.__name__]
-        return lambda x: activation(x @ kernel + bias)
-    if isinstance(layer, keras.layers.LayerNormalization):
-        (gamma, beta), epsilon = values, layer.epsilon
-
-        def normalise(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-            centred = x - x.mean(axis=-1, keepdims=True)
-            variance = (centred * centred).mean(axis=-1, keepdims=True)
-            scaled: npt.NDArray[np.float32] = centred / np.sqrt(variance + epsilon) * gamma + beta
-            return scaled
-
-        return normalise
-    if isinstance(layer, keras.layers.Activation):
-        return _ACTIVATIONS[layer.activation.__name__]
-    if isinstance(layer, keras.layers.Flatten):
-        return lambda x: x.reshape(len(x), -1)
-    raise QuarlError(f"No NumPy twin of this layer. Received: {layer.name} ({type(layer)})")
-
-
-_ACTIVATIONS: Mapping[str, Forward] = {
-    "linear": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0.0),
-    "tanh": np.tanh,
-}
 
 
 def chooser(network: keras.Model) -> keras.Model:

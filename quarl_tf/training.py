@@ -36,11 +36,13 @@ from quarl_tf import (
 )
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
+from quarl_tf.execution import Snapshot, quantized_test
 from quarl_tf.files import atomic_path, locked, sha256, write_json
 from quarl_tf.keras import keras, tf
 from quarl_tf.progress import Progress
 from quarl_tf.quantization import preparing
 from quarl_tf.records import TrainingRecord
+from quarl_tf.scaling import Floats
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
 from quarl_tf.stream import Stream
@@ -119,18 +121,18 @@ class _Training:
         self._delay = run.quantization.delay if run.quantization else None
         self._follows = run.quantization is not None and run.quantization.ranges == "following"
         self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
-        self._quantized = networks.quantized_test(self.agent.network)
+        self._quantized = quantized_test(self.agent.network)
         self._spec = spec
         self._exported = self._as_exported()
         network = self._exported
         chooser = network if spec.num_actions is None else networks.chooser(network)
-        self._snapshot = networks.Snapshot(chooser)
+        self._snapshot = Snapshot(chooser)
         self.stream = Stream(run.env_id, preset.num_envs, run.seed)
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self._progress = Progress(folder)
         self.best = _Best(networks.weights(self.agent.network))
         #: Of the distributions on the states of the latest greedy episodes.
-        self._variances: list[networks.Floats] = []
+        self._variances: list[Floats] = []
 
     @property
     def step(self) -> int:

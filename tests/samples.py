@@ -1,4 +1,4 @@
-"""Records of a training that never was, and how to see that something is refused."""
+"""What several tests take as given, and how they see that something is refused."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quarl_tf import presets
+from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError
 from quarl_tf.records import Sidecar, TrainingRecord
+from quarl_tf.scaling import RunningStatistics
 from quarl_tf.spec import Run
 
 RUN = Run("dqn", "CartPole-v1", 0)
@@ -63,3 +66,17 @@ def refused(function: Any, *arguments: Any) -> str:
         function(*arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def seen(rows: int, seed: int = 0) -> np.ndarray:
+    """Return observations [rows, 3] whose features differ in place and size."""
+    random = np.random.default_rng(seed)
+    return random.normal([0, -3, 100], [1, 0.02, 30], (rows, 3)).astype(np.float32)
+
+
+def statistics(*batches: np.ndarray) -> RunningStatistics:
+    """Collect the statistics of batches of such observations."""
+    collected = RunningStatistics(EnvSpec((3,), "float32", 2))
+    for batch in batches:
+        collected.update(batch)
+    return collected

@@ -15,7 +15,7 @@ from killing import train_and_kill
 from scipy import stats
 from scipy.special import log_softmax
 
-from quarl_tf import agents, environments, networks, presets
+from quarl_tf import agents, environments, execution, networks, presets
 from quarl_tf.agents import adapter
 from quarl_tf.agents.actor_critic import advantage_estimates
 from quarl_tf.agents.distributions import Categorical, Gaussian
@@ -269,12 +269,12 @@ def test_ddpg_acts_within_bounds_and_the_actor_reaches_them() -> None:
     factory = networks.actor_factory(spec, Design(architecture((8,)), 2), seed=0)
     network = factory()
     observations = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-    actions = networks.forward(network)(observations)
+    actions = execution.forward(network)(observations)
     assert (actions >= [-2.0, 0.0]).all()
     assert (actions <= [2.0, 10.0]).all()
     bias = network.get_layer("head").bias
     bias.assign([50.0, -50.0])
-    extreme = networks.forward(network)(observations)
+    extreme = execution.forward(network)(observations)
     np.testing.assert_allclose(extreme, np.broadcast_to([2.0, 0.0], (64, 2)), atol=1e-5)
 
 
@@ -405,7 +405,7 @@ def test_ppo_learns_where_to_steer_and_how_surely() -> None:
             rewards = -np.abs((actions - [1, 2]) / [2, 5]).sum(axis=1)
             agent.observe(observations, actions, rewards.astype(np.float32), always, always)
         agent.learn(observations)
-    mean = networks.forward(agent.network)(observations[:1])[0]
+    mean = execution.forward(agent.network)(observations[:1])[0]
     assert np.abs((mean - [1, 2]) / [2, 5]).max() < 0.25
     last = np.exp(networks.weights(agent.network)[name])
     assert (last < 0.7 * first).all()

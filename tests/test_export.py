@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 
-from quarl_tf import flatbuffer, networks, presets, processor, software
+from quarl_tf import execution, flatbuffer, networks, presets, processor, software
 from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.errors import QuarlError
@@ -52,7 +52,7 @@ def head(weights: Weights, observations: np.ndarray) -> np.ndarray:
     preset = presets.load(run.algo, run.env_id, run.overrides)
     network = network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
     networks.set_weights(network, weights)
-    return networks.forward(network)(observations)
+    return execution.forward(network)(observations)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,8 @@ LAYERS = [
     {"quantization.int4", "quantization.ptq", "quantization.qat"},
     {"quantization.layer"},
     {"quantization.delayed"},
-    {"networks", "checkpoints", "progress", "quantization.toolkit"},
+    {"networks", "execution", "checkpoints", "progress", "quantization.toolkit"},
+    {"scaling"},
     {"workspace"},
     {"records"},
     {"environments", "keras", "presets", "flatbuffer", "software"},
@@ -78,7 +79,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 #: Who may use TensorFlow, through `quarl_tf.keras`.
 USES_KERAS = {
-    *("networks", "progress", "training", "export"),
+    *("networks", "scaling", "execution", "progress", "training", "export"),
     *(f"quantization.{m}" for m in ("qat", "layer", "delayed", "toolkit")),
     *(m for m in MODULES if m.startswith("agents")),
 }

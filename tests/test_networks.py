@@ -1,4 +1,4 @@
-"""A network is what its factory, its weights and its statistics say."""
+"""A network is what its factory and its weights say, however it is evaluated."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from samples import seen, statistics
 
-from quarl_tf import networks
+from quarl_tf import execution, networks
 from quarl_tf.architectures import Architecture, Convolution, architecture
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError
+from quarl_tf.execution import Snapshot
 from quarl_tf.networks import (
     Design,
     NetworkFactory,
-    RunningStatistics,
-    Snapshot,
     Weights,
     actor_factory,
     chooser,
@@ -28,105 +26,14 @@ from quarl_tf.networks import (
 )
 
 SPEC = EnvSpec((3,), "float32", 2)
-SPEC3 = EnvSpec((3,), "float32", 2)
 MLP = Design(architecture((5, 4)), 2)
 KINDS = ("kernel", "bias")
 build = policy_factory(SPEC, MLP, seed=0)
 
 
-def seen(rows: int, seed: int = 0) -> np.ndarray:
-    """Return observations whose features differ in place and size."""
-    random = np.random.default_rng(seed)
-    return random.normal([0, -3, 100], [1, 0.02, 30], (rows, 3)).astype(np.float32)
-
-
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng(0)
-
-
-def statistics(*batches: np.ndarray) -> RunningStatistics:
-    collected = RunningStatistics(SPEC3)
-    for batch in batches:
-        collected.update(batch)
-    return collected
-
-
-# Observation statistics.
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 2**16))
-def test_statistics_are_those_of_all_observations_however_they_came(
-    sizes: list[int], seed: int
-) -> None:
-    observations = seen(sum(sizes), seed)
-    collected = statistics(*np.split(observations, np.cumsum(sizes)[:-1]))
-    exact = observations.astype(np.float64)
-    assert collected.count == len(observations)
-    np.testing.assert_allclose(collected.mean, exact.mean(axis=0), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(
-        collected.squares / collected.count, exact.var(axis=0), rtol=1e-9, atol=1e-9
-    )
-
-
-def test_statistics_are_exact_far_from_zero() -> None:
-    observations = (seen(1000) + np.float32(1e6)).astype(np.float32)
-    collected = statistics(*np.split(observations, 100))
-    exact = observations.astype(np.float64).std(axis=0)
-    np.testing.assert_allclose(np.sqrt(collected.squares / 1000), exact, rtol=1e-6)
-
-
-def test_restored_statistics_go_on_as_if_they_had_not_been_away() -> None:
-    whole = statistics(seen(20), seen(30, 1))
-    half, restored = statistics(seen(20)), RunningStatistics(SPEC3)
-    restored.restore({name: value.copy() for name, value in half.arrays().items()})
-    half.update(seen(7, 2))  # Goes its own way: the copy must not follow.
-    restored.update(seen(30, 1))
-    for name, value in whole.arrays().items():
-        np.testing.assert_array_equal(restored.arrays()[name], value)
-
-
-def test_restored_statistics_do_not_write_into_the_checkpoint() -> None:
-    arrays = {name: value.copy() for name, value in statistics(seen(20)).arrays().items()}
-    restored = RunningStatistics(SPEC3)
-    restored.restore(arrays)
-    restored.update(seen(30, 1))
-    for name, value in statistics(seen(20)).arrays().items():
-        np.testing.assert_array_equal(arrays[name], value)
-
-
-def test_normaliser_gives_every_feature_mean_0_and_deviation_1() -> None:
-    network, observations = build(), seen(5000)
-    statistics(observations).apply_to([network])
-    normalised = network.get_layer("normalizer")(observations).numpy()
-    np.testing.assert_allclose(normalised.mean(axis=0), 0, atol=1e-3)
-    np.testing.assert_allclose(normalised.std(axis=0), 1, rtol=1e-3)
-
-
-def test_normaliser_cuts_off_at_five_deviations() -> None:
-    network = build()
-    layer = network.get_layer("normalizer")
-    layer.mean.assign([1.0, 2.0, 3.0])
-    layer.inverse_deviation.assign([1.0, 0.5, 2.0])
-    observation = np.array([[7.0, 11.0, 1.0], [-3.5, 3.0, -1e9]], np.float32)
-    expected = [[5.0, 4.5, -4.0], [-4.5, 0.5, -5.0]]
-    np.testing.assert_array_equal(layer(observation).numpy(), expected)
-
-
-def test_feature_that_never_moved_is_not_blown_up() -> None:
-    network = build()
-    statistics(np.full((50, 3), 7, np.float32)).apply_to([network])
-    normalised = network.get_layer("normalizer")
-    assert np.abs(normalised(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
-
-
-def test_normaliser_is_the_identity_until_it_has_seen_something() -> None:
-    observation = np.array([[-4.0, 0.5, 4.0]], np.float32)
-    layer = build().get_layer("normalizer")
-    np.testing.assert_array_equal(layer(observation).numpy(), observation)
-
-
-# Networks.
 
 
 def test_head_is_that_of_the_weights_by_hand() -> None:
@@ -143,7 +50,7 @@ def test_head_is_that_of_the_weights_by_hand() -> None:
     for layer in ("hidden_0", "hidden_1"):
         x = np.maximum(x @ values[f"{layer}/kernel:0"] + values[f"{layer}/bias:0"], 0)
     expected = x @ values["head/kernel:0"] + values["head/bias:0"]
-    found = networks.forward(network)(observations)
+    found = execution.forward(network)(observations)
     assert found.shape == (40, 2)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(network(observations).numpy(), found, rtol=1e-4, atol=1e-4)
@@ -151,7 +58,7 @@ def test_head_is_that_of_the_weights_by_hand() -> None:
 
 def test_forward_follows_the_weights() -> None:
     network = build()
-    forward = networks.forward(network)
+    forward = execution.forward(network)
     before = forward(seen(5))
     values = networks.weights(network)
     networks.set_weights(network, values | {"head/bias:0": np.array([1, -2], np.float32)})
@@ -268,24 +175,6 @@ def convolve(images: np.ndarray, values: Weights, layer: str, stride: int) -> np
     return np.einsum("nhwcij,ijcf->nhwf", every, kernel) + values[f"{layer}/bias:0"]
 
 
-def test_all_bytes_are_spread_evenly_over_0_to_1() -> None:
-    network = policy_factory(EnvSpec((256,), "uint8", 2), MLP, seed=0)()
-    every = np.arange(256, dtype=np.uint8)[None]
-    scaled = network.get_layer("byte_scaling")(every).numpy()
-    np.testing.assert_allclose(scaled, np.arange(256)[None] / 255, rtol=1e-6)
-    assert scaled.max() == 1
-    assert network.input.dtype == "uint8"
-    # A byte's range is known: there is nothing to normalise with.
-    assert not [name for name in networks.weights(network) if "normalizer" in name]
-
-
-def test_statistics_of_bytes_are_not_kept() -> None:
-    spec = EnvSpec((4, 4, 2), "uint8", 2)
-    collected = RunningStatistics(spec)
-    collected.update(np.full((9, 4, 4, 2), 200, np.uint8))
-    assert all(value.size == 1 and not value.any() for value in collected.arrays().values())
-
-
 def test_images_go_through_convolutions_by_hand(random: np.random.Generator) -> None:
     layers = Architecture((5,), (Convolution(3, 8, 4), Convolution(4, 3, 1)))
     network = policy_factory(EnvSpec((24, 20, 2), "uint8", 6), Design(layers, 6), seed=0)()
@@ -295,7 +184,7 @@ def test_images_go_through_convolutions_by_hand(random: np.random.Generator) -> 
     assert maps.shape == (7, 5, 4, 3)
     maps = np.maximum(convolve(maps, values, "convolution_1", 1), 0)
     expected = dense(np.maximum(dense(maps.reshape(7, -1), values, "hidden_0"), 0), values, "head")
-    for found in (network(images).numpy(), networks.forward(network)(images)):
+    for found in (network(images).numpy(), execution.forward(network)(images)):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(Snapshot(network)(images), expected, rtol=1e-4, atol=1e-5)
 

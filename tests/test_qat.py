@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quarl_tf import agents, checkpoints, networks, presets, software, training
+from quarl_tf import agents, checkpoints, execution, networks, presets, software, training
 from quarl_tf.agents.distributions import Categorical
 from quarl_tf.architectures import Architecture, Convolution
 from quarl_tf.environments import EnvSpec
 from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.execution import Snapshot
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Design, Snapshot, actor_factory, policy_factory
+from quarl_tf.networks import Design, actor_factory, policy_factory
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.quantization.affine import fake_quantize, grid_within, snap
 from quarl_tf.quantization.delayed import DelayedQuantizer
@@ -472,7 +473,7 @@ def test_every_way_of_computing_a_frozen_network_is_the_same(
     step = qat.head_step(network)
     ways = [Snapshot(network)(observations), network(observations, training=True).numpy()]
     if options in ({}, {"learned_steps": True}):
-        ways.append(networks.forward(network)(observations))  # By XLA.
+        ways.append(execution.forward(network)(observations))  # By XLA.
     for heads in ways:
         assert heads.dtype == np.float32
         off = np.abs(heads - in_tensorflow) / step

@@ -17,7 +17,16 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from quarl_tf import agents, checkpoints, environments, networks, presets, software, training
+from quarl_tf import (
+    agents,
+    checkpoints,
+    environments,
+    execution,
+    networks,
+    presets,
+    software,
+    training,
+)
 from quarl_tf.calibration import rollout
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import locked
@@ -496,7 +505,7 @@ def test_learns_the_shortest_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     network = agents.network_factory("dqn", spec, preset, seed=0)()
     folder = Workspace(tmp_path).run_dir(run.run_id)
     networks.set_weights(network, networks.load_weights(folder / "network.npz"))
-    values = networks.forward(network)(np.eye(LENGTH, dtype=np.float32)).max(axis=1)
+    values = execution.forward(network)(np.eye(LENGTH, dtype=np.float32)).max(axis=1)
     exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
     np.testing.assert_allclose(values, exact, atol=0.25)
 
@@ -611,7 +620,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(
     factory = agents.network_factory(run.algo, state._spec, preset, run.seed)
     wanted = preparing(quantization)(factory())
     networks.set_weights(wanted, networks.weights(state.agent.network))
-    heads = networks.forward(wanted)(frames)
+    heads = execution.forward(wanted)(frames)
     np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))
     # In the arithmetic that trains, some would be others.
-    assert not np.array_equal(networks.forward(state.agent.network)(frames), heads)
+    assert not np.array_equal(execution.forward(state.agent.network)(frames), heads)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf import networks
+from quarl_tf import execution, networks
 from quarl_tf.agents import (
     Arrays,
     Prepare,
@@ -21,8 +21,9 @@ from quarl_tf.agents.distributions import Categorical, Gaussian
 from quarl_tf.agents.policy_and_value import SharedTorso, TwoNetworks
 from quarl_tf.environments import EnvSpec
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Design, Floats, NetworkFactory, RunningStatistics
+from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import PpoPreset
+from quarl_tf.scaling import Floats, RunningStatistics
 from quarl_tf.seeding import generator
 
 
@@ -104,7 +105,7 @@ class ActorCritic:
         self._agent.initialize()
         self._trainable = self._model.trainable_variables
         self._optimizer = optimizer(self._trainable)
-        self._round = networks.compiled(self._train_on, self.network)
+        self._round = execution.compiled(self._train_on, self.network)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""

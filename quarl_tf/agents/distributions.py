@@ -11,7 +11,7 @@ from quarl_tf.agents import adapter
 from quarl_tf.agents.policy_and_value import SharedTorso, TwoNetworks
 from quarl_tf.environments import EnvSpec
 from quarl_tf.keras import keras
-from quarl_tf.networks import Floats
+from quarl_tf.scaling import Floats
 
 
 class Categorical:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf import networks
+from quarl_tf import execution
 from quarl_tf.agents import Arrays, adapter, restore_variables, section, variable_arrays
 from quarl_tf.environments import EnvSpec
+from quarl_tf.execution import Snapshot
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import RunningStatistics
 from quarl_tf.presets import DdpgPreset, DqnPreset
 from quarl_tf.replay import Replay
+from quarl_tf.scaling import RunningStatistics
 from quarl_tf.seeding import generator
 
 
@@ -47,8 +48,8 @@ class OffPolicyAgent(ABC):
         """
         self.network = network
         self._normalised = [network, *others]
-        self._greedy = networks.Snapshot(acting)
-        self._burst = networks.compiled(self._train_on, network)
+        self._greedy = Snapshot(acting)
+        self._burst = execution.compiled(self._train_on, network)
 
     @abstractmethod
     def _gradient_step(self, batch: Any) -> Any:

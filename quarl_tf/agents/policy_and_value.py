@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from quarl_tf import networks
+from quarl_tf import execution, networks
 from quarl_tf.agents import adapter
 from quarl_tf.environments import EnvSpec
+from quarl_tf.execution import Snapshot
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Design, Floats
+from quarl_tf.networks import Design
+from quarl_tf.scaling import Floats, ObservationNormalizer, within
 from quarl_tf.seeding import generator
 
 
@@ -28,14 +30,14 @@ class TwoNetworks:
         self.normalised = [network, value]
         self.variables = [*network.variables, *value.variables]
         self.trainable_variables = [*network.trainable_variables, *value.trainable_variables]
-        self._head, self._value = networks.Snapshot(network), networks.Snapshot(value)
+        self._head, self._value = Snapshot(network), Snapshot(value)
         #: What `refresh` takes the values of; the others change without a gradient, and rarely.
         self.read = self.trainable_variables
         self._normalisers = [
             variable
             for model in self.normalised
-            for layer in map(networks.within, model.layers)
-            if isinstance(layer, networks.ObservationNormalizer)
+            for layer in map(within, model.layers)
+            if isinstance(layer, ObservationNormalizer)
             for variable in layer.variables
         ]
         self._values = {id(variable): variable.numpy() for variable in self.variables}
@@ -90,7 +92,7 @@ class SharedTorso:
         self.normalised = [network]
         both = keras.Model(network.input, [network.output, value(tf.cast(head.input, tf.float32))])
         self.variables, self.trainable_variables = both.variables, both.trainable_variables
-        self._predict = networks.compiled(both, network)
+        self._predict = execution.compiled(both, network)
         #: Predictions read the variables themselves.
         self.read: Sequence[Any] = ()
 

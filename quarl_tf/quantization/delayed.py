@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from quarl_tf.errors import UsageError
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import Floats, Forward
 from quarl_tf.quantization.affine import grid_within, snap
 from quarl_tf.quantization.toolkit import quantizers
+from quarl_tf.scaling import Floats, Forward
 from quarl_tf.spec import Quantization
 
 #: Weight of what a moving average had before.

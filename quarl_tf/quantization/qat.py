@@ -28,9 +28,9 @@ import numpy.typing as npt
 
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.keras import keras, tf
-from quarl_tf.networks import ActionScaling, ByteScaling, ObservationNormalizer, within
 from quarl_tf.quantization.delayed import DelayedQuantizer
 from quarl_tf.quantization.layer import QuantizedLayer
+from quarl_tf.scaling import ActionScaling, ByteScaling, ObservationNormalizer, within
 from quarl_tf.spec import Quantization
 
 #: Bits of what feeds a tanh, and where it ends: from there on an int8 tanh has its last code. A
