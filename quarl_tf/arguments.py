@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,17 +33,7 @@ def build() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
 
-    def verb(name: str, help_: str, example: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(
-            name,
-            help=help_,
-            description=help_,
-            epilog=f"example: quarl {example}",
-            # The example stays on one line, to be copied.
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        added.set_defaults(verb=name)
-        return added
+    verb = partial(_add_verb, verbs)
 
     run = verb("run", "train, export, evaluate and report", _EXAMPLE_RUN)
     _add_root(run)
@@ -95,24 +86,26 @@ _EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"
 _EXAMPLE_INSPECT = "inspect tflite_models/dqn-CartPole-v1-s0/int8.tflite"
 
 
-def _add_study(verbs: Any) -> None:
-    about = "plan, run and report the experiments that a file names"
-    study = verbs.add_parser(
-        "study",
-        help=about,
-        description=about,
-        epilog=f"example: quarl {_EXAMPLE_STUDY}",
+def _add_verb(verbs: Any, name: str, help_: str, example: str) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=help_,
+        description=help_,
+        epilog=f"example: quarl {example}",
+        # The example stays on one line, to be copied.
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    added.set_defaults(verb=name)
+    return added
+
+
+def _add_study(verbs: Any) -> None:
+    about = "plan, run and report the experiments that a file names"
+    study = _add_verb(verbs, "study", about, _EXAMPLE_STUDY)
     actions = study.add_subparsers(title="actions", required=True, metavar="ACTION")
 
     def action(name: str, help_: str) -> argparse.ArgumentParser:
-        added: argparse.ArgumentParser = actions.add_parser(
-            name,
-            help=help_,
-            description=help_,
-            epilog=f"example: quarl study {name} studies/qat.yaml",
-        )
+        added = _add_verb(actions, name, help_, f"study {name} studies/qat.yaml")
         added.set_defaults(verb=f"study {name}")
         added.add_argument("study", metavar="STUDY", type=Path, help="the study's file, in YAML")
         _add_root(added)
