@@ -111,8 +111,11 @@ def test_committed_figures_are_of_these_workloads() -> None:
     committed = json.loads((Path(ours.__file__).parent / "training_throughput.json").read_text())
     assert list(committed) == list(WORKLOADS)
     for name, found in committed.items():
+        # Games may have been timed in another arithmetic (`--precision`).
+        chosen = {"precision": found["preset"]["precision"]} if WORKLOADS[name].on_atari else {}
         # What presets have learned to say since then was as it is where unsaid.
-        assert asdict(presets.restore(found["algo"], found["preset"])) == preset(name)
+        measured = asdict(presets.restore(found["algo"], found["preset"]))
+        assert measured == {**preset(name), **chosen}
 
 
 def test_multiplications_are_counted() -> None:
