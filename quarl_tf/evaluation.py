@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -63,6 +63,14 @@ _RANDOM = {
 _Act = Callable[[Any], Any]
 
 
+class _Episode(NamedTuple):
+    """What one episode came to."""
+
+    result: float
+    length: int
+    ties: int
+
+
 def evaluate(
     artifact: Path,
     seeds: Sequence[int],
@@ -90,17 +98,9 @@ def evaluate(
     _check_seeds(seeds)
     policy = Policy.load(artifact)
     guide = None if reference is None else _load_reference(reference, policy.sidecar)
-    seen: list[NDArray[Any]] = []
     with closing(_matching_env(policy.sidecar)) as env:
-        returns, lengths = [], []
-        for done, seed in enumerate(seeds, start=1):
-            act = _keep_first(_actor(policy, _noise(seed, sample)), seen)
-            result, length = _play(env, act, seed)
-            returns.append(result)
-            lengths.append(length)
-            if progress is not None:
-                progress(done, len(seeds))
-        ties = policy.ties  # Of the episodes, not of what follows.
+        episodes, seen = _play_all(env, policy, seeds, sample, progress)
+        lengths = [episode.length for episode in episodes]
         agreement = None
         if guide is not None:
             agreement = {"fraction": 1.0, "states": sum(lengths[:AGREEMENT_EPISODES])}
@@ -113,9 +113,9 @@ def evaluate(
         artifact_sha256=policy.sidecar.sha256,
         protocol=_protocol(_SAMPLED if sample else _GREEDY, policy.sidecar.env_id),
         seeds=list(seeds),
-        returns=returns,
+        returns=[episode.result for episode in episodes],
         lengths=lengths,
-        ties=ties,
+        ties=sum(episode.ties for episode in episodes),
         latency_us=measure_latency(policy, seen, random=_noise(seeds[0], sample)),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
@@ -341,10 +341,47 @@ def _keep_first(act: _Act, seen: list[NDArray[Any]]) -> _Act:
     return act_and_keep
 
 
+def _play_all(
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    seeds: Sequence[int],
+    sample: bool,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[_Episode], list[NDArray[Any]]]:
+    """Play the episodes of an evaluation; return them and the first observations met.
+
+    A game has 30 starts and no chance: by greedy actions, episodes from one start are one episode,
+    which is played once.
+    """
+    episodes: list[_Episode] = []
+    seen: list[NDArray[Any]] = []
+    by_start: dict[int | None, _Episode] = {}
+    for done, seed in enumerate(seeds, start=1):
+        observation, info = env.reset(seed=seed)
+        start = None if sample else info.get(environments.START)
+        episode = by_start.get(start)
+        if episode is None:
+            ties = policy.ties
+            act = _keep_first(_actor(policy, _noise(seed, sample)), seen)
+            result, length = _play_from(observation, env, act, seed)
+            episode = _Episode(result, length, policy.ties - ties)
+        if start is not None:
+            by_start[start] = episode
+        episodes.append(episode)
+        if progress is not None:
+            progress(done, len(seeds))
+    return episodes, seen
+
+
 def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
     """Play one episode to its end and return its return and its length in steps."""
-    step = env.step
     observation, _ = env.reset(seed=seed)
+    return _play_from(observation, env, act, seed)
+
+
+def _play_from(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
+    """Play on, once the environment is reset to an observation."""
+    step = env.step
     total, length, over = 0.0, 0, False
     while not over:
         length += 1

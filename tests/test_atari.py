@@ -15,6 +15,7 @@ from ale_py import roms
 from quarl_tf.environments import (
     GAME_OVER,
     RAW_REWARD,
+    START,
     EnvSpec,
     atari,
     env_spec,
@@ -366,6 +367,27 @@ def test_seeds_draw_the_number_of_no_ops(env_id: str) -> None:
     frames = make_vector(env_id, 12).reset(seed=0)[1]["episode_frame_number"].tolist()
     assert set(frames) <= set(range(fire, 30))
     assert len(set(frames)) > 4
+
+
+@pytest.mark.parametrize("env_id", GAMES)
+def test_games_from_one_start_go_alike(env_id: str, random: np.random.Generator) -> None:
+    envs = make(env_id), make(env_id)
+    envs[1].reset(seed=100)
+    for _ in range(50):  # The other has a past.
+        envs[1].step(random.integers(GAMES[env_id]))
+    seeds: dict[int, int] = {}
+    starts = [(seed, envs[0].reset(seed=seed)[1][START]) for seed in range(60)]
+    other, start = next((seed, s) for seed, s in starts if seeds.setdefault(s, seed) != seed)
+    assert len(seeds) <= 30
+    first, second = envs[0].reset(seed=seeds[start])[0], envs[1].reset(seed=other)[0]
+    np.testing.assert_array_equal(first, second)
+    for _ in range(400):
+        action = random.integers(GAMES[env_id])
+        (first, *rest), (second, *others) = (env.step(action) for env in envs)
+        np.testing.assert_array_equal(first, second)
+        assert rest[:3] == others[:3]
+        if rest[1]:
+            break
 
 
 # Names.

@@ -347,6 +347,44 @@ def test_evaluations_of_games_state_their_rules(
     assert latest(path, SEEDS[:2], None) is None
 
 
+class _OfTwoStarts(gym.Wrapper):
+    """Starts by a seed's remainder, and counts the episodes."""
+
+    played = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        assert seed is not None
+        observation, info = self.env.reset(seed=seed % 2, options=options)
+        self._stepped = False
+        return observation, info | {environments.START: seed % 2}
+
+    def step(self, action: Any) -> Any:
+        type(self).played += not self._stepped
+        self._stepped = True
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("name", ["fp32", "tied"])
+def test_greedy_episodes_from_one_start_are_played_once(
+    stochastic: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stochastic(name, "fp32")
+    alike = [evaluate(path, [seed]) for seed in (0, 1)]
+    make = environments.make
+    monkeypatch.setattr(environments, "make", lambda env_id: _OfTwoStarts(make(env_id)))
+    monkeypatch.setattr(_OfTwoStarts, "played", 0)
+    told: list[int] = []
+    result = evaluate(path, [4, 7, 5, 2, 9], progress=lambda done, _: told.append(done))
+    assert _OfTwoStarts.played == 2
+    assert told == [1, 2, 3, 4, 5]
+    expected = [alike[start] for start in (0, 1, 1, 0, 1)]
+    assert result.returns == [one.returns[0] for one in expected]
+    assert result.lengths == [one.lengths[0] for one in expected]
+    assert result.ties == sum(one.ties for one in expected)
+    evaluate(path, [4, 7, 5], sample=True)
+    assert _OfTwoStarts.played == 2 + 3
+
+
 def test_committed_results_are_by_these_rules() -> None:
     found = sorted((ROOT / "tflite_models").glob("*/int8.eval.json"))
     assert found

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import afresh, atari, registry
-from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, channels_last, rules
+from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.spec import ALGORITHMS
@@ -27,6 +27,7 @@ from quarl_tf.spec import ALGORITHMS
 __all__ = [
     "GAME_OVER",
     "RAW_REWARD",
+    "START",
     "EnvSpec",
     "canonical_id",
     "channels_last",

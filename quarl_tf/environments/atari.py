@@ -35,6 +35,10 @@ from quarl_tf.errors import UsageError
 #: Keys of a training vector's `info`, for reports: what the game gave, and whether it is over.
 RAW_REWARD, GAME_OVER = "quarl_tf/raw_reward", "quarl_tf/game_over"
 
+#: Key of a single game's `info` at a reset: the frames before it, one of 30 numbers. Emulators have
+#: no chance, so games from the same start go alike as long as their actions do.
+START = "quarl_tf/start"
+
 #: What an evaluation says of its rules.
 _RULES = {
     "game": (
@@ -81,7 +85,8 @@ def make(registered: Registered, noop_max: int = _NOOP_MAX) -> gym.Env[Any, Any]
     env = gym.make(registered.id, disable_env_checker=True, obs_type="grayscale")
     fires = _has_fire(env.get_wrapper_attr("ale").getMinimalActionSet())
     env = AtariPreprocessing(_FireAtStart(env) if fires else env, noop_max=noop_max)
-    env = FrameStackObservation(_FireAfterLife(env) if fires else env, 4, padding_type="zero")
+    env = _TellsStart(_FireAfterLife(env) if fires else env)
+    env = FrameStackObservation(env, 4, padding_type="zero")
     return TransformObservation(env, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
@@ -189,6 +194,16 @@ class _FireAfterLife(gym.Wrapper[Any, Any, Any, Any]):
         lives = result[4]["lives"]
         self._lives, self._life_lost = lives, 0 < lives < self._lives
         return result
+
+
+class _TellsStart(gym.Wrapper[Any, Any, Any, Any]):
+    """Tells from which of the game's starts an episode goes on."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, info | {START: info["episode_frame_number"]}
 
 
 def _has_fire(actions: list[Any]) -> bool:
