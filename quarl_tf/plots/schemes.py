@@ -214,6 +214,7 @@ def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], bits: int) -> N
     for value in _grid_values(values, bits):
         axes.axvline(value, color=scheme_colour(f"ptq_w{bits}"), lw=0.9)
     axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
     axes.set(xlabel="", ylabel="")
     axes.grid(visible=False)
     sns.despine(ax=axes)
