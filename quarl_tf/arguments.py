@@ -9,11 +9,8 @@ from typing import Any, NoReturn
 
 from quarl_tf import __version__
 from quarl_tf.errors import UsageError
-from quarl_tf.spec import ALGORITHMS
+from quarl_tf.spec import ALGORITHMS, DEFAULT_EPISODES
 from quarl_tf.statistics import DEFAULT_MARGIN_PERCENT
-
-#: Episodes of an evaluation, as in the papers.
-DEFAULT_EPISODES = 100
 
 
 class _Parser(argparse.ArgumentParser):

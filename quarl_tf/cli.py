@@ -24,8 +24,9 @@ from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
 from quarl_tf.evaluation import evaluate_and_save
 from quarl_tf.files import sha256
+from quarl_tf.policies import Policy
 from quarl_tf.presets import Preset, tables
-from quarl_tf.records import Evaluation, Sidecar, TrainingRecord
+from quarl_tf.records import Evaluation, Sidecar
 from quarl_tf.spec import (
     DEFAULT_SCHEMES,
     REFERENCE,
@@ -40,7 +41,7 @@ from quarl_tf.statistics import (
     Comparison,
     Interval,
     compare,
-    mean_interval,
+    mean_return,
 )
 from quarl_tf.study import State, Status, Study, runner
 from quarl_tf.workspace import (
@@ -48,13 +49,16 @@ from quarl_tf.workspace import (
     checked_report_name,
     copy_curve,
     evaluation_path,
+    finished_training,
     is_trained,
     not_exported,
     reference_path,
     report_name,
     reported_runs,
+    require_exported,
     require_untaken,
     sidecar_path,
+    training_record,
 )
 
 #: Columns of a terminal below which the table of results leaves out what matters least.
@@ -129,11 +133,10 @@ def _train(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     _import_modules(args)
     workspace = Workspace(args.root)
-    record = workspace.run_dir(args.run) / "training.json"
-    trained = Run.from_dict(TrainingRecord.load(record).run) if record.exists() else None
-    schemes = _schemes(args, trained.quantization if trained else None)
-    if trained:
-        require_possible(trained, schemes)
+    _schemes(args, None)  # Refuses names that are none, whatever the run.
+    run = Run.from_dict(training_record(workspace, args.run).run)
+    schemes = _schemes(args, run.quantization)
+    require_possible(run, schemes)
     if args.dry_run:
         _plan(*(f"export   {workspace.artifact(args.run, scheme.name)}" for scheme in schemes))
         return
@@ -145,6 +148,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     _check_artifacts(args.artifacts)
     _check_evaluation(args)
     if args.dry_run:
+        for path in args.artifacts:
+            Policy.load(path)  # Refuses what is not there, or damaged.
         _plan(*_plan_of_evaluations(args.artifacts, args))
         return
     _evaluate_all(args.artifacts, args)
@@ -154,9 +159,9 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     _check_percent("--margin", args.margin)
     workspace = Workspace(args.root)
-    for run_id in args.runs:
-        workspace.artifact_dir(run_id)  # Refuses what is no run id.
     name = None if args.name is None else checked_report_name(args.name)
+    for run_id in args.runs:
+        require_exported(workspace, run_id)
     if name is None and len(args.runs) == 1:
         name = report_name(args.runs[0], sample=args.sample)
     if args.dry_run:
@@ -315,7 +320,7 @@ def _list(args: argparse.Namespace) -> None:
             run_id,
             "yes" if (workspace.run_dir(run_id) / "training.json").exists() else "no",
             str(len(list(folder.glob("*.tflite")))),
-            str(sum(map(_is_evaluated, folder.glob("*.tflite")))),
+            str(sum(map(_has_evaluation, folder.glob("*.tflite")))),
             "yes" if run_id in reported else "no",
         )
     if found.rows:
@@ -324,7 +329,7 @@ def _list(args: argparse.Namespace) -> None:
         _say(f"no runs in {workspace.root.resolve()}")
 
 
-def _is_evaluated(artifact: Path) -> bool:
+def _has_evaluation(artifact: Path) -> bool:
     """Tell whether there is an evaluation, greedy or by sampled actions."""
     kinds = (False, True)
     return any(evaluation_path(artifact, sample=kind).exists() for kind in kinds)
@@ -502,7 +507,7 @@ def _check_percent(option: str, value: float) -> None:
 
 def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     # Looked up here, so that what is finished costs no import of TensorFlow.
-    record = TrainingRecord.finished(workspace.run_dir(run.run_id), run, preset)
+    record = finished_training(workspace, run, preset)
     if record is None:
         from quarl_tf.training import train
 
@@ -571,7 +576,7 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
         evaluation = _load_evaluation(path, args)
         latency = (evaluation.latency_us or {}).get("median")
         comparison = _compare_with_fp32(path, args)
-        returns = comparison.returns if comparison else mean_interval(evaluation.returns)
+        returns = comparison.returns if comparison else mean_return(evaluation)
         error, difference, verdict = _comparison_texts(comparison)
         table.add_row(
             sidecar.scheme,
@@ -589,7 +594,7 @@ def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table
 def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
     if comparison is None:
         return "", "", "no fp32 to compare with"
-    if comparison.scheme == "fp32":
+    if comparison.scheme == REFERENCE:
         return "", "", "reference"
     error = comparison.reward_error
     return (
@@ -640,7 +645,7 @@ def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the file "
                 f"with; export fp32 too (quarl export {_reference_of(path).parent.name} --schemes "
-                f"fp32) and evaluate again. Received: {path}"
+                f"{REFERENCE}) and evaluate again. Received: {path}"
             )
         error = comparison.reward_error
         if error is None or error > args.gate:

@@ -21,7 +21,7 @@ from quarl_tf import environments, processor
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import sha256
 from quarl_tf.policies import Policy, measure_latency
-from quarl_tf.records import Evaluation, Sidecar
+from quarl_tf.records import GREEDY, Evaluation, Sidecar
 from quarl_tf.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.software import package_versions
 from quarl_tf.spec import Run
@@ -37,7 +37,7 @@ AGREEMENT_TOLERANCE = 0.01
 _LATENCY_OBSERVATIONS = 1000
 
 _GREEDY = {
-    "action": "greedy: the best value, the lowest index on ties; continuous heads clipped",
+    "action": GREEDY,
     "return": "sum of the environment's own rewards, unclipped, undiscounted",
     "episode": "whole, from env.reset(seed=seed), ended by the environment or its time limit",
     "agreement": (
@@ -196,15 +196,15 @@ def evaluate_and_save(
     return evaluation
 
 
-def is_evaluated(artifact: Path, episodes: int, *, sample: bool = False) -> bool:
-    """Tell whether all that `evaluate_and_save` would save is there.
+def is_evaluated(artifact: Path, episodes: int) -> bool:
+    """Tell whether all that `evaluate_and_save` would save of greedy actions is there.
 
     Raises:
         QuarlError: The sidecar is missing or damaged.
     """
     sidecar = Sidecar.load(sidecar_path(artifact))
     seeds = evaluation_seeds(sidecar.run["seed"], episodes)
-    saved = latest(artifact, seeds, reference_path(artifact, sidecar), sample=sample)
+    saved = latest(artifact, seeds, reference_path(artifact, sidecar))
     return saved is not None and _has_baseline(artifact, sidecar, seeds)
 
 

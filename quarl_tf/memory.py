@@ -21,6 +21,7 @@ from ai_edge_litert.interpreter import Interpreter
 from quarl_tf import flatbuffer
 from quarl_tf.errors import QuarlError, one_line
 from quarl_tf.flatbuffer import Activation
+from quarl_tf.software import import_path
 
 #: Bytes that tensors in the arena are aligned to.
 _ALIGNMENT = 64
@@ -131,10 +132,13 @@ def _resident_without() -> int:
 
 
 def _resident(path: Path | None) -> int:
-    command = [sys.executable, "-m", "quarl_tf.memory", *([] if path is None else [str(path)])]
+    # -P: not by whatever package of this name lies in the current folder.
+    command = [sys.executable, "-P", "-m", "quarl_tf.memory"]
+    command += [] if path is None else [str(path)]
+    found_by = {**os.environ, "PYTHONPATH": import_path()}
     sizes = []
     for _ in range(_PROCESSES):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=found_by)
         if done.returncode:
             said = (done.stdout.strip() or done.stderr.strip()).splitlines()
             raise QuarlError(

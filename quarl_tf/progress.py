@@ -12,7 +12,7 @@ from quarl_tf.keras import tf
 
 
 class Progress:
-    """Keeps a row for each point of the curves; the files are those rows at any time."""
+    """Keeps a row for each point of the curves; each row added writes the files."""
 
     def __init__(self, folder: Path) -> None:
         """Start without rows; nothing is written yet."""

@@ -17,6 +17,9 @@ from quarl_tf.files import read_json, sha256, write_json
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Run
 
+#: How an evaluation's protocol says that it took the best actions.
+GREEDY = "greedy: the best value, the lowest index on ties; continuous heads clipped"
+
 #: What every record says about the run it belongs to, see `spec.Run`.
 _RUN_FIELDS = {"algo": str, "env_id": str, "seed": int, "overrides": dict[str, Any]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from functools import cache
 from importlib import metadata
@@ -47,13 +48,27 @@ def source_digest() -> str:
     return digest({**found, **package_versions(), "processor": processor.description()})
 
 
+def import_path() -> str:
+    """Return the PYTHONPATH of processes that shall find this package first of all."""
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(Path(__file__).parents[1]), *([given] if given else [])])
+
+
 @cache
 def source_commit() -> str | None:
     """Return the commit this code runs from, with `-dirty` for local changes; None if unknown."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    package = Path(__file__).resolve().parent
+    # Installed into an environment within another project, git would name that one's.
+    if _git(package, "rev-parse", "--show-toplevel") != str(package.parent):
+        return None
+    return _git(package, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git answers in a folder; None without git, or outside of its projects."""
     try:
         done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None

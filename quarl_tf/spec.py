@@ -21,6 +21,9 @@ ALGORITHMS = ("a2c", "ddpg", "dqn", "ppo")
 #: Those whose policies are distributions over actions, which `--sample` can draw from.
 STOCHASTIC_ALGORITHMS = ("a2c", "ppo")
 
+#: Episodes of an evaluation, as in the papers.
+DEFAULT_EPISODES = 100
+
 #: The scheme that all others are compared with; every plain training has it.
 REFERENCE = "fp32"
 
@@ -210,7 +213,7 @@ class Run:
     @property
     def run_id(self) -> str:
         """Name the run; overrides enter as a digest, so another preset is another run."""
-        parts = [f"{self.algo}-{self.env_id.replace('/', '_')}-s{self.seed}"]
+        parts = [f"{self.algo}-{file_name(self.env_id)}-s{self.seed}"]
         if self.overrides:
             parts.append(digest(self.overrides))
         if self.quantization:
@@ -246,6 +249,11 @@ class Run:
         return cls(**{**values, "quantization": known})
 
 
+def file_name(env_id: str) -> str:
+    """Return an environment's id as part of a file's name."""
+    return re.sub("[/:]", "_", env_id)
+
+
 def digest(values: Mapping[str, Any]) -> str:
     """Return eight characters that tell JSON-ready values from others."""
     canonical = json.dumps(dict(values), sort_keys=True)
@@ -271,7 +279,7 @@ class Scheme:
     Attributes:
         name: The name, which says all the rest.
         weight_bits: Width of a weight.
-        native: Whether the flatbuffer stores and computes in those bits.
+        native: Whether the flatbuffer stores weights in those bits.
         mode: Rule of the affine quantiser (`quantization.affine`), for simulated schemes.
         trained: Whether it is of a quantisation-aware training.
     """

@@ -9,8 +9,8 @@ not 300, so the pooled interval is Student's t over the means of the runs (a boo
 has 10 distinct samples and is far too narrow), and never narrower than the episodes behind those
 means allow: three means may agree by luck.
 
-A game without chance in it is a third case: a deterministic policy plays on alike from many of its
-starts. Its episodes of equal returns are one observation.
+A game without chance in it is a third case: a greedy policy plays on alike from many of its starts.
+Its episodes of equal returns are one observation, and few that are all equal have no interval.
 
 The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
 so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from quarl_tf.errors import QuarlError, UsageError
-from quarl_tf.records import Evaluation
+from quarl_tf.records import GREEDY, Evaluation
 
 Verdict = Literal["gain", "within margin", "loss", "cannot tell"]
 
@@ -115,17 +115,20 @@ class Pooled:
 
 
 def mean_interval(values: npt.ArrayLike, different: int | None = None) -> Interval:
-    """Return the mean with its interval: Student's t for fewer than 20 values, else a bootstrap.
+    """Return the mean with its interval: a bootstrap, or Student's t of few or repeated values.
 
     The bootstrap is BCa with a fixed seed: same values, same interval. A few values resampled are
     mostly the same few, and their bootstrap interval is too narrow (of 2 values, it is the values
-    themselves); Student's t makes up for few values, at the price of taking them for normal.
+    themselves); below `MIN_EPISODES` Student's t makes up for that, at the price of taking them for
+    normal. So it does where some values repeat others, which a bootstrap would take for as many
+    observations more.
 
     BCa follows the skew of returns that are capped on one side: where 5 of 100 episodes fail, t and
     percentile intervals miss the lower truth too often. No bootstrap sees what never happened: n
     equal values give an interval of no width, though an event in up to about 3 of n episodes agrees
     with them at 95 %, so that a handful of equal values shows next to nothing. One value has no
-    interval, its limits are infinite.
+    interval, its limits are infinite; nor have equal values of which fewer than `MIN_EPISODES` are
+    observations of their own.
 
     Args:
         values: Finite values, shape [n] with n >= 1.
@@ -136,9 +139,14 @@ def mean_interval(values: npt.ArrayLike, different: int | None = None) -> Interv
         QuarlError: There are no values, or one is not finite.
     """
     sample = _sample(values)
-    if min(sample.size, different or sample.size) < MIN_EPISODES:
+    constant = sample.min() == sample.max()
+    if different is not None and different < sample.size:
+        if constant and different < MIN_EPISODES:
+            return Interval(float(sample[0]), -math.inf, math.inf)
         return student_interval(sample, different)
-    if sample.min() == sample.max():
+    if sample.size < MIN_EPISODES:
+        return student_interval(sample)
+    if constant:
         return _constant(sample)
     result = stats.bootstrap(
         (sample,),
@@ -174,6 +182,11 @@ def student_interval(values: npt.ArrayLike, different: int | None = None) -> Int
     error = sample.std(ddof=1) / math.sqrt(count)
     low, high = stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
+
+
+def mean_return(evaluation: Evaluation) -> Interval:
+    """Return the mean return of an evaluation with its interval."""
+    return mean_interval(evaluation.returns, different_games(evaluation))
 
 
 def paired_difference(
@@ -289,7 +302,7 @@ def compare(
     difference = paired_difference(
         reference.returns, scheme.returns, different_games(reference, scheme)
     )
-    returns = mean_interval(scheme.returns, different=different_games(scheme))
+    returns = mean_return(scheme)
     reference_mean = float(np.mean(reference.returns))
     chance = None if random is None else float(np.mean(random.returns))
     return Comparison(
@@ -309,12 +322,12 @@ def compare(
 
 
 def different_games(*played: Evaluation) -> int | None:
-    """Count the games that differ in what they returned; None where chance makes all differ.
+    """Count the games that differ in what they returned; None where chance makes each its own.
 
     Args:
         played: Evaluations on the same seeds; games differ where any of them tells them apart.
     """
-    if "game" not in played[0].protocol:
+    if "game" not in played[0].protocol or played[0].protocol["action"] != GREEDY:
         return None
     return len(set(zip(*(one.returns for one in played), strict=True)))
 

@@ -46,7 +46,7 @@ from quarl_tf.scaling import Floats
 from quarl_tf.seeding import environment_seed
 from quarl_tf.spec import Run
 from quarl_tf.stream import Stream
-from quarl_tf.workspace import Workspace, require_untaken
+from quarl_tf.workspace import Workspace, finished_training, require_untaken
 
 #: Observations kept to calibrate int8 activations with.
 CALIBRATION_OBSERVATIONS = 2000
@@ -82,17 +82,15 @@ def train(
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
-    finished = TrainingRecord.finished(folder, run, preset)
+    finished = finished_training(workspace, run, preset)
     if finished is not None:
-        _delete_checkpoints(folder)  # A run that was killed as it ended has left them.
         return finished
     require_untaken(workspace, run.run_id)
     training = _Training(folder, run, preset, trunk)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with locked(folder, busy):
         # Another process may have finished it while this one was building.
-        finished = TrainingRecord.finished(folder, run, preset)
-        return finished or training.complete(update)
+        return finished_training(workspace, run, preset) or training.complete(update)
 
 
 @dataclass
@@ -114,7 +112,7 @@ class _Training:
         self._commits = [software.source_commit() or software.UNKNOWN_COMMIT]
         self._processors = [processor.description()]
         self._folder, self._run, self._preset = folder, run, preset
-        self._checkpoints, self._trunk = _checkpoints(folder), trunk
+        self._checkpoints, self._trunk = checkpoints.folder_of(folder), trunk
         #: What code all of it was done by so far; None if by several.
         self._source: str | None = software.source_digest()
         spec = environments.env_spec(run.env_id)
@@ -179,7 +177,7 @@ class _Training:
             processor=software.SEVERAL.join(self._processors),
         )
         record.save(folder / "training.json")
-        _delete_checkpoints(folder)
+        checkpoints.delete(folder)
         return record
 
     def resume(self) -> None:
@@ -370,15 +368,6 @@ class _Training:
         if isinstance(self.agent, agents.Stochastic):
             row["action_variance"] = metrics.get("action_variance")
         self._progress.log(row)
-
-
-def _checkpoints(folder: Path) -> Path:
-    return folder / "checkpoints"
-
-
-def _delete_checkpoints(folder: Path) -> None:
-    """Delete what nothing goes on from any more; with a replay it takes hundreds of megabytes."""
-    shutil.rmtree(_checkpoints(folder), ignore_errors=True)
 
 
 def _joined(earlier: Sequence[str], now: Sequence[str]) -> list[str]:

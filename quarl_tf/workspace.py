@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quarl_tf import checkpoints
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import read_json, sha256, unwritable, write_bytes
+from quarl_tf.presets import Preset
 from quarl_tf.records import Sidecar, TrainingRecord
 from quarl_tf.spec import Run
 
@@ -112,8 +115,23 @@ def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     sidecar.save(sidecar_path(path))
 
 
-def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[str]:
-    """Return the schemes whose flatbuffer is missing, damaged or of an earlier network.
+def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:
+    """Return the record of a finished training, or None if it is not finished.
+
+    Checkpoints that it has left, as one does that was killed as it ended, are deleted.
+
+    Raises:
+        QuarlError: As `TrainingRecord.finished`.
+    """
+    folder = workspace.run_dir(run.run_id)
+    record = TrainingRecord.finished(folder, run, preset)
+    if record is not None:
+        checkpoints.delete(folder)
+    return record
+
+
+def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
+    """Return the record of a training that is finished.
 
     Raises:
         QuarlError: The run does not exist or is not finished.
@@ -129,7 +147,16 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
             f"The run {state}; train it first ({command}). "
             f"Received: run={run_id!r} in {workspace.root.resolve()}"
         )
-    network = TrainingRecord.load(folder / "training.json").network_sha256
+    return TrainingRecord.load(folder / "training.json")
+
+
+def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[str]:
+    """Return the schemes whose flatbuffer is missing, damaged or of an earlier network.
+
+    Raises:
+        QuarlError: As `training_record`.
+    """
+    network = training_record(workspace, run_id).network_sha256
 
     def current(scheme: str) -> bool:
         path = workspace.artifact(run_id, scheme)
@@ -141,6 +168,27 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
             return False
 
     return [scheme for scheme in schemes if not current(scheme)]
+
+
+def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
+    """Return the command line that exports a run from where we are."""
+    root = workspace.root
+    here = root.resolve() == Path.cwd()
+    return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
+
+
+def require_exported(workspace: Workspace, run_id: str) -> None:
+    """Refuse a run without flatbuffers.
+
+    Raises:
+        UsageError: The run id is no name of a folder.
+        QuarlError: There are no flatbuffers of the run.
+    """
+    if not workspace.artifact_dir(run_id).is_dir():
+        raise QuarlError(
+            "There are no flatbuffers of this run; make them with "
+            f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
+        )
 
 
 def exported_run(workspace: Workspace, run_id: str) -> Run | None:

@@ -390,6 +390,7 @@ def test_dry_runs_name_the_files_of_sampled_evaluations(
     *_, evaluation, report = capsys.readouterr().out.splitlines()
     assert evaluation.endswith("ppo-CartPole-v1-s0/fp32.sampled.eval.json")
     assert report.endswith("reports/ppo-CartPole-v1-s0-sampled")
+    (tmp_path / "tflite_models" / "ppo-CartPole-v1-s0").mkdir(parents=True)
     assert cli.main(["report", "ppo-CartPole-v1-s0", *root, "--sample", "--dry-run"]) == 0
     assert capsys.readouterr().out.strip() == report
 
@@ -621,6 +622,36 @@ def test_an_export_that_cannot_be_is_refused_by_a_dry_run(
     root, run_id = finished
     words = ("export", run_id, "--schemes", "qat_w4a4", "--root", str(root), "--dry-run")
     assert "can be exported as fp32" in refusal(capsys, *words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "no-such-run"], "The run does not exist"),
+        (["evaluate", "nothing.tflite"], "nothing.tflite"),
+        (["report", "no-such-run"], "There are no flatbuffers of this run"),
+    ],
+)
+def test_a_dry_run_refuses_what_is_not_there(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = {refusal(capsys, *words, *also, code=1) for also in ([], ["--dry-run"])}
+    assert len(told) == 1
+    assert said in told.pop()
+
+
+def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: tuple[Path, str]) -> None:
+    root, run_id = finished
+    left = root / "runs" / run_id / "checkpoints"
+    left.mkdir()
+    (left / "1200.npz").write_bytes(b"large")
+    assert cli.main(["train", *TINY, "--root", str(root)]) == 0
+    assert not left.exists()
 
 
 def test_narrow_terminals_show_whole_names_and_verdicts(

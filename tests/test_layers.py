@@ -40,11 +40,11 @@ LAYERS = [
     {"quantization.int4", "quantization.ptq", "quantization.qat"},
     {"quantization.layer"},
     {"quantization.delayed"},
-    {"networks", "execution", "checkpoints", "progress", "quantization.toolkit"},
+    {"networks", "execution", "progress", "quantization.toolkit"},
     {"scaling"},
     {"workspace"},
     {"records"},
-    {"environments", "keras", "presets", "flatbuffer", "software"},
+    {"environments", "keras", "presets", "flatbuffer", "software", "checkpoints"},
     {"environments.afresh", "environments.atari", "environments.registry", "presets.tables"},
     {"quantization.affine", "spec", "seeding", "doctor", "display", "architectures", "processor"}
     | {"files"},

@@ -169,8 +169,9 @@ def test_a_module_that_is_not_there_is_named(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("def broken(:\n", "(invalid syntax (faulty.py, line 1))"),
-        ("from json import no_such_name\n", "(cannot import name 'no_such_name' from 'json' "),
+        ("def broken(:\n", "(SyntaxError: invalid syntax (faulty.py, line 1)); "),
+        ("from json import no_such_name\n", "(ImportError: cannot import name 'no_such_name' "),
+        ("1 / 0\n", "(ZeroDivisionError: division by zero); `python -c 'import faulty'` shows "),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_no_traceback(
@@ -186,6 +187,43 @@ def test_a_module_that_cannot_be_imported_is_no_traceback(
     line = refusal(capsys, *TRAIN, "--import", "faulty")
     assert f"The module cannot be imported {words}" in line
     assert "Received: --import 'faulty'" in line
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "options", "words"),
+    [
+        (
+            "examples.dokcing:Docking",
+            {},
+            "an entry point that cannot be imported, examples.dokcing:",
+        ),
+        (
+            "examples.docking:Dockng",
+            {},
+            "cannot be made (AttributeError: module 'examples.docking'",
+        ),
+        ("examples.docking:Docking", {"thrust": 1}, "cannot be made (TypeError: "),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_an_environment_that_cannot_be_made_is_no_traceback(
+    entry_point: str,
+    options: dict[str, Any],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    gym.register("Mistaken-v0", entry_point, kwargs=options)
+    own = yaml.safe_load(Path("examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
+    Path("mistaken.yaml").write_text(yaml.safe_dump({"ppo": {"Mistaken-v0": own}}))
+    given = ["--algo", "ppo", "--env", "Mistaken-v0", "--presets", "mistaken.yaml"]
+    try:
+        line = refusal(capsys, "train", *given, "--root", "elsewhere")
+    finally:
+        del gym.registry["Mistaken-v0"]
+    assert words in line
+    assert "pip install" not in line
 
 
 # A file of presets.

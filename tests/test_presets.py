@@ -120,9 +120,20 @@ def test_a_whole_number_may_stand_for_a_float() -> None:
     assert type(preset.discount) is float
 
 
-def test_a2c_needs_an_epsilon() -> None:
-    with pytest.raises(UsageError, match=r"above 0.* Received: epsilon=0\.0"):
-        presets.load("a2c", "CartPole-v1", {"epsilon": 0})
+@pytest.mark.parametrize(
+    ("algo", "env_id", "name"),
+    [
+        ("a2c", "CartPole-v1", "epsilon"),
+        ("a2c", "CartPole-v1", "gradient_clip"),
+        ("dqn", "CartPole-v1", "exploration_fraction"),
+        ("dqn", "CartPole-v1", "gradient_clip"),
+        ("ppo", "CartPole-v1", "learning_rate"),
+        ("ddpg", "MountainCarContinuous-v0", "critic_learning_rate"),
+    ],
+)
+def test_what_nothing_is_learned_without_is_above_zero(algo: str, env_id: str, name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name} must be above 0.* Received: {name}=0\.0"):
+        presets.load(algo, env_id, {name: 0})
 
 
 @pytest.mark.parametrize("other", [{"epochs": 2}, {"clip": 0.2}, {"minibatch_size": 64}])

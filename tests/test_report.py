@@ -18,7 +18,7 @@ import pytest
 from quarl_tf import arguments, flatbuffer, presets, report
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import sha256, write_bytes, write_csv
-from quarl_tf.records import Evaluation, Sidecar
+from quarl_tf.records import GREEDY, Evaluation, Sidecar
 from quarl_tf.report import write_report
 from quarl_tf.report.wording import dtypes, limits, made_with, number_text, percent, size
 from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
@@ -31,7 +31,7 @@ SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
 
 PRESET = asdict(presets.load("dqn", "CartPole-v1"))
-PROTOCOL = {"action": "greedy", "return": "unclipped", "episode": "whole"}
+PROTOCOL = {"action": GREEDY, "return": "unclipped", "episode": "whole"}
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910}
 #: Size of the float file that holds a simulated scheme; it must not be seen anywhere.
 SIMULATED_SIZE = 271_828
@@ -406,6 +406,8 @@ def test_pages_state_the_protocol_of_what_they_show(workspace: Workspace, no_fig
         for text in (page_of(folder).text, (folder / "report.md").read_text()):
             assert all(rule in text for rule in protocol.values())
             assert ("sampled actions" in text) == sample
+            # What the report was made from is made again by its own kind of evaluation.
+            assert bool(re.search(r"quarl run .* --episodes \d+ --sample", text)) == sample
 
 
 def test_what_was_not_sampled_is_missing_in_a_sampled_report(

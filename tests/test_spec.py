@@ -37,6 +37,7 @@ def test_plain_runs_are_named_after_what_they_are() -> None:
 
 def test_run_id_is_one_folder_name() -> None:
     assert Run("dqn", "ALE/Pong-v5", 3).run_id == "dqn-ALE_Pong-v5-s3"
+    assert Run("dqn", "My:Env-v0", 3).run_id == "dqn-My_Env-v0-s3"
 
 
 def test_every_part_of_a_run_enters_its_name() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from quarl_tf.errors import QuarlError, UsageError
-from quarl_tf.records import Evaluation
+from quarl_tf.records import GREEDY, Evaluation
 from quarl_tf.statistics import (
     DEFAULT_MARGIN_PERCENT,
     MIN_EPISODES,
@@ -36,6 +36,8 @@ samples = st.lists(st.integers(-10_000, 10_000).map(float), min_size=2, max_size
 
 IntervalOf = Callable[..., Interval]
 
+GAME = {"action": GREEDY, "game": "no chance in it"}
+
 
 def limits(interval: Interval) -> tuple[float, float, float]:
     return interval.mean, interval.low, interval.high
@@ -47,7 +49,7 @@ def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None
         env_id="CartPole-v1",
         scheme=scheme,
         artifact_sha256=None,
-        protocol={"action": "greedy"},
+        protocol={"action": GREEDY},
         seeds=list(range(len(returns))) if seeds is None else seeds,
         returns=returns,
         lengths=[1] * len(returns),
@@ -322,7 +324,7 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     chance = compare(evaluation("fp32", before), evaluation("int8", after), None)
     assert chance.verdict == "gain"
     played = [
-        replace(evaluation(name, returns), protocol={"game": "no chance in it"})
+        replace(evaluation(name, returns), protocol=GAME)
         for name, returns in (("fp32", before), ("int8", after))
     ]
     result = compare(*played, None)
@@ -334,6 +336,23 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     assert different_games(replace(played[0], returns=[1.0] * 99), played[1]) == 3
     lost = replace(played[1], returns=[-21.0] * 99)
     assert compare(played[0], lost, None).verdict == "loss"
+    # That all are equal says little when they are few.
+    same = compare(played[0], replace(played[0], scheme="int8"), None)
+    assert (same.difference.bounded, same.verdict) == (False, "cannot tell")
+    # Chance in the actions makes each game its own.
+    drawn = [replace(one, protocol=GAME | {"action": "sampled"}) for one in played]
+    assert different_games(*drawn) is None
+    assert compare(*drawn, None).difference == chance.difference
+
+
+@pytest.mark.parametrize("different", [19, 20, 21, 99])
+def test_repeated_games_are_never_observations_more(different: int) -> None:
+    # Of 100 games the last repeat the first.
+    values = np.resize(np.random.default_rng(0).normal(size=different), 100)
+    repeated = mean_interval(values, different=different)
+    alone = student_interval(values[:different])
+    assert repeated.high - repeated.low == pytest.approx(alone.high - alone.low, rel=0.2)
+    assert repeated == student_interval(values, different)
 
 
 def test_compare_without_a_random_policy() -> None:

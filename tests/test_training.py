@@ -144,16 +144,6 @@ def test_checkpoints_are_deleted_with_the_end_of_the_training(
     assert (folder / "training.json").exists()
 
 
-def test_checkpoints_that_a_killed_end_has_left_are_deleted_next_time(
-    copy: Workspace, tiny_run: Run
-) -> None:
-    left = copy.run_dir(tiny_run.run_id) / "checkpoints"
-    left.mkdir()
-    (left / "1200.npz").write_bytes(b"large")
-    train(copy, tiny_run, silent)
-    assert not left.exists()
-
-
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
     found = [row for row in rows(trained, tiny_run) if row["greedy_return"]]

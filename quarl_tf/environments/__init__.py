@@ -37,6 +37,7 @@ __all__ = [
     "make_vector",
     "require_actions",
     "require_end",
+    "require_finite",
     "rules",
 ]
 

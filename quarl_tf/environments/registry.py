@@ -64,13 +64,14 @@ def find(env_id: str) -> Registered:
 
 @contextmanager
 def making(env_id: str) -> Iterator[None]:
-    """Turn the want of an optional package into one line that names it for pip.
+    """Turn what keeps an environment from being made into one line, a missing package for pip.
 
     Gymnasium's advice to take a newer version is dropped: CartPole-v0 is a task of its own, whose
     episodes end after 200 steps, and is asked for by its full name.
 
     Raises:
-        UsageError: A module that the environment needs is not installed, or of another version.
+        UsageError: A module that the environment needs is not installed, or of another version, or
+            it was registered with what cannot make it.
     """
     try:
         with warnings.catch_warnings():
@@ -78,6 +79,11 @@ def making(env_id: str) -> Iterator[None]:
             yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _not_installed(env_id, error) from error
+    except (gym.error.Error, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{env_id} cannot be made ({type(error).__name__}: {one_line(error).rstrip('.')}); "
+            f"gymnasium.make alone would show where. Received: environment={env_id!r}"
+        ) from error
 
 
 def import_environments(modules: Sequence[str]) -> None:
@@ -103,8 +109,12 @@ def import_environments(modules: Sequence[str]) -> None:
             absent = f"{module}.".startswith(f"{name}.")
             reason = _ABSENT if absent else f"imports {name}, which is not installed"
             raise _not_imported(module, reason) from error
-        except (ImportError, SyntaxError) as error:
-            raise _not_imported(module, f"cannot be imported ({one_line(error)})") from error
+        except Exception as error:
+            reason = (
+                f"cannot be imported ({type(error).__name__}: {one_line(error).rstrip('.')}); "
+                f"`python -c 'import {module}'` shows where"
+            )
+            raise _not_imported(module, reason) from error
 
 
 def _not_imported(module: str, reason: str) -> UsageError:
@@ -122,6 +132,12 @@ def _not_installed(env_id: str, error: Exception) -> UsageError:
     name = getattr(missing, "name", None)
     if not name:
         return UsageError(f"{one_line(error).rstrip('.')}. Received: environment={env_id!r}")
+    entry_point = str(gym.registry[env_id].entry_point) if env_id in gym.registry else ""
+    if re.match(rf"{re.escape(name)}[.:]", entry_point):
+        return UsageError(
+            f"{env_id} was registered with an entry point that cannot be imported, {entry_point}; "
+            f"there is no {name}. Received: environment={env_id!r}"
+        )
     package = name.split(".")[0]
     return UsageError(
         f"{env_id} needs a package that is not installed: pip install "

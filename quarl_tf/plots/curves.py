@@ -86,7 +86,9 @@ def learning_curve(curves: Sequence[Curve], title: str) -> Plot:
         figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
         axes = figure.subplots()
         palette = (
-            [scheme_colour("fp32")] if len(curves) == 1 else sns.color_palette("deep", len(curves))
+            [scheme_colour(REFERENCE)]
+            if len(curves) == 1
+            else sns.color_palette("deep", len(curves))
         )
         for curve, colour in zip(curves, palette, strict=True):
             _draw_curve(axes, curve, colour)

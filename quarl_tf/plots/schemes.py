@@ -29,7 +29,7 @@ from quarl_tf.plots.style import (
     sweep_of,
 )
 from quarl_tf.quantization.affine import affine_grid, dequantize
-from quarl_tf.spec import Scheme
+from quarl_tf.spec import REFERENCE, Scheme
 from quarl_tf.statistics import Interval
 
 #: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
@@ -76,7 +76,7 @@ def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str) -> Pl
         legend_below(
             figure,
             [
-                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=GREY, label="fp32"),
+                Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=GREY, label=REFERENCE),
                 Line2D(
                     [], [], color=GREY, marker="o", ms=4, label="scheme of the panel, same seed"
                 ),
@@ -251,7 +251,7 @@ def _draw_sweep(
 ) -> None:
     """Join the simulated schemes of one kind, from fp32 on; lightly for each of several runs."""
     # 32 bits is where a sweep starts: its grid would be finer than float32 itself.
-    joined = [p for p in points if sweep_of(p.scheme) == sweep or p.scheme.name == "fp32"]
+    joined = [p for p in points if sweep_of(p.scheme) == sweep or p.scheme.name == REFERENCE]
     joined.sort(key=lambda point: -point.scheme.weight_bits)
     x = [places[point.scheme.name] for point in joined]
     axes.plot(x, [p.returns.mean for p in joined], color=GREY, ls=sweep.line, lw=1.2, zorder=2)

@@ -77,6 +77,7 @@ class Preset:
         Raises:
             UsageError: Two values contradict each other, or a fraction is above 1.
         """
+        self._require_above_zero("learning_rate")
         self._require_fraction("discount")
         self._require_multiple("train_frequency", "num_envs")
         architecture(self.network)
@@ -94,6 +95,14 @@ class Preset:
         """The hidden layers that `network` stands for."""
         return architecture(self.network)
 
+    def _require_above_zero(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) == 0:
+                raise UsageError(
+                    f"{name} must be above 0; to do almost without it, make it small, or a largest "
+                    f"norm large. Received: {name}=0.0"
+                )
+
     def _require_fraction(self, name: str) -> None:
         value = getattr(self, name)
         if value > 1:
@@ -106,42 +115,50 @@ class Preset:
                 f"{name} must be a multiple of {divisor}. Received: {name}={value}, {divisor}={by}"
             )
 
-    def _require_room(self, buffer_size: int, learning_starts: int) -> None:
-        """Require what learning off policy needs.
-
-        Raises:
-            UsageError: There are not two rows before learning starts, the replay cannot hold what
-                it waits for, or no burst is left after it.
-        """
-        if learning_starts < 2 * self.num_envs or buffer_size < learning_starts + self.num_envs:
-            raise UsageError(
-                "learning_starts must be at least 2 * num_envs, and buffer_size at least "
-                f"learning_starts + num_envs. Received: learning_starts={learning_starts}, "
-                f"buffer_size={buffer_size}, num_envs={self.num_envs}"
-            )
-        if self.steps < learning_starts + self.train_frequency:
-            raise UsageError(
-                "A training must have a burst left (train_frequency) once learning starts; make "
-                "steps more or learning_starts less (-p learning_starts=…). Received: "
-                f"steps={self.steps}, learning_starts={learning_starts}, "
-                f"train_frequency={self.train_frequency}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
-class DqnPreset(Preset):
-    """Hyper-parameters of DQN."""
+class OffPolicyPreset(Preset):
+    """Hyper-parameters of learning from a replay."""
 
     #: Transitions in one gradient step.
     batch_size: int
     #: Observations kept for replay.
     buffer_size: int
-    #: Observations in the replay before learning starts.
+    #: Observations in the replay before learning starts; until then actions are uniform.
     learning_starts: int
-    #: Steps whose rewards are summed before bootstrapping.
-    n_step: int
     #: Gradient steps in one burst.
     gradient_steps: int
+    #: Steps whose rewards are summed before bootstrapping.
+    n_step: int = 1
+
+    def __post_init__(self) -> None:
+        """Check what a replay adds; see `Preset.__post_init__`.
+
+        Raises:
+            UsageError: There are not two rows before learning starts, the replay cannot hold what
+                it waits for, or no burst is left after it.
+        """
+        super().__post_init__()
+        starts, size = self.learning_starts, self.buffer_size
+        if starts < 2 * self.num_envs or size < starts + self.num_envs:
+            raise UsageError(
+                "learning_starts must be at least 2 * num_envs, and buffer_size at least "
+                f"learning_starts + num_envs. Received: learning_starts={starts}, "
+                f"buffer_size={size}, num_envs={self.num_envs}"
+            )
+        if self.steps < starts + self.train_frequency:
+            raise UsageError(
+                "A training must have a burst left (train_frequency) once learning starts; make "
+                "steps more or learning_starts less (-p learning_starts=…). Received: "
+                f"steps={self.steps}, learning_starts={starts}, "
+                f"train_frequency={self.train_frequency}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DqnPreset(OffPolicyPreset):
+    """Hyper-parameters of DQN."""
+
     #: Gradient steps between copies to the target network.
     target_update: int
     #: Fraction of training over which exploration falls from 1 to `exploration_final`.
@@ -157,16 +174,11 @@ class DqnPreset(Preset):
     double: bool = True
 
     def __post_init__(self) -> None:
-        """Check what DQN adds; see `Preset.__post_init__`."""
+        """Check what DQN adds; see `OffPolicyPreset.__post_init__`."""
         super().__post_init__()
+        self._require_above_zero("exploration_fraction", "gradient_clip")
         self._require_fraction("exploration_fraction")
         self._require_fraction("exploration_final")
-        self._require_room(self.buffer_size, self.learning_starts)
-        if self.exploration_fraction == 0:
-            raise UsageError(
-                "exploration_fraction must be above 0; for no exploration to speak of, make it "
-                "small. Received: exploration_fraction=0.0"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +205,7 @@ class PpoPreset(Preset):
     def __post_init__(self) -> None:
         """Check what PPO adds; see `Preset.__post_init__`."""
         super().__post_init__()
+        self._require_above_zero("gradient_clip")
         self._require_fraction("gae_lambda")
         self._require_multiple("train_frequency", "minibatch_size")
 
@@ -215,41 +228,27 @@ class A2cPreset(PpoPreset):
                 "train_frequency, epochs=1, clip=0.0; else train by ppo. Received: "
                 + ", ".join(f"{name}={value}" for name, value in received.items())
             )
-        if self.epsilon == 0:
-            raise UsageError(
-                "epsilon must be above 0: gradients of 0 would be divided by it. "
-                "Received: epsilon=0.0"
-            )
+        self._require_above_zero("epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DdpgPreset(Preset):
+class DdpgPreset(OffPolicyPreset):
     """Hyper-parameters of DDPG; `learning_rate` is the actor's."""
 
     #: Adam's step size for the critic.
     critic_learning_rate: float
-    #: Transitions in one gradient step.
-    batch_size: int
-    #: Observations kept for replay.
-    buffer_size: int
-    #: Observations in the replay before learning starts; until then actions are uniform.
-    learning_starts: int
-    #: Gradient steps in one burst.
-    gradient_steps: int
     #: Share of the network that the target takes over in each gradient step.
     target_tau: float
     #: Standard deviation of the exploration noise's draws, in half action ranges.
     noise: float
     #: Whether the noise is an Ornstein-Uhlenbeck process instead of independent draws.
     correlated_noise: bool
-    #: Steps whose rewards are summed before bootstrapping.
-    n_step: int = 1
 
     def __post_init__(self) -> None:
-        """Check what DDPG adds; see `Preset.__post_init__`."""
+        """Check what DDPG adds; see `OffPolicyPreset.__post_init__`."""
         super().__post_init__()
+        self._require_above_zero("critic_learning_rate")
         self._require_fraction("target_tau")
-        self._require_room(self.buffer_size, self.learning_starts)
 
 
 _CLASSES: dict[str, type[Preset]] = {
@@ -273,7 +272,7 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
             f"shorter or train longer. Received: delay={delay}, steps={preset.steps}, "
             f"train_frequency={preset.train_frequency}"
         )
-    if isinstance(preset, DqnPreset | DdpgPreset) and delay < preset.learning_starts:
+    if isinstance(preset, OffPolicyPreset) and delay < preset.learning_starts:
         raise UsageError(
             "Ranges are watched while the network learns, which begins at learning_starts; make "
             f"the delay longer. Received: delay={delay}, learning_starts={preset.learning_starts}"

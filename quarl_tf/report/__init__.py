@@ -47,7 +47,7 @@ from quarl_tf.report.wording import (
     size,
 )
 from quarl_tf.software import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
-from quarl_tf.spec import REFERENCE, Scheme
+from quarl_tf.spec import REFERENCE, Scheme, file_name
 from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
 from quarl_tf.workspace import Workspace, checked_report_name, report_name
 
@@ -154,7 +154,7 @@ def _default_name(runs: Sequence[LoadedRun], sample: bool) -> str:
     kinds = set()
     for run in (loaded.run for loaded in runs):
         tag = f"-{run.quantization.tag}" if run.quantization else ""
-        kinds.add(f"{run.algo}-{run.env_id.replace('/', '_')}{tag}")
+        kinds.add(f"{run.algo}-{file_name(run.env_id)}{tag}")
     if len(kinds) > 1:
         raise UsageError(
             "A report on several algorithms, environments or quantisations in training needs a "
@@ -209,7 +209,7 @@ def _figures(
             BitsPoint(
                 Scheme.parse(row.scheme),
                 row.returns,
-                tuple(run.experiments[row.scheme].comparison.returns.mean for run in runs),
+                tuple(run.results[row.scheme].comparison.returns.mean for run in runs),
             )
             for row in complete
             if row.returns is not None
@@ -237,7 +237,7 @@ def _figures(
 
 
 def _all_returns(runs: Sequence[LoadedRun], name: str) -> plots.Floats:
-    return np.concatenate([run.experiments[name].evaluation.returns for run in runs])
+    return np.concatenate([run.results[name].evaluation.returns for run in runs])
 
 
 # Writing.
@@ -339,11 +339,11 @@ def write_pages(
 
 def provenance(runs: Sequence[LoadedRun]) -> dict[str, Any]:
     """Collect commits and processors behind the results, and packages of export and evaluation."""
-    experiments = [e for run in runs for e in run.experiments.values()]
+    results = [one for run in runs for one in run.results.values()]
     versions = dict[str, set[str]]()
     commits: dict[str, set[str]] = {"trained": set(), "exported": set()}
     processors: dict[str, set[str]] = {"trained": set(), "evaluated": set()}
-    for sidecar, evaluation in ((e.sidecar, e.evaluation) for e in experiments):
+    for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
         commits["trained"] |= set((sidecar.trained_commit or UNKNOWN_COMMIT).split(SEVERAL))
         commits["exported"].add(sidecar.commit or UNKNOWN_COMMIT)
         processors["trained"] |= set((sidecar.trained_on or UNKNOWN_PROCESSOR).split(SEVERAL))

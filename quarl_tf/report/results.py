@@ -31,7 +31,13 @@ from quarl_tf.statistics import (
     pool,
     student_interval,
 )
-from quarl_tf.workspace import Workspace, evaluation_path, sidecar_path
+from quarl_tf.workspace import (
+    Workspace,
+    evaluation_path,
+    export_command,
+    require_exported,
+    sidecar_path,
+)
 
 #: What the evaluation of the random policy is called.
 BASELINE = "random"
@@ -104,7 +110,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Result:
     """One flatbuffer with what it is, how it played and what that says against fp32."""
 
     sidecar: Sidecar
@@ -117,31 +123,33 @@ _Pair = tuple[Sidecar, Evaluation]
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The experiments of one run.
+    """The results of one run.
 
     Attributes:
         own: A sidecar of the run's own; a quantisation-aware run's fp32 is of its plain twin.
-        experiments: Scheme to experiment, all on the same episodes; fp32 is always among them.
-        played: Scheme to the episodes it has, of which `experiments` may hold the first alone.
+        results: Scheme to result, all on the same episodes; fp32 is always among them.
+        played: Scheme to the episodes it has, of which `results` may hold the first alone.
         missing: Scheme, or `BASELINE`, to why there is no result.
         chance: Evaluation of the random policy, if it is sound.
         curve: Learning curve of the training, if it was exported.
         foreign: Names of flatbuffers in the run's folder that are named after no scheme.
+        sample: Whether actions were drawn from the policy's distribution.
     """
 
     run_id: str
     own: Sidecar
-    experiments: dict[str, Experiment]
+    results: dict[str, Result]
     played: dict[str, int]
     missing: dict[str, Missing]
     chance: Evaluation | None
     curve: Curve | None
     foreign: list[str]
+    sample: bool
 
     @property
-    def reference(self) -> Experiment:
-        """Return the experiment that all others are compared with."""
-        return self.experiments[REFERENCE]
+    def reference(self) -> Result:
+        """Return the result that all others are compared with."""
+        return self.results[REFERENCE]
 
     @property
     def run(self) -> Run:
@@ -156,9 +164,10 @@ class LoadedRun:
         record keeps.
         """
         # The fp32 of a quantisation-aware run is its plain twin's.
-        schemes = [n for n in self.experiments if self.run.quantization is None or n != REFERENCE]
+        schemes = [n for n in self.results if self.run.quantization is None or n != REFERENCE]
         episodes = len(self.reference.evaluation.returns)
-        return f"{self.run.command('run')} --schemes {','.join(schemes)} --episodes {episodes}"
+        command = f"{self.run.command('run')} --schemes {','.join(schemes)} --episodes {episodes}"
+        return command + (" --sample" if self.sample else "")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -207,7 +216,7 @@ def load_run(
     episodes: int | None = None,
     sample: bool = False,
 ) -> LoadedRun:
-    """Load a run's experiments and compare each with fp32, on the episodes that all have played.
+    """Load a run's results and compare each with fp32, on the episodes that all have played.
 
     Args:
         workspace: Where the run's flatbuffers and evaluations are.
@@ -239,15 +248,15 @@ def load_run(
     chance: Evaluation | Missing | None = _load_baseline(workspace, against, sample)
     if isinstance(chance, Missing):
         missing[BASELINE], chance = chance, None
-    experiments = {}
+    results = {}
     for name, (sidecar, whole) in found.items():
         evaluation = whole.first(count)
         comparison = compare(against, evaluation, chance, margin_percent)
-        experiments[name] = Experiment(sidecar, evaluation, comparison)
+        results[name] = Result(sidecar, evaluation, comparison)
     curve = _load_curve(workspace, run_id, Run.from_dict(own.run).quantization)
     files = workspace.artifact_dir(run_id).glob("*.tflite")
     foreign = sorted(path.name for path in files if not _is_scheme(path.stem))
-    return LoadedRun(run_id, own, experiments, played, missing, chance, curve, foreign)
+    return LoadedRun(run_id, own, results, played, missing, chance, curve, foreign, sample)
 
 
 def _own_and_reference(workspace: Workspace, run_id: str, sample: bool) -> tuple[Sidecar, _Pair]:
@@ -256,13 +265,8 @@ def _own_and_reference(workspace: Workspace, run_id: str, sample: bool) -> tuple
     Raises:
         QuarlError: There is no fp32 result, or a file cannot be read.
     """
-    folder = workspace.artifact_dir(run_id)
-    if not folder.is_dir():
-        raise QuarlError(
-            "There are no flatbuffers of this run; make them with "
-            f"`{_export_command(workspace, run_id)}`. Received: run={run_id!r}"
-        )
-    trained = _trained_sidecar(folder)
+    require_exported(workspace, run_id)
+    trained = _trained_sidecar(workspace.artifact_dir(run_id))
     reference_id = run_id if trained is None else Run.from_dict(trained.run).plain.run_id
     reference = _load_pair(workspace, reference_id, REFERENCE, sample)
     if isinstance(reference, Missing):
@@ -306,7 +310,7 @@ def _load_pair(workspace: Workspace, run_id: str, scheme: str, sample: bool) -> 
     A large flatbuffer need not be kept once it was evaluated: the hash in both says what it was.
     """
     artifact = workspace.artifact(run_id, scheme)
-    export = _export_command(workspace, run_id, f" --schemes {scheme}")
+    export = export_command(workspace, run_id, f" --schemes {scheme}")
     path = evaluation_path(artifact, sample=sample)
     kept = artifact.exists()
     if not sidecar_path(artifact).exists() or not (kept or path.exists()):
@@ -338,7 +342,7 @@ def _load_comparable(
     if sidecar.network_sha256 != own.network_sha256:
         reason = f"was exported from another network than {own.scheme}"
         both = f" --schemes {own.scheme},{scheme}"
-        return Missing(run_id, scheme, reason, _export_command(workspace, run_id, both))
+        return Missing(run_id, scheme, reason, export_command(workspace, run_id, both))
     evaluate = _evaluate_command(workspace, run_id, scheme, sample)
     if evaluation.reference_sha256 not in (None, fp32.sha256):
         return Missing(run_id, scheme, "was compared with another fp32 flatbuffer", evaluate)
@@ -352,12 +356,6 @@ def _load_comparable(
 def _evaluate_command(workspace: Workspace, run_id: str, scheme: str, sample: bool) -> str:
     artifact = shlex.quote(str(workspace.artifact(run_id, scheme)))
     return f"quarl evaluate {artifact}" + (" --sample" if sample else "")
-
-
-def _export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
-    root = workspace.root
-    here = root.resolve() == Path.cwd()
-    return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
 
 
 def _load_curve(
@@ -379,7 +377,7 @@ def _load_curve(
     except (KeyError, TypeError, ValueError) as error:
         raise QuarlError(
             f"The training curve cannot be read ({error}); copy it again with "
-            f"`{_export_command(workspace, run_id)}`. Received: path={str(path)!r}"
+            f"`{export_command(workspace, run_id)}`. Received: path={str(path)!r}"
         ) from error
     if not rows:
         return None
@@ -410,17 +408,17 @@ def run_row(run: LoadedRun, name: str) -> Row:
         native=scheme.native,
         weight_bits=scheme.weight_bits,
     )
-    experiment = run.experiments.get(name)
-    if experiment is None:
+    result = run.results.get(name)
+    if result is None:
         return replace(row, status=run.missing[name].reason)
-    sidecar, evaluation = experiment.sidecar, experiment.evaluation
+    sidecar, evaluation = result.sidecar, result.evaluation
     row = replace(
         row,
         ties=evaluation.ties,
         action_agreement=None if evaluation.agreement is None else evaluation.agreement["fraction"],
         weight_dtypes=sidecar.weight_dtypes,
         sha256=sidecar.sha256,
-        **_statistics(name, experiment.comparison),
+        **_statistics(name, result.comparison),
     )
     if not scheme.native:
         return row
@@ -452,7 +450,7 @@ def pooled_row(runs: Sequence[LoadedRun], rows: Sequence[Row]) -> Row:
         several = len(rows) > 1
         status = f"missing in {', '.join(absent)}" if several else first.status
         return replace(row, status=status)
-    pooled = pool([run.experiments[row.scheme].comparison for run in runs])
+    pooled = pool([run.results[row.scheme].comparison for run in runs])
     row = replace(
         row,
         size_bytes=mean_of_all([r.size_bytes for r in rows]),

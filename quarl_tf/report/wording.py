@@ -124,38 +124,55 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
     counts = {len(run.reference.evaluation.seeds) for run in runs}
     if len(counts) > 1:
         notes.append(f"Trainings have from {min(counts)} to {max(counts)} episodes.")
-    for run in runs:
-        most, least = max(run.played.values()), min(run.played.values())
-        if least < most:
-            short = ", ".join(name for name, played in run.played.items() if played == least)
-            notes.append(
-                f"Of {run.run_id}, the first {least} episodes are compared, as many as {short} "
-                f"played; others played {most}."
-            )
-        plain = run.reference.sidecar.run_id
-        games = run.reference.evaluation.returns
-        different = different_games(run.reference.evaluation)
-        if different is not None and different < len(games):
-            notes.append(
-                f"The {len(games)} games of {plain} have {different} different returns: without "
-                "chance in the game, a deterministic policy plays on alike from many starts. "
-                "Intervals take games of equal returns for one."
-            )
-        if run.chance is None:
-            notes.append(
-                f"{plain} has no evaluation of a random policy to compare with, so the "
-                "normalised error is unknown; see Missing."
-            )
-        elif run.reference.comparison.returns.low <= np.mean(run.chance.returns):
-            notes.append(
-                f"The fp32 policy of {plain} is not shown to earn more than a random one: it "
-                "has little to lose, and its verdicts say little. Train it longer."
-            )
+    notes += [note for run in runs for note in _notes_on_run(run)]
+    notes += _notes_on_trainings(runs)
+    without = [run.run_id for run in runs if run.curve is None]
+    if without:
+        notes.append(f"No training curve was exported for {', '.join(without)}.")
+    # Several quantisation-aware runs may have the same plain twin.
+    return list(dict.fromkeys(notes))
+
+
+def _notes_on_run(run: LoadedRun) -> list[str]:
+    """Say what the reader must know of one run's episodes and files."""
+    notes = []
+    most, least = max(run.played.values()), min(run.played.values())
+    if least < most:
+        short = ", ".join(name for name, played in run.played.items() if played == least)
+        notes.append(
+            f"Of {run.run_id}, the first {least} episodes are compared, as many as {short} "
+            f"played; others played {most}."
+        )
+    plain = run.reference.sidecar.run_id
+    games = run.reference.evaluation.returns
+    different = different_games(run.reference.evaluation)
+    if different is not None and different < len(games):
+        notes.append(
+            f"The {len(games)} games of {plain} have {different} different returns: without "
+            "chance in the game, a greedy policy plays on alike from many starts. Intervals take "
+            "games of equal returns for one, and there is none of few that are all equal."
+        )
+    returns = run.reference.comparison.returns
+    if run.chance is None:
+        notes.append(
+            f"{plain} has no evaluation of a random policy to compare with, so the normalised "
+            "error is unknown; see Missing."
+        )
+    elif returns.bounded and returns.low <= np.mean(run.chance.returns):
+        notes.append(
+            f"The fp32 policy of {plain} is not shown to earn more than a random one: it has "
+            "little to lose, and its verdicts say little. Train it longer."
+        )
     notes += [
         f"{file} in the folder of {run.run_id} is named after no scheme and was left out."
-        for run in runs
         for file in run.foreign
     ]
+    return notes
+
+
+def _notes_on_trainings(runs: Sequence[LoadedRun]) -> list[str]:
+    """Say what the reader must know of quantisation-aware trainings and their plain twins."""
+    notes = []
     if len({run.run.seed for run in runs if run.run.quantization is not None}) == 1:
         notes.append(
             "Quantisation-aware trainings of one seed: what they lose to their plain twin is the "
@@ -173,11 +190,7 @@ def notes_on(runs: Sequence[LoadedRun]) -> list[str]:
             "these trainings differ from their twins before the delay already, and what they lose "
             "to them is the difference of two trainings."
         )
-    without = [run.run_id for run in runs if run.curve is None]
-    if without:
-        notes.append(f"No training curve was exported for {', '.join(without)}.")
-    # Several quantisation-aware runs may have the same plain twin.
-    return list(dict.fromkeys(notes))
+    return notes
 
 
 def quantization_text(quantization: Quantization) -> str:

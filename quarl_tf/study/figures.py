@@ -11,7 +11,7 @@ import numpy as np
 from quarl_tf import plots
 from quarl_tf.plots import Curve, Plot, PrecisionCurves, PrecisionPanel, PrecisionPoint
 from quarl_tf.report.results import OK, LoadedRun
-from quarl_tf.spec import REFERENCE, Quantization
+from quarl_tf.spec import REFERENCE, Quantization, file_name
 from quarl_tf.study import Cell, Study, telling_settings
 from quarl_tf.study.results import CellResults, Column
 
@@ -117,7 +117,7 @@ def _panel(result: CellResults, title: str) -> PrecisionPanel:
 
 
 def _file_name(cell: Cell) -> str:
-    return f"{cell.algo}_{cell.env_id.replace('/', '_')}"
+    return f"{cell.algo}_{file_name(cell.env_id)}"
 
 
 def _curves_by_setting(group: _Group) -> dict[str, list[Curve]]:

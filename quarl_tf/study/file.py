@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 from quarl_tf import environments, presets
 from quarl_tf.errors import UsageError, unknown
 from quarl_tf.presets import Preset, tables
-from quarl_tf.spec import REFERENCE, Quantization, Scheme
+from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Scheme
 from quarl_tf.study.design import X_AXES, Cell, Study, telling_settings
 from quarl_tf.workspace import checked_report_name
 
 _Choice = TypeVar("_Choice")
 
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
-_DEFAULT_EPISODES = 100
 _DEFAULT_DELAYS = (0.5,)
 _DELAY = "A delay is a number of steps, or a share of the training between 0 and 1"
 
@@ -83,7 +82,7 @@ def _study(content: Any, folder: Path) -> Study:
         name=name,
         title=title,
         cells=tuple(_titled(_titled(cells, _settings), _extent)),
-        episodes=_whole(values.get("episodes", _DEFAULT_EPISODES), "episodes", least=1),
+        episodes=_whole(values.get("episodes", DEFAULT_EPISODES), "episodes", least=1),
         presets=presets_file,
         modules=modules,
         memory=_one_of((False, True), values.get("memory", False), "memory"),

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from quarl_tf.display import Update
 from quarl_tf.files import locked, write_text
+from quarl_tf.software import import_path
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.study import (
     Experiment,
@@ -249,7 +250,7 @@ class _Pool:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **_thread_limits(self._slots), "PYTHONPATH": _own_path()},
+            env={**os.environ, **_thread_limits(self._slots), "PYTHONPATH": import_path()},
             # A group of its own: Ctrl-C is for the parent, which then ends the whole group.
             start_new_session=True,
         )
@@ -347,23 +348,15 @@ def _unfinished(found: Sequence[Status]) -> list[Scheme]:
 
 def _cores() -> list[int]:
     """Return the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def _share(slot: int, size: int) -> list[int]:
-    """Return the cores of one of so many workers; none where there are too few, or no choice."""
+    """Return the cores of one of so many workers; none where there are too few."""
     cores = _cores()
-    if size > len(cores) or not hasattr(os, "sched_setaffinity"):
+    if size > len(cores):
         return []
     return cores[slot * len(cores) // size : (slot + 1) * len(cores) // size]
-
-
-def _own_path() -> str:
-    """Return where workers look for modules: first of all where this one was found."""
-    given = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(Path(__file__).parents[2]), *([given] if given else [])])
 
 
 def _thread_limits(size: int) -> dict[str, str]:

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from quarl_tf import environments, presets, records
+from quarl_tf import environments, presets
 from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError
 from quarl_tf.files import write_text
 from quarl_tf.spec import Run, Scheme
-from quarl_tf.workspace import Workspace, copy_curve, not_exported
+from quarl_tf.workspace import Workspace, copy_curve, finished_training, not_exported
 
 #: What a line on standard output begins with that tells how far the job is.
 PROGRESS = "progress: "
@@ -86,8 +86,7 @@ def work(task: Task, update: Update) -> int:
 def _train(workspace: Workspace, run: Run, task: Task, update: Update) -> None:
     own = None if task.presets is None else Path(task.presets)
     preset = presets.load(run.algo, run.env_id, run.overrides, own)
-    folder = workspace.run_dir(run.run_id)
-    if records.TrainingRecord.finished(folder, run, preset) is None:
+    if finished_training(workspace, run, preset) is None:
         from quarl_tf.training import train
 
         trunk = None if task.trunk is None else Path(task.trunk)
