@@ -40,12 +40,13 @@ _COMMON = {
     "checkpoint_every": 400,
 }
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 16, "gradient_steps": 4}
+_DQN = {**_OFF_POLICY, "exploration_fraction": 1.0}  # The schedule is under way at any cut.
 _PPO = {"minibatch_size": 32, "epochs": 2}
 _A2C = {"minibatch_size": 64}
 
 #: A training of seconds for each algorithm, with several checkpoints.
 RUNS = {
-    "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_OFF_POLICY}),
+    "dqn": Run("dqn", "CartPole-v1", 3, {**_COMMON, **_DQN}),
     "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, {**_COMMON, **_OFF_POLICY}),
     "ppo": Run("ppo", "CartPole-v1", 3, {**_COMMON, **_PPO}),
     "a2c": Run("a2c", "CartPole-v1", 3, {**_COMMON, **_A2C}),

@@ -1,4 +1,9 @@
-"""One module per algorithm, each with the same `build(spec, preset, seed, prepare) -> Agent`."""
+"""One module per algorithm, each with the same `build(spec, preset, seed, prepare) -> Agent`.
+
+Deviations of all from their papers: environments start fresh episodes at each checkpoint, by which
+a resumed training is the uninterrupted one; what is kept is the network of the best greedy
+evaluation, not the last.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,9 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
    bootstrap from the value of their last observation, as in `ppo`.
 3. Policy and value share layers for images only.
 4. RMSprop has its epsilon under the root, as OpenAI's baselines have it; the preset says how much.
+5. Rollouts may be longer than the paper's 5 steps, and advantages weighted by a lambda below 1,
+   where the preset says so; the step size may fall to 0 over the training.
+6. As of every algorithm: see `agents`.
 """
 
 from __future__ import annotations

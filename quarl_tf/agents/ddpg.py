@@ -12,6 +12,7 @@ Deviations from the paper:
 5. Rewards of several steps may be summed before bootstrapping, where the preset says so.
 6. All layers start from Glorot's uniform weights, the last ones too (the paper's: within 0.003).
 7. No weight decay; the step size may fall to 0 over the training.
+8. As of every algorithm: see `agents`.
 """
 
 from __future__ import annotations

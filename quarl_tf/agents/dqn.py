@@ -12,6 +12,7 @@ Deviations from the paper:
 4. Rewards of several steps may be summed before bootstrapping, without a correction for actions
    that the policy would not take; the head may be dueling. Both where the preset says so.
 5. The step size may fall to 0 over the training; many environments are acted in at once.
+6. As of every algorithm: see `agents`.
 """
 
 from __future__ import annotations

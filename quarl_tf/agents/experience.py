@@ -14,7 +14,7 @@ from quarl_tf.agents import Arrays, adapter, restore_variables, section, variabl
 from quarl_tf.environments import EnvSpec
 from quarl_tf.execution import Snapshot
 from quarl_tf.keras import keras, tf
-from quarl_tf.presets import DdpgPreset, DqnPreset
+from quarl_tf.presets import OffPolicyPreset
 from quarl_tf.replay import Replay
 from quarl_tf.scaling import RunningStatistics
 from quarl_tf.seeding import generator
@@ -23,7 +23,7 @@ from quarl_tf.seeding import generator
 class OffPolicyAgent(ABC):
     """Keeps a replay, and running statistics of all observations (see `agents.Agent`)."""
 
-    def __init__(self, spec: EnvSpec, preset: DqnPreset | DdpgPreset, seed: int) -> None:
+    def __init__(self, spec: EnvSpec, preset: OffPolicyPreset, seed: int) -> None:
         """Start empty; `_start` takes the networks."""
         self._preset = preset
         self._statistics = RunningStatistics(spec)
@@ -130,7 +130,7 @@ class OffPolicyAgent(ABC):
         return {"exploration": self._explore, "replay": self._sampling}
 
 
-def decay_steps(preset: DqnPreset | DdpgPreset) -> int | None:
+def decay_steps(preset: OffPolicyPreset) -> int | None:
     """Return the gradient steps of the whole training, where the step size falls over them."""
     if not preset.learning_rate_decay:
         return None
