@@ -2,6 +2,7 @@
 
 import csv
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ RUNS = [
     for run_id in sorted(reported_runs(WORKSPACE))
     if (run := exported_run(WORKSPACE, run_id)) is not None
 ]
+
+
+def git(*arguments: str) -> list[str]:
+    command = ["git", "-C", str(WORKSPACE.root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+COMMITS = {commit[:12] for commit in git("rev-list", "HEAD")}
 
 
 def trained_on(run: Run) -> set[str]:
@@ -71,5 +80,16 @@ def test_results_come_from_committed_code(run: Run) -> None:
     sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
     assert sidecars
     for sidecar in sidecars:
+        # Of older trainings it was not recorded.
         commits = [sidecar.commit, *(sidecar.trained_commit or sidecar.commit or "").split(SEVERAL)]
         assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme
+        assert set(commits) <= COMMITS, sidecar.scheme
+
+
+def test_what_was_left_out_of_the_repository_is_large() -> None:
+    kept = {WORKSPACE.root / name for name in git("ls-files", "tflite_models")}
+    for run in RUNS:
+        for path in WORKSPACE.artifact_dir(run.run_id).glob("*.json"):
+            artifact = path.with_suffix(".tflite")
+            if not path.name.endswith(".eval.json") and artifact not in kept:
+                assert Sidecar.load(path).size_bytes > 4_000_000, artifact
