@@ -13,8 +13,9 @@ import argparse
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
-from quarl_tf import software, training
+from quarl_tf import processor, software, training
 from quarl_tf.files import write_json
 from quarl_tf.spec import Run
 from quarl_tf.workspace import Workspace
@@ -46,9 +47,11 @@ class Peak(threading.Thread):
             self.own = max(self.own, status_mib("RssAnon"))
 
 
-def measure() -> dict[str, float]:
-    """Train until the replay is full and a little longer; return MiB by name."""
+def measure() -> dict[str, Any]:
+    """Train until the replay is full and a little longer; return MiB by name, and the precision."""
+    slow = processor.lacks_bfloat16(processor.description())
     overrides = {
+        "precision": "float32" if slow else "bfloat16",
         "buffer_size": _FRAMES,
         "learning_starts": _FRAMES - 100,
         "steps": _FRAMES + 1000,
@@ -60,7 +63,8 @@ def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         training.train(Workspace(Path(folder)), run, lambda *_: None)
     peak.ended.set()
-    return {"frames": _FRAMES, "resident MiB": status_mib("VmHWM"), "own MiB": peak.own}
+    found = {"frames": _FRAMES, "resident MiB": status_mib("VmHWM"), "own MiB": peak.own}
+    return found | {"precision": overrides["precision"]}
 
 
 def main() -> None:
@@ -72,9 +76,13 @@ def main() -> None:
     args = parser.parse_args()
     found = measure()
     for name, value in found.items():
-        print(f"{name:>14}: {value:,.0f}")
+        print(f"{name:>14}: {value if isinstance(value, str) else f'{value:,.0f}'}")
     if args.json:
-        provenance = {"versions": software.package_versions(), "commit": software.source_commit()}
+        provenance = {
+            "versions": software.package_versions(),
+            "commit": software.source_commit(),
+            "processor": processor.description(),
+        }
         write_json(args.json, {**found, **provenance})
 
 
