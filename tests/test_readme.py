@@ -1,9 +1,11 @@
 """The README is held to what stands: its commands, its links and its table."""
 
+import json
 import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quarl_tf import arguments, cli
@@ -66,3 +68,17 @@ def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
+
+
+def test_the_memory_of_a_replay_is_as_measured() -> None:
+    found = json.loads((ROOT / "benchmarks" / "replay_memory.json").read_text())
+    told = f"{found['resident MiB']:,.0f} MiB resident, {found['own MiB']:,.0f} of them its own"
+    assert told in " ".join(README.split())
+
+
+def test_what_walker_earns_in_episodes_that_nothing_was_chosen_by_is_as_evaluated() -> None:
+    paths = (ROOT / "tflite_models").glob("ddpg-Walker2D*-999554cc/fp32.eval.json")
+    more = [np.mean(json.loads(path.read_text())["returns"][100:200]) for path in paths]
+    told = f"a hundred more, in which it earns {np.mean(more):,.0f}"
+    assert len(more) == 2
+    assert told in " ".join(README.split())
