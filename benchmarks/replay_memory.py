@@ -2,7 +2,7 @@
 
 Prints the largest resident size, and the part of it that is the process' own rather than mapped
 from files (TensorFlow's libraries, mostly), which other processes share. The training fills its
-replay by acting at random, learns a few bursts, evaluates and writes a checkpoint. Linux only.
+replay before it learns a few bursts, evaluates and writes a checkpoint. Linux only.
 
     python benchmarks/replay_memory.py --json benchmarks/replay_memory.json
 """

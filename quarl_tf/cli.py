@@ -22,9 +22,8 @@ from rich.table import Table
 from quarl_tf import arguments, environments, flatbuffer, presets, processor, study
 from quarl_tf.display import progress_bar, spinner
 from quarl_tf.errors import GateError, QuarlError, UsageError
-from quarl_tf.evaluation import evaluate_and_save
+from quarl_tf.evaluation import evaluate_and_save, require_playable
 from quarl_tf.files import sha256
-from quarl_tf.policies import Policy
 from quarl_tf.presets import Preset, tables
 from quarl_tf.records import Evaluation, Sidecar
 from quarl_tf.spec import (
@@ -55,7 +54,6 @@ from quarl_tf.workspace import (
     reference_path,
     report_name,
     reported_runs,
-    require_exported,
     require_untaken,
     sidecar_path,
     training_record,
@@ -100,7 +98,7 @@ def _run(args: argparse.Namespace) -> None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
-    if run.quantization and not workspace.artifact(run.plain.run_id, REFERENCE).exists():
+    if run.quantization and not _has_twin(workspace, run, sample=args.sample):
         _check_network(run, preset)  # What cannot be quantised needs no twin.
         raise _lacks_twin(workspace, run, args)
     require_untaken(workspace, run.run_id)
@@ -138,6 +136,7 @@ def _export(args: argparse.Namespace) -> None:
     schemes = _schemes(args, run.quantization)
     require_possible(run, schemes)
     if args.dry_run:
+        environments.env_spec(run.env_id)  # Refuses what is not registered.
         _plan(*(f"export   {workspace.artifact(args.run, scheme.name)}" for scheme in schemes))
         return
     _export_all(workspace, args.run, schemes)
@@ -149,7 +148,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     _check_evaluation(args)
     if args.dry_run:
         for path in args.artifacts:
-            Policy.load(path)  # Refuses what is not there, or damaged.
+            require_playable(path, sample=args.sample)
         _plan(*_plan_of_evaluations(args.artifacts, args))
         return
     _evaluate_all(args.artifacts, args)
@@ -160,11 +159,13 @@ def _report(args: argparse.Namespace) -> None:
     _check_percent("--margin", args.margin)
     workspace = Workspace(args.root)
     name = None if args.name is None else checked_report_name(args.name)
-    for run_id in args.runs:
-        require_exported(workspace, run_id)
     if name is None and len(args.runs) == 1:
         name = report_name(args.runs[0], sample=args.sample)
     if args.dry_run:
+        from quarl_tf.report.results import require_reference
+
+        for run_id in args.runs:
+            require_reference(workspace, run_id, sample=args.sample)
         _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")
         return
     _write_report(workspace, args.runs, name, args)
@@ -449,6 +450,15 @@ def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> lis
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
     return [Scheme.parse(name) for name in names]
+
+
+def _has_twin(workspace: Workspace, run: Run, *, sample: bool) -> bool:
+    """Tell whether there is what a quantisation-aware run is compared with.
+
+    A large flatbuffer need not be kept once it was evaluated.
+    """
+    artifact = workspace.artifact(run.plain.run_id, REFERENCE)
+    return artifact.exists() or evaluation_path(artifact, sample=sample).exists()
 
 
 def _lacks_twin(workspace: Workspace, run: Run, args: argparse.Namespace) -> QuarlError:

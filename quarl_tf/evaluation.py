@@ -124,6 +124,19 @@ def evaluate(
     )
 
 
+def require_playable(artifact: Path, *, sample: bool) -> None:
+    """Refuse what `evaluate` would refuse, without playing.
+
+    Raises:
+        UsageError: The policy is no distribution to draw from.
+        QuarlError: A file is damaged, or the environment is not the one the policy was made for.
+    """
+    policy = Policy.load(artifact)
+    with closing(_matching_env(policy.sidecar)) as env:
+        observation, _ = env.reset(seed=0)
+        _actor(policy, _noise(0, sample))(observation)
+
+
 def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:
     """Play one whole episode per seed with random actions, the zero of normalised errors.
 

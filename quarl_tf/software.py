@@ -21,6 +21,11 @@ _RECORDED_PACKAGES = (
     "tensorflow-model-optimization",
     "ai-edge-litert",
     "gymnasium",
+    "ale-py",
+    "opencv-python-headless",
+    "Box2D",
+    "pybullet",
+    "pybullet_envs_gymnasium",
     "numpy",
 )
 

@@ -10,7 +10,8 @@ has 10 distinct samples and is far too narrow), and never narrower than the epis
 means allow: three means may agree by luck.
 
 A game without chance in it is a third case: a greedy policy plays on alike from many of its starts.
-Its episodes of equal returns are one observation, and few that are all equal have no interval.
+Its episodes of equal returns are one observation (see `independent_games`), and few that are all
+equal have no interval.
 
 The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
 so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
@@ -20,6 +21,7 @@ averaged; the mean absolute error stands beside them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -114,36 +116,37 @@ class Pooled:
     verdict: Verdict
 
 
-def mean_interval(values: npt.ArrayLike, different: int | None = None) -> Interval:
+def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
     """Return the mean with its interval: a bootstrap, or Student's t of few or repeated values.
 
     The bootstrap is BCa with a fixed seed: same values, same interval. A few values resampled are
     mostly the same few, and their bootstrap interval is too narrow (of 2 values, it is the values
     themselves); below `MIN_EPISODES` Student's t makes up for that, at the price of taking them for
     normal. So it does where some values repeat others, which a bootstrap would take for as many
-    observations more.
+    observations more; below 2 observations, and below `MIN_EPISODES` that are all equal, there is
+    no interval then.
 
     BCa follows the skew of returns that are capped on one side: where 5 of 100 episodes fail, t and
     percentile intervals miss the lower truth too often. No bootstrap sees what never happened: n
     equal values give an interval of no width, though an event in up to about 3 of n episodes agrees
     with them at 95 %, so that a handful of equal values shows next to nothing. One value has no
-    interval, its limits are infinite; nor have equal values of which fewer than `MIN_EPISODES` are
-    observations of their own.
+    interval: its limits are infinite.
 
     Args:
         values: Finite values, shape [n] with n >= 1.
-        different: How many of the values are observations of their own, where others repeat them;
-            None for all.
+        observations: How many observations the values are worth where some repeat others, see
+            `independent_games`; None where each is one of its own.
 
     Raises:
         QuarlError: There are no values, or one is not finite.
     """
     sample = _sample(values)
     constant = sample.min() == sample.max()
-    if different is not None and different < sample.size:
-        if constant and different < MIN_EPISODES:
-            return Interval(float(sample[0]), -math.inf, math.inf)
-        return student_interval(sample, different)
+    if observations is not None and observations < sample.size:
+        if observations < (MIN_EPISODES if constant else 2):
+            mean = float(sample[0] if constant else sample.mean())
+            return Interval(mean, -math.inf, math.inf)
+        return student_interval(sample, observations)
     if sample.size < MIN_EPISODES:
         return student_interval(sample)
     if constant:
@@ -161,14 +164,14 @@ def mean_interval(values: npt.ArrayLike, different: int | None = None) -> Interv
     return Interval(float(sample.mean()), float(limits.low), float(limits.high))
 
 
-def student_interval(values: npt.ArrayLike, different: int | None = None) -> Interval:
+def student_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
     """Return the mean with Student's t interval, for few values such as means of whole trainings.
 
     Equal values give an interval of no width, one value an infinite one.
 
     Args:
         values: Finite values, shape [n] with n >= 1.
-        different: As in `mean_interval`.
+        observations: As in `mean_interval`, above 1.
 
     Raises:
         QuarlError: There are no values, or one is not finite.
@@ -178,26 +181,27 @@ def student_interval(values: npt.ArrayLike, different: int | None = None) -> Int
         return Interval(float(sample[0]), -math.inf, math.inf)
     if sample.min() == sample.max():
         return _constant(sample)
-    mean, count = float(sample.mean()), different or sample.size
-    error = sample.std(ddof=1) / math.sqrt(count)
+    mean, count = float(sample.mean()), observations or sample.size
+    # Repeated values tell no more of the variance than of the mean: n / count for 1 in n - 1.
+    error = sample.std(ddof=sample.size / count) / math.sqrt(count)
     low, high = stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
 
 
 def mean_return(evaluation: Evaluation) -> Interval:
     """Return the mean return of an evaluation with its interval."""
-    return mean_interval(evaluation.returns, different_games(evaluation))
+    return mean_interval(evaluation.returns, independent_games(evaluation))
 
 
 def paired_difference(
-    reference: npt.ArrayLike, other: npt.ArrayLike, different: int | None = None
+    reference: npt.ArrayLike, other: npt.ArrayLike, observations: float | None = None
 ) -> Interval:
     """Return the mean of other - reference with its interval, see `mean_interval`.
 
     Args:
         reference: Returns of the reference, shape [n], one per seed.
         other: Returns of the other policy on the same seeds in the same order, shape [n].
-        different: As in `mean_interval`.
+        observations: As in `mean_interval`.
 
     Raises:
         QuarlError: The two are empty, not finite or of different lengths.
@@ -208,7 +212,7 @@ def paired_difference(
             "Paired returns must be equally many; evaluate both on the same episodes. "
             f"Received: {before.size} and {after.size} returns"
         )
-    return mean_interval(after - before, different=different)
+    return mean_interval(after - before, observations)
 
 
 def reward_error(reference_mean: float, other_mean: float) -> float | None:
@@ -300,7 +304,7 @@ def compare(
             f"{_described(reference)} and {_described(scheme)}"
         )
     difference = paired_difference(
-        reference.returns, scheme.returns, different_games(reference, scheme)
+        reference.returns, scheme.returns, independent_games(reference, scheme)
     )
     returns = mean_return(scheme)
     reference_mean = float(np.mean(reference.returns))
@@ -321,15 +325,20 @@ def compare(
     )
 
 
-def different_games(*played: Evaluation) -> int | None:
-    """Count the games that differ in what they returned; None where chance makes each its own.
+def independent_games(*played: Evaluation) -> float | None:
+    """Return how many independent games the played ones are worth; None where each is its own.
+
+    Without chance in the game, greedy games of equal returns are mostly one game played again. A
+    mean in which each different one weighs as often as it was played is as certain as the plain
+    mean of n^2 / (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
 
     Args:
         played: Evaluations on the same seeds; games differ where any of them tells them apart.
     """
     if "game" not in played[0].protocol or played[0].protocol["action"] != GREEDY:
         return None
-    return len(set(zip(*(one.returns for one in played), strict=True)))
+    counts = Counter(zip(*(one.returns for one in played), strict=True)).values()
+    return sum(counts) ** 2 / sum(count**2 for count in counts)
 
 
 def pool(comparisons: Sequence[Comparison]) -> Pooled:

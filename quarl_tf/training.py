@@ -192,15 +192,10 @@ class _Training:
                 generator.bit_generator.state = state["generators"][name]
             self.stream.restore(state)
             rows = state["rows"]
-            if state.get("source") != self._source:
+            if state["source"] != self._source:
                 self._source = None
-            unknown = {
-                "commits": [software.UNKNOWN_COMMIT],
-                "processors": [software.UNKNOWN_PROCESSOR],
-            }
-            before = {**unknown, **state}
-            self._commits = _joined(before["commits"], self._commits)
-            self._processors = _joined(before["processors"], self._processors)
+            self._commits = _joined(state["commits"], self._commits)
+            self._processors = _joined(state["processors"], self._processors)
             self.best = _Best(best, *state["best"])
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}

@@ -15,7 +15,7 @@ from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import read_json, sha256, unwritable, write_bytes
 from quarl_tf.presets import Preset
 from quarl_tf.records import Sidecar, TrainingRecord
-from quarl_tf.spec import Run
+from quarl_tf.spec import REFERENCE, Run
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     folder = artifact.parent
     if run.quantization is not None:
         folder = folder.parent / run.plain.run_id
-    return folder / "fp32.tflite"
+    return folder / f"{REFERENCE}.tflite"
 
 
 def checked_report_name(name: object) -> str:
@@ -175,20 +175,6 @@ def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
     root = workspace.root
     here = root.resolve() == Path.cwd()
     return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
-
-
-def require_exported(workspace: Workspace, run_id: str) -> None:
-    """Refuse a run without flatbuffers.
-
-    Raises:
-        UsageError: The run id is no name of a folder.
-        QuarlError: There are no flatbuffers of the run.
-    """
-    if not workspace.artifact_dir(run_id).is_dir():
-        raise QuarlError(
-            "There are no flatbuffers of this run; make them with "
-            f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
-        )
 
 
 def exported_run(workspace: Workspace, run_id: str) -> Run | None:

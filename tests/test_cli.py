@@ -382,17 +382,22 @@ def test_gate_is_held_by_results_of_the_kind_asked_for(
 
 
 def test_dry_runs_name_the_files_of_sampled_evaluations(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    stochastic: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     run = ["--algo", "ppo", "--env", "CartPole-v1", "--schemes", "fp32"]
-    root = ["--root", str(tmp_path)]
+    root = ["--root", str(tmp_path / "new")]
     assert cli.main(["run", *run, *root, "--sample", "--dry-run"]) == 0
     *_, evaluation, report = capsys.readouterr().out.splitlines()
     assert evaluation.endswith("ppo-CartPole-v1-s0/fp32.sampled.eval.json")
     assert report.endswith("reports/ppo-CartPole-v1-s0-sampled")
-    (tmp_path / "tflite_models" / "ppo-CartPole-v1-s0").mkdir(parents=True)
-    assert cli.main(["report", "ppo-CartPole-v1-s0", *root, "--sample", "--dry-run"]) == 0
-    assert capsys.readouterr().out.strip() == report
+    there, run_id = stochastic
+    plan = ["report", run_id, "--root", str(there), "--sample", "--dry-run"]
+    assert "was not evaluated by sampled actions" in refusal(capsys, *plan, code=1)
+    fp32 = Workspace(there).artifact(run_id, "fp32")
+    assert cli.main(["evaluate", str(fp32), "--episodes", "1", "--sample"]) == 0
+    capsys.readouterr()
+    assert cli.main(plan) == 0
+    assert capsys.readouterr().out.strip() == report.replace("/new/", "/")
 
 
 @pytest.mark.parametrize(
@@ -412,8 +417,9 @@ def test_files_of_no_distribution_are_not_evaluated_by_sampled_actions(
     copy_artifact: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = copy_artifact("fp32")
-    line = refusal(capsys, "evaluate", str(path), "--episodes", "3", "--sample", code=2)
-    assert "leave out --sample. Received: run_id='dqn-CartPole-v1-s0', head='q_values'" in line
+    for more in ([], ["--dry-run"]):
+        line = refusal(capsys, "evaluate", str(path), "--episodes", "3", "--sample", *more, code=2)
+        assert "leave out --sample. Received: run_id='dqn-CartPole-v1-s0', head='q_values'" in line
     assert not list(path.parent.glob("*.eval.json"))
 
 
@@ -592,6 +598,18 @@ def test_what_cannot_be_is_refused_before_it_is_trained(
         error = refusal(capsys, "run", *TINY, *given, *also, "--root", str(tmp_path), code=code)
         assert words in error
     assert not any(tmp_path.iterdir())
+
+
+def test_a_twin_whose_flatbuffer_was_not_kept_need_not_be_trained_anew(
+    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin = Workspace(tmp_path).artifact_dir(finished[1])
+    shutil.copytree(Workspace(finished[0]).artifact_dir(finished[1]), twin)
+    (twin / "fp32.tflite").unlink()
+    words = ["run", *TINY, "--bits", "4", "--root", str(tmp_path), "--dry-run"]
+    assert cli.main(words) == 0
+    evaluation_path(twin / "fp32.tflite").unlink()
+    assert "plain twin, which comes first" in refusal(capsys, *words, code=1)
 
 
 def test_the_twin_to_train_first_is_a_command_to_be_copied(

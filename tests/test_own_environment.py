@@ -203,6 +203,7 @@ def test_a_module_that_cannot_be_imported_is_no_traceback(
             "cannot be made (AttributeError: module 'examples.docking'",
         ),
         ("examples.docking:Docking", {"thrust": 1}, "cannot be made (TypeError: "),
+        ("examples.docking.Docking", {}, "cannot be made (ValueError: "),
     ],
 )
 @pytest.mark.usefixtures("here")

@@ -129,6 +129,7 @@ def test_a_whole_number_may_stand_for_a_float() -> None:
         ("dqn", "CartPole-v1", "gradient_clip"),
         ("ppo", "CartPole-v1", "learning_rate"),
         ("ddpg", "MountainCarContinuous-v0", "critic_learning_rate"),
+        ("ddpg", "MountainCarContinuous-v0", "target_tau"),
     ],
 )
 def test_what_nothing_is_learned_without_is_above_zero(algo: str, env_id: str, name: str) -> None:

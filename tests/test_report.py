@@ -721,6 +721,18 @@ def test_games_that_repeat_themselves_are_noted(workspace: Workspace, no_figures
     assert different < len(played.returns)
     said = notes(workspace, run)
     assert f"The {len(played.returns)} games of {run.run_id} have {different} different" in said
+    assert "not shown to earn more than a random one" not in said
+
+
+def test_games_that_are_all_lost_are_noted(workspace: Workspace, no_figures: None) -> None:
+    run = add_run(workspace)
+    for path in workspace.artifact_dir(run.run_id).glob("*.eval.json"):
+        played = Evaluation.load(path)
+        lost = played.returns if played.scheme == "random" else [-1.0] * len(played.returns)
+        replace(played, returns=lost, protocol={**PROTOCOL, "game": "whole games"}).save(path)
+    said = notes(workspace, run)
+    assert "have 1 different returns and are worth 1.0 independent ones" in said
+    assert "not shown to earn more than a random one" in said
 
 
 def test_notes_on_few_episodes_no_curve_and_no_baseline(

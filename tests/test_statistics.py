@@ -19,8 +19,9 @@ from quarl_tf.statistics import (
     Comparison,
     Interval,
     compare,
-    different_games,
+    independent_games,
     mean_interval,
+    mean_return,
     normalised_error,
     paired_difference,
     pool,
@@ -103,9 +104,18 @@ class TestBothIntervals:
     def test_values_that_repeat_others_are_no_observations(self, interval_of: IntervalOf) -> None:
         # Three games of 11, 13 and 21, each played from several starts.
         values = [11.0] * 24 + [13.0] * 23 + [21.0] * 53
-        interval = interval_of(values, 3)
-        half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / math.sqrt(3)
+        interval = interval_of(values, 2.5)
+        # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
+        half = stats.t.ppf(0.975, 1.5) * math.sqrt(20.7424 / 1.5)
         assert limits(interval) == pytest.approx((16.76, 16.76 - half, 16.76 + half))
+
+    @pytest.mark.parametrize("times", [2, 10])
+    def test_all_values_repeated_alike_are_as_good_as_each_once(
+        self, interval_of: IntervalOf, times: int
+    ) -> None:
+        once = [11.0, 13.0, 21.0]
+        expected = limits(student_interval(once))
+        assert limits(interval_of(once * times, 3)) == pytest.approx(expected)
 
 
 def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
@@ -328,12 +338,12 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
         for name, returns in (("fp32", before), ("int8", after))
     ]
     result = compare(*played, None)
-    assert result.difference == mean_interval(np.subtract(after, before), different=3)
-    assert result.returns == mean_interval(after, different=3)
+    assert result.difference == mean_interval(np.subtract(after, before), 3)
+    assert result.returns == mean_interval(after, 3)
     assert (result.difference.mean, result.verdict) == (chance.difference.mean, "cannot tell")
     # Two schemes tell more games apart than either.
-    assert different_games(*played) == 3
-    assert different_games(replace(played[0], returns=[1.0] * 99), played[1]) == 3
+    assert independent_games(*played) == 3
+    assert independent_games(replace(played[0], returns=[1.0] * 99), played[1]) == 3
     lost = replace(played[1], returns=[-21.0] * 99)
     assert compare(played[0], lost, None).verdict == "loss"
     # That all are equal says little when they are few.
@@ -341,18 +351,30 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     assert (same.difference.bounded, same.verdict) == (False, "cannot tell")
     # Chance in the actions makes each game its own.
     drawn = [replace(one, protocol=GAME | {"action": "sampled"}) for one in played]
-    assert different_games(*drawn) is None
+    assert independent_games(*drawn) is None
     assert compare(*drawn, None).difference == chance.difference
 
 
-@pytest.mark.parametrize("different", [19, 20, 21, 99])
-def test_repeated_games_are_never_observations_more(different: int) -> None:
-    # Of 100 games the last repeat the first.
-    values = np.resize(np.random.default_rng(0).normal(size=different), 100)
-    repeated = mean_interval(values, different=different)
-    alone = student_interval(values[:different])
-    assert repeated.high - repeated.low == pytest.approx(alone.high - alone.low, rel=0.2)
-    assert repeated == student_interval(values, different)
+def test_rarely_played_games_weigh_little() -> None:
+    game = replace(evaluation("fp32", [20.0] * 90 + [21.0] * 10), protocol=GAME)
+    assert independent_games(game) == pytest.approx(100**2 / (90**2 + 10**2))
+    # 1.2 games are no evidence of a mean, however often they are played.
+    assert not mean_return(game).bounded
+    assert mean_return(game).mean == pytest.approx(20.1)
+
+
+@pytest.mark.parametrize("different", [2, 5, 20, 30])
+def test_intervals_of_repeated_games_hold_the_true_mean_as_often_as_they_say(
+    different: int,
+) -> None:
+    random = np.random.default_rng(0)
+    held = unbounded = 0
+    for _ in range(1000):
+        returns = random.normal(size=different)[random.integers(different, size=100)]
+        interval = mean_return(replace(evaluation("fp32", list(returns)), protocol=GAME))
+        held += interval.low <= 0 <= interval.high
+        unbounded += not interval.bounded
+    assert (held - unbounded) / (1000 - unbounded) >= 0.93
 
 
 def test_compare_without_a_random_policy() -> None:

@@ -1,8 +1,8 @@
 """A2C as the special case of PPO that it is (Huang et al., arXiv 2205.09123).
 
 One epoch over one minibatch, no clipping of the ratio (which is 1 where it is differentiated),
-n-step returns (lambda 1), advantages as they are, and RMSprop; TF-Agents has no A2C of its own.
-The preset holds all but the optimizer.
+advantages as they are, and RMSprop; TF-Agents has no A2C of its own. The preset holds all but the
+optimizer, with a lambda of 1 where returns are the paper's of n steps.
 
 Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783):
 
@@ -13,7 +13,8 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 4. RMSprop has its epsilon under the root, as OpenAI's baselines have it; the preset says how much.
 5. Rollouts may be longer than the paper's 5 steps, and advantages weighted by a lambda below 1,
    where the preset says so; the step size may fall to 0 over the training.
-6. As of every algorithm: see `agents`.
+6. Continuous actions and the policy's last layer are as in `ppo`.
+7. As of every algorithm: see `agents`.
 """
 
 from __future__ import annotations

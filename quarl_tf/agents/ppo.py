@@ -13,8 +13,8 @@ Deviations from the paper:
 6. The ratio is clipped by the same share throughout (the paper's falls in Atari).
 7. Continuous actions are drawn without bounds and clipped on their way to the environment; the
    probability is that of the action as drawn. Policy and value share layers for images only.
-8. Gradients are clipped by their global norm; the policy's last layer starts near zero, so that all
-   actions are equally likely at first.
+8. Gradients are clipped by their global norm; the policy's last layer starts near zero, so that
+   discrete actions are about equally likely at first, continuous ones drawn around the middle.
 9. As of every algorithm: see `agents`.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registered
 
-from quarl_tf.errors import UsageError, one_line, unknown
+from quarl_tf.errors import QuarlError, UsageError, one_line, unknown
 
 #: Versions that Gymnasium took out, and those that took their place without a change of the task.
 _RENAMED = {
@@ -71,7 +71,7 @@ def making(env_id: str) -> Iterator[None]:
 
     Raises:
         UsageError: A module that the environment needs is not installed, or of another version, or
-            it was registered with what cannot make it.
+            what it was registered with cannot make it.
     """
     try:
         with warnings.catch_warnings():
@@ -79,7 +79,9 @@ def making(env_id: str) -> Iterator[None]:
             yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise _not_installed(env_id, error) from error
-    except (gym.error.Error, AttributeError, TypeError) as error:
+    except QuarlError:
+        raise
+    except Exception as error:
         raise UsageError(
             f"{env_id} cannot be made ({type(error).__name__}: {one_line(error).rstrip('.')}); "
             f"gymnasium.make alone would show where. Received: environment={env_id!r}"

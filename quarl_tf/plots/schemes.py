@@ -12,7 +12,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from quarl_tf.plots.style import (
     GREY,
@@ -214,8 +214,7 @@ def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], bits: int) -> N
     for value in _grid_values(values, bits):
         axes.axvline(value, color=scheme_colour(f"ptq_w{bits}"), lw=0.9)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())  # Plain numbers, not powers of ten.
-    axes.yaxis.set_minor_formatter(LogFormatter())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
     axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
     axes.set(xlabel="", ylabel="")
     axes.grid(visible=False)

@@ -75,7 +75,8 @@ class Preset:
         """Refuse values that do not fit together.
 
         Raises:
-            UsageError: Two values contradict each other, or a fraction is above 1.
+            UsageError: Two values contradict each other, a fraction is above 1, or what nothing is
+                learned without is 0.
         """
         self._require_above_zero("learning_rate")
         self._require_fraction("discount")
@@ -98,10 +99,7 @@ class Preset:
     def _require_above_zero(self, *names: str) -> None:
         for name in names:
             if getattr(self, name) == 0:
-                raise UsageError(
-                    f"{name} must be above 0; to do almost without it, make it small, or a largest "
-                    f"norm large. Received: {name}=0.0"
-                )
+                raise UsageError(f"{name} must be above 0. Received: {name}=0.0")
 
     def _require_fraction(self, name: str) -> None:
         value = getattr(self, name)
@@ -124,7 +122,7 @@ class OffPolicyPreset(Preset):
     batch_size: int
     #: Observations kept for replay.
     buffer_size: int
-    #: Observations in the replay before learning starts; until then actions are uniform.
+    #: Observations in the replay before learning starts.
     learning_starts: int
     #: Gradient steps in one burst.
     gradient_steps: int
@@ -247,7 +245,7 @@ class DdpgPreset(OffPolicyPreset):
     def __post_init__(self) -> None:
         """Check what DDPG adds; see `OffPolicyPreset.__post_init__`."""
         super().__post_init__()
-        self._require_above_zero("critic_learning_rate")
+        self._require_above_zero("critic_learning_rate", "target_tau")
         self._require_fraction("target_tau")
 
 

@@ -215,12 +215,10 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
             native: Whether as the operation that the converter makes an integer tensor of; else in
                 elementary operations, in the order of `affine.snap`.
         """
-        if native:
+        if native or self._paper:
             return self._snap(inputs, tf.constant(low), tf.constant(high))
         step = (high - low) / np.float32(self.steps)
         clipped = tf.minimum(tf.maximum(inputs, low), high)
-        if self._paper:
-            return self._snap(inputs, low, high)
         inverse = np.float32(1) / step
         zero = np.floor(-low * inverse + np.float32(0.5))
         return tf.floor((clipped - low) * inverse - zero + 0.5) * step

@@ -35,7 +35,6 @@ from quarl_tf.workspace import (
     Workspace,
     evaluation_path,
     export_command,
-    require_exported,
     sidecar_path,
 )
 
@@ -259,13 +258,27 @@ def load_run(
     return LoadedRun(run_id, own, results, played, missing, chance, curve, foreign, sample)
 
 
+def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False) -> None:
+    """Refuse a run that has no fp32 result to compare with.
+
+    Raises:
+        UsageError: The run id is no name of a folder.
+        QuarlError: There is none, or a file cannot be read.
+    """
+    _own_and_reference(workspace, run_id, sample)
+
+
 def _own_and_reference(workspace: Workspace, run_id: str, sample: bool) -> tuple[Sidecar, _Pair]:
     """Return a sidecar of the run's own, and its fp32.
 
     Raises:
         QuarlError: There is no fp32 result, or a file cannot be read.
     """
-    require_exported(workspace, run_id)
+    if not workspace.artifact_dir(run_id).is_dir():
+        raise QuarlError(
+            "There are no flatbuffers of this run; make them with "
+            f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
+        )
     trained = _trained_sidecar(workspace.artifact_dir(run_id))
     reference_id = run_id if trained is None else Run.from_dict(trained.run).plain.run_id
     reference = _load_pair(workspace, reference_id, REFERENCE, sample)

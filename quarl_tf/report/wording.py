@@ -10,7 +10,7 @@ import numpy as np
 from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
 from quarl_tf.software import UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
-from quarl_tf.statistics import MIN_EPISODES, different_games
+from quarl_tf.statistics import MIN_EPISODES, independent_games
 
 #: How to begin a sentence on a simulated sweep, by the quantiser's rule.
 _SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}
@@ -145,12 +145,12 @@ def _notes_on_run(run: LoadedRun) -> list[str]:
         )
     plain = run.reference.sidecar.run_id
     games = run.reference.evaluation.returns
-    different = different_games(run.reference.evaluation)
-    if different is not None and different < len(games):
+    worth = independent_games(run.reference.evaluation)
+    if worth is not None and worth < len(games):
         notes.append(
-            f"The {len(games)} games of {plain} have {different} different returns: without "
-            "chance in the game, a greedy policy plays on alike from many starts. Intervals take "
-            "games of equal returns for one, and there is none of few that are all equal."
+            f"The {len(games)} games of {plain} have {len(set(games))} different returns and are "
+            f"worth {worth:.1f} independent ones: without chance in the game, a greedy policy "
+            "plays on alike from many starts. Intervals take games of equal returns for one."
         )
     returns = run.reference.comparison.returns
     if run.chance is None:
@@ -158,7 +158,7 @@ def _notes_on_run(run: LoadedRun) -> list[str]:
             f"{plain} has no evaluation of a random policy to compare with, so the normalised "
             "error is unknown; see Missing."
         )
-    elif returns.bounded and returns.low <= np.mean(run.chance.returns):
+    elif (returns.low if returns.bounded else returns.mean) <= np.mean(run.chance.returns):
         notes.append(
             f"The fp32 policy of {plain} is not shown to earn more than a random one: it has "
             "little to lose, and its verdicts say little. Train it longer."
