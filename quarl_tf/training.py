@@ -35,7 +35,7 @@ from quarl_tf import (
     software,
 )
 from quarl_tf.display import Update
-from quarl_tf.errors import QuarlError
+from quarl_tf.errors import QuarlError, one_line
 from quarl_tf.execution import Snapshot, quantized_test
 from quarl_tf.files import atomic_path, locked, sha256, write_json
 from quarl_tf.keras import keras, tf
@@ -181,27 +181,43 @@ class _Training:
         return record
 
     def resume(self) -> None:
-        """Go on from the newest good checkpoint, else from the trunk, with fresh episodes."""
+        """Go on from the newest good checkpoint, else from the trunk, with fresh episodes.
+
+        Raises:
+            QuarlError: The checkpoint is of other settings, or of another version of this program
+                with other variables.
+        """
         found = self._begun()
         rows: list[dict[str, Any]] = []
         if found is not None:
-            arrays, state = found
-            best = {k.removeprefix("best/"): v for k, v in arrays.items() if k.startswith("best/")}
-            self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
-            for name, generator in self.agent.generators().items():
-                generator.bit_generator.state = state["generators"][name]
-            self.stream.restore(state)
-            rows = state["rows"]
-            if state["source"] != self._source:
-                self._source = None
-            self._commits = _joined(state["commits"], self._commits)
-            self._processors = _joined(state["processors"], self._processors)
-            self.best = _Best(best, *state["best"])
+            try:
+                rows = self._restore(*found)
+            except (KeyError, ValueError) as error:
+                raise QuarlError(
+                    "Another version of this program wrote the checkpoints; go on with that one, "
+                    "or delete the run folder and train again. Received: "
+                    f"{str(self._checkpoints)!r} ({type(error).__name__}: {one_line(error)})"
+                ) from error
         # The first file: a folder that cannot be written is found before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
         write_json(self._folder / "run.json", description)
         self._progress.start(rows)
         self.stream.restart()
+
+    def _restore(self, arrays: agents.Arrays, state: Any) -> list[dict[str, Any]]:
+        """Take the state of a checkpoint; return its rows of progress."""
+        best = agents.section(arrays, "best")
+        self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
+        for name, generator in self.agent.generators().items():
+            generator.bit_generator.state = state["generators"][name]
+        self.stream.restore(state)
+        if state["source"] != self._source:
+            self._source = None
+        self._commits = _joined(state["commits"], self._commits)
+        self._processors = _joined(state["processors"], self._processors)
+        self.best = _Best(best, *state["best"])
+        rows: list[dict[str, Any]] = state["rows"]
+        return rows
 
     def _begun(self) -> tuple[agents.Arrays, Any] | None:
         """Return arrays and state of the newest good checkpoint, else of the trunk, or None."""

@@ -255,6 +255,28 @@ def test_same_seed_gives_the_same_bytes_whatever_lay_about(
     assert products(workspace, tiny_run) == products(trained, tiny_run)
 
 
+@pytest.mark.parametrize("change", ["a variable less", "another shape", "a state less"])
+def test_checkpoint_of_another_version_is_refused_and_kept(
+    cut_off: Workspace, tiny_run: Run, change: str
+) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id) / "checkpoints"
+    newest = max(folder.glob("*.npz"))
+    found = checkpoints.load(newest)
+    assert found is not None
+    arrays, state = found
+    if change == "a variable less":
+        del arrays["variable/0"]
+    elif change == "another shape":
+        arrays["variable/0"] = np.zeros([3, 3, 3], np.float32)
+    else:
+        del state["source"]
+    checkpoints.save(folder, int(newest.stem), arrays, state)
+    kept = newest.read_bytes()
+    with pytest.raises(QuarlError, match="Another version of this program wrote the checkpoints"):
+        train(cut_off, tiny_run, lambda *_: None)
+    assert newest.read_bytes() == kept
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_damaged_checkpoint_changes_nothing_in_the_end(
     cut_off: Workspace, trained: Workspace, tiny_run: Run, damage: str
