@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from quarl_tf import arguments, environments, flatbuffer, presets, processor, study
 from quarl_tf.display import progress_bar, spinner
-from quarl_tf.errors import GateError, QuarlError, UsageError
+from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.evaluation import evaluate_and_save, require_playable
 from quarl_tf.files import sha256
 from quarl_tf.presets import Preset, tables
-from quarl_tf.records import Evaluation, Sidecar
+from quarl_tf.records import Sidecar
 from quarl_tf.spec import (
     DEFAULT_SCHEMES,
     REFERENCE,
@@ -36,13 +35,8 @@ from quarl_tf.spec import (
     default_schemes,
     require_possible,
 )
-from quarl_tf.statistics import (
-    Comparison,
-    Interval,
-    compare,
-    mean_return,
-)
 from quarl_tf.study import State, Status, Study, runner
+from quarl_tf.summary import Summary, reference_of
 from quarl_tf.workspace import (
     Workspace,
     checked_report_name,
@@ -51,7 +45,6 @@ from quarl_tf.workspace import (
     finished_training,
     is_trained,
     not_exported,
-    reference_path,
     report_name,
     reported_runs,
     require_untaken,
@@ -115,7 +108,7 @@ def _run(args: argparse.Namespace) -> None:
     _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)
     _write_report(workspace, [run.run_id], name, args)
-    _gate(artifacts, args)
+    _hold_to_gate(artifacts, args)
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -152,7 +145,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         _plan(*_plan_of_evaluations(args.artifacts, args))
         return
     _evaluate_all(args.artifacts, args)
-    _gate(args.artifacts, args)
+    _hold_to_gate(args.artifacts, args)
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -543,14 +536,24 @@ def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) ->
 
 def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
     # What there is to compare with comes first.
-    references = [_reference_of(path) for path in artifacts if path.exists()]
+    references = [reference_of(path) for path in artifacts if path.exists()]
     present = [path for path in references if path.exists()]
     for path in dict.fromkeys([*present, *artifacts]):
         with progress_bar(f"evaluate {path.stem}") as update:
             evaluate_and_save(path, args.episodes, update, sample=args.sample)
-    folders = dict.fromkeys(path.parent for path in artifacts)
-    for folder in folders:
-        _console.print(_results_table([p for p in artifacts if p.parent == folder], args))
+    summary, narrow = _summary(args), _console.width < _NARROW
+    for folder in dict.fromkeys(path.parent for path in artifacts):
+        of_one = [path for path in artifacts if path.parent == folder]
+        _console.print(summary.table(of_one, narrow=narrow))
+
+
+def _hold_to_gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
+    if args.gate is not None:
+        _summary(args).hold(artifacts, args.gate)
+
+
+def _summary(args: argparse.Namespace) -> Summary:
+    return Summary(args.episodes, args.margin, args.sample)
 
 
 def _write_report(
@@ -568,104 +571,6 @@ def _write_report(
             command=args.command,
         )
     _say(f"report    {page}")
-
-
-def _results_table(artifacts: Sequence[Path], args: argparse.Namespace) -> Table:
-    name = escape(artifacts[0].parent.name)
-    title = f"{name}: {args.episodes} episodes, the same for every scheme"
-    title += ", sampled actions" if args.sample else ""
-    table = Table(title=title, title_justify="left")
-    call = "sample µs" if args.sample else "act µs"
-    narrow = _console.width < _NARROW
-    wide = ("scheme", "bytes", call, "return", "[95 %]", "error", "difference [95 %]", "verdict")
-    for column in (one for one in wide if not (narrow and one.endswith("[95 %]"))):
-        named = column in ("scheme", "verdict")
-        table.add_column(column, justify="left" if named else "right", no_wrap=True)
-    for path in artifacts:
-        sidecar = Sidecar.load(sidecar_path(path))
-        evaluation = _load_evaluation(path, args)
-        latency = (evaluation.latency_us or {}).get("median")
-        comparison = _compare_with_fp32(path, args)
-        returns = comparison.returns if comparison else mean_return(evaluation)
-        error, difference, verdict = _comparison_texts(comparison)
-        table.add_row(
-            sidecar.scheme,
-            f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
-            f"{latency:.1f}" if latency is not None and sidecar.native else "",
-            f"{returns.mean:.2f}",
-            *(() if narrow else (_limits_text(returns),)),
-            error,
-            *(() if narrow else (difference,)),
-            verdict,
-        )
-    return table
-
-
-def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
-    if comparison is None:
-        return "", "", "no fp32 to compare with"
-    if comparison.scheme == REFERENCE:
-        return "", "", "reference"
-    error = comparison.reward_error
-    return (
-        "undefined" if error is None else f"{error:+.2f} %",
-        f"{comparison.difference.mean:+.2f} {_limits_text(comparison.difference, sign='+')}",
-        comparison.verdict,
-    )
-
-
-def _limits_text(interval: Interval, sign: str = "") -> str:
-    ends = f"[{interval.low:{sign}.2f}, {interval.high:{sign}.2f}]"
-    return ends if interval.bounded else ""
-
-
-def _load_evaluation(artifact: Path, args: argparse.Namespace) -> Evaluation:
-    """Load an evaluation as if only the episodes asked for had been played."""
-    path = evaluation_path(artifact, sample=args.sample)
-    return Evaluation.load(path).first(args.episodes)
-
-
-def _reference_of(artifact: Path) -> Path:
-    return reference_path(artifact, Sidecar.load(sidecar_path(artifact)))
-
-
-def _compare_with_fp32(path: Path, args: argparse.Namespace) -> Comparison | None:
-    """Compare with the run's fp32, if that played the same episodes by the same rules."""
-    fp32 = _reference_of(path)
-    if not evaluation_path(fp32, sample=args.sample).exists():
-        return None
-    evaluation, reference = _load_evaluation(path, args), _load_evaluation(fp32, args)
-    if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
-        return None
-    return compare(reference, evaluation, None, args.margin)
-
-
-def _gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
-    """Hold every evaluated scheme to the gate.
-
-    Raises:
-        GateError: A reward error is larger than allowed, or cannot be told.
-    """
-    if args.gate is None:
-        return
-    failing = []
-    for path in artifacts:
-        comparison = _compare_with_fp32(path, args)
-        if comparison is None:
-            raise GateError(
-                "There is no fp32 result on the same seeds, by the same rules, to compare the file "
-                f"with; export fp32 too (quarl export {_reference_of(path).parent.name} --schemes "
-                f"{REFERENCE}) and evaluate again. Received: {path}"
-            )
-        error = comparison.reward_error
-        if error is None or error > args.gate:
-            text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
-            failing.append(f"{path.stem} {text}")
-    if failing:
-        raise GateError(
-            f"Some schemes lose more than the gate of {args.gate:g} % reward error allows. "
-            f"Received: {', '.join(failing)}"
-        )
 
 
 def _plan_of_evaluations(artifacts: Sequence[Path], args: argparse.Namespace) -> list[str]:

@@ -17,7 +17,7 @@ PACKAGE = Path(quarl_tf.__file__).parent
 #: From the top down: a module may import what stands in a lower line, never what stands beside it.
 LAYERS = [
     {"cli"},
-    {"arguments"},
+    {"arguments", "summary"},
     {"study.report", "study.runner"},
     {"study.figures"},
     {"study.results"},
@@ -64,7 +64,7 @@ KNOWN_BY = {
     "seaborn": FIGURES,
     "pandas": {"plots.curves"},
     "scipy": {"statistics"},
-    "rich": {"cli", "display"},
+    "rich": {"cli", "display", "summary"},
     "litert_quantizer": {"quantization.int4"},
     "tensorflow_model_optimization": {"quantization.toolkit"},
 }

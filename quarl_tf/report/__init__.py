@@ -87,7 +87,6 @@ def write_report(
     *,
     command: str,
     name: str | None = None,
-    schemes: Sequence[str] | None = None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
     sample: bool = False,
 ) -> Path:
@@ -99,8 +98,6 @@ def write_report(
         command: Command line that makes this report, shown in it.
         name: Name of the report; by default the run's, or the algorithm, environment, bits and
             delay that all runs share, and apart for sampled actions.
-        schemes: Schemes to report on; by default all that any of the runs was exported in. fp32,
-            the reference, is always among them.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
         sample: Report on the evaluations by sampled actions instead of the greedy ones.
 
@@ -108,17 +105,17 @@ def write_report(
         The path of index.html. The same files in give the same bytes out.
 
     Raises:
-        UsageError: No run is given, a scheme or the name is unfit, or several runs share no name.
+        UsageError: No run is given, the name is unfit, or several runs share no name.
         QuarlError: A run has no fp32 result, or its files cannot be read or do not belong together.
     """
     if not run_ids:
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
     unique = list(dict.fromkeys(run_ids))
-    names = scheme_names(workspace, unique, schemes)
+    names = scheme_names(workspace, unique)
     runs = [load_run(workspace, one, names, margin_percent, sample=sample) for one in unique]
     chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
     folder = workspace.report_dir(chosen)
-    sections = [_section(workspace, group, schemes, sample) for group in _groups(runs)]
+    sections = [_section(workspace, group, sample) for group in _groups(runs)]
     missing = [
         run.missing[scheme]
         for section in sections
@@ -163,12 +160,10 @@ def _default_name(runs: Sequence[LoadedRun], sample: bool) -> str:
     return report_name(runs[0].run_id if len(runs) == 1 else kinds.pop(), sample=sample)
 
 
-def _section(
-    workspace: Workspace, runs: list[LoadedRun], schemes: Sequence[str] | None, sample: bool
-) -> _Section:
+def _section(workspace: Workspace, runs: list[LoadedRun], sample: bool) -> _Section:
     title = _title(runs[0], sample)
     # Of these runs alone: those of other sections may have been exported in others.
-    names = scheme_names(workspace, [run.run_id for run in runs], schemes)
+    names = scheme_names(workspace, [run.run_id for run in runs])
     by_run = {run.run_id: [run_row(run, name) for name in names] for run in runs}
     rows = [pooled_row(runs, of_scheme) for of_scheme in zip(*by_run.values(), strict=True)]
     return _Section(

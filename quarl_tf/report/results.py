@@ -177,17 +177,15 @@ class LoadedRun:
 # Reading.
 
 
-def scheme_names(
-    workspace: Workspace, run_ids: Sequence[str], schemes: Sequence[str] | None
-) -> list[str]:
-    """Return the schemes to report on: native ones first, and from many bits to few."""
-    found = schemes
-    if found is None:
-        folders = [workspace.artifact_dir(run_id) for run_id in run_ids]
-        # A large flatbuffer may have been left out, and its sidecar kept.
-        files = [path for folder in folders for path in folder.glob("*")]
-        stems = [path.stem for path in files if path.suffix in (".tflite", ".json")]
-        found = [stem for stem in stems if _is_scheme(stem)]
+def scheme_names(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
+    """Return the schemes that any run was exported in, and fp32: native ones and many bits first.
+
+    A large flatbuffer may have been left out, and its sidecar kept.
+    """
+    folders = [workspace.artifact_dir(run_id) for run_id in run_ids]
+    files = [path for folder in folders for path in folder.glob("*")]
+    stems = [path.stem for path in files if path.suffix in (".tflite", ".json")]
+    found = filter(_is_scheme, stems)
 
     def place(scheme: Scheme) -> tuple[bool, str, int, int]:
         known = scheme.name in DEFAULT_SCHEMES
