@@ -24,7 +24,7 @@ from quarl_tf.policies import Policy, measure_latency
 from quarl_tf.records import GREEDY, Evaluation, Sidecar
 from quarl_tf.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.software import package_versions
-from quarl_tf.spec import Run
+from quarl_tf.spec import BASELINE, Run
 from quarl_tf.workspace import evaluation_path, reference_path, sidecar_path
 
 #: Episodes on which a policy is compared with its fp32 reference.
@@ -157,7 +157,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
     return Evaluation(
         run_id=run_id,
         env_id=env_id,
-        scheme="random",
+        scheme=BASELINE,
         artifact_sha256=None,
         protocol=_protocol(_RANDOM, env_id),
         seeds=list(seeds),
@@ -222,7 +222,7 @@ def is_evaluated(artifact: Path, episodes: int) -> bool:
 
 
 def _baseline_path(artifact: Path) -> Path:
-    return evaluation_path(artifact.with_name("random.tflite"))
+    return evaluation_path(artifact.with_name(f"{BASELINE}.tflite"))
 
 
 def _has_baseline(artifact: Path, sidecar: Sidecar, seeds: Sequence[int]) -> bool:

@@ -70,7 +70,7 @@ class Replay:
             )
         self._actions = np.zeros((*shape, *action_shape), action_dtype)
         self._rewards = np.zeros(shape, np.float32)
-        self._discounts = np.zeros(shape, np.float32)
+        self._continues = np.zeros(shape, np.float32)
         self._starts = np.zeros(shape, np.bool_)
         self._rows_added = 0
 
@@ -100,7 +100,7 @@ class Replay:
         self._observations.put(row, observation)
         self._actions[row] = action
         self._rewards[row] = reward
-        self._discounts[row] = ~terminated
+        self._continues[row] = ~terminated
         self._starts[row] = starts
         self._rows_added += 1
 
@@ -138,14 +138,14 @@ class Replay:
     def _transitions(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> Transitions:
         rows = len(self._starts)
         newest = (self._rows_added - 1) % rows
-        first, reward, weight = row, self._rewards[row, env], self._discounts[row, env]
+        first, reward, weight = row, self._rewards[row, env], self._continues[row, env]
         row = (row + 1) % rows
         for _ in range(self._n_step - 1):
             # An episode's last observation and the newest row start nothing: there it ends short.
             goes_on = (weight > 0) & self._starts[row, env] & (row != newest)
             weight = np.where(goes_on, weight * np.float32(self._discount), weight)
             reward = reward + np.where(goes_on, weight * self._rewards[row, env], 0.0)
-            weight = np.where(goes_on, weight * self._discounts[row, env], weight)
+            weight = np.where(goes_on, weight * self._continues[row, env], weight)
             row = np.where(goes_on, (row + 1) % rows, row)
         return Transitions(
             self._observations.take(first, env),
@@ -169,7 +169,7 @@ class Replay:
             getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
         self._observations.restore(arrays)
 
-    _FIELDS = ("actions", "rewards", "discounts", "starts")
+    _FIELDS = ("actions", "rewards", "continues", "starts")
 
 
 class _Observations:

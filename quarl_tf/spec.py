@@ -27,6 +27,9 @@ DEFAULT_EPISODES = 100
 #: The scheme that all others are compared with; every plain training has it.
 REFERENCE = "fp32"
 
+#: What evaluations of the random policy are called, which stand beside those of schemes.
+BASELINE = "random"
+
 #: Weights only, by the papers' n-bit quantiser; 32 bits is the identity.
 PTQ_BITS = range(2, 33)
 

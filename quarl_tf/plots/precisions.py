@@ -24,7 +24,7 @@ from quarl_tf.plots.style import (
     scheme_colour,
     style,
 )
-from quarl_tf.spec import REFERENCE, Scheme
+from quarl_tf.spec import BASELINE, REFERENCE, Scheme
 from quarl_tf.statistics import Interval
 
 
@@ -142,7 +142,7 @@ def _draw_precisions(axes: Axes, panel: PrecisionPanel) -> None:
     for point in panel.points:
         _draw_precision(axes, point, places[id(point)])
     if panel.chance is not None:
-        axes.axhline(panel.chance, color=scheme_colour("random"), ls="--", lw=1.2, zorder=1)
+        axes.axhline(panel.chance, color=scheme_colour(BASELINE), ls="--", lw=1.2, zorder=1)
     values = [value for point in known for value in point.runs]
     values += [] if panel.chance is None else [panel.chance]
     if values:
@@ -249,7 +249,7 @@ def _draw_settings(
         axes.axvline(plain[0].mean, color=scheme_colour(REFERENCE), lw=1.4, zorder=1)
     chance = panels[0].chance
     if chance is not None:
-        axes.axvline(chance, color=scheme_colour("random"), ls="--", lw=1.2, zorder=1)
+        axes.axvline(chance, color=scheme_colour(BASELINE), ls="--", lw=1.2, zorder=1)
     values = [value for panel in panels for point in panel.points for value in point.runs]
     values += [] if chance is None else [chance]
     if values:

@@ -29,7 +29,7 @@ from quarl_tf.plots.style import (
     sweep_of,
 )
 from quarl_tf.quantization.affine import affine_grid, dequantize
-from quarl_tf.spec import REFERENCE, Scheme
+from quarl_tf.spec import BASELINE, REFERENCE, Scheme
 from quarl_tf.statistics import Interval
 
 #: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
@@ -157,7 +157,7 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
         for point in points:
             _draw_point(axes, point, places[point.scheme.name])
         if chance is not None:
-            axes.axhline(chance, color=scheme_colour("random"), ls="--", lw=1.2, zorder=1)
+            axes.axhline(chance, color=scheme_colour(BASELINE), ls="--", lw=1.2, zorder=1)
         axes.set(xlabel="bits per weight", ylabel="mean return per episode", title=title)
         axes.set_xticks(range(len(widths)), [str(bits) for bits in widths])
         axes.set_xlim(-0.6, len(widths) - 0.4)
@@ -311,6 +311,6 @@ def _bits_legend(points: Sequence[BitsPoint], chance: float | None) -> list[Line
                 )
             )
     if chance is not None:
-        colour = scheme_colour("random")
+        colour = scheme_colour(BASELINE)
         handles.append(Line2D([], [], color=colour, ls="--", label="random policy"))
     return handles

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from quarl_tf.spec import PTQ_BITS, Scheme
+from quarl_tf.spec import BASELINE, PTQ_BITS, Scheme
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -80,12 +80,12 @@ class Plot:
 
 
 def scheme_colour(name: str) -> str:
-    """Return a scheme's colour as `#rrggbb`, the same in every figure; "random" is grey.
+    """Return a scheme's colour as `#rrggbb`, the same in every figure; `BASELINE` is grey.
 
     Raises:
         UsageError: No scheme has that name.
     """
-    if name == "random":
+    if name == BASELINE:
         return GREY
     scheme = Scheme.parse(name)
     sweep = sweep_of(scheme)

@@ -22,7 +22,6 @@ from quarl_tf.errors import UsageError
 from quarl_tf.files import write_bytes, write_csv, write_json, write_text
 from quarl_tf.plots import BitsPoint, Plot
 from quarl_tf.report.results import (
-    BASELINE,
     OK,
     LoadedRun,
     Row,
@@ -47,7 +46,7 @@ from quarl_tf.report.wording import (
     size,
 )
 from quarl_tf.software import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
-from quarl_tf.spec import REFERENCE, Scheme, file_name
+from quarl_tf.spec import BASELINE, REFERENCE, Scheme, file_name
 from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, MIN_EPISODES, Interval
 from quarl_tf.workspace import Workspace, checked_report_name, report_name
 

@@ -20,7 +20,7 @@ from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import sha256
 from quarl_tf.plots import Curve
 from quarl_tf.records import Evaluation, Sidecar, settings
-from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme
+from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme
 from quarl_tf.statistics import (
     Comparison,
     Interval,
@@ -37,9 +37,6 @@ from quarl_tf.workspace import (
     export_command,
     sidecar_path,
 )
-
-#: What the evaluation of the random policy is called.
-BASELINE = "random"
 
 #: Status of a row that has a result.
 OK = "ok"
