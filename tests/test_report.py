@@ -717,6 +717,22 @@ def test_games_that_repeat_themselves_are_noted(workspace: Workspace, no_figures
     assert "not shown to earn more than a random one" not in said
 
 
+def test_games_that_all_earn_more_than_random_ones_are_no_random_ones(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace)
+    for path in workspace.artifact_dir(run.run_id).glob("*.eval.json"):
+        played = Evaluation.load(path)
+        # Three of which the interval reaches below nothing.
+        won = [60.0, 100.0, 270.0] * len(played.returns)
+        games = [1.0, 7.0] * len(played.returns) if played.scheme == "random" else won
+        returns = games[: len(played.returns)]
+        replace(played, returns=returns, protocol={**PROTOCOL, "game": "whole games"}).save(path)
+    said = notes(workspace, run)
+    assert "have 3 different returns" in said
+    assert "not shown to earn more than a random one" not in said
+
+
 def test_games_that_are_all_lost_are_noted(workspace: Workspace, no_figures: None) -> None:
     run = add_run(workspace)
     for path in workspace.artifact_dir(run.run_id).glob("*.eval.json"):

@@ -10,7 +10,7 @@ import numpy as np
 from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
 from quarl_tf.software import UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
-from quarl_tf.statistics import MIN_EPISODES, independent_games
+from quarl_tf.statistics import MIN_EPISODES, Interval, independent_games
 
 #: How to begin a sentence on a simulated sweep, by the quantiser's rule.
 _SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}
@@ -158,7 +158,7 @@ def _notes_on_run(run: LoadedRun) -> list[str]:
             f"{plain} has no evaluation of a random policy to compare with, so the normalised "
             "error is unknown; see Missing."
         )
-    elif (returns.low if returns.bounded else returns.mean) <= np.mean(run.chance.returns):
+    elif _is_as_random(games, returns, run.chance.returns):
         notes.append(
             f"The fp32 policy of {plain} is not shown to earn more than a random one: it has "
             "little to lose, and its verdicts say little. Train it longer."
@@ -168,6 +168,15 @@ def _notes_on_run(run: LoadedRun) -> list[str]:
         for file in run.foreign
     ]
     return notes
+
+
+def _is_as_random(played: Sequence[float], mean: Interval, chance: Sequence[float]) -> bool:
+    """Tell whether a policy is not shown to earn more than a random one.
+
+    Few games have a wide interval; but where each earns more than any random one, it is shown.
+    """
+    low = mean.low if mean.bounded else mean.mean
+    return bool(low <= np.mean(chance)) and min(played) <= max(chance)
 
 
 def _notes_on_trainings(runs: Sequence[LoadedRun]) -> list[str]:
