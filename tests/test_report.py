@@ -713,7 +713,8 @@ def test_games_that_repeat_themselves_are_noted(workspace: Workspace, no_figures
     different = len(set(played.returns))
     assert different < len(played.returns)
     said = notes(workspace, run)
-    assert f"The {len(played.returns)} games of {run.run_id} have {different} different" in said
+    assert f"The {len(played.returns)} games of {run.run_id} are worth " in said
+    assert f"independent ones (different returns: {different}): " in said
     assert "not shown to earn more than a random one" not in said
 
 
@@ -729,7 +730,7 @@ def test_games_that_all_earn_more_than_random_ones_are_no_random_ones(
         returns = games[: len(played.returns)]
         replace(played, returns=returns, protocol={**PROTOCOL, "game": "whole games"}).save(path)
     said = notes(workspace, run)
-    assert "have 3 different returns" in said
+    assert "(different returns: 3)" in said
     assert "not shown to earn more than a random one" not in said
 
 
@@ -740,7 +741,7 @@ def test_games_that_are_all_lost_are_noted(workspace: Workspace, no_figures: Non
         lost = played.returns if played.scheme == "random" else [-1.0] * len(played.returns)
         replace(played, returns=lost, protocol={**PROTOCOL, "game": "whole games"}).save(path)
     said = notes(workspace, run)
-    assert "have 1 different returns and are worth 1.0 independent ones" in said
+    assert "are worth 1.0 independent ones (different returns: 1)" in said
     assert "not shown to earn more than a random one" in said
 
 

@@ -148,9 +148,9 @@ def _notes_on_run(run: LoadedRun) -> list[str]:
     worth = independent_games(run.reference.evaluation)
     if worth is not None and worth < len(games):
         notes.append(
-            f"The {len(games)} games of {plain} have {len(set(games))} different returns and are "
-            f"worth {worth:.1f} independent ones: without chance in the game, a greedy policy "
-            "plays on alike from many starts. Intervals take games of equal returns for one."
+            f"The {len(games)} games of {plain} are worth {worth:.1f} independent ones (different "
+            f"returns: {len(set(games))}): without chance in the game, a greedy policy plays on "
+            "alike from many starts. Intervals take games of equal returns for one."
         )
     returns = run.reference.comparison.returns
     if run.chance is None:
