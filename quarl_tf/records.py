@@ -113,8 +113,7 @@ class TrainingRecord(_JsonRecord):
     selection_return: float
     network_sha256: str
     calibration_sha256: str
-    #: Wall time of the training alone; of the last part only where it was interrupted, or went on
-    #: from a trunk.
+    #: Wall time of the training alone, of every part that its network comes from.
     seconds: float
     versions: dict[str, str]
     #: All that trained a part of it, with `SEVERAL` between.

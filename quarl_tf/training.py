@@ -116,6 +116,9 @@ class _Training:
         #: What code all of it was done by so far; None if by several.
         self._source: str | None = software.source_digest()
         spec = environments.env_spec(run.env_id)
+        #: Of earlier parts, as far as this one goes on from them.
+        self._seconds = 0.0
+        self._started = time.monotonic()
         self._delay = run.quantization.delay if run.quantization else None
         self._follows = run.quantization is not None and run.quantization.ranges == "following"
         self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
@@ -151,7 +154,6 @@ class _Training:
 
     def complete(self, update: Update) -> TrainingRecord:
         """Train to the end, and write what came of it."""
-        started = time.monotonic()
         folder, preset = self._folder, self._preset
         self.resume()
         while self.step < preset.steps:
@@ -171,7 +173,7 @@ class _Training:
             selection_return=best.score,
             network_sha256=sha256(folder / "network.npz"),
             calibration_sha256=sha256(folder / "calibration.npz"),
-            seconds=round(time.monotonic() - started, 1),
+            seconds=round(self._elapsed(), 1),
             versions=software.package_versions(),
             commit=software.SEVERAL.join(self._commits),
             processor=software.SEVERAL.join(self._processors),
@@ -213,6 +215,7 @@ class _Training:
         self.stream.restore(state)
         if state["source"] != self._source:
             self._source = None
+        self._seconds = state["seconds"]
         self._commits = _joined(state["commits"], self._commits)
         self._processors = _joined(state["processors"], self._processors)
         self.best = _Best(best, *state["best"])
@@ -342,6 +345,7 @@ class _Training:
             "rows": self._progress.rows,
             **self.stream.state(),
             "source": self._source,
+            "seconds": self._elapsed(),
             "commits": self._commits,
             "processors": self._processors,
             "best": [self.best.score, self.best.step],
@@ -356,6 +360,10 @@ class _Training:
             with suppress(QuarlError), atomic_path(self._trunk) as temporary:
                 shutil.copyfile(path, temporary)
         self.stream.restart()
+
+    def _elapsed(self) -> float:
+        """Return the seconds that this part and those it goes on from have taken."""
+        return self._seconds + time.monotonic() - self._started
 
     def _arrays(self) -> agents.Arrays:
         best = {f"best/{name}": value for name, value in self.best.weights.items()}

@@ -144,6 +144,18 @@ def test_checkpoints_are_deleted_with_the_end_of_the_training(
     assert (folder / "training.json").exists()
 
 
+def test_time_of_a_resumed_training_counts_what_it_goes_on_from(
+    cut_off: Workspace, tiny_run: Run
+) -> None:
+    folder = checkpoints.folder_of(cut_off.run_dir(tiny_run.run_id))
+    found = checkpoints.load_newest(folder)
+    assert found is not None
+    arrays, state = found
+    assert state["seconds"] > 0
+    checkpoints.save(folder, state["step"], arrays, state | {"seconds": 5000.0})
+    assert 5000 < train(cut_off, tiny_run, silent).seconds < 6000
+
+
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
     found = [row for row in rows(trained, tiny_run) if row["greedy_return"]]
