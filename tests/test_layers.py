@@ -25,6 +25,7 @@ LAYERS = [
     {"study.file", "study.status"},
     {"study.design"},
     {"report"},
+    {"report.pages"},
     {"report.wording"},
     {"report.results"},
     {"training", "export", "evaluation", "plots"},  # The stages.

@@ -10,7 +10,7 @@ from typing import Any
 
 from quarl_tf import memory
 from quarl_tf.files import write_csv, write_json
-from quarl_tf.report import provenance, write_pages
+from quarl_tf.report.pages import provenance, write_pages
 from quarl_tf.report.results import OK, Row
 from quarl_tf.report.wording import dtypes
 from quarl_tf.statistics import CONFIDENCE
