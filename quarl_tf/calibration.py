@@ -36,8 +36,9 @@ def rollout(
         envs: Environments.
         act: Chooses the actions.
         seed: Seed of the reset.
-        keep: Most observations to return: half of them from the beginning, among them each
-            feature's extremes, the others evenly spread over the rest.
+        keep: Most observations to return. If there are more: those in which a feature is smallest
+            or largest (up to a quarter), half from the beginning, the others evenly spread over the
+            rest.
 
     Raises:
         QuarlError: A return is not finite.
@@ -101,7 +102,9 @@ class _Thinned:
             return np.empty(0)
         if _count(whole) <= self._most and self._every == 1:
             return np.concatenate(whole)
-        first = self._beginning if self._extremes is None else [self._extremes, *self._beginning]
+        first = list(self._beginning)
+        if self._extremes is not None:
+            first.insert(0, thin(self._extremes, self._most // 4))
         kept = np.concatenate([*first, whole[0][:0]])[: self._most]
         rest = thin(np.concatenate([kept[:0], *self._batches]), self._most - len(kept))
         everything: npt.NDArray[Any] = np.concatenate([kept, rest])

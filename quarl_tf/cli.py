@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from quarl_tf import arguments, environments, flatbuffer, presets, processor, study
@@ -55,8 +56,16 @@ from quarl_tf.workspace import (
 #: Columns of a terminal below which the table of results leaves out what matters least.
 _NARROW = 120
 
+
+class _Console(Console):
+    """A console that leaves it to `main` what a closed pipe means; Rich's would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 #: Wide enough for the tables when nobody's terminal sets a width.
-_console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+_console = _Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -344,7 +353,7 @@ def _doctor(args: argparse.Namespace) -> None:
     table = Table("", "check", "found", "what to do")
     for finding in findings:
         mark, remedy = ("[green]ok", "") if finding.good else ("[red]no", finding.remedy)
-        table.add_row(mark, finding.name, finding.found, remedy)
+        table.add_row(mark, finding.name, escape(finding.found), escape(remedy))
     _console.print(table)
     bad = [finding.name for finding in findings if not finding.good]
     if bad:

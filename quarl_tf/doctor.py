@@ -10,6 +10,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 
 from quarl_tf import native_output
+from quarl_tf.errors import QuarlError
 
 PACKAGE = "quarl-tf"
 
@@ -74,8 +75,10 @@ def _keras_2() -> Finding:
     name = "Keras 2 is chosen"
     try:
         importlib.import_module("quarl_tf.keras")
-    except ValueError as error:
-        return Finding(name, False, str(error), "set TF_USE_LEGACY_KERAS=1")
+    except QuarlError as error:
+        missing = error.__cause__ is not None
+        remedy = "pip install tf-keras" if missing else "set TF_USE_LEGACY_KERAS=1"
+        return Finding(name, False, str(error), remedy)
     return Finding(name, True, "tf.keras is tf-keras")
 
 

@@ -267,7 +267,13 @@ def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     converter = trained.converter(trained.weights)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.target_spec.supported_types = [tf.float16]
-    halves = half_weights(trained.weights)
+    try:
+        halves = half_weights(trained.weights)
+    except ValueError as error:
+        raise QuarlError(
+            "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
+            f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
+        ) from error
     first = "convolution_0/kernel:0"
     if trained.spec.observation_dtype == "uint8" and first in halves:
         # The converter makes the scaling of bytes part of the first kernel, and rounds that.

@@ -216,12 +216,21 @@ class Run:
     @property
     def run_id(self) -> str:
         """Name the run; overrides enter as a digest, so another preset is another run."""
-        parts = [f"{self.algo}-{file_name(self.env_id)}-s{self.seed}"]
-        if self.overrides:
-            parts.append(digest(self.overrides))
-        if self.quantization:
-            parts.append(self.quantization.tag)
-        return "-".join(parts)
+        return "-".join([self._task, f"s{self.seed}", *self._settings])
+
+    @property
+    def seedless_id(self) -> str:
+        """Name the runs that differ from this one in their seed alone."""
+        return "-".join([self._task, *self._settings])
+
+    @property
+    def _task(self) -> str:
+        return f"{self.algo}-{file_name(self.env_id)}"
+
+    @property
+    def _settings(self) -> list[str]:
+        overridden = [digest(self.overrides)] if self.overrides else []
+        return [*overridden, self.quantization.tag] if self.quantization else overridden
 
     @property
     def plain(self) -> Run:

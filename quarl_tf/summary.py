@@ -11,7 +11,7 @@ from rich.table import Table
 
 from quarl_tf.errors import GateError
 from quarl_tf.records import Evaluation, Sidecar
-from quarl_tf.spec import REFERENCE
+from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.statistics import Comparison, Interval, compare, mean_return
 from quarl_tf.workspace import evaluation_path, reference_path, sidecar_path
 
@@ -29,8 +29,8 @@ class Summary:
 
     def table(self, artifacts: Sequence[Path], *, narrow: bool) -> Table:
         """Return a table of flatbuffers in one folder; a narrow one has no intervals."""
-        name = escape(artifacts[0].parent.name)
-        title = f"{name}: {self.episodes} episodes, the same for every scheme"
+        run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
+        title = f"{escape(run_id)}: {self.episodes} episodes, the same for every scheme"
         title += ", sampled actions" if self.sample else ""
         table = Table(title=title, title_justify="left")
         call = "sample µs" if self.sample else "act µs"
@@ -70,10 +70,11 @@ class Summary:
         for path in artifacts:
             comparison = self._comparison(path)
             if comparison is None:
+                run = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
                 raise GateError(
                     "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                    f"file with; export fp32 too (quarl export {reference_of(path).parent.name} "
-                    f"--schemes {REFERENCE}) and evaluate again. Received: {path}"
+                    f"file with; export fp32 too (quarl export {run.run_id} --schemes {REFERENCE}) "
+                    f"and evaluate again. Received: {path}"
                 )
             error = comparison.reward_error
             if error is None or error > gate_percent:

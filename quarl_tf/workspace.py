@@ -78,7 +78,8 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     run = Run.from_dict(sidecar.run)
     folder = artifact.parent
     if run.quantization is not None:
-        folder = folder.parent / run.plain.run_id
+        # Of "." and ".." the parent is not the folder that they lie in.
+        folder = Path(os.path.abspath(folder)).parent / run.plain.run_id
     return folder / f"{REFERENCE}.tflite"
 
 

@@ -102,14 +102,15 @@ class Kept(np.ndarray):
 class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
     """Episodes of given lengths; an observation is the tick and the number of the environment."""
 
-    def __init__(self, lengths: Sequence[int], *, images: bool = False) -> None:
+    def __init__(self, lengths: Sequence[int], *, images: bool = False, copies: int = 1) -> None:
         self.num_envs, self.lengths = len(lengths), np.array(lengths)
-        self._shape = (len(lengths), *((1, 1, 2) if images else (2,)))
+        self._copies = copies
+        self._shape = (len(lengths), *((1, 1, 2) if images else (2 * copies,)))
         self.most = 0
 
     def _observations(self) -> np.ndarray:
         ticks = np.full(self.num_envs, self.tick)
-        seen = np.stack([ticks, np.arange(self.num_envs)], axis=1)
+        seen = np.stack([ticks, np.arange(self.num_envs)] * self._copies, axis=1)
         return seen.reshape(self._shape).view(Kept)
 
     def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
@@ -158,7 +159,7 @@ def test_half_is_kept_of_the_beginning_and_the_rest_is_spread_evenly(
     assert len(gaps) == 0 or length - ticks[-1] <= gaps.max()
 
 
-@given(st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(4, 60))
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(16, 60))
 def test_the_smallest_and_the_largest_of_each_feature_are_kept(
     lengths: list[int], keep: int
 ) -> None:
@@ -166,6 +167,16 @@ def test_the_smallest_and_the_largest_of_each_feature_are_kept(
     kept = np.asarray(found.observations)
     np.testing.assert_array_equal(kept.min(axis=0), [0, 0])
     np.testing.assert_array_equal(kept.max(axis=0), [max(lengths) - 1, len(lengths) - 1])
+
+
+def test_extremes_of_many_features_leave_room_for_the_beginning_and_the_rest() -> None:
+    found = rollout(Ticking([1000], copies=100), stay, seed=0, keep=40)
+    ticks = np.asarray(found.observations)[:, 0]
+    assert len(ticks) == 40
+    assert set(range(20)) <= set(ticks)
+    spread = np.sort(ticks[ticks >= 20])
+    assert np.diff(spread).max() < 200
+    assert spread[-1] == 999
 
 
 def test_rollouts_keep_nothing_unless_asked() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from quarl_tf import arguments, cli, display, presets, processor
+from quarl_tf import arguments, cli, display, doctor, presets, processor
 from quarl_tf.errors import QuarlError
 from quarl_tf.files import sha256, write_bytes
 from quarl_tf.records import Evaluation, Sidecar
@@ -127,6 +127,25 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     table = (workspace.report_dir(run_id) / "report.md").read_text()
     assert "qat_w4a4" in table
     assert "fp32" in table
+
+
+@pytest.mark.parametrize("place", [".", ".."])
+def test_a_run_with_bits_finds_the_plain_one_from_within_its_folder(
+    aware: tuple[Path, str, str],
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root, _, run_id = aware
+    folder = Workspace(root).artifact_dir(run_id)
+    inner = folder / "inner"
+    inner.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder if place == "." else inner)
+    before = snapshot(folder)
+    artifact = f"{place}/qat_w4a4.tflite"
+    assert cli.main(["evaluate", artifact, "--episodes", "5", "--gate", "1000"]) == 0
+    assert snapshot(folder) == before
+    assert f"{run_id}: 5 episodes" in capsys.readouterr().out
 
 
 def test_a_run_with_bits_needs_the_plain_one(
@@ -755,6 +774,25 @@ def test_without_a_terminal_long_work_says_how_far_it_is(
     with display.progress_bar("train x") as update:
         update(2000, 4000, "return 3")
     assert capsys.readouterr().err == "train x: 2,000 of 4,000  return 3\n"
+
+
+def test_who_has_read_enough_is_not_told_of_a_failure() -> None:
+    command = [sys.executable, "-m", "quarl_tf.cli", "list"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_doctor_shows_what_it_found_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cause = "pip install '.[train]'"
+    finding = doctor.Finding("Keras 2 is chosen", False, cause, "pip install tf-keras")
+    monkeypatch.setattr(doctor, "examine", lambda: [finding])
+    assert cli.main(["doctor"]) == 1
+    assert cause in capsys.readouterr().out
 
 
 def test_doctor_finds_this_environment_sound(capsys: pytest.CaptureFixture[str]) -> None:

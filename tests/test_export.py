@@ -502,6 +502,18 @@ def test_exporting_again_touches_nothing(copy: Workspace, tiny_run: Run) -> None
     assert snapshot(folder) == before
 
 
+def test_numbers_beyond_half_precision_are_refused_in_one_line(
+    copy: Workspace, tiny_run: Run, weights: Weights
+) -> None:
+    folder = copy.run_dir(tiny_run.run_id)
+    mean = {"normalizer/mean:0": np.full(4, 1e6, np.float32)}
+    networks.save_weights(folder / "network.npz", weights | mean)
+    record = TrainingRecord.load(folder / "training.json")
+    replace(record, network_sha256=sha256(folder / "network.npz")).save(folder / "training.json")
+    with pytest.raises(QuarlError, match=r"up to 65504.*--schemes.*Received: .*=1000000"):
+        make(copy, tiny_run, "fp16")
+
+
 @pytest.mark.parametrize(
     "damage", ["flipped", "truncated", "empty", "missing", "no sidecar", "half a sidecar"]
 )

@@ -21,7 +21,7 @@ from quarl_tf.files import sha256, write_bytes, write_csv
 from quarl_tf.records import GREEDY, Evaluation, Sidecar
 from quarl_tf.report import write_report
 from quarl_tf.report.wording import dtypes, limits, made_with, number_text, percent, size
-from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes, digest
 from quarl_tf.statistics import MIN_EPISODES, compare, student_interval
 from quarl_tf.workspace import Workspace, evaluation_path, sidecar_path
 
@@ -964,6 +964,10 @@ def test_names(workspace: Workspace, no_figures: None) -> None:
     assert name_of([cart[0], cart[0]]) == "dqn-CartPole-v1-s0"
     assert name_of(cart) == "dqn-CartPole-v1"
     assert name_of([*cart, lander], "all") == "all"
+    slow = [add_run(workspace, seed, overrides={"learning_rate": 0.01}) for seed in range(2)]
+    assert name_of([run.run_id for run in slow]) == f"dqn-CartPole-v1-{digest(slow[0].overrides)}"
+    with pytest.raises(UsageError, match=r"give --name NAME\. Received: "):
+        name_of([cart[0], slow[1].run_id])
     with pytest.raises(UsageError, match=r"give --name NAME\. Received: "):
         name_of([*cart, lander])
     with pytest.raises(UsageError, match=r"Received: name='\.\./else'"):

@@ -33,7 +33,7 @@ from quarl_tf.report.results import (
     scheme_names,
 )
 from quarl_tf.report.wording import dtypes, headline, notes_on, quantization_text
-from quarl_tf.spec import BASELINE, REFERENCE, Scheme, file_name
+from quarl_tf.spec import BASELINE, REFERENCE, Scheme
 from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, Interval
 from quarl_tf.workspace import Workspace, checked_report_name, report_name
 
@@ -82,8 +82,8 @@ def write_report(
         workspace: Where the runs are and the report goes.
         run_ids: Runs to report on, exported and evaluated.
         command: Command line that makes this report, shown in it.
-        name: Name of the report; by default the run's, or the algorithm, environment, bits and
-            delay that all runs share, and apart for sampled actions.
+        name: Name of the report; by default the run's, without the seed that of several, and
+            apart for sampled actions.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
         sample: Report on the evaluations by sampled actions instead of the greedy ones.
 
@@ -91,7 +91,7 @@ def write_report(
         The path of index.html. The same files in give the same bytes out.
 
     Raises:
-        UsageError: No run is given, the name is unfit, or several runs share no name.
+        UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
         QuarlError: A run has no fp32 result, or its files cannot be read or do not belong together.
     """
     if not run_ids:
@@ -134,16 +134,13 @@ def _groups(runs: Sequence[LoadedRun]) -> list[list[LoadedRun]]:
 
 
 def _default_name(runs: Sequence[LoadedRun], sample: bool) -> str:
-    kinds = set()
-    for run in (loaded.run for loaded in runs):
-        tag = f"-{run.quantization.tag}" if run.quantization else ""
-        kinds.add(f"{run.algo}-{file_name(run.env_id)}{tag}")
-    if len(kinds) > 1:
+    names = {loaded.run.seedless_id for loaded in runs}
+    if len(names) > 1:
         raise UsageError(
-            "A report on several algorithms, environments or quantisations in training needs a "
-            f"name; give --name NAME. Received: runs={[run.run_id for run in runs]}"
+            "A report on runs that differ in more than their seed needs a name; give --name NAME. "
+            f"Received: runs={[run.run_id for run in runs]}"
         )
-    return report_name(runs[0].run_id if len(runs) == 1 else kinds.pop(), sample=sample)
+    return report_name(runs[0].run_id if len(runs) == 1 else names.pop(), sample=sample)
 
 
 def _section(workspace: Workspace, runs: list[LoadedRun], sample: bool) -> _Section:

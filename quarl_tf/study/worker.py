@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,21 +67,18 @@ class Task:
         return cls(**json.loads(text))
 
 
-def work(task: Task, update: Update) -> int:
-    """Do a task; return how many of its steps failed."""
+def work(task: Task, update: Update) -> bool:
+    """Do a task; return whether all of its steps were done."""
     workspace, run = Workspace(Path(task.root)), Run.from_dict(task.run)
     environments.import_environments(task.modules)
     if not _attempt(Path(task.failures[""]), lambda: _train(workspace, run, task, update)):
-        return 1
-    failed = 0
-    for number, name in enumerate(task.schemes, start=1):
-
-        def finish(scheme: str = name, number: int = number) -> None:
-            update(number, len(task.schemes), f"evaluating {scheme}")
-            _export_and_evaluate(workspace, run.run_id, scheme, task.episodes)
-
-        failed += not _attempt(Path(task.failures[name]), finish)
-    return failed
+        return False
+    done = True
+    for scheme in task.schemes:
+        _tell(f"evaluating {scheme}")
+        finish = partial(_export_and_evaluate, workspace, run.run_id, scheme, task.episodes)
+        done &= _attempt(Path(task.failures[scheme]), finish)
+    return done
 
 
 def _train(workspace: Workspace, run: Run, task: Task, update: Update) -> None:
@@ -117,18 +115,22 @@ def _attempt(failure: Path, step: Callable[[], None]) -> bool:
     return True
 
 
+def _tell(how_far: str) -> None:
+    print(f"{PROGRESS}{how_far}", flush=True)
+
+
 class _Teller:
-    """Tell on standard output how far the job is, not too often."""
+    """Tell on standard output how far the training is, not too often."""
 
     def __init__(self) -> None:
         self._last = -_SECONDS_BETWEEN
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
+        del note
         now = time.monotonic()
         if now - self._last >= _SECONDS_BETWEEN:
             self._last = now
-            share = min(100, 100 * done // total)
-            print(f"{PROGRESS}{note if note.startswith('eval') else f'{share} %'}", flush=True)
+            _tell(f"{min(100, 100 * done // total)} %")
 
 
 def _end_with_parent() -> None:
@@ -153,7 +155,7 @@ def main() -> int:
     task = Task.from_json(received.decode())
     if task.cpus:
         os.sched_setaffinity(0, task.cpus)
-    return 1 if work(task, _Teller()) else 0
+    return 0 if work(task, _Teller()) else 1
 
 
 if __name__ == "__main__":
