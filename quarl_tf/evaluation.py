@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf import environments, processor
+from quarl_tf.display import Update
 from quarl_tf.errors import QuarlError, UsageError
 from quarl_tf.files import sha256
 from quarl_tf.policies import Policy, measure_latency
@@ -77,7 +78,7 @@ def evaluate(
     *,
     sample: bool = False,
     reference: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    update: Update | None = None,
 ) -> Evaluation:
     """Play one whole episode per seed with a flatbuffer.
 
@@ -87,7 +88,7 @@ def evaluate(
         sample: Draw actions from the policy's distribution, instead of the best.
         reference: The run's fp32 flatbuffer, to compare actions with. It acts, and both predict:
             so an early difference does not lead to other states and count again and again.
-        progress: Called after every episode with the episodes done and to be done.
+        update: Called after every episode with the episodes done and to be done.
 
     Raises:
         UsageError: There are no seeds, a seed comes twice or is negative, the reference is of
@@ -99,7 +100,7 @@ def evaluate(
     policy = Policy.load(artifact)
     guide = None if reference is None else _load_reference(reference, policy.sidecar)
     with closing(_matching_env(policy.sidecar)) as env:
-        episodes, seen = _play_all(env, policy, seeds, sample, progress)
+        episodes, seen = _play_all(env, policy, seeds, sample, update)
         lengths = [episode.length for episode in episodes]
         agreement = None
         if guide is not None:
@@ -175,7 +176,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
 def evaluate_and_save(
     artifact: Path,
     episodes: int,
-    progress: Callable[[int, int], None] | None = None,
+    update: Update | None = None,
     *,
     sample: bool = False,
 ) -> Evaluation:
@@ -187,7 +188,7 @@ def evaluate_and_save(
     Args:
         artifact: The flatbuffer; its `reference_path`, if it exists, is the reference.
         episodes: Number of episodes; their seeds follow from the run's seed.
-        progress: As in `evaluate`.
+        update: As in `evaluate`.
         sample: As in `evaluate`; the result is kept in a file of its own.
 
     Raises:
@@ -200,7 +201,7 @@ def evaluate_and_save(
     evaluation = latest(artifact, seeds, reference, sample=sample)
     if evaluation is None:
         guide = reference if reference.exists() else None
-        evaluation = evaluate(artifact, seeds, sample=sample, reference=guide, progress=progress)
+        evaluation = evaluate(artifact, seeds, sample=sample, reference=guide, update=update)
         evaluation.save(evaluation_path(artifact, sample=sample))
     # Last, so that a policy that is no distribution is refused at once.
     if not _has_baseline(artifact, sidecar, seeds):
@@ -359,7 +360,7 @@ def _play_all(
     policy: Policy,
     seeds: Sequence[int],
     sample: bool,
-    progress: Callable[[int, int], None] | None,
+    update: Update | None,
 ) -> tuple[list[_Episode], list[NDArray[Any]]]:
     """Play the episodes of an evaluation; return them and the first observations met.
 
@@ -381,8 +382,8 @@ def _play_all(
         if start is not None:
             by_start[start] = episode
         episodes.append(episode)
-        if progress is not None:
-            progress(done, len(seeds))
+        if update is not None:
+            update(done, len(seeds))
     return episodes, seen
 
 

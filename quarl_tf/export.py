@@ -131,7 +131,7 @@ def export(
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    usual = _trained if scheme.trained else _simulated
+    usual = _aware if scheme.aware else _simulated
     convert = _CONVERTERS.get(scheme.name, usual)
     content, expected = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
@@ -176,7 +176,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
 def _head(trained: TrainedNetwork, scheme: Scheme) -> str:
     kind = agents.head(trained.run.algo, trained.spec)
     # Centred, or without the value of a dueling network, they are no longer values of states.
-    without_value = scheme.trained and trained.record.preset.get("dueling")
+    without_value = scheme.aware and trained.record.preset.get("dueling")
     return "advantages" if kind == "q_values" and (scheme.name == "int8" or without_value) else kind
 
 
@@ -301,7 +301,7 @@ def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     return content, networks.chooser(expected) if discrete else expected
 
 
-def _trained(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert a quantisation-aware network as it trained; ranges and codes are its own."""
     network = trained.network(trained.weights)
     content = _convert(_converter_of_quantized(trained, network, scheme))
@@ -312,7 +312,7 @@ def _trained(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert as a simulated scheme, and store the kernels as integers."""
-    content, expected = _trained(trained, replace(scheme, native=False))
+    content, expected = _aware(trained, replace(scheme, native=False))
     return int4.pack(content, qat.kernel_grids(expected)), expected
 
 

@@ -167,8 +167,8 @@ class Sidecar(_JsonRecord):
     native: bool
     sha256: str
     size_bytes: int
-    #: What the head's numbers are: "q_values", "advantages" (Q-values less their mean over the
-    #: actions), "logits" or "action".
+    #: What the head's numbers are: "q_values", "advantages" (Q-values less a part that all
+    #: actions share), "logits" or "action".
     head: str
     #: Actions of a discrete space, or null.
     num_actions: int | None

@@ -30,7 +30,7 @@ REFERENCE = "fp32"
 #: What evaluations of the random policy are called, which stand beside those of schemes.
 BASELINE = "random"
 
-#: Weights only, by the papers' n-bit quantiser; 32 bits is the identity.
+#: Widths of weights alone on a grid; at 32 bits it is finer than float32 at the ends of its range.
 PTQ_BITS = range(2, 33)
 
 _NATIVE_SCHEMES = {
@@ -292,15 +292,15 @@ class Scheme:
         name: The name, which says all the rest.
         weight_bits: Width of a weight.
         native: Whether the flatbuffer stores weights in those bits.
-        mode: Rule of the affine quantiser (`quantization.affine`), for simulated schemes.
-        trained: Whether it is of a quantisation-aware training.
+        mode: Rule of the affine quantiser (`quantization.affine`), for `ptq_…` schemes.
+        aware: Whether it is of a quantisation-aware training.
     """
 
     name: str
     weight_bits: int
     native: bool
     mode: Literal["code", "paper"] | None = None
-    trained: bool = False
+    aware: bool = False
 
     @classmethod
     def parse(cls, name: str) -> Scheme:
@@ -310,11 +310,11 @@ class Scheme:
             UsageError: No scheme has that name; the closest are named.
         """
         if name in _NATIVE_SCHEMES:
-            trained = name.startswith("qat_")
-            return cls(name, _NATIVE_SCHEMES[name], native=True, trained=trained)
+            aware = name.startswith("qat_")
+            return cls(name, _NATIVE_SCHEMES[name], native=True, aware=aware)
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
         if match and int(match[1]) in QAT_BITS:
-            return cls(name, int(match[1]), native=False, trained=True)
+            return cls(name, int(match[1]), native=False, aware=True)
         match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)", name)
         if match and int(match[2]) in PTQ_BITS:
             mode: Literal["code", "paper"] = "paper" if match[1] else "code"
@@ -344,7 +344,7 @@ def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
     """
     possible = possible_schemes(run.quantization)
     for scheme in schemes:
-        fits = not scheme.trained if run.quantization is None else scheme.name in possible
+        fits = not scheme.aware if run.quantization is None else scheme.name in possible
         if not fits:
             raise UsageError(
                 f"{run.run_id} can be exported as {', '.join(possible)}. "

@@ -77,7 +77,6 @@ class Comparison:
         margin_percent: Margin that the verdict used, in percent of the fp32 return.
     """
 
-    run_id: str
     scheme: str
     episodes: int
     returns: Interval
@@ -94,22 +93,17 @@ class Pooled:
     """One scheme against fp32 over several trained policies, each counting once.
 
     Attributes:
-        runs: Number of trained policies, the unit of both intervals when there are 2 or more.
         episodes: Number of episodes over all of them.
         returns: Mean over the policies of the scheme's mean return.
         difference: Mean over the policies of their mean paired difference; negative is worse.
-        reference_mean: Mean over the policies of fp32's mean return.
         reward_error: Signed mean of the policies' reward errors; gains and losses cancel in it.
         absolute_reward_error: Mean of their absolute values; nothing cancels.
         normalised_error: Signed mean of the policies' normalised errors.
     """
 
-    scheme: str
-    runs: int
     episodes: int
     returns: Interval
     difference: Interval
-    reference_mean: float
     reward_error: float | None
     absolute_reward_error: float | None
     normalised_error: float | None
@@ -225,15 +219,17 @@ def reward_error(reference_mean: float, other_mean: float) -> float | None:
     return (reference_mean - other_mean) / abs(reference_mean) * 100
 
 
-def normalised_error(reference_mean: float, other_mean: float, random_mean: float) -> float | None:
+def normalised_error(
+    reference_mean: float, other_mean: float, baseline_mean: float
+) -> float | None:
     """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100, in percent; positive is worse.
 
     100 is a policy no better than a random one. Unlike the reward error it does not change when a
     constant is added to every return. None when fp32 earns exactly what a random policy earns.
     """
-    if reference_mean == random_mean:
+    if reference_mean == baseline_mean:
         return None
-    return (reference_mean - other_mean) / abs(reference_mean - random_mean) * 100
+    return (reference_mean - other_mean) / abs(reference_mean - baseline_mean) * 100
 
 
 def verdict(
@@ -283,7 +279,7 @@ def verdict(
 def compare(
     reference: Evaluation,
     scheme: Evaluation,
-    random: Evaluation | None,
+    baseline: Evaluation | None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
 ) -> Comparison:
     """Compare a scheme with fp32 on the same episodes.
@@ -291,7 +287,7 @@ def compare(
     Args:
         reference: Evaluation of the fp32 flatbuffer.
         scheme: Evaluation of another flatbuffer in the same environment, on the same seeds.
-        random: Evaluation of the random policy, any seeds; None leaves out the normalised error.
+        baseline: Evaluation of the random policy, any seeds; None leaves out the normalised error.
         margin_percent: Loss that does not matter, in percent of the fp32 return.
 
     Raises:
@@ -308,9 +304,8 @@ def compare(
     )
     returns = mean_return(scheme)
     reference_mean = float(np.mean(reference.returns))
-    chance = None if random is None else float(np.mean(random.returns))
+    baseline_mean = None if baseline is None else float(np.mean(baseline.returns))
     return Comparison(
-        run_id=scheme.run_id,
         scheme=scheme.scheme,
         episodes=len(scheme.returns),
         returns=returns,
@@ -318,7 +313,9 @@ def compare(
         reference_mean=reference_mean,
         reward_error=reward_error(reference_mean, returns.mean),
         normalised_error=(
-            None if chance is None else normalised_error(reference_mean, returns.mean, chance)
+            None
+            if baseline_mean is None
+            else normalised_error(reference_mean, returns.mean, baseline_mean)
         ),
         margin_percent=margin_percent,
         verdict=verdict(difference, reference_mean, margin_percent, len(scheme.returns)),
@@ -366,12 +363,9 @@ def pool(comparisons: Sequence[Comparison]) -> Pooled:
     reference_mean = float(np.mean([c.reference_mean for c in comparisons]))
     errors = [c.reward_error for c in comparisons]
     return Pooled(
-        scheme=first.scheme,
-        runs=len(comparisons),
         episodes=sum(c.episodes for c in comparisons),
         returns=_over_trainings([c.returns for c in comparisons]),
         difference=difference,
-        reference_mean=reference_mean,
         reward_error=mean_of_all(errors),
         absolute_reward_error=mean_of_all([None if e is None else abs(e) for e in errors]),
         normalised_error=mean_of_all([c.normalised_error for c in comparisons]),

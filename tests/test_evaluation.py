@@ -102,7 +102,7 @@ def test_ties_are_those_of_the_episodes_alone(artifacts: dict[str, Path]) -> Non
 
 def test_progress_is_told_after_every_episode(artifacts: dict[str, Path]) -> None:
     told: list[tuple[int, int]] = []
-    evaluate(artifacts["tied"], SEEDS[:3], progress=lambda *args: told.append(args))
+    evaluate(artifacts["tied"], SEEDS[:3], update=lambda *args: told.append(args))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -374,7 +374,7 @@ def test_greedy_episodes_from_one_start_are_played_once(
     monkeypatch.setattr(environments, "make", lambda env_id: _OfTwoStarts(make(env_id)))
     monkeypatch.setattr(_OfTwoStarts, "played", 0)
     told: list[int] = []
-    result = evaluate(path, [4, 7, 5, 2, 9], progress=lambda done, _: told.append(done))
+    result = evaluate(path, [4, 7, 5, 2, 9], update=lambda done, _: told.append(done))
     assert _OfTwoStarts.played == 2
     assert told == [1, 2, 3, 4, 5]
     expected = [alike[start] for start in (0, 1, 1, 0, 1)]

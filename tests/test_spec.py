@@ -220,7 +220,7 @@ def test_learned_steps_bring_the_gradient_of_their_paper() -> None:
 def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
     schemes = [Scheme.parse(n) for n in default_schemes(Quantization(bits=bits, delay=1))]
     assert {s.weight_bits for s in schemes} == {bits}
-    assert all(s.trained for s in schemes)
+    assert all(s.aware for s in schemes)
     assert [s.name for s in schemes if s.native] == (["qat_int8"] if bits == 8 else [])
     assert [s.name for s in schemes if not s.native] == [f"qat_w{bits}a{bits}"]
 

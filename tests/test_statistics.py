@@ -319,7 +319,7 @@ def test_compare_by_hand() -> None:
         evaluation("random", [0.0, 4.0], seeds=[100, 101]),
         DEFAULT_MARGIN_PERCENT,
     )
-    assert (result.run_id, result.scheme, result.episodes) == ("dqn-CartPole-v1-s0", "int8", 21)
+    assert (result.scheme, result.episodes) == ("int8", 21)
     assert result.returns.mean == 18.0
     assert result.reference_mean == 20.0
     assert result.difference.mean == pytest.approx(-2.0)
@@ -412,7 +412,6 @@ def test_compare_refuses_other_episodes_and_names_both() -> None:
 def comparison(difference: float, reference: float = 100.0, scheme: str = "int8") -> Comparison:
     mean = reference + difference
     return Comparison(
-        run_id="run",
         scheme=scheme,
         episodes=100,
         returns=Interval(mean, mean - 1, mean + 1),
@@ -429,14 +428,14 @@ def test_a_single_run_keeps_its_own_interval() -> None:
     one = comparison(-5.0)
     pooled = pool([one])
     assert (pooled.returns, pooled.difference) == (one.returns, one.difference)
-    assert (pooled.runs, pooled.episodes, pooled.verdict) == (1, 100, "loss")
+    assert (pooled.episodes, pooled.verdict) == (100, "loss")
 
 
 def test_pool_takes_the_training_as_the_unit() -> None:
     pooled = pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
     assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
     assert pooled.returns == student_interval([96.0, 100.0, 101.0])
-    assert (pooled.runs, pooled.episodes) == (3, 300)
+    assert pooled.episodes == 300
     # Each run alone is sure of its own difference; what the next training loses is another matter.
     assert pooled.verdict == "cannot tell"
 

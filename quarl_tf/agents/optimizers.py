@@ -9,7 +9,10 @@ from quarl_tf.keras import keras
 
 
 def adam(
-    learning_rate: float, variables: Sequence[Any], steps: int | None = None, epsilon: float = 1e-7
+    learning_rate: float,
+    variables: Sequence[Any],
+    decay_steps: int | None = None,
+    epsilon: float = 1e-7,
 ) -> Any:
     """Return Adam with its moments.
 
@@ -19,10 +22,10 @@ def adam(
     Args:
         learning_rate: Step size at the start.
         variables: What it will change.
-        steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
+        decay_steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
         epsilon: What keeps its quotient finite.
     """
-    rate = _schedule(learning_rate, steps)
+    rate = _schedule(learning_rate, decay_steps)
     optimizer = keras.optimizers.legacy.Adam(rate, epsilon=epsilon)
     # Else created by the first step, too late for a restore.
     optimizer._create_all_weights(variables)
@@ -30,7 +33,11 @@ def adam(
 
 
 def rmsprop(
-    learning_rate: float, variables: Sequence[Any], steps: int | None = None, *, epsilon: float
+    learning_rate: float,
+    variables: Sequence[Any],
+    decay_steps: int | None = None,
+    *,
+    epsilon: float,
 ) -> Any:
     """Return RMSprop with its moments; A2C's constants (OpenAI baselines, a2c.py).
 
@@ -40,17 +47,19 @@ def rmsprop(
     Args:
         learning_rate: Step size at the start.
         variables: What it will change.
-        steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
+        decay_steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
         epsilon: What keeps its quotient finite.
     """
-    optimizer = keras.optimizers.RMSprop(_schedule(learning_rate, steps), rho=0.99, epsilon=epsilon)
+    optimizer = keras.optimizers.RMSprop(
+        _schedule(learning_rate, decay_steps), rho=0.99, epsilon=epsilon
+    )
     optimizer.build(variables)
     return optimizer
 
 
-def _schedule(learning_rate: float, steps: int | None) -> Any:
-    if steps is None:
+def _schedule(learning_rate: float, decay_steps: int | None) -> Any:
+    if decay_steps is None:
         return learning_rate
     return keras.optimizers.schedules.PolynomialDecay(
-        learning_rate, max(1, steps), end_learning_rate=0.0
+        learning_rate, max(1, decay_steps), end_learning_rate=0.0
     )

@@ -36,19 +36,23 @@ class PrecisionPoint:
         label: Name of the precision on the axis; several points may share it.
         delay: Step at which the trainings began to quantise; None for plain ones.
         returns: Mean return with its interval; None if a training is missing.
-        runs: Mean return of each training that is there.
+        training_means: Mean return of each training that is there.
     """
 
     label: str
     scheme: Scheme
     delay: int | None
     returns: Interval | None
-    runs: tuple[float, ...]
+    training_means: tuple[float, ...]
 
     @property
-    def drawn_runs(self) -> tuple[float, ...]:
+    def drawn_means(self) -> tuple[float, ...]:
         """Return the trainings that are drawn apart: all, but not one that is the mean."""
-        return () if len(self.runs) == 1 and self.returns is not None else self.runs
+        return (
+            ()
+            if len(self.training_means) == 1 and self.returns is not None
+            else self.training_means
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def reward_against_precision(panels: Sequence[PrecisionPanel], title: str) -> Pl
             Line2D([], [], ls="", marker="o", ms=7, color=GREY, label="native"),
             Line2D([], [], ls="", marker="D", ms=6, color=GREY, label="simulated"),
         ]
-        if any(point.drawn_runs for panel in panels for point in panel.points):
+        if any(point.drawn_means for panel in panels for point in panel.points):
             dot = Line2D(
                 [], [], ls="", marker="o", ms=4, color=GREY, alpha=0.5, label="one training"
             )
@@ -104,7 +108,7 @@ def _key(panels: Sequence[PrecisionPanel]) -> str:
             "int8" in names,
         ),
         ("w8, w7, …: weights alone, after training", any(s.mode == "code" for s in schemes)),
-        ("8, 7, …: trained and run at so many bits", any(s.trained for s in schemes)),
+        ("8, 7, …: trained and run at so many bits", any(s.aware for s in schemes)),
     )
     return "; ".join(meaning for meaning, there in meanings if there)
 
@@ -143,7 +147,7 @@ def _draw_precisions(axes: Axes, panel: PrecisionPanel) -> None:
         _draw_precision(axes, point, places[id(point)])
     if panel.chance is not None:
         axes.axhline(panel.chance, color=scheme_colour(BASELINE), ls="--", lw=1.2, zorder=1)
-    values = [value for point in known for value in point.runs]
+    values = [value for point in known for value in point.training_means]
     values += [] if panel.chance is None else [panel.chance]
     if values:
         axes.set_ylim(*_ends(values))
@@ -165,8 +169,8 @@ def _place(point: PrecisionPoint, points: Sequence[PrecisionPoint], labels: Sequ
 def _draw_precision(axes: Axes, point: PrecisionPoint, place: float) -> None:
     colour = scheme_colour(point.scheme.name)
     # Beside the interval, which would hide them, and away from the neighbour.
-    x = [place + (-0.1 if place < round(place) else 0.1)] * len(point.drawn_runs)
-    axes.scatter(x, point.drawn_runs, s=18, color=colour, alpha=0.5, linewidth=0, zorder=4)
+    x = [place + (-0.1 if place < round(place) else 0.1)] * len(point.drawn_means)
+    axes.scatter(x, point.drawn_means, s=18, color=colour, alpha=0.5, linewidth=0, zorder=4)
     if point.returns is None:
         axes.annotate(
             "missing",
@@ -250,7 +254,7 @@ def _draw_settings(
     chance = panels[0].chance
     if chance is not None:
         axes.axvline(chance, color=scheme_colour(BASELINE), ls="--", lw=1.2, zorder=1)
-    values = [value for panel in panels for point in panel.points for value in point.runs]
+    values = [value for panel in panels for point in panel.points for value in point.training_means]
     values += [] if chance is None else [chance]
     if values:
         axes.set_xlim(*_ends(values))
@@ -263,8 +267,8 @@ def _draw_settings(
 
 def _draw_setting(axes: Axes, point: PrecisionPoint, place: float) -> None:
     colour = scheme_colour(point.scheme.name)
-    y = [place + 0.1] * len(point.drawn_runs)
-    axes.scatter(point.drawn_runs, y, s=14, color=colour, alpha=0.5, linewidth=0, zorder=4)
+    y = [place + 0.1] * len(point.drawn_means)
+    axes.scatter(point.drawn_means, y, s=14, color=colour, alpha=0.5, linewidth=0, zorder=4)
     if point.returns is None:
         axes.annotate(
             "missing",

@@ -50,7 +50,7 @@ class BitsPoint:
 
     scheme: Scheme
     returns: Interval
-    runs: tuple[float, ...]
+    training_means: tuple[float, ...]
 
 
 def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str) -> Plot:
@@ -144,7 +144,7 @@ def reward_against_bits(points: Sequence[BitsPoint], chance: float | None, title
         title: Heading of the figure.
     """
     widths = sorted({point.scheme.weight_bits for point in points}, reverse=True)
-    runs = len(points[0].runs)
+    runs = len(points[0].training_means)
     with style():
         figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -249,14 +249,14 @@ def _draw_sweep(
     axes: Axes, points: Sequence[BitsPoint], sweep: Sweep, places: Mapping[str, float]
 ) -> None:
     """Join the simulated schemes of one kind, from fp32 on; lightly for each of several runs."""
-    # 32 bits is where a sweep starts: its grid would be finer than float32 itself.
+    # 32 bits is where a sweep starts: its grid is as fine as float32 at the ends of its range.
     joined = [p for p in points if sweep_of(p.scheme) == sweep or p.scheme.name == REFERENCE]
     joined.sort(key=lambda point: -point.scheme.weight_bits)
     x = [places[point.scheme.name] for point in joined]
     axes.plot(x, [p.returns.mean for p in joined], color=GREY, ls=sweep.line, lw=1.2, zorder=2)
-    runs = len(joined[0].runs)
+    runs = len(joined[0].training_means)
     for run in range(runs if runs > 1 else 0):
-        y = [point.runs[run] for point in joined]
+        y = [point.training_means[run] for point in joined]
         axes.plot(x, y, color=LIGHT_GREY, ls=sweep.line, lw=0.9, zorder=1)
 
 

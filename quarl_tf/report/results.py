@@ -274,18 +274,18 @@ def _own_and_reference(workspace: Workspace, run_id: str, sample: bool) -> tuple
             "There are no flatbuffers of this run; make them with "
             f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
         )
-    trained = _trained_sidecar(workspace.artifact_dir(run_id))
-    reference_id = run_id if trained is None else Run.from_dict(trained.run).plain.run_id
+    aware = _aware_sidecar(workspace.artifact_dir(run_id))
+    reference_id = run_id if aware is None else Run.from_dict(aware.run).plain.run_id
     reference = _load_pair(workspace, reference_id, REFERENCE, sample)
     if isinstance(reference, Missing):
         raise QuarlError(
             f"{run_id} has nothing to compare with: fp32 {reference.reason}; run "
             f"`{reference.command}`. Received: run={run_id!r}"
         )
-    return trained or reference[0], reference
+    return aware or reference[0], reference
 
 
-def _trained_sidecar(folder: Path) -> Sidecar | None:
+def _aware_sidecar(folder: Path) -> Sidecar | None:
     """Return a sidecar of the run that a folder is of, if that is a quantisation-aware one."""
     paths = [path for path in sorted(folder.glob("qat_*.json")) if _is_scheme(path.stem)]
     sidecars = [Sidecar.load(path) for path in paths]
@@ -404,18 +404,23 @@ def _load_curve(
 # Lines of the results.
 
 
-def run_row(run: LoadedRun, name: str) -> Row:
-    """Return the line of one scheme of one run."""
-    scheme = Scheme.parse(name)
-    row = Row(
+def blank_row(run: Run, scheme: Scheme) -> Row:
+    """Return a line that tells what was run in which scheme, and no results."""
+    return Row(
         run_id=run.run_id,
-        algo=run.run.algo,
-        env_id=run.run.env_id,
-        seed=run.run.seed,
-        scheme=name,
+        algo=run.algo,
+        env_id=run.env_id,
+        seed=run.seed,
+        scheme=scheme.name,
         native=scheme.native,
         weight_bits=scheme.weight_bits,
     )
+
+
+def run_row(run: LoadedRun, name: str) -> Row:
+    """Return the line of one scheme of one run."""
+    scheme = Scheme.parse(name)
+    row = blank_row(run.run, scheme)
     result = run.results.get(name)
     if result is None:
         return replace(row, status=run.missing[name].reason)

@@ -38,7 +38,7 @@ def headline(rows: Sequence[Row]) -> list[str]:
         f"In simulation, {row.scheme} runs at the {row.weight_bits} bits it was trained at"
         f"{_cost(row)}."
         for row in rows
-        if row.status == OK and schemes[row.scheme].trained and not row.native
+        if row.status == OK and schemes[row.scheme].aware and not row.native
     ]
     simulated = {mode: [r for r in rows if schemes[r.scheme].mode == mode] for mode in _SWEEPS}
     return [

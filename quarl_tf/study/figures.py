@@ -156,7 +156,7 @@ def _point(column: Column) -> PrecisionPoint:
         scheme=precision.scheme,
         delay=None if quantization is None else quantization.delay,
         returns=row.returns,
-        runs=tuple(one.return_mean for one in known if one.return_mean is not None),
+        training_means=tuple(one.return_mean for one in known if one.return_mean is not None),
     )
 
 

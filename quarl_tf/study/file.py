@@ -133,7 +133,7 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
         raise UsageError(f"A seed comes twice; keep one. Received: seeds={list(seeds)}")
     schemes = _items(values.get("schemes", list(_DEFAULT_SCHEMES)), "schemes", str)
     for name in schemes:
-        if Scheme.parse(name).trained:
+        if Scheme.parse(name).aware:
             raise UsageError(
                 f"{name} is of quantisation-aware trainings, which `bits` asks for; leave it out "
                 f"of schemes. Received: schemes={list(schemes)}"

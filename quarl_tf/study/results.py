@@ -13,6 +13,7 @@ from quarl_tf.report.results import (
     OK,
     LoadedRun,
     Row,
+    blank_row,
     chance_interval,
     common_protocol,
     fewest_episodes,
@@ -160,18 +161,7 @@ def _column(cell: Cell, precision: Precision, loader: Loader) -> Column:
             runs.append(loader.runs[run.run_id])
             rows.append(run_row(runs[-1], scheme.name))
         else:
-            rows.append(
-                Row(
-                    run_id=run.run_id,
-                    algo=run.algo,
-                    env_id=run.env_id,
-                    seed=seed,
-                    scheme=scheme.name,
-                    native=scheme.native,
-                    weight_bits=scheme.weight_bits,
-                    status=reason,
-                )
-            )
+            rows.append(replace(blank_row(run, scheme), status=reason))
     pooled = pooled_row(runs, rows)
     absent = ", ".join(str(row.seed) for row in rows if row.status != OK)
     if absent:

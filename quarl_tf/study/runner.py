@@ -75,13 +75,13 @@ class _Worker:
     """A process at work.
 
     Attributes:
-        training: Whether it was told to stop after the training, for others to come first.
+        training_only: Whether it was told to stop after the training, for others to come first.
         note: How far it said it is.
         said: The last lines of anything else it said.
     """
 
     job: _Job
-    training: bool
+    training_only: bool
     slot: int
     process: subprocess.Popen[str]
     started: float = field(default_factory=time.monotonic)
@@ -271,7 +271,7 @@ class _Pool:
         found = self._statuses(job)
         left = _unfinished(found)
         untrained = any(one.state == State.MISSING for one in found)
-        if left and (untrained or not worker.training):
+        if left and (untrained or not worker.training_only):
             self._write_down_a_crash(worker, None if untrained else left[0])
             found = self._statuses(job)
             left = _unfinished(found)
@@ -289,7 +289,7 @@ class _Pool:
             self._say(f"failed    {run_id}  ({seconds}; {reason})")
         if fresh:
             self._say(f"evaluated {run_id}  ({seconds}; {', '.join(fresh)})")
-        elif worker.training and left:
+        elif worker.training_only and left:
             self._say(f"trained   {run_id}  ({seconds})")
 
     def _released(self, job: _Job) -> _Job:

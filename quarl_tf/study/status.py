@@ -60,16 +60,16 @@ def plan(workspace: Workspace, study: Study) -> list[Status]:
 
 def statuses(workspace: Workspace, study: Study, experiments: Iterable[Experiment]) -> list[Status]:
     """Tell of some of a study's experiments how far they are."""
-    trained: dict[str, Status | None] = {}
+    untrained: dict[str, Status | None] = {}
     found = []
     for experiment in experiments:
         run_id = experiment.run.run_id
         if _is_published(workspace, study, experiment):
             found.append(Status(experiment, State.EVALUATED))
             continue
-        if run_id not in trained:
-            trained[run_id] = _untrained(workspace, study, experiment)
-        before = trained[run_id]
+        if run_id not in untrained:
+            untrained[run_id] = _untrained(workspace, study, experiment)
+        before = untrained[run_id]
         found.append(
             _status_of_trained(workspace, study, experiment)
             if before is None
