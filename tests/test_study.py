@@ -508,7 +508,7 @@ def test_trainings_at_other_bits_go_on_from_the_first(
             cpus=[],
         )
         steps: list[int] = []
-        assert worker.work(task, lambda step, *_, steps=steps: steps.append(step)) == 0
+        assert worker.work(task, lambda step, *_, steps=steps: steps.append(step))
         firsts.append(steps[0])
     assert firsts[0] < 100
     assert firsts[1] > 200
@@ -549,7 +549,7 @@ def test_a_scheme_that_fails_leaves_the_others_alone(
         trunk=None,
         cpus=[],
     )
-    assert worker.work(task, lambda *_: None) == 1
+    assert not worker.work(task, lambda *_: None)
     found = {
         one.experiment.scheme.name: (one.state, one.reason)
         for one in study.plan(workspace, wanted)
