@@ -79,7 +79,9 @@ def test_killed_training_ends_with_the_same_bytes(algo: str, tmp_path: Path) -> 
     assert all(weights["normalizer/inverse_deviation:0"] != 1)
     delay = train_and_kill(killed, run)
     assert not (killed.run_dir(run.run_id) / "training.json").exists()
-    train(killed, run, silent)
+    steps: list[int] = []
+    train(killed, run, lambda step, *_: steps.append(step))
+    assert steps[0] > run.overrides["checkpoint_every"]  # It went on and did not begin again.
     assert products(killed, run) == products(whole, run), f"delay {delay}"
 
 

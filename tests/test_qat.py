@@ -666,6 +666,7 @@ def test_until_the_delay_training_is_the_plain_one(
     learned = [key for key in plain if not key.startswith("variable/")]
     assert any("kernel" in key for key in learned)
     assert aware_state.pop("run") != plain_state.pop("run")
+    assert min(aware_state.pop("seconds"), plain_state.pop("seconds")) > 0
     assert aware_state == plain_state  # Losses, returns and draws among it.
     for key in learned:
         np.testing.assert_array_equal(aware_of[key], plain[key], err_msg=key)

@@ -78,7 +78,12 @@ def test_the_memory_of_a_replay_is_as_measured() -> None:
 
 def test_what_walker_earns_in_episodes_that_nothing_was_chosen_by_is_as_evaluated() -> None:
     paths = (ROOT / "tflite_models").glob("ddpg-Walker2D*-999554cc/fp32.eval.json")
-    more = [np.mean(json.loads(path.read_text())["returns"][100:200]) for path in paths]
-    told = f"a hundred more, in which it earns {np.mean(more):,.0f}"
+    kept = [json.loads(path.read_text())["returns"] for path in sorted(paths)]
+    first, more = ([np.mean(one[part]) for one in kept] for part in (slice(100), slice(100, 200)))
+    told = (
+        f"its two trainings earn {first[0]:,.0f} and {first[1]:,.0f}; since that was seen on the "
+        "same hundred episodes, their fp32 has played a hundred more, in which they earn "
+        f"{more[0]:,.0f} and {more[1]:,.0f}, together {np.mean(more):,.0f}"
+    )
     assert len(more) == 2
     assert told in " ".join(README.split())
