@@ -10,7 +10,6 @@ alternate within every repetition, so that a drift of the machine meets both ali
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,11 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
+from training_throughput import machine
 
+from quarl_tf import software
 from quarl_tf.evaluation import evaluate
-from quarl_tf.files import read_json
+from quarl_tf.files import read_json, write_json
 from quarl_tf.policies import Policy
 from quarl_tf.spec import Scheme
 from quarl_tf.workspace import evaluation_path
@@ -58,12 +59,17 @@ def measure(path: Path, repetitions: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Print the table; with `--json`, write the repetitions as well."""
+    """Print the table; with `--json`, write every repetition, and what it was measured on."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("folder", type=Path, help="a run's folder of flatbuffers, evaluated")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
+    provenance = {
+        "machine": machine(),
+        "versions": software.package_versions(),
+        "commit": software.source_commit(),
+    }
     table: dict[str, dict[str, list[float]]] = {}
     for path in sorted(args.folder.glob("*.tflite")):
         if Scheme.parse(path.stem).native:
@@ -76,7 +82,7 @@ def main() -> None:
     if not table:
         parser.error(f"there are no native flatbuffers in {args.folder}")
     if args.json is not None:
-        args.json.write_text(json.dumps(table, indent=1) + "\n")
+        write_json(args.json, {**provenance, "schemes": table})
 
 
 if __name__ == "__main__":
