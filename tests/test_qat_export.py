@@ -361,7 +361,9 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     assert size > 0.9 * saved - 2000
     sidecar = Sidecar.load(sidecar_path(path))
     assert sidecar.native
-    assert sidecar.check["mean_steps_apart"] <= 0.01
+    # Few images: a single sum halfway between two codes, which one network rounds to either by the
+    # processor and the batch it is asked in, is an eightieth of them.
+    assert sidecar.check["mean_steps_apart"] <= max(0.01, 1 / len(bench.seen(run.env_id)) + 1e-6)
 
 
 @pytest.mark.parametrize(("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"})])
