@@ -494,7 +494,7 @@ def test_a_processor_without_bfloat16_is_told_of_before_training(
 
     monkeypatch.setattr(processor, "description", lambda: here)
     monkeypatch.setattr("quarl_tf.training.train", train)
-    game = ["--algo", "ppo", "--env", "PongNoFrameskip-v4", "--root", str(tmp_path)]
+    game = ["--algo", "ppo", "--env", "BreakoutNoFrameskip-v4", "--root", str(tmp_path)]
     assert cli.main(["train", *game, *overrides]) == 1
     assert ("has no bfloat16" in capsys.readouterr().err) == told
 
