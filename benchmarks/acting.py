@@ -19,12 +19,12 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 from training_throughput import machine
 
-from quarl_tf import software
-from quarl_tf.evaluation import evaluate
-from quarl_tf.files import read_json, write_json
-from quarl_tf.policies import Policy
+from quarl_tf.evaluation.play import evaluate
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import read_json, write_json
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
-from quarl_tf.workspace import evaluation_path
+from quarl_tf.store.workspace import evaluation_path
 
 _CALLS = 20_000
 
@@ -65,10 +65,10 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    provenance = {
+    made_by = {
         "machine": machine(),
-        "versions": software.package_versions(),
-        "commit": software.source_commit(),
+        "versions": provenance.package_versions(),
+        "commit": provenance.source_commit(),
     }
     table: dict[str, dict[str, list[float]]] = {}
     for path in sorted(args.folder.glob("*.tflite")):
@@ -82,7 +82,7 @@ def main() -> None:
     if not table:
         parser.error(f"there are no native flatbuffers in {args.folder}")
     if args.json is not None:
-        write_json(args.json, {**provenance, "schemes": table})
+        write_json(args.json, {**made_by, "schemes": table})
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def shares(workload: Workload, steps: int) -> dict[str, float]:
 
             setattr(owner, method, timed)
 
-        time_calls(training.stream.envs, "step", "environment")
+        time_calls(training.collector.envs, "step", "environment")
         time_calls(training.agent, "act", "acting")
         time_calls(training.agent, "observe", "replay")
         time_calls(training.agent, "learn", "learning")
@@ -107,7 +107,7 @@ def shares(workload: Workload, steps: int) -> dict[str, float]:
 @contextmanager
 def _started(workload: Workload, seed: int) -> Iterator[Any]:
     """Give a training that has warmed up, without its evaluations at the end."""
-    from quarl_tf.training import _Training
+    from quarl_tf.training.loop import _Training
 
     with tempfile.TemporaryDirectory() as folder:
         run = Run(workload.algo, workload.env_id, seed)
@@ -186,7 +186,7 @@ def multiplications_per_second() -> dict[str, float]:
     Returns:
         The number for each precision.
     """
-    from quarl_tf.keras import tf
+    from quarl_tf.foundation.keras import tf
 
     rates = {}
     for precision in PRECISIONS:

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from training_throughput import machine
 
-from quarl_tf import agents, environments, presets, processor, software
-from quarl_tf.execution import quantized_test
-from quarl_tf.files import write_json
+from quarl_tf import agents, environments, presets
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import write_json
+from quarl_tf.networks.inference import quantized_test
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization
 
@@ -43,7 +44,7 @@ _SECONDS = 1.0
 
 def precision(algo: str, env_id: str) -> str:
     """Return what a network trains in: as its preset has it, if the processor has that."""
-    slow = processor.lacks_bfloat16(processor.description())
+    slow = provenance.lacks_bfloat16(provenance.processor())
     return "float32" if slow else presets.load(algo, env_id).precision
 
 
@@ -121,8 +122,8 @@ def main() -> None:
     print("|---|--:|--:|--:|")
     results: dict[str, Any] = {
         "machine": machine(),
-        "versions": software.package_versions(),
-        "commit": software.source_commit(),
+        "versions": provenance.package_versions(),
+        "commit": provenance.source_commit(),
         "cases": {},
     }
     for algo, env_id, most in CASES:

@@ -15,10 +15,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from quarl_tf import processor, software, training
-from quarl_tf.files import write_json
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import write_json
 from quarl_tf.spec import Run
-from quarl_tf.workspace import Workspace
+from quarl_tf.store.workspace import Workspace
+from quarl_tf.training import loop
 
 _STATUS = Path("/proc/self/status")
 _SECONDS_BETWEEN = 0.05
@@ -49,7 +50,7 @@ class Peak(threading.Thread):
 
 def measure() -> dict[str, Any]:
     """Train until the replay is full and a little longer; return MiB by name, and the precision."""
-    slow = processor.lacks_bfloat16(processor.description())
+    slow = provenance.lacks_bfloat16(provenance.processor())
     overrides = {
         "precision": "float32" if slow else "bfloat16",
         "buffer_size": _FRAMES,
@@ -61,7 +62,7 @@ def measure() -> dict[str, Any]:
     peak = Peak()
     peak.start()
     with tempfile.TemporaryDirectory() as folder:
-        training.train(Workspace(Path(folder)), run, lambda *_: None)
+        loop.train(Workspace(Path(folder)), run, lambda *_: None)
     peak.ended.set()
     found = {"frames": _FRAMES, "resident MiB": status_mib("VmHWM"), "own MiB": peak.own}
     return found | {"precision": overrides["precision"]}
@@ -78,12 +79,12 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name:>14}: {value if isinstance(value, str) else f'{value:,.0f}'}")
     if args.json:
-        provenance = {
-            "versions": software.package_versions(),
-            "commit": software.source_commit(),
-            "processor": processor.description(),
+        made_by = {
+            "versions": provenance.package_versions(),
+            "commit": provenance.source_commit(),
+            "processor": provenance.processor(),
         }
-        write_json(args.json, {**found, **provenance})
+        write_json(args.json, {**found, **made_by})
 
 
 if __name__ == "__main__":

@@ -40,8 +40,9 @@ from typing import Any
 import ours
 from ours import PARTS, Workload
 
-from quarl_tf import presets, processor, software
-from quarl_tf.files import read_json, write_json, write_text
+from quarl_tf import presets
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import read_json, write_json, write_text
 
 #: Made by `make peers`.
 _PEERS_VENV = Path(__file__).parents[1] / ".venv-peers"
@@ -108,10 +109,10 @@ def measure(
     workload: Workload, peers: Sequence[str], repetitions: int, scale: float
 ) -> dict[str, Any]:
     """Return all figures of a workload but the machine's."""
-    commit = software.source_commit()  # Before it is measured, which takes long.
+    commit = provenance.source_commit()  # Before it is measured, which takes long.
     steps = math.ceil(workload.steps * scale)
     tried = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
-    versions = {"ours": software.package_versions()}
+    versions = {"ours": provenance.package_versions()}
     speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
     for seed in range(repetitions):
         speeds["alone"].append(_in_fresh_process(ours.alone, workload))
@@ -192,7 +193,7 @@ def _summary(values: Sequence[float], form: str) -> str:
 def machine() -> dict[str, Any]:
     """Describe the machine, and what else it is doing."""
     return {
-        "processor": processor.description(),
+        "processor": provenance.processor(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
     }

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from quarl_tf import flatbuffer, presets
-from quarl_tf.files import write_bytes
-from quarl_tf.records import Sidecar
+from quarl_tf import presets
+from quarl_tf.foundation.files import write_bytes
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Run
-from quarl_tf.workspace import Workspace, sidecar_path
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.workspace import Workspace, sidecar_path
 
 # Before anything imports TensorFlow: TF-Agents knows only Keras 2.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -232,7 +233,7 @@ def tiny_run() -> Run:
 @pytest.fixture(scope="session")
 def trained(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Return a workspace in which the tiny run has been trained; copy it before changing it."""
-    from quarl_tf.training import train
+    from quarl_tf.training.loop import train
 
     workspace = Workspace(tmp_path_factory.mktemp("trained"))
     train(workspace, tiny_run, lambda *_: None)

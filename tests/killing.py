@@ -10,14 +10,14 @@ import time
 import numpy as np
 
 from quarl_tf.spec import Run
-from quarl_tf.workspace import Workspace
+from quarl_tf.store.workspace import Workspace
 
 _CHILD = """
 import json, sys, time
 from pathlib import Path
-from quarl_tf.workspace import Workspace
+from quarl_tf.store.workspace import Workspace
 from quarl_tf.spec import Run
-from quarl_tf.training import train
+from quarl_tf.training.loop import train
 
 run = Run.from_dict(json.loads(sys.argv[2]))
 # Slowed down, so that there is time to kill it.

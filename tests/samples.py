@@ -12,10 +12,10 @@ import pytest
 
 from quarl_tf import presets
 from quarl_tf.environments import EnvSpec
-from quarl_tf.errors import QuarlError
-from quarl_tf.records import Sidecar, TrainingRecord
-from quarl_tf.scaling import RunningStatistics
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.spec import Run
+from quarl_tf.store.records import Sidecar, TrainingRecord
 
 RUN = Run("dqn", "CartPole-v1", 0)
 

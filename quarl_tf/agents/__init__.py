@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import EnvSpec
-from quarl_tf.keras import keras
-from quarl_tf.networks import NetworkFactory
+from quarl_tf.foundation.keras import keras
+from quarl_tf.networks.build import NetworkFactory
 from quarl_tf.presets import Preset
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -50,8 +50,8 @@ class Agent(Protocol):
     ) -> None:
         """Take in one tick of the vector environment (see `replay.Replay.add`)."""
 
-    def break_stream(self, observations: npt.NDArray[Any]) -> None:
-        """Take in the last observations before all environments start afresh."""
+    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
+        """Take in the last observations before all environments start rebuild."""
 
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from what was observed since the last call; return metrics by name.

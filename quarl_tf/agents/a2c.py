@@ -19,8 +19,8 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 
 from __future__ import annotations
 
-from quarl_tf.agents import Prepare, optimizers
-from quarl_tf.agents.actor_critic import ActorCritic, decay_steps, head, network_factory
+from quarl_tf.agents import Prepare, tf_agents
+from quarl_tf.agents.on_policy import ActorCritic, decay_steps, head, network_factory
 from quarl_tf.environments import EnvSpec
 from quarl_tf.presets import A2cPreset
 
@@ -34,7 +34,7 @@ def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Prepare) -> Acto
         preset,
         seed,
         prepare,
-        lambda variables: optimizers.rmsprop(
+        lambda variables: tf_agents.rmsprop(
             preset.learning_rate, variables, decay_steps(preset), epsilon=preset.epsilon
         ),
     )

@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Prepare, adapter, optimizers
-from quarl_tf.agents.experience import OffPolicyAgent, decay_steps
+from quarl_tf.agents import Arrays, Prepare, tf_agents
+from quarl_tf.agents.off_policy import OffPolicyAgent, decay_steps
 from quarl_tf.environments import EnvSpec, require_actions
-from quarl_tf.keras import tf
-from quarl_tf.networks import Design, NetworkFactory
+from quarl_tf.foundation.keras import tf
+from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
 
 
@@ -75,27 +75,27 @@ class DdpgAgent(OffPolicyAgent):
         self._low = np.array(spec.action_low, np.float32)
         self._high = np.array(spec.action_high, np.float32)
         self._noise = np.zeros((preset.num_envs, len(self._low)))
-        observed = adapter.observation_spec(spec)
-        actor = adapter.FactoryNetwork(lambda: prepare(factory()), observed, name="Actor")
-        critic = adapter.ValueNetwork(
+        observed = tf_agents.observation_spec(spec)
+        actor = tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, name="Actor")
+        critic = tf_agents.ValueNetwork(
             networks.critic_factory(spec, _design(preset, 1), seed),
-            (observed, adapter.action_spec(spec)),
+            (observed, tf_agents.action_spec(spec)),
             name="Critic",
         )
         decay = decay_steps(preset)
-        self._agent = adapter.ddpg_agent.DdpgAgent(
-            adapter.time_step_spec(spec),
-            adapter.action_spec(spec),
+        self._agent = tf_agents.ddpg_agent.DdpgAgent(
+            tf_agents.time_step_spec(spec),
+            tf_agents.action_spec(spec),
             actor_network=actor,
             critic_network=critic,
-            actor_optimizer=optimizers.adam(
+            actor_optimizer=tf_agents.adam(
                 preset.learning_rate, actor.model.trainable_variables, decay
             ),
-            critic_optimizer=optimizers.adam(
+            critic_optimizer=tf_agents.adam(
                 preset.critic_learning_rate, critic.model.trainable_variables, decay
             ),
             target_update_tau=preset.target_tau,
-            td_errors_loss_fn=adapter.element_wise_squared_loss,
+            td_errors_loss_fn=tf_agents.element_wise_squared_loss,
             gamma=preset.discount,
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
@@ -118,6 +118,8 @@ class DdpgAgent(OffPolicyAgent):
         noisy = self._greedy(observations) + half * self._noise
         return np.clip(noisy, self._low, self._high).astype(np.float32)
 
+    # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def _gradient_step(self, batch: Any) -> Any:
         # `train` would wrap each step in a function of its own.
         return self._agent._train(batch).extra.critic_loss

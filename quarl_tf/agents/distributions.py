@@ -7,20 +7,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import adapter
-from quarl_tf.agents.policy_and_value import SharedTorso, TwoNetworks
+from quarl_tf.agents import tf_agents
 from quarl_tf.environments import EnvSpec
-from quarl_tf.keras import keras
-from quarl_tf.scaling import Floats
+from quarl_tf.foundation.keras import keras
+from quarl_tf.networks.layers import Floats
 
 
 class Categorical:
     """The distribution of a discrete action; the head is its logits."""
 
-    def actor(self, model: TwoNetworks | SharedTorso) -> Any:
+    def actor(self, network: keras.Model, spec: EnvSpec) -> Any:
         """Return the network as TF-Agents sees it."""
-        return adapter.CategoricalNetwork(
-            lambda: model.network, adapter.observation_spec(model.features_spec), "Actor"
+        return tf_agents.CategoricalNetwork(
+            lambda: network, tf_agents.observation_spec(spec), "Actor"
         )
 
     def draw(
@@ -58,11 +57,11 @@ class Gaussian:
         self._logarithm = network.get_layer("action").log_deviation
         self.refresh()
 
-    def actor(self, model: TwoNetworks | SharedTorso) -> Any:
+    def actor(self, network: keras.Model, spec: EnvSpec) -> Any:
         """Return the network as TF-Agents sees it."""
-        return adapter.GaussianNetwork(
-            lambda: model.network,
-            adapter.observation_spec(model.features_spec),
+        return tf_agents.GaussianNetwork(
+            lambda: network,
+            tf_agents.observation_spec(spec),
             self._logarithm,
         )
 

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Prepare, adapter, optimizers
-from quarl_tf.agents.experience import OffPolicyAgent, decay_steps
+from quarl_tf.agents import Prepare, tf_agents
+from quarl_tf.agents.off_policy import OffPolicyAgent, decay_steps
 from quarl_tf.environments import EnvSpec, require_actions
-from quarl_tf.keras import tf
-from quarl_tf.networks import Design, NetworkFactory
+from quarl_tf.foundation.keras import tf
+from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
 
 
@@ -59,7 +59,7 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> DqnA
     return DqnAgent(spec, preset, seed, prepare)
 
 
-class _PlainDqnAgent(adapter.dqn_agent.DqnAgent):  # type: ignore[misc]
+class _PlainDqnAgent(tf_agents.dqn_agent.DqnAgent):  # type: ignore[misc]
     """TF-Agents' DQN with one pass of the target network instead of two to find its best value."""
 
     def _compute_next_q_values(self, next_time_steps: Any, info: Any) -> Any:
@@ -78,20 +78,20 @@ class DqnAgent(OffPolicyAgent):
         super().__init__(spec, preset, seed)
         self._num_actions = spec.action_size
         factory = network_factory(spec, preset, seed)
-        q_network = adapter.FactoryNetwork(
-            lambda: prepare(factory()), adapter.observation_spec(spec), name="QNetwork"
+        q_network = tf_agents.FactoryNetwork(
+            lambda: prepare(factory()), tf_agents.observation_spec(spec), name="QNetwork"
         )
-        kind = adapter.dqn_agent.DdqnAgent if preset.double else _PlainDqnAgent
+        kind = tf_agents.dqn_agent.DdqnAgent if preset.double else _PlainDqnAgent
         self._agent = kind(
-            adapter.time_step_spec(spec),
-            adapter.action_spec(spec),
+            tf_agents.time_step_spec(spec),
+            tf_agents.action_spec(spec),
             q_network=q_network,
-            optimizer=optimizers.adam(
+            optimizer=tf_agents.adam(
                 preset.learning_rate, q_network.model.trainable_variables, decay_steps(preset)
             ),
             target_update_period=preset.target_update,
             gamma=preset.discount,
-            td_errors_loss_fn=adapter.element_wise_squared_loss,
+            td_errors_loss_fn=tf_agents.element_wise_squared_loss,
             gradient_clipping=preset.gradient_clip,
             train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
@@ -112,6 +112,8 @@ class DqnAgent(OffPolicyAgent):
             actions = np.where(exploring, actions, greedy)
         return actions
 
+    # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def _gradient_step(self, batch: Any) -> Any:
         # `train` would wrap each step in a function of its own.
         return self._agent._train(batch, weights=None).loss

@@ -18,10 +18,10 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.environments import afresh, atari, registry
+from quarl_tf.environments import atari, rebuild, registry
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
-from quarl_tf.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.spec import ALGORITHMS
 
 __all__ = [
@@ -133,8 +133,10 @@ def make(env_id: str) -> gym.Env[Any, Any]:
     with registry.making(env_id):
         if atari.plays(registered):
             return atari.make(registered)
-        if afresh.keeps_a_past(registered):
-            return _as_float32(afresh.Afresh(lambda: gym.make(env_id, disable_env_checker=True)))
+        if rebuild.keeps_a_past(registered):
+            return _as_float32(
+                rebuild.RebuildOnReset(lambda: gym.make(env_id, disable_env_checker=True))
+            )
         return _as_float32(gym.make(env_id, disable_env_checker=True))
 
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
-from quarl_tf.errors import UsageError
+from quarl_tf.foundation.errors import UsageError
 
 #: Keys of a training vector's `info`, for reports: what the game gave, and whether it is over.
 RAW_REWARD, GAME_OVER = "quarl_tf/raw_reward", "quarl_tf/game_over"

@@ -13,7 +13,7 @@ from pathlib import Path
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registered
 
-from quarl_tf.errors import QuarlError, UsageError, one_line, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 
 #: Versions that Gymnasium took out, and those that took their place without a change of the task.
 _RENAMED = {

@@ -12,9 +12,9 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from quarl_tf.architectures import Architecture, architecture
-from quarl_tf.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.presets import tables
+from quarl_tf.spec.architectures import Architecture, architecture
 
 PRECISIONS = ("float32", "bfloat16")
 

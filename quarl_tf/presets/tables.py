@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from quarl_tf.errors import UsageError, one_line, unknown
+from quarl_tf.foundation.errors import UsageError, one_line, unknown
 
 #: Raw values by key, by environment.
 Table = dict[str, dict[str, Any]]

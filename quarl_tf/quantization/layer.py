@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.execution import in_numpy
-from quarl_tf.keras import autocast_variable, tf
-from quarl_tf.quantization.delayed import DelayedQuantizer
+from quarl_tf.foundation.keras import autocast_variable, tf
+from quarl_tf.networks.inference import in_numpy
+from quarl_tf.networks.layers import CLIP_DEVIATIONS, Floats, Forward, ObservationNormalizer
+from quarl_tf.quantization.fake_quantizer import DelayedQuantizer
 from quarl_tf.quantization.toolkit import quantize_config, quantize_wrapper
-from quarl_tf.scaling import CLIP_DEVIATIONS, Floats, Forward, ObservationNormalizer
 
 
 class QuantizedLayer(quantize_wrapper.QuantizeWrapperV2):  # type: ignore[misc]

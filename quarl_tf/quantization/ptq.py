@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.networks import Weights
-from quarl_tf.quantization.affine import Mode, fake_quantize, round_to_half
+from quarl_tf.networks.build import Weights
+from quarl_tf.quantization.grid import Mode, fake_quantize, round_to_half
 
 _FULLY_CONNECTED_RANK = 2
 

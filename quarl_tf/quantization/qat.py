@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.errors import QuarlError, UsageError
-from quarl_tf.keras import keras, tf
-from quarl_tf.quantization.delayed import DelayedQuantizer
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNormalizer, unwrap
+from quarl_tf.quantization.fake_quantizer import DelayedQuantizer
 from quarl_tf.quantization.layer import QuantizedLayer
-from quarl_tf.scaling import ActionScaling, ByteScaling, ObservationNormalizer, within
 from quarl_tf.spec import Quantization
 
 #: Bits of what feeds a tanh, and where it ends: from there on an int8 tanh has its last code. A
@@ -138,7 +138,7 @@ def exported(network: keras.Model, *, native: bool) -> Callable[[Any], Any]:
     steps: list[Callable[[Any], Any]] = []
     kernel_scale = 1.0
     for layer in keras.Model(network.input, _choice(network)).layers[1:]:
-        if native and isinstance(within(layer), ByteScaling):
+        if native and isinstance(unwrap(layer), ByteScaling):
             steps.append(lambda x: tf.quantization.fake_quant_with_min_max_args(x, 0.0, 255.0))
             kernel_scale = 1.0 / 255.0
         elif isinstance(layer, QuantizedLayer):

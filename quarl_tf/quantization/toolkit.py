@@ -2,7 +2,7 @@
 
 import warnings
 
-import quarl_tf.keras  # noqa: F401  # It chooses Keras 2, and has to come first.
+import quarl_tf.foundation.keras  # noqa: F401  # It chooses Keras 2, and has to come first.
 
 with warnings.catch_warnings():
     # It compares versions by what Python has given up.

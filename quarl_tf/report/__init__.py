@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf import flatbuffer, plots
-from quarl_tf.errors import UsageError
-from quarl_tf.files import write_csv, write_json
-from quarl_tf.plots import BitsPoint, Plot
+from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT, Interval
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.files import write_csv, write_json
+from quarl_tf.report import figures as plots
+from quarl_tf.report.figures import BitsPoint, Plot
 from quarl_tf.report.pages import provenance, write_pages
 from quarl_tf.report.results import (
     OK,
@@ -33,9 +34,9 @@ from quarl_tf.report.results import (
     scheme_names,
 )
 from quarl_tf.report.wording import dtypes, headline, notes_on, quantization_text
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import BASELINE, REFERENCE, Scheme
-from quarl_tf.statistics import CONFIDENCE, DEFAULT_MARGIN_PERCENT, Interval
-from quarl_tf.workspace import Workspace, checked_report_name, report_name
+from quarl_tf.store.workspace import Workspace, checked_report_name, report_name
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import jinja2
 
-from quarl_tf import plots
-from quarl_tf.files import write_bytes, write_text
+from quarl_tf.evaluation.compare import MIN_EPISODES
+from quarl_tf.foundation.files import write_bytes, write_text
+from quarl_tf.foundation.provenance import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
+from quarl_tf.report import figures
 from quarl_tf.report.results import LoadedRun
 from quarl_tf.report.wording import dtypes, limits, made_with, number_text, percent, ratio, size
-from quarl_tf.software import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
-from quarl_tf.statistics import MIN_EPISODES
 
 
 def write_pages(
@@ -52,7 +52,7 @@ def write_pages(
         "dtypes": dtypes,
         "made_with": made_with,
         "alt": lambda file: file.removesuffix(".png").replace("_", " "),
-        "colour": plots.scheme_colour,
+        "colour": figures.scheme_colour,
     }
     everything = {**context, "limits": limits, "ratio": ratio, "min_episodes": MIN_EPISODES}
     encoded = {

@@ -16,12 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.errors import QuarlError, UsageError
-from quarl_tf.files import sha256
-from quarl_tf.plots import Curve
-from quarl_tf.records import Evaluation, Sidecar, settings
-from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme
-from quarl_tf.statistics import (
+from quarl_tf.evaluation.compare import (
     Comparison,
     Interval,
     Pooled,
@@ -31,12 +26,13 @@ from quarl_tf.statistics import (
     pool,
     student_interval,
 )
-from quarl_tf.workspace import (
-    Workspace,
-    evaluation_path,
-    export_command,
-    sidecar_path,
-)
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import sha256
+from quarl_tf.report.figures import Curve
+from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme
+from quarl_tf.store.records import Evaluation, Sidecar, settings
+from quarl_tf.store.state import export_command
+from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
 #: Status of a row that has a result.
 OK = "ok"

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from quarl_tf.evaluation.compare import MIN_EPISODES, Interval, independent_games
+from quarl_tf.foundation.provenance import UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
-from quarl_tf.software import UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
-from quarl_tf.statistics import MIN_EPISODES, Interval, independent_games
 
 #: How to begin a sentence on a simulated sweep, by the quantiser's rule.
 _SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}

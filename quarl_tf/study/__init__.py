@@ -5,7 +5,7 @@ each is from the files of the workspace alone: nothing else is remembered, so a 
 killed goes on where it was.
 """
 
-from quarl_tf.study.design import Cell, Experiment, Precision, Study, telling_settings
+from quarl_tf.study.design import Cell, Experiment, Precision, Study, differing_settings
 from quarl_tf.study.file import read
 from quarl_tf.study.status import State, Status, failure_path, plan, preset_of, statuses
 
@@ -16,10 +16,10 @@ __all__ = [
     "State",
     "Status",
     "Study",
+    "differing_settings",
     "failure_path",
     "plan",
     "preset_of",
     "read",
     "statuses",
-    "telling_settings",
 ]

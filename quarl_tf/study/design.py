@@ -125,7 +125,7 @@ class Experiment:
     scheme: Scheme
 
 
-def telling_settings(settings: Mapping[str, Any], alike: Iterable[Mapping[str, Any]]) -> str:
+def differing_settings(settings: Mapping[str, Any], alike: Iterable[Mapping[str, Any]]) -> str:
     """Write those of a cell's settings that are not the same in all cells that are alike."""
     others = list(alike)
     return ", ".join(

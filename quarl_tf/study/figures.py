@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf import plots
-from quarl_tf.plots import Curve, Plot, PrecisionCurves, PrecisionPanel, PrecisionPoint
+from quarl_tf.report import figures
+from quarl_tf.report.figures import Curve, Plot, PrecisionCurves, PrecisionPanel, PrecisionPoint
 from quarl_tf.report.results import OK, LoadedRun
 from quarl_tf.spec import REFERENCE, Quantization, file_name
-from quarl_tf.study import Cell, Study, telling_settings
+from quarl_tf.study import Cell, Study, differing_settings
 from quarl_tf.study.results import CellResults, Column
 
 #: Cells from which on those that differ in settings alone share figures.
@@ -31,23 +31,23 @@ def overview_figures(
     """
     groups = _compared(study, cells)
     if groups:
-        yield "reward_by_setting.png", plots.reward_by_setting(_panels(groups), study.title)
+        yield "reward_by_setting.png", figures.reward_by_setting(_panels(groups), study.title)
     grouped = _grouped(groups)
     if alone := [result for result in cells if id(result) not in grouped]:
         panels = [_panel(result, result.cell.title) for result in alone]
-        yield "reward_against_precision.png", plots.reward_against_precision(panels, study.title)
+        yield "reward_against_precision.png", figures.reward_against_precision(panels, study.title)
     for task in dict.fromkeys(cell.task for cell in study.cells):
         alike = [cell for cell in study.cells if cell.task == task]
         precisions = _precision_curves(alike, runs)
         drawn = sum(bool(one.curves) for one in precisions)
-        if drawn >= 2 and len(precisions) <= plots.MOST_PRECISIONS:
+        if drawn >= 2 and len(precisions) <= figures.MOST_PRECISIONS:
             file = f"action_variance_{_file_name(alike[0])}.png"
-            yield file, plots.action_variance(precisions, task)
+            yield file, figures.action_variance(precisions, task)
     for group in groups:
         if curves := _curves_by_setting(group):
             cell = next(iter(group.values())).cell
             file = f"learning_curves_{_file_name(cell)}.png"
-            yield file, plots.learning_curves(curves, cell.task)
+            yield file, figures.learning_curves(curves, cell.task)
 
 
 def cell_figures(study: Study, cells: Sequence[CellResults]) -> Iterator[tuple[str, Plot]]:
@@ -61,9 +61,9 @@ def cell_figures(study: Study, cells: Sequence[CellResults]) -> Iterator[tuple[s
         if study.x == "episodes":
             precisions = _counted(curves, len(result.cell.seeds))
             if any(one.curves for one in precisions):
-                yield file, plots.reward_trend(precisions, title)
+                yield file, figures.reward_trend(precisions, title)
         elif curves:
-            yield file, plots.learning_curves(curves, title)
+            yield file, figures.learning_curves(curves, title)
 
 
 #: Results of cells that differ in their settings alone, by what tells them apart.
@@ -94,7 +94,7 @@ def _alike(results: Sequence[CellResults]) -> bool:
 def _by_setting(results: Sequence[CellResults]) -> _Group:
     """Return cells by their settings; none if some have the same."""
     options = [result.cell.options for result in results]
-    names = [telling_settings(one, options) or "defaults" for one in options]
+    names = [differing_settings(one, options) or "defaults" for one in options]
     return dict(zip(names, results, strict=True)) if len(set(names)) == len(names) else {}
 
 
@@ -207,14 +207,14 @@ def _training_label(cell: Cell, quantization: Quantization | None, cells: Sequen
     if quantization is None:
         name = "layer norm" if cell.overrides.get("layer_norm") else REFERENCE
         settings = [_without(one.overrides, "layer_norm") for one in cells]
-        telling = telling_settings(_without(cell.overrides, "layer_norm"), settings)
+        telling = differing_settings(_without(cell.overrides, "layer_norm"), settings)
     else:
         aware = [one for one in cells if one.quantizations]
         delays = {each.delay for one in aware for each in one.quantizations}
         name = f"QAT {quantization.bits} bits"
         name += f" from {quantization.delay:,}" if len(delays) > 1 else ""
         settings = [{**one.overrides, **one.options} for one in aware]
-        telling = telling_settings({**cell.overrides, **cell.options}, settings)
+        telling = differing_settings({**cell.overrides, **cell.options}, settings)
     return f"{name} ({telling})" if telling else name
 
 

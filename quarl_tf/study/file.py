@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quarl_tf import environments, presets
-from quarl_tf.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.presets import Preset, tables
 from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Scheme
-from quarl_tf.study.design import X_AXES, Cell, Study, telling_settings
-from quarl_tf.workspace import checked_report_name
+from quarl_tf.store.workspace import checked_report_name
+from quarl_tf.study.design import X_AXES, Cell, Study, differing_settings
 
 _Choice = TypeVar("_Choice")
 
@@ -94,7 +94,7 @@ def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) ->
     """Tell cells of the same title apart by what differs in what is told of each."""
     titled = []
     for cell in cells:
-        telling = telling_settings(told(cell), [told(c) for c in cells if c.title == cell.title])
+        telling = differing_settings(told(cell), [told(c) for c in cells if c.title == cell.title])
         more = [one for one in (cell.telling, telling) if one]
         titled.append(replace(cell, telling=", ".join(more)))
     return titled

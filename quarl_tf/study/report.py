@@ -8,16 +8,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from quarl_tf import memory
-from quarl_tf.files import write_csv, write_json
+from quarl_tf.evaluation import memory
+from quarl_tf.evaluation.compare import CONFIDENCE
+from quarl_tf.foundation.files import write_csv, write_json
 from quarl_tf.report.pages import provenance, write_pages
 from quarl_tf.report.results import OK, Row
 from quarl_tf.report.wording import dtypes
-from quarl_tf.statistics import CONFIDENCE
+from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Cell, Precision, Study
 from quarl_tf.study.figures import cell_figures, overview_figures
 from quarl_tf.study.results import CellResults, Column, Loader, cell_results
-from quarl_tf.workspace import Workspace
 
 
 def write_study_report(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from quarl_tf.errors import QuarlError
+from quarl_tf.evaluation.compare import Interval
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.report.results import (
     OK,
     LoadedRun,
@@ -23,9 +24,8 @@ from quarl_tf.report.results import (
 )
 from quarl_tf.report.wording import notes_on
 from quarl_tf.spec import REFERENCE, Quantization, Run
-from quarl_tf.statistics import Interval
+from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Cell, Precision, State, Status, Study, plan
-from quarl_tf.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -21,23 +21,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from quarl_tf.display import Update
-from quarl_tf.files import locked, write_text
-from quarl_tf.software import import_path
+from quarl_tf.foundation.display import Update
+from quarl_tf.foundation.files import locked, write_text
+from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE, Run, Scheme
-from quarl_tf.study import (
-    Experiment,
-    State,
-    Status,
-    Study,
-    failure_path,
-    plan,
-    preset_of,
-    statuses,
-)
+from quarl_tf.store.workspace import Workspace
+from quarl_tf.study import Experiment, State, Status, Study, failure_path, plan, preset_of, statuses
 from quarl_tf.study.trunks import trunk_path
 from quarl_tf.study.worker import PROGRESS, Task
-from quarl_tf.workspace import Workspace
 
 #: What libraries read their number of threads from when they are loaded; not OpenBLAS, by which
 #: policies act: one thread is fastest there, as the package says for all its processes.

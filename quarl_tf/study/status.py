@@ -8,13 +8,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from quarl_tf import presets
-from quarl_tf.errors import QuarlError
-from quarl_tf.evaluation import is_evaluated
+from quarl_tf.evaluation.play import is_evaluated
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.presets import Preset
-from quarl_tf.records import Sidecar, TrainingRecord
 from quarl_tf.spec import Run, Scheme
+from quarl_tf.store.records import Sidecar, TrainingRecord
+from quarl_tf.store.state import not_exported
+from quarl_tf.store.workspace import Workspace, sidecar_path
 from quarl_tf.study.design import Experiment, Study
-from quarl_tf.workspace import Workspace, not_exported, sidecar_path
 
 
 class State(StrEnum):

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from quarl_tf import records, software
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import digest
 from quarl_tf.presets import Preset
-from quarl_tf.spec import Run, digest
+from quarl_tf.spec import Run
+from quarl_tf.store import records
 
 
 def trunk_path(folder: Path, run: Run, preset: Preset) -> Path | None:
@@ -25,5 +27,5 @@ def trunk_path(folder: Path, run: Run, preset: Preset) -> Path | None:
     shared = records.settings(run, asdict(preset))
     for name in ("bits", "per_channel", "gradient"):
         del shared[f"quantization.{name}"]
-    training = run.algo, run.env_id, run.seed, software.source_digest()
+    training = run.algo, run.env_id, run.seed, provenance.source_digest()
     return folder / f"{digest({**shared, 'training': training})}.npz"

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from quarl_tf import environments, presets
-from quarl_tf.display import Update
-from quarl_tf.errors import QuarlError
-from quarl_tf.files import write_text
+from quarl_tf.foundation.display import Update
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.files import write_text
 from quarl_tf.spec import Run, Scheme
-from quarl_tf.workspace import Workspace, copy_curve, finished_training, not_exported
+from quarl_tf.store.state import copy_curve, finished_training, not_exported
+from quarl_tf.store.workspace import Workspace
 
 #: What a line on standard output begins with that tells how far the job is.
 PROGRESS = "progress: "
@@ -85,17 +86,17 @@ def _train(workspace: Workspace, run: Run, task: Task, update: Update) -> None:
     own = None if task.presets is None else Path(task.presets)
     preset = presets.load(run.algo, run.env_id, run.overrides, own)
     if finished_training(workspace, run, preset) is None:
-        from quarl_tf.training import train
+        from quarl_tf.training.loop import train
 
         trunk = None if task.trunk is None else Path(task.trunk)
         train(workspace, run, update, preset, trunk)
 
 
 def _export_and_evaluate(workspace: Workspace, run_id: str, scheme: str, episodes: int) -> None:
-    from quarl_tf.evaluation import evaluate_and_save
+    from quarl_tf.evaluation.play import evaluate_and_save
 
     if not_exported(workspace, run_id, [scheme]):
-        from quarl_tf.export import export
+        from quarl_tf.export.convert import export
 
         export(workspace, run_id, [Scheme.parse(scheme)], lambda *_: None)
     else:

@@ -1,0 +1,365 @@
+"""What PPO and A2C have in common: they learn from each rollout in minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf import networks
+from quarl_tf.agents import Arrays, Prepare, restore_variables, section, tf_agents, variable_arrays
+from quarl_tf.agents.distributions import Categorical, Gaussian
+from quarl_tf.environments import EnvSpec
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.seeding import generator
+from quarl_tf.networks import inference
+from quarl_tf.networks.build import Design, NetworkFactory
+from quarl_tf.networks.inference import Snapshot
+from quarl_tf.networks.layers import Floats, ObservationNormalizer, unwrap
+from quarl_tf.networks.normalizer import RunningStatistics
+from quarl_tf.presets import PpoPreset
+
+
+class TwoNetworks:
+    """Policy and value without a layer in common, as the papers' small networks."""
+
+    def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
+        """Build the value network beside the policy; `design` is the former's."""
+        purpose = "initial value weights"
+        value = networks.policy_factory(spec, design, seed, purpose)()
+        self.features_spec = spec
+        self.network = network
+        self.critic = tf_agents.ValueNetwork(
+            lambda: value, tf_agents.observation_spec(spec), "Value"
+        )
+        self.normalised = [network, value]
+        self.variables = [*network.variables, *value.variables]
+        self.trainable_variables = [*network.trainable_variables, *value.trainable_variables]
+        self._head, self._value = Snapshot(network), Snapshot(value)
+        #: What `refresh` takes the values of; the others change without a gradient, and rarely.
+        self.read = self.trainable_variables
+        self._normalisers = [
+            variable
+            for model in self.normalised
+            for layer in map(unwrap, model.layers)
+            if isinstance(layer, ObservationNormalizer)
+            for variable in layer.variables
+        ]
+        self._values = {id(variable): variable.numpy() for variable in self.variables}
+
+    def features(self, observations: Any) -> Any:
+        """Return what the two networks take: the observations."""
+        return observations
+
+    def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+        """Return heads and values of a batch."""
+        return self._head(observations), self._value(observations)[:, 0]
+
+    def refresh(
+        self, values: Sequence[npt.NDArray[Any]] | None = None, *, normalised_anew: bool = False
+    ) -> None:
+        """Bring predictions up to date.
+
+        Args:
+            values: Of what `read` names; all variables are read where none are given.
+            normalised_anew: Whether the statistics have changed since.
+        """
+        stale = self._normalisers if normalised_anew else []
+        if values is None:
+            stale = self.variables
+        else:
+            self._values.update(zip(map(id, self.read), values, strict=True))
+        self._values.update((id(variable), variable.numpy()) for variable in stale)
+        for snapshot in (self._head, self._value):
+            snapshot.refresh([self._values[id(variable)] for variable in snapshot.variables])
+
+
+class SharedTorso:
+    """Policy and value as two heads on the same layers, as the papers' networks for images."""
+
+    def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
+        """Put a value head beside the head of the policy network."""
+        head = network.get_layer("head")
+        draw = int(generator(seed, "initial value weights").integers(2**31))
+        value = keras.layers.Dense(
+            1, kernel_initializer=keras.initializers.Orthogonal(1.0, seed=draw), name="value"
+        )
+        # bfloat16 in front of float32 heads.
+        self._torso = keras.Model(network.input, tf.cast(head.input, tf.float32))
+        features = keras.Input(self._torso.output_shape[1:])
+        tail = keras.Model(features, _after(network, head)(features))
+        critic = keras.Model(features, value(features))
+        self.features_spec = EnvSpec(features.shape[1:], "float32", spec.num_actions)
+        self.network = tail
+        self.critic = tf_agents.ValueNetwork(
+            lambda: critic, tf_agents.observation_spec(self.features_spec), "Value"
+        )
+        self.normalised = [network]
+        both = keras.Model(network.input, [network.output, value(tf.cast(head.input, tf.float32))])
+        self.variables, self.trainable_variables = both.variables, both.trainable_variables
+        self._predict = inference.compiled(both, network)
+        #: Predictions read the variables themselves.
+        self.read: Sequence[Any] = ()
+
+    def features(self, observations: Any) -> Any:
+        """Return what the two heads take."""
+        return self._torso(observations, training=True)
+
+    def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+        """Return heads and values of a batch."""
+        heads, values = self._predict(observations)
+        return heads.numpy(), values.numpy()[:, 0]
+
+    def refresh(
+        self, values: Sequence[npt.NDArray[Any]] | None = None, *, normalised_anew: bool = False
+    ) -> None:
+        """Do nothing: predictions read the variables."""
+
+
+def _after(network: keras.Model, head: Any) -> Callable[[Any], Any]:
+    """Return the head and, for continuous actions, the scaling behind it."""
+    *_, last = network.layers
+    return lambda features: head(features) if last is head else last(head(features))
+
+
+def head(spec: EnvSpec) -> str:
+    """Return what the head's numbers are."""
+    return "action" if spec.num_actions is None else "logits"
+
+
+def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFactory:
+    """Return the factory of the policy network: logits, or the mean of continuous actions."""
+    # A head near zero starts with even chances (Andrychowicz et al., arXiv 2006.05990).
+    design = _design(preset, spec.action_size, 0.01)
+    if spec.num_actions is not None:
+        return networks.policy_factory(spec, design, seed)
+    return networks.actor_factory(spec, design, seed, stochastic=True)
+
+
+def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
+    architecture = preset.architecture
+    # As the papers' policies: Nature's network has rectifiers, the small ones tanh.
+    activation = "relu" if architecture.convolutions else "tanh"
+    return Design(architecture, outputs, activation, head_gain, preset.layer_norm, preset.precision)
+
+
+def decay_steps(preset: PpoPreset) -> int | None:
+    """Return the gradient steps of the whole training, where the step size falls over them."""
+    if not preset.learning_rate_decay:
+        return None
+    return preset.steps // preset.minibatch_size * preset.epochs
+
+
+class ActorCritic:
+    """Acts by its distribution, learns from each rollout and forgets it (see `agents.Agent`)."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        preset: PpoPreset,
+        seed: int,
+        prepare: Prepare,
+        optimizer: Callable[[Sequence[Any]], Any],
+    ) -> None:
+        """Create policy and value networks and the optimizer."""
+        self._preset = preset
+        self._statistics = RunningStatistics(spec)
+        self._explore = generator(seed, "exploration")
+        self._shuffle = generator(seed, "minibatches")
+        self._rows: list[tuple[npt.NDArray[Any], ...]] = []
+        self._drawn: npt.NDArray[Any] = np.empty(0)
+        self._predicted: tuple[npt.NDArray[Any], npt.NDArray[Any]] = np.empty(0), np.empty(0)
+        self.network = prepare(network_factory(spec, preset, seed)())
+        self.targets: Sequence[keras.Model] = ()
+        self._model: SharedTorso | TwoNetworks = (
+            SharedTorso(self.network, spec, seed)
+            if preset.architecture.convolutions
+            else TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
+        )
+        self._distribution: Gaussian | Categorical = (
+            Gaussian(spec, self.network) if spec.num_actions is None else Categorical()
+        )
+        self._agent = tf_agents.ppo_agent.PPOAgent(
+            tf_agents.time_step_spec(self._model.features_spec),
+            tf_agents.action_spec(spec),
+            # Ours takes the steps; the agent only computes losses.
+            optimizer=keras.optimizers.SGD(),
+            actor_net=self._distribution.actor(self._model.network, self._model.features_spec),
+            value_net=self._model.critic,
+            importance_ratio_clipping=preset.clip,
+            entropy_regularization=preset.entropy_coefficient,
+            value_pred_loss_coef=preset.value_coefficient,
+            compute_value_and_advantage_in_train=False,
+            # What the paper's clipped variant does without.
+            normalize_rewards=False,
+            normalize_observations=False,
+            initial_adaptive_kl_beta=0.0,
+            kl_cutoff_factor=0.0,
+            train_step_counter=tf.Variable(0, dtype=tf.int64),
+        )
+        self._agent.initialize()
+        self._trainable = self._model.trainable_variables
+        self._optimizer = optimizer(self._trainable)
+        self._round = inference.compiled(self._train_on, self.network)
+
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
+        """Draw actions from the policy's distribution."""
+        del progress
+        heads, values = self._model.predict(observations)
+        self._drawn, log_probabilities = self._distribution.draw(heads, self._explore)
+        self._predicted = log_probabilities, values
+        return self._distribution.within_bounds(self._drawn)
+
+    def observe(
+        self,
+        observations: npt.NDArray[Any],
+        actions: npt.NDArray[Any],
+        rewards: npt.NDArray[Any],
+        terminated: npt.NDArray[np.bool_],
+        starts: npt.NDArray[np.bool_],
+    ) -> None:
+        """Store one tick."""
+        del actions  # Within bounds, where the distribution has none.
+        row = (observations, self._drawn, rewards, terminated, starts, *self._predicted)
+        self._rows.append(tuple(np.copy(field) for field in row))
+
+    def action_variance(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return the variances [n] of the distributions that heads [n, ...] stand for.
+
+        Of discrete actions it is the variance over their probabilities (QuaRL, Krishnan et al.,
+        arXiv 1910.01055, figure 1): the lower, the more is explored.
+        """
+        return self._distribution.variance(heads)
+
+    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
+        """Do nothing: a checkpoint comes after learning, when no rollout is under way."""
+
+    def forget(self) -> None:
+        """Let go of the rollout under way."""
+        self._rows.clear()
+
+    def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
+        """Learn from the rollout that ended with these observations, then forget it."""
+        preset = self._preset
+        seen, actions, rewards, terminated, starts, log_probabilities, values = (
+            np.stack(field) for field in zip(*self._rows, strict=True)
+        )
+        self._rows.clear()
+        last = self._model.predict(observations)[1]
+        advantages = advantage_estimates(
+            rewards, np.concatenate([values, last[None]]), terminated, starts, preset
+        )
+        returns = advantages + values
+        valid = np.flatnonzero(starts)
+        if not valid.size:  # Nothing but resets.
+            return {}
+        draws = [
+            np.resize(self._shuffle.permutation(valid), starts.size) for _ in range(preset.epochs)
+        ]
+        index = np.stack(draws).reshape(-1, preset.minibatch_size).astype(np.int32)
+        fields = [seen, actions, log_probabilities, returns, advantages]
+        flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
+        loss, *read = self._round(index, *flat)
+        self._statistics.update(flat[0][valid])
+        anew = self._statistics.apply_to(self._model.normalised)
+        self._model.refresh([value.numpy() for value in read], normalised_anew=anew)
+        self._distribution.refresh()
+        return {"loss": float(loss)}
+
+    def _train_on(self, index: Any, *fields: Any) -> tuple[Any, ...]:
+        """Take one gradient step on each minibatch of the index.
+
+        Returns:
+            The mean loss, and the values of the variables that predictions go by.
+        """
+        total = tf.constant(0.0)
+        steps = index.shape[0]
+        for i in tf.range(steps):
+            total += self._gradient_step(*(tf.gather(field, index[i]) for field in fields))
+        return total / float(steps), *(variable.read_value() for variable in self._model.read)
+
+    # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def _gradient_step(
+        self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
+    ) -> Any:
+        agent, optimizer = self._agent, self._optimizer
+        if self._preset.normalize_advantages:
+            mean, variance = tf.nn.moments(advantages, axes=[0])
+            advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
+        with tf.GradientTape() as tape:
+            loss = agent.get_loss(
+                tf_agents.time_steps(self._model.features(seen)),
+                actions,
+                log_probabilities,
+                returns,
+                advantages,
+                action_distribution_parameters=None,  # For the KL penalties, which are off.
+                weights=tf.ones_like(returns),
+                train_step=agent.train_step_counter,
+                debug_summaries=False,
+                training=True,
+            ).loss
+        gradients = tape.gradient(loss, self._trainable)
+        gradients, _ = tf.clip_by_global_norm(gradients, self._preset.gradient_clip)
+        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
+        return loss
+
+    def _variables(self) -> list[Any]:
+        return [*self._model.variables, *self._optimizer.variables()]
+
+    def arrays(self) -> Arrays:
+        """Return networks, optimizer and statistics."""
+        return {
+            **variable_arrays(self._variables()),
+            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
+        }
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take all of it back."""
+        restore_variables(self._variables(), arrays)
+        self._statistics.restore(section(arrays, "statistics"))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Act from now on by the networks as they stand."""
+        self._model.refresh()
+        self._distribution.refresh()
+
+    def generators(self) -> dict[str, np.random.Generator]:
+        """Return the generators of exploration and of the minibatches."""
+        return {"exploration": self._explore, "minibatches": self._shuffle}
+
+
+def advantage_estimates(
+    rewards: Floats,
+    values: Floats,
+    terminated: npt.NDArray[np.bool_],
+    starts: npt.NDArray[np.bool_],
+    preset: PpoPreset,
+) -> Floats:
+    """Estimate advantages (generalised advantage estimation, arXiv 1506.02438).
+
+    Args:
+        rewards: Rewards, [ticks, num_envs].
+        values: Values of the observations acted on and of the last ones, [ticks + 1, num_envs].
+        terminated: Whether the episode terminated by the tick; truncation does not count.
+        starts: False where the observation was its episode's last: there nothing starts, and the
+            estimate before it must not look beyond.
+        preset: Names discount and lambda.
+
+    Returns:
+        Advantages [ticks, num_envs]; what stands where nothing starts means nothing.
+    """
+    advantages = np.zeros_like(rewards, dtype=np.float32)
+    following = np.zeros(rewards.shape[1], np.float32)
+    for t in reversed(range(len(rewards))):
+        discount = preset.discount * ~terminated[t]
+        error = rewards[t] + discount * values[t + 1] - values[t]
+        following = error + discount * preset.gae_lambda * following
+        advantages[t] = following
+        # The tick before this one must see nothing of what follows an episode's end.
+        following = np.where(starts[t], following, 0.0).astype(np.float32)
+    return advantages

@@ -1,0 +1,240 @@
+"""Experience replay over the stream of a vector environment; each observation is stored once.
+
+Row t holds what environment e showed and did at tick t. The observation after it is row t + 1, so a
+transition is a pair of neighbouring rows. Of stacked frames each is kept once, and stacks are put
+together again when drawn. `starts` tells where a transition may begin: not at an
+episode's last observation (Gymnasium's NEXT_STEP autoreset ignores the action there), and not at
+the last row before a break in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.environments import EnvSpec, channels_last
+from quarl_tf.foundation.errors import UsageError
+
+
+class Transitions(NamedTuple):
+    """Sampled n-step transitions; every array starts with the sampled shape."""
+
+    observation: npt.NDArray[Any]
+    action: npt.NDArray[Any]
+    #: Discounted sum of the rewards up to `next_observation`.
+    reward: npt.NDArray[np.float32]
+    #: Weight of what follows `next_observation`, less one step's discount (TF-Agents multiplies by
+    #: it): discount ** (steps - 1), or 0 where the episode terminated. Truncation is bootstrapped
+    #: through.
+    discount: npt.NDArray[np.float32]
+    next_observation: npt.NDArray[Any]
+
+
+class Replay:
+    """A ring of the newest rows of a vector environment's stream."""
+
+    def __init__(
+        self, spec: EnvSpec, capacity: int, num_envs: int, *, n_step: int = 1, discount: float = 1.0
+    ) -> None:
+        """Allocate room for `capacity` observations, rounded down to whole rows.
+
+        Args:
+            spec: Shapes of observations and actions.
+            capacity: Observations to keep, over all environments.
+            num_envs: Environments in the stream.
+            n_step: Steps that a sampled transition spans, fewer where its episode ends.
+            discount: Discount per step within a transition.
+
+        Raises:
+            UsageError: The capacity is too small to draw from.
+        """
+        self._n_step, self._discount = n_step, discount
+        rows = capacity // num_envs
+        shape = (rows, num_envs)
+        action_shape = () if spec.num_actions else (spec.action_size,)
+        action_dtype = np.int32 if spec.num_actions else np.float32
+        self._observations: _FrameStacks | _Observations = (
+            _FrameStacks(rows, num_envs, spec)
+            if spec.frame_stack > 1
+            else _Observations(rows, num_envs, spec)
+        )
+        # As many rows as an observation reaches back are lost to overwriting, the newest has no
+        # successor, and of three others two at most start nothing: a reset and a break.
+        if rows < (least := self._observations.reach + 4):
+            raise UsageError(
+                f"The replay must hold {least} observations of each environment; raise "
+                f"buffer_size. Received: {rows} of each of {num_envs}"
+            )
+        self._actions = np.zeros((*shape, *action_shape), action_dtype)
+        self._rewards = np.zeros(shape, np.float32)
+        self._continues = np.zeros(shape, np.float32)
+        self._starts = np.zeros(shape, np.bool_)
+        self._rows_added = 0
+
+    def __len__(self) -> int:
+        """Return how many observations are held."""
+        rows, num_envs = self._starts.shape
+        return min(self._rows_added, rows) * num_envs
+
+    def add(
+        self,
+        observation: npt.NDArray[Any],
+        action: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        terminated: npt.NDArray[np.bool_],
+        starts: npt.NDArray[np.bool_],
+    ) -> None:
+        """Store one tick: the observation acted on, the action, and what came of it.
+
+        Args:
+            observation: Observations before the action, [num_envs, ...].
+            action: Actions taken, [num_envs, ...].
+            reward: Rewards received.
+            terminated: Whether the episode terminated by this step; truncation does not count.
+            starts: False where `observation` was the last of its episode.
+        """
+        row = self._rows_added % len(self._starts)
+        self._observations.put(row, observation)
+        self._actions[row] = action
+        self._rewards[row] = reward
+        self._continues[row] = ~terminated
+        self._starts[row] = starts
+        self._rows_added += 1
+
+    def add_break(self, observation: npt.NDArray[Any]) -> None:
+        """Store the stream's last observations before all environments start rebuild."""
+        nothing = np.zeros(len(observation))
+        self.add(
+            observation, np.zeros_like(self._actions[0]), nothing, nothing > 0, starts=nothing > 0
+        )
+
+    def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
+        """Draw transitions uniformly, with replacement.
+
+        Args:
+            shape: Shape of the draw, e.g. (batches, batch_size).
+            random: Generator of the draw.
+        """
+        rows, num_envs = self._starts.shape
+        # Of the oldest stacks of a full ring some frames are overwritten. The newest row has no
+        # successor yet.
+        lost = self._observations.reach if self._rows_added > rows else 0
+        held = min(self._rows_added, rows) - lost
+        pairs = (held - 1) * num_envs
+        index = random.integers(pairs, size=shape)
+        oldest = self._rows_added - held
+        row, env = (oldest + index // num_envs) % rows, index % num_envs
+        rejected = ~self._starts[row, env]
+        while rejected.any():
+            index = random.integers(pairs, size=np.count_nonzero(rejected))
+            row[rejected] = (oldest + index // num_envs) % rows
+            env[rejected] = index % num_envs
+            rejected[rejected] = ~self._starts[row[rejected], env[rejected]]
+        return self._transitions(row, env)
+
+    def _transitions(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> Transitions:
+        rows = len(self._starts)
+        newest = (self._rows_added - 1) % rows
+        first, reward, weight = row, self._rewards[row, env], self._continues[row, env]
+        row = (row + 1) % rows
+        for _ in range(self._n_step - 1):
+            # An episode's last observation and the newest row start nothing: there it ends short.
+            goes_on = (weight > 0) & self._starts[row, env] & (row != newest)
+            weight = np.where(goes_on, weight * np.float32(self._discount), weight)
+            reward = reward + np.where(goes_on, weight * self._rewards[row, env], 0.0)
+            weight = np.where(goes_on, weight * self._continues[row, env], weight)
+            row = np.where(goes_on, (row + 1) % rows, row)
+        return Transitions(
+            self._observations.take(first, env),
+            self._actions[first, env],
+            reward.astype(np.float32),
+            weight,
+            self._observations.take(row, env),
+        )
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the state for a checkpoint, without rows never written."""
+        held = min(self._rows_added, len(self._starts))
+        fields = {name: getattr(self, f"_{name}")[:held] for name in self._FIELDS}
+        seen = {name: array[:held] for name, array in self._observations.arrays().items()}
+        return {**fields, **seen, "rows_added": np.array(self._rows_added)}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take the state of a checkpoint back."""
+        self._rows_added = int(arrays["rows_added"])
+        for name in self._FIELDS:
+            getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
+        self._observations.restore(arrays)
+
+    _FIELDS = ("actions", "rewards", "continues", "starts")
+
+
+class _Observations:
+    """Keeps observations whole."""
+
+    #: Rows before an observation's own that it is put together from.
+    reach = 0
+
+    def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
+        shape = (rows, num_envs, *spec.observation_shape)
+        self._kept = np.zeros(shape, spec.observation_dtype)
+
+    def put(self, row: int, observation: npt.NDArray[Any]) -> None:
+        self._kept[row] = observation
+
+    def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        taken: npt.NDArray[Any] = self._kept[row, env]
+        return taken
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {"observations": self._kept}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._kept = _refilled(self._kept, arrays["observations"])
+
+
+class _FrameStacks:
+    """Keeps the newest frame of each stack, and how many of a stack's frames are of its game."""
+
+    def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
+        height, width, self._depth = spec.observation_shape
+        self.reach = self._depth - 1
+        self._frames = np.zeros((rows, num_envs, height, width), spec.observation_dtype)
+        self._ages = np.zeros((rows, num_envs), np.uint8)
+        self._newest: npt.NDArray[Any] | None = None
+        self._age = np.zeros(num_envs, np.uint8)
+
+    def put(self, row: int, observation: npt.NDArray[Any]) -> None:
+        goes_on = np.zeros(len(observation), np.bool_)
+        if self._newest is not None:
+            goes_on = (self._newest[..., 1:] == observation[..., :-1]).all(axis=(1, 2, 3))
+        self._age = np.where(goes_on, np.minimum(self._age + 1, self._depth), 1).astype(np.uint8)
+        self._newest = observation.copy()
+        self._frames[row], self._ages[row] = observation[..., -1], self._age
+
+    def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        back = np.arange(self.reach, -1, -1)
+        rows = (row.reshape(-1, 1) - back) % len(self._frames)
+        envs = env.reshape(-1, 1)
+        planes = self._frames[rows, envs]
+        # A game's first stacks are filled up with zeros.
+        planes[back >= self._ages[row, env].reshape(-1, 1)] = 0
+        return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {"frames": self._frames, "ages": self._ages}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._frames = _refilled(self._frames, arrays["frames"])
+        self._ages = _refilled(self._ages, arrays["ages"])
+
+
+def _refilled(ring: npt.NDArray[Any], saved: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a ring with what was saved of it; a full one is not copied, for it may be large."""
+    if len(saved) == len(ring):
+        return saved
+    ring[: len(saved)] = saved
+    return ring

@@ -1,0 +1,129 @@
+"""Check an installation: versions, and every clash between packages that is known."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from quarl_tf.foundation import native_output
+from quarl_tf.foundation.errors import QuarlError
+
+PACKAGE = "quarl-tf"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: what was looked at, what was found, and what to do if it is not good."""
+
+    name: str
+    good: bool
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Run all checks; those of packages for training only where TensorFlow is installed."""
+    findings = list(_requirements(PACKAGE, extra=""))
+    if _version("tensorflow") is None:
+        return [
+            *findings,
+            Finding("training", True, "not installed: this machine can evaluate and report"),
+        ]
+    findings += _requirements(PACKAGE, extra="train")
+    # Its exact pin of typing-extensions is what most other machine-learning packages break.
+    findings += _requirements("tf-agents", extra="")
+    return [*findings, *(check() for check in _CHECKS)]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements(package: str, extra: str) -> Iterator[Finding]:
+    """Check what a package requires; with an extra, only what that extra adds."""
+    try:
+        lines = metadata.requires(package) or []
+    except metadata.PackageNotFoundError:
+        yield Finding(package, False, "not installed", f"pip install {package}")
+        return
+    for line in lines:
+        requirement = Requirement(line)
+        marker = requirement.marker
+        wanted = marker is None or marker.evaluate({"extra": extra})
+        if not wanted or (extra and marker is not None and marker.evaluate({"extra": ""})):
+            continue
+        if extra and marker is None:
+            continue
+        version = _version(requirement.name)
+        good = version is not None and requirement.specifier.contains(version, prereleases=True)
+        yield Finding(
+            requirement.name,
+            good,
+            f"{version or 'not installed'} ({package} wants {requirement.specifier or 'any'})",
+            f"pip install '{requirement.name}{requirement.specifier}'",
+        )
+
+
+def _keras_2() -> Finding:
+    name = "Keras 2 is chosen"
+    try:
+        importlib.import_module("quarl_tf.foundation.keras")
+    except QuarlError as error:
+        missing = error.__cause__ is not None
+        remedy = "pip install tf-keras" if missing else "set TF_USE_LEGACY_KERAS=1"
+        return Finding(name, False, str(error), remedy)
+    return Finding(name, True, "tf.keras is tf-keras")
+
+
+def _same_minor() -> Finding:
+    versions = _version("tensorflow") or "", _version("tf-keras") or ""
+    same = versions[0].split(".")[:2] == versions[1].split(".")[:2]
+    return Finding(
+        "tensorflow and tf-keras agree",
+        same,
+        " and ".join(versions),
+        f"pip install 'tf-keras~={versions[0]}'",
+    )
+
+
+def _pygame() -> Finding:
+    intruder = _version("pygame-ce")
+    return Finding(
+        "pygame is TF-Agents' own",
+        intruder is None,
+        f"pygame {_version('pygame')}"
+        + (f", overwritten by pygame-ce {intruder}" * bool(intruder)),
+        "pip uninstall -y pygame-ce && pip install --force-reinstall pygame==2.1.3",
+    )
+
+
+def _peers() -> Finding:
+    found = [p for p in ("torch", "stable-baselines3", "pydantic") if _version(p)]
+    return Finding(
+        "no package that wants newer typing-extensions",
+        not found,
+        ", ".join(found) or "none",
+        f"move {', '.join(found)} to an environment of their own",
+    )
+
+
+def _atari() -> Finding:
+    name = "Atari games are registered"
+    try:
+        with native_output.caught():
+            gymnasium = importlib.import_module("gymnasium")
+            gymnasium.register_envs(importlib.import_module("ale_py"))
+            gymnasium.make("PongNoFrameskip-v4").close()
+    except Exception as error:
+        return Finding(name, False, f"{type(error).__name__}: {error}", "pip install ale-py")
+    return Finding(name, True, "PongNoFrameskip-v4 starts")
+
+
+_CHECKS: tuple[Callable[[], Finding], ...] = (_keras_2, _same_minor, _pygame, _peers, _atari)

@@ -1,0 +1,613 @@
+"""The command `quarl`: parse, call one function per verb, print where the result is.
+
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 a quality gate did not hold, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quarl_tf import environments, presets, study
+from quarl_tf.cli import arguments
+from quarl_tf.cli.summary import Summary, reference_of
+from quarl_tf.evaluation.play import evaluate_and_save, require_playable
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.display import progress_bar, spinner
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import sha256
+from quarl_tf.presets import Preset, tables
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.spec import (
+    DEFAULT_SCHEMES,
+    REFERENCE,
+    STOCHASTIC_ALGORITHMS,
+    Quantization,
+    Run,
+    Scheme,
+    default_schemes,
+    require_possible,
+)
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.state import (
+    copy_curve,
+    finished_training,
+    is_trained,
+    not_exported,
+    refuse_overwrite,
+    reported_runs,
+    training_record,
+)
+from quarl_tf.store.workspace import (
+    Workspace,
+    checked_report_name,
+    evaluation_path,
+    report_name,
+    sidecar_path,
+)
+from quarl_tf.study import State, Status, Study, runner
+
+#: Columns of a terminal below which the table of results leaves out what matters least.
+_NARROW = 120
+
+
+class _Console(Console):
+    """A console that leaves it to `main` what a closed pipe means; Rich's would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+#: Wide enough for the tables when nobody's terminal sets a width.
+_console = _Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    try:
+        given = sys.argv[1:] if words is None else list(words)
+        parsed = arguments.build().parse_args(given)
+        parsed.command = shlex.join(["quarl", *given])
+        _VERBS[parsed.verb](parsed)
+    except QuarlError as error:
+        print(f"quarl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("quarl: interrupted; the same command goes on where it was.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output (head, less) has seen enough; Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    _check_evaluation(args)
+    run, preset = _requested_run(args)
+    schemes = _schemes(args, run.quantization)
+    require_possible(run, schemes)
+    if args.sample:
+        _check_stochastic(run)
+    workspace, name = Workspace(args.root), report_name(run.run_id, sample=args.sample)
+    if run.quantization is None:
+        # What all others are compared with.
+        schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
+    artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
+    if run.quantization and not _has_twin(workspace, run, sample=args.sample):
+        _check_network(run, preset)  # What cannot be quantised needs no twin.
+        raise _lacks_twin(workspace, run, args)
+    refuse_overwrite(workspace, run.run_id)
+    if args.dry_run:
+        _check_network(run, preset)
+        _plan(
+            f"train    {workspace.run_dir(run.run_id)}",
+            *(f"export   {path}" for path in artifacts),
+            *_plan_of_evaluations(artifacts, args),
+            f"report   {workspace.report_dir(name)}",
+        )
+        return
+    _train_one(workspace, run, preset)
+    _export_all(workspace, run.run_id, schemes)
+    _evaluate_all(artifacts, args)
+    _write_report(workspace, [run.run_id], name, args)
+    _hold_to_gate(artifacts, args)
+
+
+def _train(args: argparse.Namespace) -> None:
+    (run, preset), workspace = _requested_run(args), Workspace(args.root)
+    refuse_overwrite(workspace, run.run_id)
+    if args.dry_run:
+        _check_network(run, preset)
+        _plan(f"train    {workspace.run_dir(run.run_id)}")
+        return
+    _train_one(workspace, run, preset)
+
+
+def _export(args: argparse.Namespace) -> None:
+    _import_modules(args)
+    workspace = Workspace(args.root)
+    _schemes(args, None)  # Refuses names that are none, whatever the run.
+    run = Run.from_dict(training_record(workspace, args.run).run)
+    schemes = _schemes(args, run.quantization)
+    require_possible(run, schemes)
+    if args.dry_run:
+        environments.env_spec(run.env_id)  # Refuses what is not registered.
+        _plan(*(f"export   {workspace.artifact(args.run, scheme.name)}" for scheme in schemes))
+        return
+    _export_all(workspace, args.run, schemes)
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    _import_modules(args)
+    _check_artifacts(args.artifacts)
+    _check_evaluation(args)
+    if args.dry_run:
+        for path in args.artifacts:
+            require_playable(path, sample=args.sample)
+        _plan(*_plan_of_evaluations(args.artifacts, args))
+        return
+    _evaluate_all(args.artifacts, args)
+    _hold_to_gate(args.artifacts, args)
+
+
+def _report(args: argparse.Namespace) -> None:
+    _check_percent("--margin", args.margin)
+    workspace = Workspace(args.root)
+    name = None if args.name is None else checked_report_name(args.name)
+    if name is None and len(args.runs) == 1:
+        name = report_name(args.runs[0], sample=args.sample)
+    if args.dry_run:
+        from quarl_tf.report.results import require_reference
+
+        for run_id in args.runs:
+            require_reference(workspace, run_id, sample=args.sample)
+        _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")
+        return
+    _write_report(workspace, args.runs, name, args)
+
+
+def _study_plan(args: argparse.Namespace) -> None:
+    plan = study.plan(Workspace(args.root), _read_study(args.study))
+    table = Table("run", "scheme", "state")
+    for one in plan:
+        state = f"[{_STATE_COLOURS[one.state]}]{one.state}"
+        table.add_row(one.experiment.run.run_id, one.experiment.scheme.name, state)
+    _console.print(table)
+    _console.print(_counts(plan))
+
+
+_STATE_COLOURS = {
+    State.MISSING: "default",
+    State.TRAINED: "yellow",
+    State.EXPORTED: "yellow",
+    State.EVALUATED: "green",
+    State.FAILED: "red",
+}
+
+
+def _counts(plan: Sequence[Status]) -> str:
+    counts = Counter(one.state for one in plan)
+    parts = [f"{counts[state]} {state}" for state in _STATE_COLOURS if counts[state]]
+    return f"{len(plan)} experiments: {', '.join(parts)}"
+
+
+def _study_run(args: argparse.Namespace) -> None:
+    jobs = runner.available_cores() if args.jobs is None else args.jobs
+    if jobs < 1:
+        raise UsageError(f"A study needs one process or more. Received: --jobs {jobs}")
+    if args.dry_run:
+        _study_plan(args)
+        return
+    workspace, wanted = Workspace(args.root), _read_study(args.study)
+    runs = [one.run for one in wanted.experiments()]
+    new = [run for run in runs if not is_trained(workspace, run.run_id)]
+    _tell_slow(study.preset_of(wanted, run) for run in new)
+    with progress_bar(f"study {wanted.name}") as update:
+        plan = runner.run(workspace, wanted, jobs, _say, update)
+    _console.print(_counts(plan))
+    failed = [one for one in plan if one.state == State.FAILED]
+    waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
+    if failed:
+        also = f", and {waiting} more cannot do without them" if waiting else ""
+        raise QuarlError(
+            f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
+            f"{failed[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
+            f"mend it and run the same command again. Received: study={wanted.name!r}"
+        )
+    if waiting:
+        raise QuarlError(
+            f"{waiting} of {len(plan)} experiments are not evaluated, though none failed: files "
+            f"they go by have changed meanwhile. See which by `{_study_command(args, 'plan')}` and "
+            f"run the same command again. Received: study={wanted.name!r}"
+        )
+    _say(f"report it by `{_study_command(args, 'report')}`")
+
+
+def _say(line: str) -> None:
+    """Print a line as it is and in one piece, for the paths in it to be copied."""
+    _console.print(line, soft_wrap=True, markup=False)
+
+
+def _study_status(args: argparse.Namespace) -> None:
+    plan = study.plan(Workspace(args.root), _read_study(args.study))
+    _console.print(_counts(plan))
+    failed = [one for one in plan if one.state == State.FAILED]
+    for run_id, reason, file in dict.fromkeys(
+        (one.experiment.run.run_id, one.reason, one.failure) for one in failed
+    ):
+        more = "" if file is None else f"; more in {file}"
+        _say(f"failed    {run_id}  ({reason}{more})")
+
+
+def _study_report(args: argparse.Namespace) -> None:
+    _check_percent("--margin", args.margin)
+    workspace, wanted = Workspace(args.root), _read_study(args.study)
+    if args.dry_run:
+        _plan(f"report   {workspace.report_dir(wanted.name)}")
+        return
+    with spinner("report"):
+        from quarl_tf.study.report import write_study_report
+
+        page = write_study_report(
+            workspace,
+            wanted,
+            margin_percent=args.margin,
+            command=args.command,
+            remedy=_study_command(args, "run"),
+        )
+    _say(f"report    {page}")
+    _console.print(_counts(study.plan(workspace, wanted)))
+
+
+def _study_command(args: argparse.Namespace, action: str) -> str:
+    """Write the command line of another action on the same study."""
+    return shlex.join(["quarl", "study", action, str(args.study), *_root(args)])
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    audit = flatbuffer.audit(args.artifact)
+    table = Table(show_header=False)
+    size = args.artifact.stat().st_size
+    table.add_row("size", f"{size:,} bytes")
+    for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
+        for tensor in tensors:
+            text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
+            if tensor.scale is not None:
+                text += f", scale {tensor.scale:g}, zero point {tensor.zero_point}"
+            table.add_row(kind, text)
+    table.add_row("operators", "\n".join(audit.operators))
+    table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
+    table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
+    for name, value in _provenance(args.artifact):
+        table.add_row(name, value)
+    _say(str(args.artifact))
+    _console.print(table)
+
+
+def _provenance(artifact: Path) -> list[tuple[str, str]]:
+    path = sidecar_path(artifact)
+    if not path.exists():
+        return [("sidecar", "none: this file cannot be evaluated")]
+    sidecar = Sidecar.load(path)
+    whole = sidecar.sha256 == sha256(artifact)
+    return [
+        ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),
+        ("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}"),
+        ("sha256", sidecar.sha256 if whole else "does not match the sidecar: changed or damaged"),
+        ("check", ", ".join(f"{k} {v}" for k, v in sidecar.check.items())),
+    ]
+
+
+def _list(args: argparse.Namespace) -> None:
+    table = Table("algorithm", "environment with a preset", title_justify="left")
+    for algo, env_id in presets.available():
+        table.add_row(algo, env_id)
+    _console.print(table)
+    _console.print(
+        f"schemes: {', '.join(DEFAULT_SCHEMES)}; ptq_wN and ptq_paper_wN for N = 2 ... 32; of "
+        "trainings with --bits: qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
+    )
+    workspace = Workspace(args.root)
+    found = Table("run", "trained", "exported", "evaluated", "report")
+    reported = reported_runs(workspace)
+    for run_id in _run_ids(workspace):
+        folder = workspace.artifact_dir(run_id)
+        found.add_row(
+            run_id,
+            "yes" if (workspace.run_dir(run_id) / "training.json").exists() else "no",
+            str(len(list(folder.glob("*.tflite")))),
+            str(sum(map(_has_evaluation, folder.glob("*.tflite")))),
+            "yes" if run_id in reported else "no",
+        )
+    if found.rows:
+        _console.print(found)
+    else:
+        _say(f"no runs in {workspace.root.resolve()}")
+
+
+def _has_evaluation(artifact: Path) -> bool:
+    """Tell whether there is an evaluation, greedy or by sampled actions."""
+    kinds = (False, True)
+    return any(evaluation_path(artifact, sample=kind).exists() for kind in kinds)
+
+
+def _run_ids(workspace: Workspace) -> list[str]:
+    parents = (workspace.run_dir("x").parent, workspace.artifact_dir("x").parent)
+    # A name with a dot is a study's lock.
+    return sorted({p.name for parent in parents for p in parent.glob("[!.]*") if p.is_dir()})
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    del args
+    with spinner("doctor"):
+        from quarl_tf.cli.doctor import examine
+
+        findings = examine()
+    table = Table("", "check", "found", "what to do")
+    for finding in findings:
+        mark, remedy = ("[green]ok", "") if finding.good else ("[red]no", finding.remedy)
+        table.add_row(mark, finding.name, escape(finding.found), escape(remedy))
+    _console.print(table)
+    bad = [finding.name for finding in findings if not finding.good]
+    if bad:
+        raise QuarlError(f"{len(bad)} checks failed; see the table. Received: {', '.join(bad)}")
+
+
+def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
+    """Build the run asked for, and see that its environment and preset exist."""
+    _import_modules(args)
+    env_id = environments.canonical_id(args.env)
+    _tell_renamed({args.env: env_id})
+    overrides = dict(_override(text) for text in args.overrides)
+    environments.require_actions(args.algo, environments.env_spec(env_id))
+    preset = presets.load(args.algo, env_id, overrides, args.presets)
+    if args.presets is not None and not presets.has_own(args.algo, env_id, args.presets):
+        print(
+            f"quarl: {args.presets} has no {args.algo} preset of {env_id}; going on with ours.",
+            file=sys.stderr,
+        )
+    quantization = _quantization(args, preset)
+    return Run(args.algo, env_id, args.seed, overrides, quantization), preset
+
+
+def _tell_renamed(ids: Mapping[str, str]) -> None:
+    """Say which environments, by the id that was given, have another one today."""
+    for given, today in ids.items():
+        if given != today:
+            print(f"quarl: {given} is {today} today; going on with that.", file=sys.stderr)
+
+
+def _tell_slow(used: Iterable[Preset]) -> None:
+    """Say what to do where this processor has not the arithmetic of a preset."""
+    here = provenance.processor()
+    if provenance.lacks_bfloat16(here) and any(one.precision == "bfloat16" for one in used):
+        print(
+            f"quarl: this processor ({here}) has no bfloat16, in which convolutions are to train: "
+            "it may take several times as long as float32; to train in that, give "
+            "-p precision=float32 (in a study, overrides).",
+            file=sys.stderr,
+        )
+
+
+def _read_study(path: Path) -> Study:
+    wanted = study.read(path)
+    _tell_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
+    return wanted
+
+
+def _check_network(run: Run, preset: Preset) -> None:
+    """Build the network, and see that it fits the environment, the algorithm and the bits."""
+    from quarl_tf import agents
+    from quarl_tf.quantization import preparing
+
+    spec = environments.env_spec(run.env_id)
+    preparing(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
+
+
+def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | None:
+    """Build what `--bits` and what belongs to it ask for; None without it."""
+    options = dict(_override(text, "-q") for text in args.quantization)
+    if args.bits is None:
+        if args.quant_delay is not None or options:
+            raise UsageError(
+                "A delay or -q is for quantisation-aware training; add --bits N. "
+                f"Received: quant_delay={args.quant_delay}, -q {options}"
+            )
+        return None
+    for name, other in (("bits", "--bits"), ("delay", "--quant-delay")):
+        if name in options:
+            raise UsageError(f"Give it with {other}. Received: -q {name}={options[name]}")
+    delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
+    presets.require_possible_delay(delay, preset)
+    values = {**options, "bits": args.bits, "delay": delay}
+    return Quantization.from_mapping(values, args.algo)
+
+
+def _import_modules(args: argparse.Namespace) -> None:
+    """Let the user's modules register their environments, before any is looked up."""
+    if args.modules:
+        environments.import_environments(args.modules)
+
+
+def _override(text: str, option: str = "-p") -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not (key and equals and value):
+        raise UsageError(f"An override is KEY=VALUE. Received: {option} {text!r}")
+    try:
+        return key, tables.parse(value)
+    except ValueError:
+        raise UsageError(f"The value of an override is not readable. Received: {text!r}") from None
+
+
+def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> list[Scheme]:
+    given = default_schemes(quantization) if args.schemes is None else args.schemes.split(",")
+    names = list(dict.fromkeys(name for name in given if name))
+    if not names:
+        raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
+    return [Scheme.parse(name) for name in names]
+
+
+def _has_twin(workspace: Workspace, run: Run, *, sample: bool) -> bool:
+    """Tell whether there is what a quantisation-aware run is compared with.
+
+    A large flatbuffer need not be kept once it was evaluated.
+    """
+    artifact = workspace.artifact(run.plain.run_id, REFERENCE)
+    return artifact.exists() or evaluation_path(artifact, sample=sample).exists()
+
+
+def _lacks_twin(workspace: Workspace, run: Run, args: argparse.Namespace) -> QuarlError:
+    """Build the error of a quantisation-aware run with nothing to compare with."""
+    words = [*_root(args), *(word for name in args.modules for word in ("--import", name))]
+    words += [] if args.presets is None else ["--presets", str(args.presets)]
+    return QuarlError(
+        "A quantisation-aware training is compared with its plain twin, which comes first: "
+        f"{' '.join([run.plain.command('run'), *map(shlex.quote, words)])}. "
+        f"Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
+    )
+
+
+def _root(args: argparse.Namespace) -> list[str]:
+    """Return the words that say where, for a command to be copied."""
+    return [] if args.root == Path() else ["--root", str(args.root)]
+
+
+def _check_artifacts(paths: Sequence[Path]) -> None:
+    """Refuse what is no flatbuffer of ours."""
+    for path in paths:
+        if path.is_dir():
+            raise UsageError(f"Name files, not folders: {path}/*.tflite. Received: path={path}")
+        if path.suffix != ".tflite":
+            raise UsageError(f"Name flatbuffers, which end in .tflite. Received: path={path}")
+        sidecar = sidecar_path(path)
+        if path.exists() and not sidecar.exists():
+            raise QuarlError(
+                f"{sidecar} is missing, which says what the flatbuffer beside it is; delete the "
+                f"flatbuffer and export it again. Received: path={path}"
+            )
+
+
+def _check_evaluation(args: argparse.Namespace) -> None:
+    if args.episodes < 1:
+        raise UsageError(f"Evaluate at least one episode. Received: episodes={args.episodes}")
+    _check_percent("--margin", args.margin)
+    if args.gate is not None:
+        _check_percent("--gate", args.gate)
+
+
+def _check_stochastic(run: Run) -> None:
+    """Refuse, before anything is trained, to sample from what will be no distribution."""
+    if run.algo not in STOCHASTIC_ALGORITHMS:
+        raise UsageError(
+            f"Policies of {run.algo} are no distribution to sample actions from, those of "
+            f"{' and '.join(STOCHASTIC_ALGORITHMS)} are; leave out --sample. "
+            f"Received: --algo {run.algo} --sample"
+        )
+
+
+def _check_percent(option: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{option} must be a percentage of 0 or more. Received: {option} {value}")
+
+
+def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
+    # Looked up here, so that what is finished costs no import of TensorFlow.
+    record = finished_training(workspace, run, preset)
+    if record is None:
+        from quarl_tf.training.loop import train
+
+        _tell_slow([preset])
+        with progress_bar(f"train {run.run_id}") as update:
+            record = train(workspace, run, update, preset)
+    _say(
+        f"trained   {workspace.run_dir(run.run_id)}  (kept the network of step "
+        f"{record.best_step:,}: greedy return {record.selection_return:.1f} on selection seeds)"
+    )
+
+
+def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) -> None:
+    if not_exported(workspace, run_id, [scheme.name for scheme in schemes]):
+        from quarl_tf.export.convert import export
+
+        with progress_bar(f"export {run_id}") as update:
+            export(workspace, run_id, schemes, update)
+    else:
+        copy_curve(workspace, run_id)
+    _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
+
+
+def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
+    # What there is to compare with comes first.
+    references = [reference_of(path) for path in artifacts if path.exists()]
+    present = [path for path in references if path.exists()]
+    for path in dict.fromkeys([*present, *artifacts]):
+        with progress_bar(f"evaluate {path.stem}") as update:
+            evaluate_and_save(path, args.episodes, update, sample=args.sample)
+    summary, narrow = _summary(args), _console.width < _NARROW
+    for folder in dict.fromkeys(path.parent for path in artifacts):
+        of_one = [path for path in artifacts if path.parent == folder]
+        _console.print(summary.table(of_one, narrow=narrow))
+
+
+def _hold_to_gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
+    if args.gate is not None:
+        _summary(args).hold(artifacts, args.gate)
+
+
+def _summary(args: argparse.Namespace) -> Summary:
+    return Summary(args.episodes, args.margin, args.sample)
+
+
+def _write_report(
+    workspace: Workspace, run_ids: Sequence[str], name: str | None, args: argparse.Namespace
+) -> None:
+    with spinner("report"):
+        from quarl_tf.report import write_report
+
+        page = write_report(
+            workspace,
+            run_ids,
+            name=name,
+            margin_percent=args.margin,
+            sample=args.sample,
+            command=args.command,
+        )
+    _say(f"report    {page}")
+
+
+def _plan_of_evaluations(artifacts: Sequence[Path], args: argparse.Namespace) -> list[str]:
+    paths = [evaluation_path(path, sample=args.sample) for path in artifacts]
+    return [f"evaluate {path}" for path in paths]
+
+
+def _plan(*lines: str) -> None:
+    for line in lines:
+        print(line)
+
+
+_VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "run": _run,
+    "train": _train,
+    "export": _export,
+    "evaluate": _evaluate,
+    "report": _report,
+    "study plan": _study_plan,
+    "study run": _study_run,
+    "study status": _study_status,
+    "study report": _study_report,
+    "inspect": _inspect,
+    "list": _list,
+    "doctor": _doctor,
+}

@@ -1,0 +1,1 @@
+"""Replay flatbuffers and compare what they earn."""

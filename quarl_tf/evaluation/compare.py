@@ -1,0 +1,419 @@
+"""Tell what a scheme costs in reward, and how sure that is.
+
+Two sources of chance are kept apart. Within one trained policy the unit is the episode: the same
+seeds are replayed under every scheme, so the differences are paired and their mean has a bootstrap
+interval. Fewer than `MIN_EPISODES` cannot tell, whatever their interval: a handful may all agree by
+chance, and no interval made of them shows what they missed. Over several trainings the unit is the
+training run: 3 policies of 100 episodes are 3 observations of what quantisation does to a policy,
+not 300, so the pooled interval is Student's t over the means of the runs (a bootstrap of 3 numbers
+has 10 distinct samples and is far too narrow), and never narrower than the episodes behind those
+means allow: three means may agree by luck.
+
+A game without chance in it is a third case: a greedy policy plays on alike from many of its starts.
+Its episodes of equal returns are one observation (see `independent_games`), and few that are all
+equal have no interval.
+
+The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
+so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
+averaged; the mean absolute error stands beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.store.records import GREEDY, Evaluation
+
+Verdict = Literal["gain", "within margin", "loss", "cannot tell"]
+
+#: Losses up to this share of the fp32 return, in percent, are taken as none.
+DEFAULT_MARGIN_PERCENT = 2.0
+
+#: Episodes that a trained policy must have played under a scheme before a verdict is given.
+MIN_EPISODES = 20
+
+#: Share of intervals that hold the true mean.
+CONFIDENCE = 0.95
+
+_RESAMPLES = 9999
+_SEED = 0
+# Resampled values held at a time: 8 MB, so that 10 000 episodes fit a small board.
+_BATCH_ELEMENTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the limits of its confidence interval; infinite where nothing bounds it."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there were enough values for an interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One scheme against fp32 on the same episodes of one trained policy.
+
+    Attributes:
+        returns: The scheme's mean return.
+        difference: Mean of scheme - fp32 over episodes paired by seed; negative is worse.
+        reference_mean: Mean return of fp32 on the same episodes.
+        reward_error: Percent of the fp32 return lost, see `reward_error`.
+        normalised_error: Percent of fp32's advantage over a random policy lost; None without one.
+        margin_percent: Margin that the verdict used, in percent of the fp32 return.
+    """
+
+    scheme: str
+    episodes: int
+    returns: Interval
+    difference: Interval
+    reference_mean: float
+    reward_error: float | None
+    normalised_error: float | None
+    margin_percent: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One scheme against fp32 over several trained policies, each counting once.
+
+    Attributes:
+        episodes: Number of episodes over all of them.
+        returns: Mean over the policies of the scheme's mean return.
+        difference: Mean over the policies of their mean paired difference; negative is worse.
+        reward_error: Signed mean of the policies' reward errors; gains and losses cancel in it.
+        absolute_reward_error: Mean of their absolute values; nothing cancels.
+        normalised_error: Signed mean of the policies' normalised errors.
+    """
+
+    episodes: int
+    returns: Interval
+    difference: Interval
+    reward_error: float | None
+    absolute_reward_error: float | None
+    normalised_error: float | None
+    verdict: Verdict
+
+
+def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
+    """Return the mean with its interval: a bootstrap, or Student's t of few or repeated values.
+
+    The bootstrap is BCa with a fixed seed: same values, same interval. A few values resampled are
+    mostly the same few, and their bootstrap interval is too narrow (of 2 values, it is the values
+    themselves); below `MIN_EPISODES` Student's t makes up for that, at the price of taking them for
+    normal. So it does where some values repeat others, which a bootstrap would take for as many
+    observations more; below 2 observations, and below `MIN_EPISODES` that are all equal, there is
+    no interval then.
+
+    BCa follows the skew of returns that are capped on one side: where 5 of 100 episodes fail, t and
+    percentile intervals miss the lower truth too often. No bootstrap sees what never happened: n
+    equal values give an interval of no width, though an event in up to about 3 of n episodes agrees
+    with them at 95 %, so that a handful of equal values shows next to nothing. One value has no
+    interval: its limits are infinite.
+
+    Args:
+        values: Finite values, shape [n] with n >= 1.
+        observations: How many observations the values are worth where some repeat others, see
+            `independent_games`; None where each is one of its own.
+
+    Raises:
+        QuarlError: There are no values, or one is not finite.
+    """
+    sample = _sample(values)
+    constant = sample.min() == sample.max()
+    if observations is not None and observations < sample.size:
+        if observations < (MIN_EPISODES if constant else 2):
+            mean = float(sample[0] if constant else sample.mean())
+            return Interval(mean, -math.inf, math.inf)
+        return student_interval(sample, observations)
+    if sample.size < MIN_EPISODES:
+        return student_interval(sample)
+    if constant:
+        return _constant(sample)
+    result = stats.bootstrap(
+        (sample,),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        batch=max(1, _BATCH_ELEMENTS // sample.size),
+        confidence_level=CONFIDENCE,
+        method="BCa",
+        rng=np.random.default_rng(_SEED),
+    )
+    limits = result.confidence_interval
+    return Interval(float(sample.mean()), float(limits.low), float(limits.high))
+
+
+def student_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
+    """Return the mean with Student's t interval, for few values such as means of whole trainings.
+
+    Equal values give an interval of no width, one value an infinite one.
+
+    Args:
+        values: Finite values, shape [n] with n >= 1.
+        observations: As in `mean_interval`, above 1.
+
+    Raises:
+        QuarlError: There are no values, or one is not finite.
+    """
+    sample = _sample(values)
+    if sample.size == 1:
+        return Interval(float(sample[0]), -math.inf, math.inf)
+    if sample.min() == sample.max():
+        return _constant(sample)
+    mean, count = float(sample.mean()), observations or sample.size
+    # Repeated values tell no more of the variance than of the mean: n / count for 1 in n - 1.
+    error = sample.std(ddof=sample.size / count) / math.sqrt(count)
+    low, high = stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
+    return Interval(mean, float(low), float(high))
+
+
+def mean_return(evaluation: Evaluation) -> Interval:
+    """Return the mean return of an evaluation with its interval."""
+    return mean_interval(evaluation.returns, independent_games(evaluation))
+
+
+def paired_difference(
+    reference: npt.ArrayLike, other: npt.ArrayLike, observations: float | None = None
+) -> Interval:
+    """Return the mean of other - reference with its interval, see `mean_interval`.
+
+    Args:
+        reference: Returns of the reference, shape [n], one per seed.
+        other: Returns of the other policy on the same seeds in the same order, shape [n].
+        observations: As in `mean_interval`.
+
+    Raises:
+        QuarlError: The two are empty, not finite or of different lengths.
+    """
+    before, after = _sample(reference), _sample(other)
+    if before.shape != after.shape:
+        raise QuarlError(
+            "Paired returns must be equally many; evaluate both on the same episodes. "
+            f"Received: {before.size} and {after.size} returns"
+        )
+    return mean_interval(after - before, observations)
+
+
+def reward_error(reference_mean: float, other_mean: float) -> float | None:
+    """Return (R_fp32 - R_other) / |R_fp32| * 100, in percent; positive is worse.
+
+    None when R_fp32 is 0. Near 0 the percentage is large and says little: read the difference.
+    """
+    if reference_mean == 0:
+        return None
+    return (reference_mean - other_mean) / abs(reference_mean) * 100
+
+
+def normalised_error(
+    reference_mean: float, other_mean: float, baseline_mean: float
+) -> float | None:
+    """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100, in percent; positive is worse.
+
+    100 is a policy no better than a random one. Unlike the reward error it does not change when a
+    constant is added to every return. None when fp32 earns exactly what a random policy earns.
+    """
+    if reference_mean == baseline_mean:
+        return None
+    return (reference_mean - other_mean) / abs(reference_mean - baseline_mean) * 100
+
+
+def verdict(
+    difference: Interval, reference_mean: float, margin_percent: float, episodes: int
+) -> Verdict:
+    """Say in words what a difference shows, with the margin m = margin_percent / 100 * |R_fp32|.
+
+    The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
+
+    * "cannot tell", fewer than `MIN_EPISODES` episodes: their interval may be narrow, or have no
+      width, by chance.
+    * "gain", low > 0: the scheme earns more.
+    * "within margin", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
+      test at one-sided 2.5 %, as far as the interval holds (see `mean_interval` on rare failures).
+      A loss within the margin may be there, even a certain one: the margin is what the reader has
+      declared not to matter.
+    * "loss", high < 0: the scheme earns less, and by how much beyond the margin is open.
+    * "cannot tell": both a loss beyond the margin and no loss at all agree with the episodes.
+
+    Noisy episodes widen the interval and end in "cannot tell"; a test that called every loss that
+    is not significant "no loss" would reward them. An fp32 return of 0 gives the margin no size, so
+    "within margin" is not given then.
+
+    Args:
+        difference: Mean and interval of scheme - fp32.
+        reference_mean: Mean return of fp32.
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+        episodes: Paired episodes; of the training that has fewest where there are several.
+
+    Raises:
+        UsageError: The margin is negative or not finite.
+    """
+    if not 0 <= margin_percent < math.inf:
+        raise UsageError(
+            "The margin must be 0 % or more of the fp32 return. "
+            f"Received: margin_percent={margin_percent}"
+        )
+    if episodes < MIN_EPISODES:
+        return "cannot tell"
+    if difference.low > 0:
+        return "gain"
+    if reference_mean != 0 and difference.low >= -margin_percent / 100 * abs(reference_mean):
+        return "within margin"
+    return "loss" if difference.high < 0 else "cannot tell"
+
+
+def compare(
+    reference: Evaluation,
+    scheme: Evaluation,
+    baseline: Evaluation | None,
+    margin_percent: float = DEFAULT_MARGIN_PERCENT,
+) -> Comparison:
+    """Compare a scheme with fp32 on the same episodes.
+
+    Args:
+        reference: Evaluation of the fp32 flatbuffer.
+        scheme: Evaluation of another flatbuffer in the same environment, on the same seeds.
+        baseline: Evaluation of the random policy, any seeds; None leaves out the normalised error.
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+
+    Raises:
+        QuarlError: The two were not evaluated on the same episodes.
+    """
+    if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
+        raise QuarlError(
+            f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
+            "`quarl evaluate` on both with the same --episodes. Received: "
+            f"{_described(reference)} and {_described(scheme)}"
+        )
+    difference = paired_difference(
+        reference.returns, scheme.returns, independent_games(reference, scheme)
+    )
+    returns = mean_return(scheme)
+    reference_mean = float(np.mean(reference.returns))
+    baseline_mean = None if baseline is None else float(np.mean(baseline.returns))
+    return Comparison(
+        scheme=scheme.scheme,
+        episodes=len(scheme.returns),
+        returns=returns,
+        difference=difference,
+        reference_mean=reference_mean,
+        reward_error=reward_error(reference_mean, returns.mean),
+        normalised_error=(
+            None
+            if baseline_mean is None
+            else normalised_error(reference_mean, returns.mean, baseline_mean)
+        ),
+        margin_percent=margin_percent,
+        verdict=verdict(difference, reference_mean, margin_percent, len(scheme.returns)),
+    )
+
+
+def independent_games(*played: Evaluation) -> float | None:
+    """Return how many independent games the played ones are worth; None where each is its own.
+
+    Without chance in the game, greedy games of equal returns are mostly one game played again. A
+    mean in which each different one weighs as often as it was played is as certain as the plain
+    mean of n^2 / (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
+
+    Args:
+        played: Evaluations on the same seeds; games differ where any of them tells them apart.
+    """
+    if "game" not in played[0].protocol or played[0].protocol["action"] != GREEDY:
+        return None
+    counts = Counter(zip(*(one.returns for one in played), strict=True)).values()
+    return sum(counts) ** 2 / sum(count**2 for count in counts)
+
+
+def pool(comparisons: Sequence[Comparison]) -> Pooled:
+    """Summarise one scheme over the trained policies of one environment, each counting once.
+
+    With 2 or more runs the intervals are Student's over the means of the runs and speak about
+    trainings not yet made, or what the runs' own intervals add up to where that is wider; with 1
+    they are the run's own and speak about that policy alone. Every run needs `MIN_EPISODES` for a
+    verdict.
+
+    Args:
+        comparisons: One per run, same scheme and margin, at least one.
+
+    Raises:
+        QuarlError: There are none, or they mix schemes or margins.
+    """
+    kinds = {(c.scheme, c.margin_percent) for c in comparisons}
+    if len(kinds) != 1:
+        raise QuarlError(
+            "Only comparisons of one scheme with one margin can be pooled. "
+            f"Received: (scheme, margin_percent)={sorted(kinds)}"
+        )
+    first = comparisons[0]
+    difference = _over_trainings([c.difference for c in comparisons])
+    reference_mean = float(np.mean([c.reference_mean for c in comparisons]))
+    errors = [c.reward_error for c in comparisons]
+    return Pooled(
+        episodes=sum(c.episodes for c in comparisons),
+        returns=_over_trainings([c.returns for c in comparisons]),
+        difference=difference,
+        reward_error=mean_of_all(errors),
+        absolute_reward_error=mean_of_all([None if e is None else abs(e) for e in errors]),
+        normalised_error=mean_of_all([c.normalised_error for c in comparisons]),
+        verdict=verdict(
+            difference, reference_mean, first.margin_percent, min(c.episodes for c in comparisons)
+        ),
+    )
+
+
+def _over_trainings(each: Sequence[Interval]) -> Interval:
+    """Return the mean over trainings, with the wider of the two intervals that bound it."""
+    if len(each) == 1:
+        return each[0]
+    between = student_interval([one.mean for one in each])
+    # As the means are independent, the squares of what they may be off by add up.
+    below = math.hypot(*(one.mean - one.low for one in each)) / len(each)
+    above = math.hypot(*(one.high - one.mean for one in each)) / len(each)
+    mean = between.mean
+    return Interval(mean, min(between.low, mean - below), max(between.high, mean + above))
+
+
+def _sample(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise QuarlError(
+            f"A mean needs a list of at least one value. Received: shape={array.shape}"
+        )
+    bad = array[~np.isfinite(array)]
+    if bad.size:
+        raise QuarlError(f"Returns must be finite; evaluate again. Received: value={bad[0]}")
+    return array
+
+
+def _constant(sample: npt.NDArray[np.float64]) -> Interval:
+    # Not the mean: rounding in the sum would give equal values a mean that is none of them.
+    value = float(sample[0])
+    return Interval(value, value, value)
+
+
+def mean_of_all(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if one is missing: never the mean of what happens to be there."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
+def _described(evaluation: Evaluation) -> str:
+    first = evaluation.seeds[0] if evaluation.seeds else "none"
+    return (
+        f"{evaluation.run_id}/{evaluation.scheme} with {len(evaluation.seeds)} episodes "
+        f"from seed {first}"
+    )

@@ -1,0 +1,170 @@
+"""Measure the memory of a flatbuffer: its weights, its file, the runtime's arena and a process.
+
+`python -m quarl_tf.memory FILE` prints the resident bytes of a process that runs the file; without
+FILE, of one that could.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ai_edge_litert.interpreter import Interpreter
+
+from quarl_tf.foundation.errors import QuarlError, one_line
+from quarl_tf.foundation.provenance import import_path
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.flatbuffer import Activation
+
+#: Bytes that tensors in the arena are aligned to.
+_ALIGNMENT = 64
+
+_PROCESSES = 5
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a flatbuffer takes, in bytes.
+
+    Attributes:
+        weights: See `weight_bytes`.
+        file: Size of the flatbuffer.
+        arena: See `arena_bytes`.
+        process: See `process_bytes`.
+    """
+
+    weights: int
+    file: int
+    arena: int
+    process: int
+
+
+def measure(path: Path) -> Memory:
+    """Measure all that a flatbuffer takes.
+
+    Raises:
+        QuarlError: The file is missing, damaged or no flatbuffer that the interpreter can run.
+    """
+    content = flatbuffer.read(path)
+    return Memory(
+        weights=weight_bytes(content),
+        file=len(content),
+        arena=arena_bytes(content),
+        process=process_bytes(path),
+    )
+
+
+def weight_bytes(source: Path | bytes) -> int:
+    """Return the bytes of all constant tensors: kernels, biases and whatever else is fixed.
+
+    Raises:
+        QuarlError: The file is missing, damaged or no flatbuffer.
+    """
+    found = flatbuffer.audit(source).weight_dtypes
+    return sum(flatbuffer.byte_size(dtype, elements) for dtype, elements in found.items())
+
+
+def arena_bytes(source: Path | bytes) -> int:
+    """Return the bytes of the runtime's arena, where it keeps what it computes.
+
+    LiteRT's Python interface does not tell them. This is what its planner needs for the main graph:
+    every tensor that is not constant takes memory from the operator that computes it to the last
+    that uses it; the largest are placed first, each in the smallest gap that it fits into. The real
+    arena may be smaller where an operator writes over its input, as a reshape does, and larger by
+    the scratch memory of operators. A delegate such as XNNPACK, which takes most operators over on
+    a desktop, allocates for itself; `process_bytes` has that.
+
+    Raises:
+        QuarlError: The file is missing, damaged or no flatbuffer, or has a tensor of no fixed size.
+    """
+    found = flatbuffer.activations(source)
+    end = max((one.last for one in found), default=0)
+
+    def order(one: Activation) -> tuple[bool, int, int]:
+        if one.first == 0 and one.last == end:
+            return False, 0, 0
+        return True, -one.size, one.first
+
+    placed: list[tuple[int, Activation]] = []
+    for one in sorted(found, key=order):
+        alive = [p for p in placed if p[1].first <= one.last and one.first <= p[1].last]
+        placed.append((_place(one.size, [(start, other.size) for start, other in alive]), one))
+    return max((start + one.size for start, one in placed), default=0)
+
+
+def _place(size: int, taken: Sequence[tuple[int, int]]) -> int:
+    """Return where in the arena to put a tensor, given starts and sizes of those it meets there."""
+    gaps = []
+    behind = 0
+    for start, length in sorted(taken):
+        aligned = -(-behind // _ALIGNMENT) * _ALIGNMENT
+        if aligned + size <= start:
+            gaps.append((start - aligned, aligned))
+        behind = max(behind, start + length)
+    if gaps:
+        return min(gaps)[1]
+    return -(-behind // _ALIGNMENT) * _ALIGNMENT
+
+
+def process_bytes(path: Path) -> int:
+    """Return by how much a process grows that loads a flatbuffer and computes with it once.
+
+    The resident size of a fresh Python process that does, less that of one that only imports the
+    interpreter; each the median of five.
+
+    Raises:
+        QuarlError: The file is missing or the interpreter cannot run it.
+    """
+    flatbuffer.read(path)
+    return _resident(path) - _resident_without()
+
+
+@cache
+def _resident_without() -> int:
+    return _resident(None)
+
+
+def _resident(path: Path | None) -> int:
+    # -P: not by whatever package of this name lies in the current folder.
+    command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory"]
+    command += [] if path is None else [str(path)]
+    found_by = {**os.environ, "PYTHONPATH": import_path()}
+    sizes = []
+    for _ in range(_PROCESSES):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=found_by)
+        if done.returncode:
+            said = (done.stdout.strip() or done.stderr.strip()).splitlines()
+            raise QuarlError(
+                f"LiteRT cannot run the flatbuffer ({said[-1] if said else 'it said nothing'}); "
+                f"export it again. Received: path={str(path)!r}, exit code {done.returncode}"
+            )
+        sizes.append(int(done.stdout))
+    return int(statistics.median(sizes))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the resident bytes of this process, once it has run the flatbuffer, if there is one."""
+    if arguments:
+        try:
+            interpreter = Interpreter(model_path=arguments[0], num_threads=1)
+            interpreter.allocate_tensors()
+            interpreter.invoke()
+        except (ValueError, RuntimeError) as error:
+            print(one_line(error))
+            return 1
+    gc.collect()
+    # Of the running process: its maximum would count what was needed for a moment only.
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    print(pages * os.sysconf("SC_PAGE_SIZE"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,429 @@
+"""Replay flatbuffers in their environment: whole episodes, unclipped returns.
+
+Actions are greedy, or drawn from the policy's distribution: then every episode has a generator of
+its own, derived from its seed, so that all schemes meet the same noise on the same episode. The two
+kinds are kept in files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_tf import environments
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.display import Update
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import sha256
+from quarl_tf.foundation.provenance import package_versions
+from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
+from quarl_tf.runtime.policy import Policy, measure_latency
+from quarl_tf.spec import BASELINE, Run
+from quarl_tf.store.records import GREEDY, Evaluation, Sidecar
+from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
+
+#: Episodes on which a policy is compared with its fp32 reference.
+AGREEMENT_EPISODES = 10
+
+#: Continuous actions agree if no component differs by more than this part of its range.
+AGREEMENT_TOLERANCE = 0.01
+
+#: Observations kept for measuring the latency; 1000 Atari frames take 28 MB.
+_LATENCY_OBSERVATIONS = 1000
+
+_GREEDY = {
+    "action": GREEDY,
+    "return": "sum of the environment's own rewards, unclipped, undiscounted",
+    "episode": "whole, from env.reset(seed=seed), ended by the environment or its time limit",
+    "agreement": (
+        f"on the states the fp32 policy visits in the first {AGREEMENT_EPISODES} episodes; "
+        f"continuous actions agree within {AGREEMENT_TOLERANCE:.0%} of each component's range"
+    ),
+    "latency": "one act call, batch 1, one thread, on the first observations met",
+}
+_SAMPLED = _GREEDY | {
+    "action": (
+        "sampled from the policy's distribution, continuous ones clipped; every episode has a "
+        "generator derived from its seed, so all schemes meet the same noise"
+    ),
+    "agreement": f"of the greedy actions, {_GREEDY['agreement']}",
+    "latency": "one sample call, batch 1, one thread, on the first observations met",
+}
+_RANDOM = {
+    "action": "sampled from the action space, independently of the environment",
+    "return": _GREEDY["return"],
+    "episode": _GREEDY["episode"],
+}
+
+_Act = Callable[[Any], Any]
+
+
+class _Episode(NamedTuple):
+    """What one episode came to."""
+
+    result: float
+    length: int
+    ties: int
+
+
+def evaluate(
+    artifact: Path,
+    seeds: Sequence[int],
+    *,
+    sample: bool = False,
+    reference: Path | None = None,
+    update: Update | None = None,
+) -> Evaluation:
+    """Play one whole episode per seed with a flatbuffer.
+
+    Args:
+        artifact: The flatbuffer; its sidecar names the environment.
+        seeds: Seeds of the episodes, each given to `env.reset`.
+        sample: Draw actions from the policy's distribution, instead of the best.
+        reference: The run's fp32 flatbuffer, to compare actions with. It acts, and both predict:
+            so an early difference does not lead to other states and count again and again.
+        update: Called after every episode with the episodes done and to be done.
+
+    Raises:
+        UsageError: There are no seeds, a seed comes twice or is negative, the reference is of
+            another run, or the policy is no distribution to draw from.
+        QuarlError: A file is damaged, the reference is of another network, the environment is not
+            the one the policy was made for, or a return is not finite.
+    """
+    _check_seeds(seeds)
+    policy = Policy.load(artifact)
+    guide = None if reference is None else _load_reference(reference, policy.sidecar)
+    with closing(_matching_env(policy.sidecar)) as env:
+        episodes, seen = _play_all(env, policy, seeds, sample, update)
+        lengths = [episode.length for episode in episodes]
+        agreement = None
+        if guide is not None:
+            agreement = {"fraction": 1.0, "states": sum(lengths[:AGREEMENT_EPISODES])}
+            if guide.sidecar.sha256 != policy.sidecar.sha256:
+                agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], sample)
+    return Evaluation(
+        run_id=policy.sidecar.run_id,
+        env_id=policy.sidecar.env_id,
+        scheme=policy.sidecar.scheme,
+        artifact_sha256=policy.sidecar.sha256,
+        protocol=_protocol(_SAMPLED if sample else _GREEDY, policy.sidecar.env_id),
+        seeds=list(seeds),
+        returns=[episode.result for episode in episodes],
+        lengths=lengths,
+        ties=sum(episode.ties for episode in episodes),
+        latency_us=measure_latency(policy, seen, random=_noise(seeds[0], sample)),
+        reference_sha256=None if guide is None else guide.sidecar.sha256,
+        agreement=agreement,
+        versions=package_versions(),
+        processor=provenance.processor(),
+    )
+
+
+def require_playable(artifact: Path, *, sample: bool) -> None:
+    """Refuse what `evaluate` would refuse, without playing.
+
+    Raises:
+        UsageError: The policy is no distribution to draw from.
+        QuarlError: A file is damaged, or the environment is not the one the policy was made for.
+    """
+    policy = Policy.load(artifact)
+    with closing(_matching_env(policy.sidecar)) as env:
+        observation, _ = env.reset(seed=0)
+        _actor(policy, _noise(0, sample))(observation)
+
+
+def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:
+    """Play one whole episode per seed with random actions, the zero of normalised errors.
+
+    Raises:
+        UsageError: The environment is unknown, there are no seeds, or a seed comes twice or is
+            negative.
+        QuarlError: A return is not finite.
+    """
+    _check_seeds(seeds)
+    returns, lengths = [], []
+    with closing(environments.make(env_id)) as env:
+        for seed in seeds:
+            # With the environment's own seed, actions would follow its starting state.
+            env.action_space.seed(environment_seed(seed, "random actions"))
+            result, length = _play(env, lambda _: env.action_space.sample(), seed)
+            returns.append(result)
+            lengths.append(length)
+    return Evaluation(
+        run_id=run_id,
+        env_id=env_id,
+        scheme=BASELINE,
+        artifact_sha256=None,
+        protocol=_protocol(_RANDOM, env_id),
+        seeds=list(seeds),
+        returns=returns,
+        lengths=lengths,
+        ties=0,
+        latency_us=None,
+        reference_sha256=None,
+        agreement=None,
+        versions=package_versions(),
+        processor=provenance.processor(),
+    )
+
+
+def evaluate_and_save(
+    artifact: Path,
+    episodes: int,
+    update: Update | None = None,
+    *,
+    sample: bool = False,
+) -> Evaluation:
+    """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
+
+    What was saved for these very bytes, rules and reference is returned as it is, if it has these
+    episodes or more.
+
+    Args:
+        artifact: The flatbuffer; its `reference_path`, if it exists, is the reference.
+        episodes: Number of episodes; their seeds follow from the run's seed.
+        update: As in `evaluate`.
+        sample: As in `evaluate`; the result is kept in a file of its own.
+
+    Raises:
+        UsageError: As `evaluate`.
+        QuarlError: As `evaluate`, or a result cannot be written.
+    """
+    sidecar = Policy.load(artifact).sidecar
+    seeds = evaluation_seeds(sidecar.run["seed"], episodes)
+    reference = reference_path(artifact, sidecar)
+    evaluation = latest(artifact, seeds, reference, sample=sample)
+    if evaluation is None:
+        guide = reference if reference.exists() else None
+        evaluation = evaluate(artifact, seeds, sample=sample, reference=guide, update=update)
+        evaluation.save(evaluation_path(artifact, sample=sample))
+    # Last, so that a policy that is no distribution is refused at once.
+    if not _has_baseline(artifact, sidecar, seeds):
+        baseline = evaluate_random(sidecar.env_id, sidecar.run_id, seeds)
+        baseline.save(_baseline_path(artifact))
+    return evaluation
+
+
+def is_evaluated(artifact: Path, episodes: int) -> bool:
+    """Tell whether all that `evaluate_and_save` would save of greedy actions is there.
+
+    Raises:
+        QuarlError: The sidecar is missing or damaged.
+    """
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    seeds = evaluation_seeds(sidecar.run["seed"], episodes)
+    saved = latest(artifact, seeds, reference_path(artifact, sidecar))
+    return saved is not None and _has_baseline(artifact, sidecar, seeds)
+
+
+def _baseline_path(artifact: Path) -> Path:
+    return evaluation_path(artifact.with_name(f"{BASELINE}.tflite"))
+
+
+def _has_baseline(artifact: Path, sidecar: Sidecar, seeds: Sequence[int]) -> bool:
+    """Tell whether the random policy was evaluated on these episodes, or more, if it has to be.
+
+    It lies beside fp32: a quantisation-aware training has its plain twin's.
+    """
+    if reference_path(artifact, sidecar).parent != artifact.parent:
+        return True
+    saved = _saved(_baseline_path(artifact), _RANDOM)
+    if saved is None:
+        return False
+    found = saved.run_id, saved.env_id, saved.first(len(seeds)).seeds
+    return found == (sidecar.run_id, sidecar.env_id, list(seeds))
+
+
+def latest(
+    artifact: Path, seeds: Sequence[int], reference: Path | None, *, sample: bool = False
+) -> Evaluation | None:
+    """Return what was saved for these bytes, seeds or more, rules and reference, if it was.
+
+    Anything else, a damaged record included, is worth nothing and cheap to redo: None. Of a
+    flatbuffer that was left out, its sidecar knows the bytes.
+
+    Raises:
+        QuarlError: A flatbuffer is missing, and so is its sidecar.
+    """
+    saved = _saved(evaluation_path(artifact, sample=sample), _SAMPLED if sample else _GREEDY)
+    if saved is None or saved.first(len(seeds)).seeds != list(seeds):
+        return None
+    whole = saved.artifact_sha256 == _known_sha256(artifact)
+    return saved if whole and saved.reference_sha256 in _references(reference) else None
+
+
+def _references(path: Path | None) -> set[str | None]:
+    """Return the hashes of references that an evaluation may have; None stands for none."""
+    if path is None or not (path.exists() or sidecar_path(path).exists()):
+        return {None}
+    # One that was left out can be compared with no more.
+    return {_known_sha256(path)} | (set() if path.exists() else {None})
+
+
+def _known_sha256(artifact: Path) -> str:
+    if artifact.exists():
+        return sha256(artifact)
+    return Sidecar.load(sidecar_path(artifact)).sha256
+
+
+def _protocol(rules: dict[str, str], env_id: str) -> dict[str, str]:
+    return rules | environments.rules(env_id)
+
+
+def _saved(path: Path, rules: dict[str, str]) -> Evaluation | None:
+    try:
+        evaluation = Evaluation.load(path)
+    except QuarlError:
+        return None
+    return evaluation if evaluation.protocol == _protocol(rules, evaluation.env_id) else None
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds:
+        raise UsageError("An evaluation needs one episode or more. Received: episodes=0")
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for i, seed in enumerate(seeds) if seed in seeds[:i])
+        raise UsageError(f"Every episode needs a seed of its own. Received: seed={twice} twice")
+    if min(seeds) < 0:
+        raise UsageError(f"Seeds must be 0 or more. Received: seed={min(seeds)}")
+
+
+def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
+    reference = Policy.load(path)
+    if reference.sidecar.run_id not in (sidecar.run_id, Run.from_dict(sidecar.run).plain.run_id):
+        raise UsageError(
+            "Actions can be compared only with a policy of the same run; name that run's fp32 "
+            f"flatbuffer. Received: reference of {reference.sidecar.run_id}, artifact of "
+            f"{sidecar.run_id}"
+        )
+    same_run = reference.sidecar.run_id == sidecar.run_id
+    if same_run and reference.sidecar.network_sha256 != sidecar.network_sha256:
+        raise QuarlError(
+            "Actions can be compared only with a policy of the same network; export both again "
+            f"(quarl export {sidecar.run_id} --schemes fp32,{sidecar.scheme}). Received: "
+            f"{path} of another network than {sidecar.scheme}"
+        )
+    return reference
+
+
+def _matching_env(sidecar: Sidecar) -> gym.Env[Any, Any]:
+    """Make the environment, once its spaces are those the policy was made for."""
+    spec = environments.env_spec(sidecar.env_id)
+    found = {
+        "observation_shape": list(spec.observation_shape),
+        "observation_dtype": spec.observation_dtype,
+        "num_actions": spec.num_actions,
+        "action_low": None if spec.action_low is None else list(spec.action_low),
+        "action_high": None if spec.action_high is None else list(spec.action_high),
+    }
+    for name, value in found.items():
+        expected = getattr(sidecar, name)
+        if value != expected:
+            raise QuarlError(
+                f"{sidecar.env_id} is not the environment that {sidecar.run_id} was trained in; "
+                "install the version its sidecar names, or train again. Received: "
+                f"{name}={value}, the policy's is {expected}"
+            )
+    return environments.make(sidecar.env_id)
+
+
+def _noise(seed: int, sample: bool) -> np.random.Generator | None:
+    """Return the generator of an episode's sampled actions; None where they are not sampled."""
+    return generator(seed, "sampled actions") if sample else None
+
+
+def _actor(policy: Policy, noise: np.random.Generator | None) -> _Act:
+    if noise is None:
+        return policy.act
+    return partial(policy.sample, random=noise)
+
+
+def _keep_first(act: _Act, seen: list[NDArray[Any]]) -> _Act:
+    """Wrap `act` so that the first observations it meets are put into `seen`."""
+
+    def act_and_keep(observation: NDArray[Any]) -> Any:
+        if len(seen) < _LATENCY_OBSERVATIONS:
+            seen.append(np.array(observation))  # Environments may reuse theirs.
+        return act(observation)
+
+    return act_and_keep
+
+
+def _play_all(
+    env: gym.Env[Any, Any],
+    policy: Policy,
+    seeds: Sequence[int],
+    sample: bool,
+    update: Update | None,
+) -> tuple[list[_Episode], list[NDArray[Any]]]:
+    """Play the episodes of an evaluation; return them and the first observations met.
+
+    A game has 30 starts and no chance: by greedy actions, episodes from one start are one episode,
+    which is played once.
+    """
+    episodes: list[_Episode] = []
+    seen: list[NDArray[Any]] = []
+    by_start: dict[int | None, _Episode] = {}
+    for done, seed in enumerate(seeds, start=1):
+        observation, info = env.reset(seed=seed)
+        start = None if sample else info.get(environments.START)
+        episode = by_start.get(start)
+        if episode is None:
+            ties = policy.ties
+            act = _keep_first(_actor(policy, _noise(seed, sample)), seen)
+            result, length = _play_from(observation, env, act, seed)
+            episode = _Episode(result, length, policy.ties - ties)
+        if start is not None:
+            by_start[start] = episode
+        episodes.append(episode)
+        if update is not None:
+            update(done, len(seeds))
+    return episodes, seen
+
+
+def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
+    """Play one episode to its end and return its return and its length in steps."""
+    observation, _ = env.reset(seed=seed)
+    return _play_from(observation, env, act, seed)
+
+
+def _play_from(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
+    """Play on, once the environment is reset to an observation."""
+    step = env.step
+    total, length, over = 0.0, 0, False
+    while not over:
+        length += 1
+        environments.require_end(length)
+        observation, reward, terminated, truncated, _ = step(act(observation))
+        total += float(reward)
+        over = terminated or truncated
+    environments.require_finite(total, f"seed={seed}")
+    return total, length
+
+
+def _agreement(
+    env: gym.Env[Any, Any], guide: Policy, policy: Policy, seeds: Sequence[int], sample: bool
+) -> dict[str, float]:
+    """Compare greedy actions on the states that the guide visits, by sampled actions if so told."""
+    # Discrete actions have no range: they agree if they are equal.
+    low, high = guide.sidecar.action_low or [0.0], guide.sidecar.action_high or [0.0]
+    tolerance = AGREEMENT_TOLERANCE * np.subtract(high, low)
+    states = agreed = 0
+
+    def act_and_compare(observation: NDArray[Any], noise: np.random.Generator | None) -> Any:
+        nonlocal states, agreed
+        action = guide.act(observation)
+        states += 1
+        agreed += bool(np.all(np.abs(action - policy.act(observation)) <= tolerance))
+        return action if noise is None else guide.sample(observation, noise)
+
+    for seed in seeds:
+        _play(env, partial(act_and_compare, noise=_noise(seed, sample)), seed)
+    return {"fraction": agreed / states, "states": states}

@@ -1,0 +1,1 @@
+"""Export trained networks to flatbuffers."""

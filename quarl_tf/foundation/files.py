@@ -1,0 +1,168 @@
+"""Files that are written whole or not at all, so that *exists* means *finished*.
+
+Every file is written to a temporary name in its own folder and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import glob
+import hashlib
+import io
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quarl_tf.foundation.errors import QuarlError
+
+#: Seconds after which a temporary file is no longer being written.
+_STALE_AFTER = 3600
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed onto it when the block ends well.
+
+    Raises:
+        QuarlError: The folder cannot be written or the disk is full; nothing is left behind.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale_temporaries(path)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        # mkstemp makes files private; artifacts are for sharing.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _remove_stale_temporaries(path: Path) -> None:
+    """Remove what killed processes left of earlier writes; one that still writes is younger."""
+    # As `mkstemp` names them: eight characters, so that no other file's are met.
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - temporary.stat().st_mtime > _STALE_AFTER:
+                temporary.unlink()
+
+
+def unwritable(path: Path, error: OSError) -> QuarlError:
+    """Return what to say where a file or folder cannot be written."""
+    return QuarlError(
+        f"Cannot write {path}: {error.strerror or error}; make the folder writable, free some "
+        f"space, or choose another with --root. Received: path={str(path)!r}"
+    )
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all; NaN and infinities are refused."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with one header, whole or not at all."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, buffer.getvalue())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        QuarlError: The file is missing or damaged.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        raise QuarlError(
+            f"{path} cannot be read as JSON ({error}); delete it and run again what made it. "
+            f"Received: path={str(path)!r}"
+        ) from error
+    if not isinstance(value, dict):
+        raise QuarlError(f"{path} holds no JSON object. Received: {type(value).__name__}")
+    return value
+
+
+def sha256(path: Path) -> str:
+    """Hash a file's content.
+
+    Raises:
+        QuarlError: The file is missing, a folder or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
+    except OSError as error:
+        raise QuarlError(
+            f"{path} cannot be read ({error.strerror or error}); it must be a readable file. "
+            f"Received: path={str(path)!r}"
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path, refusal: str) -> Iterator[None]:
+    """Keep other processes out while the block runs; the lock ends with the process at the latest.
+
+    Args:
+        folder: What is locked, itself, without a file in it; made if it is not there.
+        refusal: What to say where another process has the lock.
+
+    Raises:
+        QuarlError: Another process has the lock, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise QuarlError(refusal) from error
+        except OSError:
+            pass  # A file system that cannot lock folders, such as NFS: all go unlocked.
+        yield
+    finally:
+        os.close(handle)
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Return eight characters that tell JSON-ready values from others."""
+    canonical = json.dumps(dict(values), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]

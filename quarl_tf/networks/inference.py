@@ -1,0 +1,138 @@
+"""How networks are evaluated: compiled, or as a snapshot in NumPy where they are small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.networks.layers import Floats, Forward, unwrap
+
+
+def is_convolutional(network: keras.Model) -> bool:
+    """Tell whether a network has convolutions."""
+    return any(isinstance(unwrap(layer), keras.layers.Conv2D) for layer in network.layers)
+
+
+def quantized_test(network: keras.Model) -> Callable[[], bool]:
+    """Return a function that tells whether a network is quantised, its ranges frozen."""
+    # One stands for all: they freeze together. To look for it takes longer than to read it.
+    frozen = next((v for v in network.variables if v.name.endswith("_frozen:0")), None)
+    return lambda: frozen is not None and bool(frozen.numpy())
+
+
+def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
+    """Compile a function of arrays: by XLA for small layers, else for oneDNN's kernels.
+
+    XLA saves the calls between small operations but has slow convolutions on CPUs.
+
+    Args:
+        function: Takes tensors, one for each array.
+        network: The network that it is about. Once the ranges of a quantisation-aware one are
+            frozen, it computes something else, and is compiled anew.
+    """
+    quantized = quantized_test(network)
+    by_kind: dict[tuple[Any, ...], Any] = {}
+
+    def call(*arrays: npt.NDArray[Any]) -> Any:
+        tensors = [tf.constant(array) for array in arrays]
+        kind = (quantized(), *(array.shape for array in arrays))
+        if kind not in by_kind:
+            traced = tf.function(function, jit_compile=not is_convolutional(network))
+            by_kind[kind] = traced.get_concrete_function(*tensors)
+        # TensorFlow's own search for the trace that fits takes 200 us a call, and to match the
+        # arguments with its signature as long again.
+        found = by_kind[kind]
+        return found.inference_fn.call_preflattened([*tensors, *found.captured_inputs])
+
+    return call
+
+
+def forward(network: keras.Model) -> Forward:
+    """Return the compiled forward pass: observations [n, ...] to heads [n, outputs]."""
+    run = compiled(network, network)
+
+    def call(observations: npt.NDArray[Any]) -> Floats:
+        heads: Floats = run(observations).numpy()
+        return heads
+
+    return call
+
+
+class Snapshot:
+    """The forward pass of a network, up to date after each `refresh`.
+
+    Networks without convolutions are evaluated by NumPy as they stood then: a call into TensorFlow
+    costs 150 us however small the network, which is ten times what the arithmetic of a few
+    observations takes. Those with convolutions are evaluated as they stand.
+    """
+
+    def __init__(self, network: keras.Model) -> None:
+        """Take the first snapshot."""
+        self._compiled = forward(network) if is_convolutional(network) else None
+        # Kept, for Keras walks through all it contains whenever it is asked for variables.
+        self.variables: Sequence[Any] = list(network.variables)
+        self._layers = [(layer, list(layer.variables)) for layer in network.layers[1:]]
+        self._steps: list[Forward] = []
+        self.refresh()
+
+    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
+        """Bring the snapshot up to date; with convolutions it always is.
+
+        Args:
+            values: Of all the network's variables, if they are at hand; reading them one by one
+                takes longer than evaluating a small network.
+        """
+        if self._compiled is not None:
+            return
+        arrays = [variable.numpy() for variable in self.variables] if values is None else values
+        by_variable = {id(v): array for v, array in zip(self.variables, arrays, strict=True)}
+        self._steps = [
+            in_numpy(layer, [by_variable[id(v)] for v in variables])
+            for layer, variables in self._layers
+        ]
+
+    def __call__(self, observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Return heads [n, outputs] of observations [n, ...]."""
+        if self._compiled is not None:
+            return self._compiled(observations)
+        for step in self._steps:
+            observations = step(observations)
+        return observations
+
+
+def in_numpy(layer: Any, values: Sequence[npt.NDArray[Any]]) -> Forward:
+    """Return what a layer computes with given values of its variables."""
+    if hasattr(layer, "in_numpy"):
+        own: Forward = layer.in_numpy(*values)
+        return own
+    if isinstance(layer, keras.layers.Dense):
+        kernel, bias = values
+        activation = _ACTIVATIONS[layer.activation.__name__]
+        return lambda x: activation(x @ kernel + bias)
+    if isinstance(layer, keras.layers.LayerNormalization):
+        (gamma, beta), epsilon = values, layer.epsilon
+
+        def normalise(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+            centred = x - x.mean(axis=-1, keepdims=True)
+            variance = (centred * centred).mean(axis=-1, keepdims=True)
+            scaled: npt.NDArray[np.float32] = centred / np.sqrt(variance + epsilon) * gamma + beta
+            return scaled
+
+        return normalise
+    if isinstance(layer, keras.layers.Activation):
+        return _ACTIVATIONS[layer.activation.__name__]
+    if isinstance(layer, keras.layers.Flatten):
+        return lambda x: x.reshape(len(x), -1)
+    raise QuarlError(f"No NumPy twin of this layer. Received: {layer.name} ({type(layer)})")
+
+
+_ACTIVATIONS: Mapping[str, Forward] = {
+    "linear": lambda x: x,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "tanh": np.tanh,
+}

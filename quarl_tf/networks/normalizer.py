@@ -1,0 +1,73 @@
+"""The running statistics that observations are normalised by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.environments import EnvSpec
+from quarl_tf.foundation.keras import keras
+from quarl_tf.networks.layers import unwrap
+
+#: Growth of the number of observations after which their statistics are looked at again.
+_GROWTH = 1.01
+
+
+class RunningStatistics:
+    """Mean and variance of all observations seen so far, by Chan's parallel update.
+
+    Of bytes nothing is kept: `ByteScaling` knows their range.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        """Start without observations."""
+        self._wanted = spec.observation_dtype != "uint8"
+        shape = spec.observation_shape if self._wanted else ()
+        self.count = self._applied = 0.0
+        self.mean = np.zeros(shape, np.float64)
+        self.squares = np.zeros(shape, np.float64)
+
+    def update(self, observations: npt.NDArray[np.float32]) -> None:
+        """Take in a batch [n, ...]."""
+        if not self._wanted:
+            return
+        batch = observations.astype(np.float64)
+        count, mean = len(batch), batch.mean(axis=0)
+        difference = mean - self.mean
+        total = self.count + count
+        self.squares += ((batch - mean) ** 2).sum(axis=0)
+        self.squares += difference**2 * (self.count * count / total)
+        self.mean += difference * (count / total)
+        self.count = total
+
+    def apply_to(self, networks: Sequence[keras.Model]) -> bool:
+        """Set the normalisers of networks to these statistics, once there is 1 % more of them.
+
+        Returns:
+            Whether they were set.
+        """
+        if not self._wanted or self.count < _GROWTH * self._applied:
+            return False
+        self._applied = self.count
+        deviation = np.sqrt(self.squares / max(self.count, 1.0))
+        mean = self.mean.astype(np.float32)
+        # A feature that never moved says nothing; 1e-2 keeps it from being blown up.
+        scale = (1.0 / np.maximum(deviation, 1e-2)).astype(np.float32)
+        for network in networks:
+            layer = unwrap(network.get_layer("normalizer"))
+            layer.mean.assign(mean)
+            layer.inverse_deviation.assign(scale)
+        return True
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the state for a checkpoint."""
+        counts = {"count": np.array(self.count), "applied": np.array(self._applied)}
+        return {**counts, "mean": self.mean, "squares": self.squares}
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take the state of a checkpoint back."""
+        self.count, self._applied = float(arrays["count"]), float(arrays["applied"])
+        self.mean, self.squares = arrays["mean"].copy(), arrays["squares"].copy()

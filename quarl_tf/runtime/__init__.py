@@ -1,0 +1,1 @@
+"""What a board installs: act from a flatbuffer, with NumPy and LiteRT."""

@@ -1,0 +1,418 @@
+"""Read what a TFLite flatbuffer really holds: its types, operators and weights.
+
+Everything comes from the file itself, without TensorFlow and without running it, so that "full
+int8" is observed and not assumed. The schema's reader is plain Python over `struct` and NumPy: an
+offset that a damaged file sends astray ends in an exception, never in a crash.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
+
+from quarl_tf.foundation.errors import QuarlError
+
+IDENTIFIER = b"TFL3"
+
+#: Operators whose second input is their weights; named with both types where these differ.
+_WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
+
+#: Types of weights that `weights` can decode.
+_DECODABLE = {"float32", "float16", "int8", "int4"}
+
+#: Bits of the types that NumPy does not have.
+_BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}
+
+#: What the schema's reader raises when a damaged file sends it astray: a read beyond the end, an
+#: offset below zero, a table that is not there, a type or operator number without a name.
+_ASTRAY = (
+    struct.error,
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+
+
+def _names(enumeration: type) -> dict[int, str]:
+    return {code: name for name, code in vars(enumeration).items() if not name.startswith("_")}
+
+
+_DTYPES = {code: name.lower() for code, name in _names(schema.TensorType).items()}
+_OPERATORS = _names(schema.BuiltinOperator)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output; `scale` and `zero_point` are None where it is not quantised."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scale: float | None
+    zero_point: int | None
+
+
+@dataclass(frozen=True)
+class FlatbufferAudit:
+    """What a flatbuffer holds.
+
+    Attributes:
+        tensor_dtypes: Number of tensors by dtype.
+        weight_dtypes: Number of elements in constant tensors by dtype.
+        operators: Operators in order with the dtype each computes, e.g. "FULLY_CONNECTED int8",
+            or "FULLY_CONNECTED float32×int8" for float activations with int8 weights.
+        inputs: Inputs of the main graph.
+        outputs: Outputs of the main graph.
+    """
+
+    tensor_dtypes: dict[str, int]
+    weight_dtypes: dict[str, int]
+    operators: list[str]
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An operator with a constant kernel.
+
+    Attributes:
+        operator: Its name, e.g. "FULLY_CONNECTED".
+        output: Name of the tensor it computes.
+    """
+
+    operator: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A tensor that is computed, and the operators between which it takes memory.
+
+    Attributes:
+        size: Its bytes.
+        first: Number of the operator that computes it; 0 for an input.
+        last: Number of the operator that uses it last; that of the last one for inputs and outputs,
+            which the caller may read afterwards.
+    """
+
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    scales: NDArray[np.float32]
+    zero_points: NDArray[np.int64]
+    axis: int
+    #: Raw bytes of a constant; None for what is computed.
+    data: NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True)
+class _Operator:
+    name: str
+    inputs: list[int]
+    outputs: list[int]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    tensors: list[_Tensor]
+    operators: list[_Operator]
+    inputs: list[int]
+    outputs: list[int]
+
+
+def read(path: Path) -> bytes:
+    """Read a flatbuffer's bytes.
+
+    Raises:
+        QuarlError: The file is missing, unreadable, empty or no TFLite flatbuffer.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise QuarlError(
+            f"There is no flatbuffer at {path}; export it first. Received: path={str(path)!r}"
+        ) from None
+    except OSError as error:
+        raise QuarlError(
+            f"{path} cannot be read ({error.strerror or error}); name a .tflite file. "
+            f"Received: path={str(path)!r}"
+        ) from error
+    check_identifier(content, str(path))
+    return content
+
+
+def check_identifier(content: bytes, name: str) -> None:
+    """Refuse bytes that do not even claim to be a TFLite flatbuffer.
+
+    Raises:
+        QuarlError: There are no bytes, or the identifier is not "TFL3".
+    """
+    if not content:
+        raise QuarlError(f"{name} is empty; export it again. Received: 0 bytes")
+    if content[4:8] != IDENTIFIER:
+        raise QuarlError(
+            f"{name} is not a TFLite flatbuffer; name a file that was exported. "
+            f"Received: identifier={content[4:8]!r}, expected {IDENTIFIER!r}"
+        )
+
+
+def audit(source: Path | bytes) -> FlatbufferAudit:
+    """List the types, operators and interface of a flatbuffer.
+
+    Args:
+        source: The file, or its content.
+
+    Raises:
+        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
+    """
+    graphs = _parse(source)
+    tensors = [tensor for graph in graphs for tensor in graph.tensors]
+    weight_dtypes: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.data is not None:
+            weight_dtypes[tensor.dtype] += math.prod(tensor.shape)
+    return FlatbufferAudit(
+        tensor_dtypes=dict(Counter(tensor.dtype for tensor in tensors)),
+        weight_dtypes=dict(weight_dtypes),
+        operators=[_describe(op, graph) for graph in graphs for op in graph.operators],
+        inputs=[_interface(graphs[0].tensors[i]) for i in graphs[0].inputs],
+        outputs=[_interface(graphs[0].tensors[i]) for i in graphs[0].outputs],
+    )
+
+
+def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
+    """Return the weights as the network computes with them, in the order it uses them.
+
+    Args:
+        source: The file, or its content.
+
+    Returns:
+        Constant float32, float16, int8 and int4 tensors of rank 2 or more, by the name they have in
+        the file; integer ones are dequantised. The converter may name the same layer differently in
+        different schemes, but it keeps their order.
+
+    Raises:
+        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
+    """
+    found = {}
+    for graph in _parse(source):
+        for index in _used(graph):
+            tensor = graph.tensors[index]
+            if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
+                found[tensor.name] = _decode(tensor, tensor.data)
+    return found
+
+
+def layers(source: Path | bytes) -> list[Layer]:
+    """Return the layers with a constant kernel, in the order of computation.
+
+    Args:
+        source: The file, or its content.
+
+    Raises:
+        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
+    """
+    return [
+        Layer(op.name, graph.tensors[op.outputs[0]].name)
+        for graph in _parse(source)
+        for op in graph.operators
+        if op.name in _WEIGHTED
+        and (kernel := graph.tensors[op.inputs[1]]).data is not None
+        and kernel.dtype in _DECODABLE
+    ]
+
+
+def activations(source: Path | bytes) -> list[Activation]:
+    """Return the tensors of the main graph that are not constant, inputs first.
+
+    Args:
+        source: The file, or its content.
+
+    Raises:
+        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer, or has a tensor of
+            no fixed size.
+    """
+    graph = _parse(source)[0]
+    end = len(graph.operators) - 1
+    first = dict.fromkeys(graph.inputs, 0)
+    last = {}
+    for number, operator in enumerate(graph.operators):
+        first.update({i: number for i in operator.outputs if i not in first})
+        last.update(dict.fromkeys(operator.inputs, number))
+    last.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
+    return [
+        # What nothing uses is never given back.
+        Activation(byte_size(tensor.dtype, math.prod(tensor.shape)), start, last.get(i, end))
+        for i, start in first.items()
+        if (tensor := graph.tensors[i]).data is None
+    ]
+
+
+def byte_size(dtype: str, elements: int) -> int:
+    """Return the bytes that so many elements take; those of less than a byte are packed.
+
+    Raises:
+        QuarlError: The type has no fixed size.
+    """
+    try:
+        bits = _BITS.get(dtype) or 8 * np.dtype(dtype).itemsize
+    except TypeError:
+        bits = 0
+    if not bits:
+        raise QuarlError(
+            "The memory of a flatbuffer is that of its numbers; measure one without tensors of "
+            f"other types. Received: dtype={dtype!r}"
+        )
+    return math.ceil(elements * bits / 8)
+
+
+def _parse(source: Path | bytes) -> list[_Graph]:
+    name = "The content" if isinstance(source, bytes) else str(source)
+    content = source if isinstance(source, bytes) else read(source)
+    check_identifier(content, name)
+    try:
+        model = schema.Model.GetRootAs(content, 0)
+        buffers = [_bytes(model.Buffers(i), content) for i in range(model.BuffersLength())]
+        graphs = [
+            _graph(model, model.Subgraphs(i), buffers) for i in range(model.SubgraphsLength())
+        ]
+        if not graphs:
+            raise ValueError("no graph")
+    except _ASTRAY as error:
+        raise QuarlError(
+            f"{name} is truncated or damaged ({type(error).__name__}: {error}); export it again. "
+            f"Received: {len(content)} bytes"
+        ) from error
+    return graphs
+
+
+def _bytes(buffer: Any, content: bytes) -> NDArray[np.uint8] | None:
+    if start := buffer.Offset():
+        # Behind the tables, as some writers put large buffers.
+        if start + buffer.Size() > len(content):
+            raise IndexError("a buffer ends behind the file")
+        return np.frombuffer(content, np.uint8, buffer.Size(), start)
+    return buffer.DataAsNumpy() if buffer.DataLength() else None
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode()
+
+
+def _integers(length: int, item: Callable[[int], int]) -> list[int]:
+    return [item(i) for i in range(length)]
+
+
+def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -> _Graph:
+    tensors = [_tensor(subgraph.Tensors(i), buffers) for i in range(subgraph.TensorsLength())]
+    operators = [_operator(model, subgraph.Operators(i)) for i in range(subgraph.OperatorsLength())]
+    inputs = _integers(subgraph.InputsLength(), subgraph.Inputs)
+    outputs = _integers(subgraph.OutputsLength(), subgraph.Outputs)
+    used = [i for op in operators for i in (*op.inputs, *op.outputs)]
+    if not all(0 <= i < len(tensors) for i in (*inputs, *outputs, *used)):
+        raise IndexError("a tensor that is not there is used")
+    return _Graph(tensors, operators, inputs, outputs)
+
+
+def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
+    shape = tuple(_integers(tensor.ShapeLength(), tensor.Shape))
+    scales, zero_points, axis = np.empty(0, np.float32), np.empty(0, np.int64), 0
+    quantization = tensor.Quantization()
+    if quantization is not None and quantization.ScaleLength():
+        scales = quantization.ScaleAsNumpy()
+        zero_points = quantization.ZeroPointAsNumpy()
+        # One scale for the whole tensor, or one for each slice along the axis.
+        axis = quantization.QuantizedDimension() if scales.size > 1 else 0
+        if zero_points.size != scales.size or (scales.size > 1 and scales.size != shape[axis]):
+            raise ValueError(f"{scales.size} scales for a tensor of shape {shape}")
+    # Buffer 0 is empty by convention: tensors that are computed point at it.
+    data = buffers[tensor.Buffer()]
+    dtype = _DTYPES[tensor.Type()]
+    if data is not None and dtype in _DECODABLE:
+        expected = byte_size(dtype, math.prod(shape))
+        if data.size != expected:
+            raise ValueError(f"{data.size} bytes where {expected} belong")
+    return _Tensor(_text(tensor.Name()), shape, dtype, scales, zero_points, axis, data)
+
+
+def _operator(model: Any, operator: Any) -> _Operator:
+    code = model.OperatorCodes(operator.OpcodeIndex())
+    # Old files know only the 8-bit field, new ones repeat small numbers in it.
+    name = _OPERATORS[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+    if name == "CUSTOM":
+        name = _text(code.CustomCode())
+    # -1 stands for an optional input that is left out.
+    inputs = [i for i in _integers(operator.InputsLength(), operator.Inputs) if i != -1]
+    return _Operator(name, inputs, _integers(operator.OutputsLength(), operator.Outputs))
+
+
+def _interface(tensor: _Tensor) -> TensorSpec:
+    quantized = tensor.scales.size == 1
+    return TensorSpec(
+        name=tensor.name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        scale=float(tensor.scales[0]) if quantized else None,
+        zero_point=int(tensor.zero_points[0]) if quantized else None,
+    )
+
+
+def _describe(operator: _Operator, graph: _Graph) -> str:
+    if not operator.outputs:
+        return operator.name
+    dtype = graph.tensors[operator.outputs[0]].dtype
+    if operator.name in _WEIGHTED and len(operator.inputs) > 1:
+        weights_dtype = graph.tensors[operator.inputs[1]].dtype
+        if weights_dtype != dtype:
+            dtype = f"{dtype}\N{MULTIPLICATION SIGN}{weights_dtype}"
+    return f"{operator.name} {dtype}"
+
+
+def _used(graph: _Graph) -> Iterator[int]:
+    # fp16 files expand all weights first, in no particular order: what counts is where the
+    # expanded weights are used.
+    expanded: dict[int, int] = {}
+    for operator in graph.operators:
+        if operator.name == "DEQUANTIZE":
+            expanded.update(zip(operator.outputs, operator.inputs, strict=False))
+        else:
+            yield from (expanded.get(i, i) for i in operator.inputs)
+
+
+def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    numbers = _nibbles(tensor, data) if tensor.dtype == "int4" else data.view(tensor.dtype)
+    values = numbers.reshape(tensor.shape).astype(np.float32)
+    if not tensor.scales.size:
+        return values
+    broadcast = [1] * len(tensor.shape)
+    broadcast[tensor.axis] = -1
+    zero_points = tensor.zero_points.astype(np.float32).reshape(broadcast)
+    # A damaged scale may be huge; a histogram of infinities shows it better than a warning.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (values - zero_points) * tensor.scales.reshape(broadcast)
+
+
+def _nibbles(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Unpack int4, two to a byte, the first in the lower half."""
+    pairs = np.stack([data << 4, data], axis=1).view(np.int8) >> 4
+    return pairs.reshape(-1)[: math.prod(tensor.shape)]

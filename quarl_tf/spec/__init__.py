@@ -1,0 +1,43 @@
+"""What is trained and how its numbers are represented, as plain data.
+
+Every path of the project follows from a `Run` and the name of a scheme alone.
+"""
+
+from quarl_tf.spec.recipe import FEW_BITS, INT4_BITS, QAT_BITS, Quantization
+from quarl_tf.spec.run import (
+    ALGORITHMS,
+    DEFAULT_EPISODES,
+    STOCHASTIC_ALGORITHMS,
+    Run,
+    file_name,
+    require_possible,
+)
+from quarl_tf.spec.scheme import (
+    BASELINE,
+    DEFAULT_SCHEMES,
+    PTQ_BITS,
+    REFERENCE,
+    Scheme,
+    default_schemes,
+    possible_schemes,
+)
+
+__all__ = [
+    "ALGORITHMS",
+    "BASELINE",
+    "DEFAULT_EPISODES",
+    "DEFAULT_SCHEMES",
+    "FEW_BITS",
+    "INT4_BITS",
+    "PTQ_BITS",
+    "QAT_BITS",
+    "REFERENCE",
+    "STOCHASTIC_ALGORITHMS",
+    "Quantization",
+    "Run",
+    "Scheme",
+    "default_schemes",
+    "file_name",
+    "possible_schemes",
+    "require_possible",
+]

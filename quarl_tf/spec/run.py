@@ -1,0 +1,114 @@
+"""One training, as plain data; its name follows from it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.files import digest
+from quarl_tf.spec.recipe import Quantization
+from quarl_tf.spec.scheme import Scheme, possible_schemes
+
+ALGORITHMS = ("a2c", "ddpg", "dqn", "ppo")
+
+
+#: Those whose policies are distributions over actions, which `--sample` can draw from.
+STOCHASTIC_ALGORITHMS = ("a2c", "ppo")
+
+
+#: Episodes of an evaluation, as in the papers.
+DEFAULT_EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: an algorithm on an environment from a seed, with overrides of its preset.
+
+    With a `quantization` it is quantisation-aware.
+    """
+
+    algo: str
+    env_id: str
+    seed: int
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Quantization | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown algorithm and a negative seed."""
+        if self.algo not in ALGORITHMS:
+            raise unknown("algorithm", self.algo, ALGORITHMS)
+        if self.seed < 0:
+            raise UsageError(f"The seed must be 0 or more. Received: seed={self.seed}")
+
+    @property
+    def run_id(self) -> str:
+        """Name the run; overrides enter as a digest, so another preset is another run."""
+        return "-".join([self._task, f"s{self.seed}", *self._settings])
+
+    @property
+    def seedless_id(self) -> str:
+        """Name the runs that differ from this one in their seed alone."""
+        return "-".join([self._task, *self._settings])
+
+    @property
+    def _task(self) -> str:
+        return f"{self.algo}-{file_name(self.env_id)}"
+
+    @property
+    def _settings(self) -> list[str]:
+        overridden = [digest(self.overrides)] if self.overrides else []
+        return [*overridden, self.quantization.tag] if self.quantization else overridden
+
+    @property
+    def plain(self) -> Run:
+        """The same training without quantisation."""
+        return replace(self, quantization=None)
+
+    def command(self, verb: str) -> str:
+        """Write the command line of a verb for this run."""
+        words = ["quarl", verb, "--algo", self.algo, "--env", self.env_id, "--seed", f"{self.seed}"]
+        for name, value in self.overrides.items():
+            words += ["-p", f"{name}={json.dumps(value)}"]
+        if self.quantization is not None:
+            words += ["--bits", f"{self.quantization.bits}"]
+            words += ["--quant-delay", f"{self.quantization.delay}"]
+            for name, value in self.quantization.options(self.algo).items():
+                words += ["-q", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        return shlex.join(words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-ready values; a plain training has no `quantization`."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Run:
+        """Take `to_dict` back."""
+        quantization = values.get("quantization")
+        known = None if quantization is None else Quantization.restore(quantization)
+        return cls(**{**values, "quantization": known})
+
+
+def file_name(env_id: str) -> str:
+    """Return an environment's id as part of a file's name."""
+    return re.sub("[/:]", "_", env_id)
+
+
+def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
+    """Refuse schemes of another kind of training, or of other bits.
+
+    Raises:
+        UsageError: A scheme cannot be exported of the run.
+    """
+    possible = possible_schemes(run.quantization)
+    for scheme in schemes:
+        fits = not scheme.aware if run.quantization is None else scheme.name in possible
+        if not fits:
+            raise UsageError(
+                f"{run.run_id} can be exported as {', '.join(possible)}. "
+                f"Received: scheme={scheme.name!r}"
+            )

@@ -1,0 +1,1 @@
+"""Where runs, flatbuffers and reports lie, what they record and what is done."""

@@ -1,0 +1,122 @@
+"""The folders of a project: where runs, flatbuffers and reports lie."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.files import unwritable, write_bytes
+from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.store.records import Sidecar
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folder that holds `runs/`, `tflite_models/` and `reports/`."""
+
+    root: Path
+
+    def run_dir(self, run_id: str) -> Path:
+        """Return the folder of one training.
+
+        Raises:
+            UsageError: The run id is no name of a folder.
+        """
+        return self.root / "runs" / _checked_run_id(run_id)
+
+    def artifact_dir(self, run_id: str) -> Path:
+        """Return the folder of one training's flatbuffers.
+
+        Raises:
+            UsageError: The run id is no name of a folder.
+        """
+        return self.root / "tflite_models" / _checked_run_id(run_id)
+
+    def artifact(self, run_id: str, scheme: str) -> Path:
+        """Return the path of one flatbuffer; its sidecar and evaluations lie beside it."""
+        return self.artifact_dir(run_id) / f"{scheme}.tflite"
+
+    def report_dir(self, name: str) -> Path:
+        """Return the folder of one report."""
+        return self.root / "reports" / name
+
+
+def _checked_run_id(run_id: str) -> str:
+    if run_id in ("", ".", "..") or "/" in run_id or os.sep in run_id:
+        name = Path(run_id).name
+        hint = f"give {name}" if name not in ("", "..") else "`quarl list` names the runs"
+        raise UsageError(
+            f"A run id is the name of a run, not a path and without a slash; {hint}. "
+            f"Received: run={run_id!r}"
+        )
+    return run_id
+
+
+def checkpoint_dir(run_folder: Path) -> Path:
+    """Return where the checkpoints of a run lie."""
+    return run_folder / "checkpoints"
+
+
+def delete_checkpoints(run_folder: Path) -> None:
+    """Delete what no training resumes from any more; with a replay it is hundreds of megabytes."""
+    shutil.rmtree(checkpoint_dir(run_folder), ignore_errors=True)
+
+
+def sidecar_path(artifact: Path) -> Path:
+    """Return where the sidecar of a flatbuffer lies."""
+    return artifact.with_suffix(".json")
+
+
+def evaluation_path(artifact: Path, *, sample: bool = False) -> Path:
+    """Return where the evaluation of a flatbuffer lies, the one by sampled actions apart."""
+    return artifact.with_suffix(".sampled.eval.json" if sample else ".eval.json")
+
+
+def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
+    """Return the fp32 flatbuffer that one is compared with.
+
+    It lies beside it, but for a quantisation-aware training: there it is the plain training's.
+    """
+    run = Run.from_dict(sidecar.run)
+    folder = artifact.parent
+    if run.quantization is not None:
+        # Of "." and ".." the parent is not the folder that they lie in.
+        folder = Path(os.path.abspath(folder)).parent / run.plain.run_id
+    return folder / f"{REFERENCE}.tflite"
+
+
+def checked_report_name(name: object) -> str:
+    """Return the name of a report, which is that of its folder.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+        raise UsageError(
+            "The name of a report is a folder's: letters, digits, '.', '_' and '-', beginning with "
+            f"a letter or digit. Received: name={name!r}"
+        )
+    return name
+
+
+def report_name(name: str, *, sample: bool = False) -> str:
+    """Return what a report named after its runs is called, the one on sampled actions apart."""
+    return f"{name}-sampled" if sample else name
+
+
+def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
+    """Write a flatbuffer and its sidecar.
+
+    The old sidecar goes first and the new one comes last: between the two nothing claims that the
+    flatbuffer is whole.
+    """
+    try:
+        sidecar_path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    write_bytes(path, content)
+    sidecar.save(sidecar_path(path))

@@ -1,0 +1,1 @@
+"""Train one run, resumable to the byte."""

@@ -1,0 +1,388 @@
+"""Train one run: act and learn, keep the best network, resume exactly.
+
+Exact resume by construction: at every checkpoint all environments start fresh episodes with seeds
+derived from the run's seed and the step, in an uninterrupted run as well. So nothing of an
+environment's inner state has to be saved, and a run that was killed anywhere and resumed ends with
+the same network, bit for bit, as one that was not: on the same machine and, for images, on as many
+threads, which convolutions add up their gradients by.
+
+A quantisation-aware training may go on from a trunk, another's checkpoint from before the delay.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf import agents, environments, networks, presets
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.display import Update
+from quarl_tf.foundation.errors import QuarlError, one_line
+from quarl_tf.foundation.files import atomic_path, locked, sha256, write_json
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.seeding import environment_seed
+from quarl_tf.networks.inference import Snapshot, quantized_test
+from quarl_tf.networks.layers import Floats
+from quarl_tf.quantization import preparing
+from quarl_tf.spec import Run
+from quarl_tf.store import records
+from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.state import finished_training, refuse_overwrite
+from quarl_tf.store.workspace import Workspace, checkpoint_dir, delete_checkpoints
+from quarl_tf.training import checkpoint, rollout
+from quarl_tf.training.collector import Collector
+from quarl_tf.training.curves import Progress
+
+#: Observations kept to calibrate int8 activations with.
+CALIBRATION_OBSERVATIONS = 2000
+
+#: What the names of variables, and of the best network's, begin with in a checkpoint.
+_VALUES = ("variable/", "best/")
+
+
+def train(
+    workspace: Workspace,
+    run: Run,
+    update: Update,
+    preset: presets.Preset | None = None,
+    trunk: Path | None = None,
+) -> TrainingRecord:
+    """Train a run, or go on where it was; a finished run is returned as it stands.
+
+    Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/`, and last of all
+    `training.json`, which says that the run is finished; its checkpoints are deleted then.
+
+    Args:
+        workspace: Where the run's folder lies or will lie.
+        run: What to train.
+        update: Told how far it is.
+        preset: Its hyper-parameters, overrides included; the package's if there are none.
+        trunk: A trunk (`study.trunks`): where this one begins if the file is there, and what it
+            leaves.
+
+    Raises:
+        UsageError: The environment, preset or an override does not fit.
+        QuarlError: The folder cannot be written, its checkpoints are of other settings, another
+            process is training the run, or flatbuffers of an earlier training are in the way.
+    """
+    folder = workspace.run_dir(run.run_id)
+    preset = preset or presets.load(run.algo, run.env_id, run.overrides)
+    finished = finished_training(workspace, run, preset)
+    if finished is not None:
+        return finished
+    refuse_overwrite(workspace, run.run_id)
+    training = _Training(folder, run, preset, trunk)
+    busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
+    with locked(folder, busy):
+        # Another process may have finished it while this one was building.
+        return finished_training(workspace, run, preset) or training.complete(update)
+
+
+@dataclass
+class _Best:
+    """The best network so far by greedy return on selection seeds; later wins a tie."""
+
+    weights: networks.Weights
+    score: float = float("-inf")
+    step: int = 0
+
+
+class _Training:
+    """The state of one training between bursts."""
+
+    def __init__(
+        self, folder: Path, run: Run, preset: presets.Preset, trunk: Path | None = None
+    ) -> None:
+        # Now: commits made while it trains are not what it runs.
+        self._commits = [provenance.source_commit() or provenance.UNKNOWN_COMMIT]
+        self._processors = [provenance.processor()]
+        self._folder, self._run, self._preset = folder, run, preset
+        self._checkpoints, self._trunk = checkpoint_dir(folder), trunk
+        #: What code all of it was done by so far; None if by several.
+        self._source: str | None = provenance.source_digest()
+        spec = environments.env_spec(run.env_id)
+        #: Of earlier parts, as far as this one goes on from them.
+        self._seconds = 0.0
+        self._started = time.monotonic()
+        self._delay = run.quantization.delay if run.quantization else None
+        self._follows = run.quantization is not None and run.quantization.ranges == "following"
+        self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
+        self._quantized = quantized_test(self.agent.network)
+        self._spec = spec
+        self._exported = self._as_exported()
+        network = self._exported
+        chooser = network if spec.num_actions is None else networks.chooser(network)
+        self._snapshot = Snapshot(chooser)
+        self.collector = Collector(run.env_id, preset.num_envs, run.seed)
+        self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
+        self._progress = Progress(folder)
+        self.best = _Best(networks.weights(self.agent.network))
+        #: Of the distributions on the states of the latest greedy episodes.
+        self._variances: list[Floats] = []
+
+    @property
+    def step(self) -> int:
+        """How many steps of the environments are done."""
+        return self.collector.step
+
+    def _as_exported(self) -> keras.Model:
+        """Return a network as it is exported, in float32; the one that trains if it is that.
+
+        On the grids of few bits a sum in bfloat16 often takes another code than in float32.
+        """
+        run, preset = self._run, self._preset
+        if preset.precision == "float32":
+            return self.agent.network
+        preset = replace(preset, precision="float32")
+        factory = agents.network_factory(run.algo, self._spec, preset, run.seed)
+        return preparing(run.quantization)(factory())
+
+    def complete(self, update: Update) -> TrainingRecord:
+        """Train to the end, and write what came of it."""
+        folder, preset = self._folder, self._preset
+        self.resume()
+        while self.step < preset.steps:
+            self.burst()
+            update(self.step, preset.steps, self.note())
+        best = self.best
+        self.agent.forget()  # What calibrates takes memory, too.
+        networks.set_weights(self.agent.network, best.weights)
+        observations = self.greedy("calibration", CALIBRATION_OBSERVATIONS).observations
+        networks.save_weights(folder / "network.npz", best.weights)
+        networks.save_weights(folder / "calibration.npz", {"observations": observations})
+        record = TrainingRecord(
+            run=self._run.to_dict(),
+            run_id=self._run.run_id,
+            preset=asdict(preset),
+            best_step=best.step,
+            selection_return=best.score,
+            network_sha256=sha256(folder / "network.npz"),
+            calibration_sha256=sha256(folder / "calibration.npz"),
+            seconds=round(self._elapsed(), 1),
+            versions=provenance.package_versions(),
+            commit=provenance.SEVERAL.join(self._commits),
+            processor=provenance.SEVERAL.join(self._processors),
+        )
+        record.save(folder / "training.json")
+        delete_checkpoints(folder)
+        return record
+
+    def resume(self) -> None:
+        """Go on from the newest good checkpoint, else from the trunk, with fresh episodes.
+
+        Raises:
+            QuarlError: The checkpoint is of other settings, or of another version of this program
+                with other variables.
+        """
+        found = self._begun()
+        rows: list[dict[str, Any]] = []
+        if found is not None:
+            try:
+                rows = self._restore(*found)
+            except (KeyError, ValueError) as error:
+                raise QuarlError(
+                    "Another version of this program wrote the checkpoints; go on with that one, "
+                    "or delete the run folder and train again. Received: "
+                    f"{str(self._checkpoints)!r} ({type(error).__name__}: {one_line(error)})"
+                ) from error
+        # The first file: a folder that cannot be written is found before anything is computed.
+        description = {**self._run.to_dict(), "preset": asdict(self._preset)}
+        write_json(self._folder / "run.json", description)
+        self._progress.start(rows)
+        self.collector.restart()
+
+    def _restore(self, arrays: agents.Arrays, state: Any) -> list[dict[str, Any]]:
+        """Take the state of a checkpoint; return its rows of progress."""
+        best = agents.section(arrays, "best")
+        self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
+        for name, generator in self.agent.generators().items():
+            generator.bit_generator.state = state["generators"][name]
+        self.collector.restore(state)
+        if state["source"] != self._source:
+            self._source = None
+        self._seconds = state["seconds"]
+        self._commits = _joined(state["commits"], self._commits)
+        self._processors = _joined(state["processors"], self._processors)
+        self.best = _Best(best, *state["best"])
+        rows: list[dict[str, Any]] = state["rows"]
+        return rows
+
+    def _begun(self) -> tuple[agents.Arrays, Any] | None:
+        """Return arrays and state of the newest good checkpoint, else of the trunk, or None."""
+        found = checkpoint.load_newest(self._checkpoints)
+        if found is not None:
+            records.require_same_settings(self._folder, found[1], self._run, self._preset)
+            return found
+        shared = None if self._trunk is None else checkpoint.load(self._trunk)
+        # The code may have been changed since it was left.
+        if shared is None or shared[1]["source"] != self._source:
+            return None
+        return self._with_own_grids(shared[0]), shared[1]
+
+    def _with_own_grids(self, arrays: Mapping[str, npt.NDArray[Any]]) -> agents.Arrays:
+        """Return a trunk's arrays, but ranges of kernels, which are still to be read, as here.
+
+        There are as many as a kernel has grids, which depends on the bits.
+        """
+        own = {name: value for name, value in self._arrays().items() if name.startswith(_VALUES)}
+        return {
+            name: own[name] if name in own and own[name].shape != array.shape else array
+            for name, array in arrays.items()
+        }
+
+    def burst(self) -> None:
+        """Act for `train_frequency` steps, learn once, then do what has come due."""
+        if self._delay is not None and self.step >= self._delay and not self._quantized():
+            self._start_quantization()
+        before = self.step
+        for _ in range(self._preset.train_frequency // self._preset.num_envs):
+            self.collector.tick(self.agent, self.step / self._preset.steps)
+        try:
+            metrics = self.agent.learn(self.collector.observations)
+        except tf.errors.InvalidArgumentError as error:
+            # TF-Agents' own check of the loss, which is left out where XLA compiles.
+            if "inf or nan" not in error.message:
+                raise
+            metrics = {"loss": math.nan}
+        self._require_finite_loss(metrics.get("loss", 0.0))
+        if self._follows and self._quantized():
+            # Target networks get them by their updates: with the weights, or (DDPG) at once.
+            self._freeze_ranges()
+        if self._due(before, self._preset.evaluation_every):
+            self._variances.clear()
+            score = float(np.mean(self.greedy("selection").returns))
+            if score >= self.best.score:
+                self.best = _Best(networks.weights(self.agent.network), score, self.step)
+            metrics["greedy_return"] = score
+            if self._variances:
+                metrics["action_variance"] = float(np.concatenate(self._variances).mean())
+        if "greedy_return" in metrics or self._due(before, max(1, self._preset.steps // 100)):
+            self._log(metrics)
+        if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
+            self._checkpoint()
+
+    def _start_quantization(self) -> None:
+        """Quantise from now on; what was best before was another, unquantised network."""
+        self._freeze_ranges(self.agent.targets)
+        self.best = _Best(networks.weights(self.agent.network))
+
+    def _freeze_ranges(self, copies: Sequence[keras.Model] = ()) -> None:
+        from quarl_tf.quantization import qat  # `preparing` has loaded it.
+
+        qat.freeze(self.agent.network, copies)
+        self.agent.refresh()
+
+    def greedy(self, purpose: str, keep: int = 0) -> rollout.Rollout:
+        """Play a greedy episode in every trial environment, on the seeds of a purpose.
+
+        Raises:
+            QuarlError: The network's head, or a return, is not finite.
+        """
+        seed = environment_seed(self._run.seed, purpose, self.step)
+        if self._exported is not self.agent.network:
+            networks.set_weights(self._exported, networks.weights(self.agent.network))
+        self._snapshot.refresh()
+        low, high = (
+            None if ends is None else np.array(ends, np.float32)
+            for ends in (self._spec.action_low, self._spec.action_high)
+        )
+
+        def act(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+            heads = self._snapshot(observations)
+            if not np.isfinite(heads).all():
+                raise self._diverged("a head that is not finite")
+            if isinstance(self.agent, agents.Stochastic):
+                self._variances.append(self.agent.action_variance(heads[playing]))
+            if low is not None:
+                return np.clip(heads, low, high)
+            best: npt.NDArray[np.int64] = heads.argmax(axis=1)
+            return best
+
+        return rollout.rollout(self._trial_envs, act, seed, keep)
+
+    def note(self) -> str:
+        """Say how training goes."""
+        mean = self.collector.mean_return()
+        best = f", best greedy {self.best.score:.1f}" if self.best.step else ""
+        return "" if mean is None else f"return {mean:.1f}{best}"
+
+    def _require_finite_loss(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        self.collector.require_finite_returns()
+        raise self._diverged(f"loss={loss}")
+
+    def _diverged(self, received: str) -> QuarlError:
+        return QuarlError(
+            "Training diverged; train again with a lower learning rate (-p learning_rate=…). "
+            f"Received: {received} at step {self.step}"
+        )
+
+    def _due(self, before: int, every: int) -> bool:
+        """Tell whether a multiple of `every`, or the end, lies in the burst just done."""
+        return self.step // every > before // every or self.step >= self._preset.steps
+
+    def _checkpoint(self) -> None:
+        self.agent.end_of_rollout(self.collector.observations)
+        state = {
+            "run": self._run.to_dict(),
+            "preset": asdict(self._preset),
+            "rows": self._progress.rows,
+            **self.collector.state(),
+            "source": self._source,
+            "seconds": self._elapsed(),
+            "commits": self._commits,
+            "processors": self._processors,
+            "best": [self.best.score, self.best.step],
+            "generators": {
+                name: generator.bit_generator.state
+                for name, generator in self.agent.generators().items()
+            },
+        }
+        path = checkpoint.save(self._checkpoints, self.step, self._arrays(), state)
+        if self._trunk is not None and self._is_last_before_delay():
+            # Others can do without it, and this one has its own.
+            with suppress(QuarlError), atomic_path(self._trunk) as temporary:
+                shutil.copyfile(path, temporary)
+        self.collector.restart()
+
+    def _elapsed(self) -> float:
+        """Return the seconds that this part and those it goes on from have taken."""
+        return self._seconds + time.monotonic() - self._started
+
+    def _arrays(self) -> agents.Arrays:
+        best = {f"best/{name}": value for name, value in self.best.weights.items()}
+        return {**self.agent.arrays(), **best}
+
+    def _is_last_before_delay(self) -> bool:
+        """Tell whether it will be quantised before the next checkpoint, by this code throughout."""
+        if self._delay is None or self._source is None or self._quantized():
+            return False
+        every = self._preset.checkpoint_every
+        return self.step // every >= self._delay // every
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        row = {
+            "step": self.step,
+            "episodes": self.collector.episodes,
+            "episode_return": self.collector.mean_return(),
+            "greedy_return": metrics.get("greedy_return"),
+            "loss": metrics.get("loss"),
+        }
+        if isinstance(self.agent, agents.Stochastic):
+            row["action_variance"] = metrics.get("action_variance")
+        self._progress.log(row)
+
+
+def _joined(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
+    """Return what is in either, once and in order."""
+    return list(dict.fromkeys([*earlier, *now]))

@@ -1,0 +1,125 @@
+"""The results that are published here belong together."""
+
+import csv
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from quarl_tf import presets
+from quarl_tf.foundation.provenance import SEVERAL
+from quarl_tf.spec import Run
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.state import exported_run, reported_runs
+from quarl_tf.store.workspace import Workspace
+
+WORKSPACE = Workspace(Path(__file__).parents[2])
+RUNS = [
+    run
+    for run_id in sorted(reported_runs(WORKSPACE))
+    if (run := exported_run(WORKSPACE, run_id)) is not None
+]
+
+
+@cache
+def history() -> set[str] | None:
+    """Return all commits, of 12 digits; None for a copy that has not all, or none."""
+    git = ["git", "-C", str(WORKSPACE.root)]
+    kind = subprocess.run(
+        [*git, "rev-parse", "--is-shallow-repository"], check=False, capture_output=True
+    )
+    if kind.stdout != b"false\n":
+        return None
+    found = subprocess.run([*git, "rev-list", "HEAD"], capture_output=True, text=True, check=True)
+    return {commit[:12] for commit in found.stdout.split()}
+
+
+def trained_on(run: Run) -> set[str]:
+    """Return the processors it was trained on; another rounds sums otherwise."""
+    paths = WORKSPACE.artifact_dir(run.run_id).glob("*.json")
+    return {Sidecar.load(path).trained_on for path in paths if not path.name.endswith(".eval.json")}
+
+
+QUANTISED = [
+    run for run in RUNS if run.quantization is not None and trained_on(run) == trained_on(run.plain)
+]
+
+
+def curve(run: Run, before: int) -> list[tuple[str, ...]]:
+    """Return what was seen in training before a step."""
+    with (WORKSPACE.artifact_dir(run.run_id) / "progress.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if int(row["step"]) < before]
+    # Curves of before episodes were counted are among them.
+    columns = ("step", "episode_return", "greedy_return", "loss")
+    return [tuple(row[column] for column in columns) for row in rows]
+
+
+def test_native_flatbuffers_are_as_far_from_their_networks_as_the_readme_says() -> None:
+    paths = WORKSPACE.artifact_dir("x").parent.glob("*/qat_int8.json")
+    checks = [(path.parent.name, Sidecar.load(path).check) for path in paths]
+    apart = {name: check.get("mean_steps_apart") for name, check in checks}
+    unmeasured = [name for name, steps in apart.items() if steps is None]
+    assert len(unmeasured) == 9
+    assert all("CartPole-v1" in name for name in unmeasured)
+    assert 0.1 < max(steps for steps in apart.values() if steps is not None) <= 0.12
+    different = {name: 1 - check.get("action_agreement", 1) for name, check in checks}
+    assert max(different.values()) == pytest.approx(0.1)
+    assert all("LunarLander" in name for name, share in different.items() if share > 0.05)
+
+
+def test_there_are_results() -> None:
+    assert {run.algo for run in RUNS} == {"a2c", "ddpg", "dqn", "ppo"}
+    assert QUANTISED
+
+
+@pytest.mark.parametrize("run", QUANTISED, ids=lambda run: run.run_id)
+def test_quantised_trainings_are_their_plain_twins_until_the_delay(run: Run) -> None:
+    assert run.quantization is not None
+    delay = run.quantization.delay
+    assert len(curve(run, delay)) > 5
+    assert curve(run, delay) == curve(run.plain, delay)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.run_id)
+def test_results_come_from_committed_code(run: Run) -> None:
+    paths = WORKSPACE.artifact_dir(run.run_id).glob("*.json")
+    sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
+    assert sidecars
+    for sidecar in sidecars:
+        # Of older trainings it was not recorded.
+        commits = [sidecar.commit, *(sidecar.trained_commit or sidecar.commit or "").split(SEVERAL)]
+        assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme
+        assert set(commits) <= (history() or set(commits)), sidecar.scheme
+
+
+def is_of_the_preset(run: Run) -> bool:
+    """Tell whether a training went by the preset as it stands today."""
+    if run.quantization is not None or (run.algo, run.env_id) not in presets.available():
+        return False
+    sidecar = Sidecar.load(WORKSPACE.artifact(run.run_id, "fp32").with_suffix(".json"))
+    return presets.restore(run.algo, sidecar.preset) == presets.load(run.algo, run.env_id)
+
+
+def test_the_readme_names_the_presets_that_nothing_was_trained_by() -> None:
+    known = set(presets.available())
+    missing = known - {(run.algo, run.env_id) for run in RUNS if is_of_the_preset(run)}
+    games = {env_id for _, env_id in known if env_id.endswith("NoFrameskip-v4")}
+    untouched = {env_id for env_id in games if not any(run.env_id == env_id for run in RUNS)}
+    parts = []
+    for algo in sorted({algo for algo, _ in missing}):
+        names = sorted(env for a, env in missing if a == algo and env not in untouched)
+        short = [re.split("NoFrameskip|BulletEnv|-v", name)[0] for name in names]
+        parts += [f"{algo.upper()}'s of {' and '.join(short)}"] if short else []
+    count = ["none", "one", "two", "three", "four", "five", "six", "seven"][len(untouched)]
+    told = f"as they stand: {', '.join(parts)}, and all of the other {count} games."
+    assert told in " ".join((WORKSPACE.root / "README.md").read_text().split())
+
+
+def test_what_was_left_out_of_the_repository_is_large() -> None:
+    for run in RUNS:
+        for path in WORKSPACE.artifact_dir(run.run_id).glob("*.json"):
+            artifact = path.with_suffix(".tflite")
+            if not path.name.endswith(".eval.json") and not artifact.exists():
+                assert Sidecar.load(path).size_bytes > 4_000_000, artifact

@@ -1,0 +1,218 @@
+"""A checkpoint is what was saved, or it is passed over; an older one stands in."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.training import checkpoint
+
+RANDOM = np.random.default_rng(0)
+#: Arrays larger than what is read at once, a scalar, an empty one, and bytes.
+ARRAYS = {
+    "variable/0": RANDOM.normal(size=2000),
+    "best/kernel:0": RANDOM.normal(size=(100, 100)).astype(np.float32),
+    "count": np.array(7.5),
+    "nothing": np.zeros((0, 3), np.float32),
+    "frames": RANDOM.integers(0, 256, (4, 4), np.uint8),
+}
+STATE = {
+    "step": 20,
+    "best": [float("-inf"), 0],
+    "generator": np.random.default_rng(3).bit_generator.state,
+}
+
+
+def save(folder: Path, step: int) -> Path:
+    """Save a checkpoint that tells its step; return its file."""
+    checkpoint.save(folder, step, {**ARRAYS, "step": np.array(step)}, {**STATE, "step": step})
+    return max(folder.glob("*.npz"))
+
+
+def loaded(folder: Path) -> int:
+    """Load the newest good checkpoint, see that all of it is as saved, and return its step."""
+    found = checkpoint.load_newest(folder)
+    assert found is not None
+    arrays, state = found
+    step = state["step"]
+    assert state == {**STATE, "step": step}
+    assert arrays.pop("step") == step
+    assert set(arrays) == set(ARRAYS)
+    for name, expected in ARRAYS.items():
+        assert arrays[name].dtype == expected.dtype
+        np.testing.assert_array_equal(arrays[name], expected, strict=True)
+    return int(step)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Return a folder with checkpoints of steps 10 and 20."""
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    return tmp_path
+
+
+@contextmanager
+def nearly_full_disk() -> Iterator[None]:
+    """Let no file grow past 5000 bytes.
+
+    No longer than the block: the limit holds for the log that pytest writes to as well.
+    """
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_newest_is_loaded_as_it_was_saved(two: Path) -> None:
+    assert loaded(two) == 20
+
+
+def test_generators_go_on_where_they_were(two: Path) -> None:
+    found = checkpoint.load_newest(two)
+    assert found is not None
+    generator = np.random.default_rng(0)
+    generator.bit_generator.state = found[1]["generator"]
+    assert np.array_equal(generator.random(5), np.random.default_rng(3).random(5))
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert checkpoint.load_newest(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path / "nowhere") is None
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for step in (900, 1000, 99_999, 100_000, 2_000_000_000):
+        save(tmp_path, step)
+        assert loaded(tmp_path) == step
+    assert len(list(tmp_path.iterdir())) == 2
+    max(tmp_path.iterdir()).unlink()
+    assert loaded(tmp_path) == 100_000
+
+
+def test_saving_a_step_again_replaces_it(two: Path) -> None:
+    save(two, 20)
+    assert len(list(two.iterdir())) == 2
+    assert loaded(two) == 20
+
+
+# Damage.
+
+
+def test_truncated_newest_is_passed_over(two: Path) -> None:
+    newest = max(two.iterdir())
+    content = newest.read_bytes()
+    lengths = [0, 1, 3, *range(4, len(content), 997), *range(len(content) - 200, len(content))]
+    for length in lengths:
+        newest.write_bytes(content[:length])
+        assert loaded(two) == 10
+
+
+def test_flipped_bit_is_harmless_or_passes_the_newest_over(two: Path) -> None:
+    newest = max(two.iterdir())
+    content = newest.read_bytes()
+    second = content.index(b"best/kernel:0.npy")
+    directory = content.index(b"PK\x01\x02")
+    positions = [
+        *range(200),  # The first member's headers,
+        *range(second - 30, second + 150),  # those of the second,
+        *range(directory, len(content)),  # the archive's directory,
+        *range(200, len(content), 499),  # and numbers.
+    ]
+    steps = set()
+    for position in positions:
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << position % 8
+        newest.write_bytes(damaged)
+        steps.add(loaded(two))
+    # Zip archives have bits that mean nothing, dates for example.
+    assert steps == {10, 20}
+    damaged = bytearray(content)
+    damaged[len(content) // 3] ^= 16
+    newest.write_bytes(damaged)
+    assert loaded(two) == 10
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 5000, b"not an archive", b"PK\x05\x06" + b"\x00" * 18]
+)
+def test_foreign_content_is_passed_over(two: Path, content: bytes) -> None:
+    max(two.iterdir()).write_bytes(content)
+    assert loaded(two) == 10
+
+
+def test_archive_without_state_is_passed_over(two: Path) -> None:
+    np.savez(max(two.iterdir()), x=np.ones(3))
+    assert loaded(two) == 10
+
+
+def test_folder_in_the_place_of_a_checkpoint_is_passed_over(two: Path) -> None:
+    (two / "000000000030.npz").mkdir()
+    assert loaded(two) == 20
+
+
+def test_nothing_good_is_none(two: Path) -> None:
+    for path in two.iterdir():
+        path.write_bytes(path.read_bytes()[:-30])
+    assert checkpoint.load_newest(two) is None
+
+
+def test_damaged_ones_of_later_steps_do_not_take_the_place_of_good_ones(two: Path) -> None:
+    for path in two.iterdir():
+        path.write_bytes(path.read_bytes()[:-30])
+    for step in (5, 8):
+        save(two, step)
+        assert loaded(two) == step
+    assert sorted(path.stem.lstrip("0") for path in two.iterdir()) == ["5", "8"]
+
+
+def test_unfinished_files_are_not_looked_at(two: Path) -> None:
+    # What kill -9 in the middle of a save leaves.
+    content = max(two.iterdir()).read_bytes()
+    (two / ".000000000030.npz.abc.tmp").write_bytes(content[:1000])
+    assert loaded(two) == 20
+
+
+# Full disks.
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_full_disk_leaves_the_checkpoints_before(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(handle: int) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = content_of(two)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(QuarlError, match=r"No space left on device; .*free some") as error:
+        save(two, 30)
+    assert "\n" not in str(error.value)
+    assert content_of(two) == before
+    assert loaded(two) == 20
+
+
+def test_disk_that_fills_up_leaves_the_checkpoints_before(two: Path) -> None:
+    before = content_of(two)
+    failing = pytest.raises(QuarlError, match=r"Cannot write .*000000000030\.npz")
+    with failing, nearly_full_disk():
+        save(two, 30)
+    assert content_of(two) == before
+    assert loaded(two) == 20

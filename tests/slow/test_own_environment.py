@@ -1,0 +1,323 @@
+"""An environment and presets of the user's own: the README's example, and what can go wrong."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+
+from quarl_tf import presets
+from quarl_tf.cli import verbs
+from quarl_tf.presets import tables
+from quarl_tf.store.records import Evaluation
+from quarl_tf.store.workspace import Workspace, evaluation_path
+
+ROOT = Path(__file__).parents[2]
+RUN_ID = "ppo-Docking-v0-s0"
+DOCKING = ["--algo", "ppo", "--env", "Docking-v0", "--presets", "examples/docking.yaml"]
+IMPORT = ["--import", "examples.docking"]
+TRAIN = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run"]
+
+
+def readme_commands() -> list[list[str]]:
+    section = re.search(
+        r"^## Your own environment\n(.+?)^## ", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    assert section is not None
+    return [shlex.split(line)[1:] for line in re.findall(r"^quarl .+$", section[1], re.MULTILINE)]
+
+
+def quarl(folder: Path, *arguments: str) -> None:
+    # -P, as for the script `quarl`: Python itself does not look for modules in the current folder.
+    command = [sys.executable, "-P", "-m", "quarl_tf.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Follow the README in a folder that holds nothing but its example; return the folder."""
+    folder = tmp_path_factory.mktemp("own")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    run, evaluate = readme_commands()
+    quarl(folder, *run, "--schemes", "fp32,int8", "--episodes", "50")
+    quarl(folder, *evaluate)
+    return folder
+
+
+@pytest.fixture
+def here(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in the finished folder, and forget afterwards what was imported from it."""
+    monkeypatch.chdir(finished)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
+    yield finished
+    for name in [name for name in sys.modules if name.split(".")[0] == "examples"]:
+        del sys.modules[name]
+    gym.registry.pop("Docking-v0", None)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """Run a command that has to fail with this code; return its one line."""
+    assert verbs.main(arguments) == code
+    error = capsys.readouterr().err
+    assert error.startswith("quarl: ")
+    assert error.count("\n") == 1
+    return error
+
+
+# The README's example.
+
+
+def test_the_readme_s_commands_train_a_flatbuffer_that_docks(finished: Path) -> None:
+    artifact = Workspace(finished).artifact(RUN_ID, "int8")
+    trained = Evaluation.load(evaluation_path(artifact))
+    chance = Evaluation.load(evaluation_path(artifact.with_name("random.tflite")))
+    assert len(trained.returns) == len(chance.returns) == 200
+    # As the README says.
+    assert np.mean(chance.returns) < 10
+    assert np.mean(trained.returns) > 80
+
+
+def test_a_stage_of_its_own_imports_the_module_too(here: Path) -> None:
+    arguments = ["--schemes", "ptq_w8", *IMPORT]
+    assert verbs.main(["export", RUN_ID, *arguments]) == 0
+    assert Workspace(here).artifact(RUN_ID, "ptq_w8").exists()
+
+
+def test_what_is_finished_needs_no_environment(here: Path) -> None:
+    artifact = Workspace(here).artifact(RUN_ID, "int8")
+    assert verbs.main(["evaluate", str(artifact), "--episodes", "200"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", *DOCKING],
+        ["train", *DOCKING],
+        ["export", RUN_ID, "--schemes", "fp16"],
+        ["evaluate", f"tflite_models/{RUN_ID}/int8.tflite", "--episodes", "201"],
+    ],
+)
+def test_a_forgotten_import_is_an_error_that_says_so(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str]
+) -> None:
+    line = refusal(capsys, *arguments)
+    assert "Unknown environment" in line
+    assert "needs --import MODULE" in line
+    assert "Received: environment='Docking-v0'" in line
+
+
+def test_a_run_is_not_continued_with_other_presets(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = yaml.safe_load((here / "examples" / "docking.yaml").read_text())
+    values["ppo"]["Docking-v0"]["epochs"] = 3
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(yaml.safe_dump(values))
+    line = refusal(capsys, "train", *DOCKING, *IMPORT, "--presets", str(changed), code=1)
+    assert "was trained with other settings" in line
+    assert "Received: epochs=3 for 10" in line
+
+
+def test_the_preset_is_looked_for_in_the_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT]
+    assert "given with --presets" in refusal(capsys, *own)
+    other = here / "examples" / "close.yaml"
+    other.write_text("ppo:\n  Docking-v1: {}\n")
+    line = refusal(capsys, *own, "--presets", str(other))
+    assert "Unknown ppo preset: did you mean Docking-v1?" in line
+
+
+def test_a_file_without_the_preset_asked_for_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.yaml"
+    for env_id, told in (("CartPole-V1", True), ("CartPole-v1", False)):
+        own.write_text(yaml.safe_dump({"ppo": {env_id: shipped(epochs=3)}}))
+        assert verbs.main([*TRAIN, "--presets", str(own), "--root", str(tmp_path)]) == 0
+        line = f"quarl: {own} has no ppo preset of CartPole-v1; going on with ours.\n"
+        assert capsys.readouterr().err == (line if told else "")
+
+
+@pytest.mark.parametrize("verb", ["run", "train", "export", "evaluate"])
+def test_a_module_that_is_not_there_is_named(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("physical.py").write_text("import no_such_physics\n")
+    needed = [*DOCKING] if verb in ("run", "train") else ["something"]
+    line = refusal(capsys, verb, *needed, "--import", "dokcing")
+    assert "neither installed nor in the current folder" in line
+    assert "Received: --import 'dokcing'" in line
+    line = refusal(capsys, verb, *needed, "--import", "physical")
+    assert "imports no_such_physics" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("def broken(:\n", "(SyntaxError: invalid syntax (faulty.py, line 1)); "),
+        ("from json import no_such_name\n", "(ImportError: cannot import name 'no_such_name' "),
+        ("1 / 0\n", "(ZeroDivisionError: division by zero); `python -c 'import faulty'` shows "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_no_traceback(
+    content: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("faulty.py").write_text(content)
+    line = refusal(capsys, *TRAIN, "--import", "faulty")
+    assert f"The module cannot be imported {words}" in line
+    assert "Received: --import 'faulty'" in line
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "options", "words"),
+    [
+        (
+            "examples.dokcing:Docking",
+            {},
+            "an entry point that cannot be imported, examples.dokcing:",
+        ),
+        (
+            "examples.docking:Dockng",
+            {},
+            "cannot be made (AttributeError: module 'examples.docking'",
+        ),
+        ("examples.docking:Docking", {"thrust": 1}, "cannot be made (TypeError: "),
+        ("examples.docking.Docking", {}, "cannot be made (ValueError: "),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_an_environment_that_cannot_be_made_is_no_traceback(
+    entry_point: str,
+    options: dict[str, Any],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    gym.register("Mistaken-v0", entry_point, kwargs=options)
+    own = yaml.safe_load(Path("examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
+    Path("mistaken.yaml").write_text(yaml.safe_dump({"ppo": {"Mistaken-v0": own}}))
+    given = ["--algo", "ppo", "--env", "Mistaken-v0", "--presets", "mistaken.yaml"]
+    try:
+        line = refusal(capsys, "train", *given, "--root", "elsewhere")
+    finally:
+        del gym.registry["Mistaken-v0"]
+    assert words in line
+    assert "pip install" not in line
+
+
+# A file of presets.
+
+
+def shipped(env_id: str = "CartPole-v1", **changes: Any) -> dict[str, Any]:
+    return asdict(presets.load("ppo", env_id)) | changes
+
+
+def write(path: Path, content: Any) -> Path:
+    # Tuples are lists in YAML.
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in content.items()}
+    path.write_text(yaml.safe_dump({"ppo": {"CartPole-v1": plain}}))
+    return path
+
+
+def test_own_presets_go_before_the_package_s_and_overrides_before_both(tmp_path: Path) -> None:
+    own = write(tmp_path / "own.yaml", shipped(epochs=3, clip=0.3))
+    assert asdict(presets.load("ppo", "CartPole-v1", own=own)) == shipped(epochs=3, clip=0.3)
+    overridden = presets.load("ppo", "CartPole-v1", {"clip": 0.1}, own)
+    assert asdict(overridden) == shipped(epochs=3, clip=0.1)
+
+
+def test_whatever_the_file_does_not_name_stays_the_package_s(tmp_path: Path) -> None:
+    own = write(tmp_path / "own.yaml", shipped(epochs=3))
+    for algo, env_id in presets.available():
+        if (algo, env_id) != ("ppo", "CartPole-v1"):
+            assert presets.load(algo, env_id, own=own) == presets.load(algo, env_id)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "1.e-3", "+.1e-2", "0.001"])
+def test_scientific_notation_is_a_number(text: str) -> None:
+    assert tables.parse(f"rate: {text}") == {"rate": 0.001}
+
+
+def test_entries_may_share_values(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("ppo:\n  A-v0: &a {steps: 1, clip: 0.2}\n  B-v0:\n    <<: *a\n    steps: 2\n")
+    assert tables.read(path, ["ppo"])["ppo"]["B-v0"] == {"steps": 2, "clip": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "The top of {path} must map algorithms to values. Received: None"),
+        ("- ppo", "The top of {path} must map algorithms"),
+        ("1: {}", "The top of {path} must map algorithms"),
+        ("pop: {}", "Unknown algorithm at the top of {path}: did you mean ppo?"),
+        ("CartPole-v1: {}", "choose from a2c, ddpg, dqn, ppo."),
+        ("ppo: 3", "ppo in {path} must map environments to values. Received: 3"),
+        ("dqn: [CartPole-v1]", "dqn in {path} must map environments"),
+        ("ppo: {CartPole-v1: 3}", "CartPole-v1 below ppo in {path} must map preset keys"),
+        ("ppo: {CartPole-v1: {on: 3}}", "must map preset keys to values. Received: {True: 3}"),
+        ("ppo: {CartPole-v1: {}}", "The ppo preset of CartPole-v1 lacks checkpoint_every, clip"),
+        ("ppo: [1", "(line 1: expected ',' or ']', but got '<stream end>'); mend it. Received: "),
+        ("ppo:\n\tCartPole-v1: 3", "no sound YAML (line 2: "),
+        ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice); mend it. Received: path='{path}'"),
+        ("ppo: !!python/object:os.system {}", "no sound YAML (line 1: could not"),
+        ("ppo: {CartPole-v1: {steps: 2026-99-99}}", "no sound YAML (month must be"),
+        ("ppo: \0", "no sound YAML (unacceptable character"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(
+    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    line = refusal(capsys, *TRAIN, "--presets", str(path))
+    assert words.replace("{path}", str(path)) in line
+    assert "Received: " in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learning_rat": 0.1}, "did you mean learning_rate"),
+        ({"learning_rate": "fast"}, "Received: learning_rate='fast'"),
+        ({"steps": 0}, "steps must be a whole number above 0. Received: steps=0"),
+        ({"num_envs": 7}, "Received: train_frequency=256, num_envs=7"),
+    ],
+)
+def test_values_in_the_file_are_checked_like_ours(
+    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "own.yaml", shipped(**changes))
+    assert words in refusal(capsys, *TRAIN, "--presets", str(path))
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing.yaml"
+    line = refusal(capsys, *TRAIN, "--presets", str(missing))
+    assert f"(No such file or directory); name a YAML file. Received: path='{missing}'" in line
+    assert "(Is a directory)" in refusal(capsys, *TRAIN, "--presets", str(tmp_path))

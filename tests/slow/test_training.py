@@ -1,0 +1,644 @@
+"""Training learns, and ends with the same bytes however often it was cut off."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import math
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec as Registration
+
+from quarl_tf import agents, environments, networks, presets
+from quarl_tf.agents.replay import Replay
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import locked
+from quarl_tf.foundation.keras import tf
+from quarl_tf.foundation.seeding import environment_seed
+from quarl_tf.networks import inference
+from quarl_tf.quantization import preparing, qat
+from quarl_tf.spec import Quantization, Run
+from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.workspace import Workspace, checkpoint_dir
+from quarl_tf.training import checkpoint, loop
+from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
+from quarl_tf.training.rollout import rollout
+
+#: What a training leaves that is the same each time; its record holds the time it took.
+PRODUCTS = ("network.npz", "calibration.npz", "progress.csv")
+
+
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+def products(workspace: Workspace, run: Run) -> dict[str, bytes]:
+    return {name: (workspace.run_dir(run.run_id) / name).read_bytes() for name in PRODUCTS}
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """Return when every file was changed, and what is in it."""
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+def rows(workspace: Workspace, run: Run) -> list[dict[str, str]]:
+    with (workspace.run_dir(run.run_id) / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def copy(trained: Workspace, tmp_path: Path) -> Workspace:
+    """Return a copy of the trained workspace, to be damaged."""
+    shutil.copytree(trained.root, tmp_path, dirs_exist_ok=True)
+    return Workspace(tmp_path)
+
+
+class _CutError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.fixture(scope="module")
+def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Return a workspace as a training leaves it that is killed when all is learned."""
+    workspace = Workspace(tmp_path_factory.mktemp("killed"))
+
+    def cut(step: int, steps: int, _: str) -> None:
+        if step >= steps:
+            raise _CutError
+
+    with pytest.raises(_CutError):
+        train(workspace, tiny_run, cut)
+    return workspace
+
+
+@pytest.fixture
+def cut_off(killed: Workspace, tmp_path: Path) -> Workspace:
+    """Return a copy of the workspace of a killed training, to be damaged or gone on with."""
+    shutil.copytree(killed.root, tmp_path, dirs_exist_ok=True)
+    return Workspace(tmp_path)
+
+
+# What is left.
+
+
+def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tiny_run: Run) -> None:
+    folder = trained.run_dir(tiny_run.run_id)
+    record = TrainingRecord.load(folder / "training.json")
+    record.verify(folder)
+    assert Run.from_dict(record.run) == tiny_run
+    assert record.run_id == tiny_run.run_id == folder.name
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    assert presets.restore("dqn", record.preset) == preset
+    assert TrainingRecord.finished(folder, tiny_run, preset) == record
+    assert any((folder / "tensorboard").iterdir())
+
+
+def test_record_names_the_commit_that_the_training_started_from(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = ["at the start"]
+    monkeypatch.setattr(provenance, "source_commit", lambda: commits[-1])
+    record = train(Workspace(tmp_path), tiny_run, lambda *_: commits.append("meanwhile"))
+    assert record.commit == "at the start"
+
+
+def test_a_training_cut_off_before_its_first_checkpoint_begins_again(
+    trained: Workspace, tiny_run: Run, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+
+    def cut(*_: Any) -> None:
+        raise _CutError
+
+    with pytest.raises(_CutError):
+        train(workspace, tiny_run, cut)
+    folder = workspace.run_dir(tiny_run.run_id)
+    assert folder.is_dir()
+    assert not list(folder.rglob("*.npz"))
+    train(workspace, tiny_run, silent)
+    assert products(workspace, tiny_run) == products(trained, tiny_run)
+
+
+def test_checkpoints_are_deleted_with_the_end_of_the_training(
+    cut_off: Workspace, tiny_run: Run
+) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id)
+    assert (folder / "checkpoints").exists()
+    train(cut_off, tiny_run, silent)
+    assert not (folder / "checkpoints").exists()
+    assert (folder / "training.json").exists()
+
+
+def test_time_of_a_resumed_training_counts_what_it_goes_on_from(
+    cut_off: Workspace, tiny_run: Run
+) -> None:
+    folder = checkpoint_dir(cut_off.run_dir(tiny_run.run_id))
+    found = checkpoint.load_newest(folder)
+    assert found is not None
+    arrays, state = found
+    assert state["seconds"] > 0
+    checkpoint.save(folder, state["step"], arrays, state | {"seconds": 5000.0})
+    assert 5000 < train(cut_off, tiny_run, silent).seconds < 6000
+
+
+def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
+    record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
+    found = [row for row in rows(trained, tiny_run) if row["greedy_return"]]
+    assert len(found) >= tiny_run.overrides["steps"] // tiny_run.overrides["evaluation_every"]
+    best = max(float(row["greedy_return"]) for row in found)
+    assert record.selection_return == best
+    # The later of two that are equally good.
+    steps = [int(row["step"]) for row in found if float(row["greedy_return"]) == best]
+    assert record.best_step == steps[-1]
+
+
+def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
+    found = rows(trained, tiny_run)
+    assert list(found[0]) == ["step", "episodes", "episode_return", "greedy_return", "loss"]
+    steps = [int(row["step"]) for row in found]
+    assert steps == sorted(set(steps))
+    total, frequency = tiny_run.overrides["steps"], tiny_run.overrides["train_frequency"]
+    assert total <= steps[-1] < total + frequency
+    # A hundredth is less than a burst here, so every burst has its row; resets are no steps.
+    assert 0 < steps[0] <= frequency
+    assert np.diff(steps).max() <= frequency
+    # CartPole pays 1 a step, so an episode is 1 to 500 steps long.
+    assert all(1 <= float(r["episode_return"]) <= 500 for r in found if r["episode_return"])
+    episodes = [int(row["episodes"]) for row in found]
+    assert episodes == sorted(episodes)
+    assert all(1 <= step / done <= 500 for step, done in zip(steps, episodes, strict=True) if done)
+    assert episodes[-1] > 0
+    learning = [float(row["loss"]) for row in found if row["loss"]]
+    started = [s for s in steps if s > tiny_run.overrides["learning_starts"]]
+    assert len(learning) >= len(started)
+    assert np.isfinite(learning).all()
+
+
+def test_calibration_observations_are_those_of_the_kept_network(
+    trained: Workspace, tiny_run: Run
+) -> None:
+    folder = trained.run_dir(tiny_run.run_id)
+    values = networks.load_weights(folder / "network.npz")
+    kept = networks.load_weights(folder / "calibration.npz")["observations"]
+    assert 0 < len(kept) <= CALIBRATION_OBSERVATIONS
+    assert kept.dtype == np.float32
+
+    def head(x: np.ndarray) -> np.ndarray:
+        normalizer = "normalizer/mean:0", "normalizer/inverse_deviation:0"
+        x = np.clip((x - values[normalizer[0]]) * values[normalizer[1]], -5, 5)
+        for layer in ("hidden_0", "hidden_1"):
+            x = np.maximum(x @ values[f"{layer}/kernel:0"] + values[f"{layer}/bias:0"], 0)
+        return x @ values["head/kernel:0"] + values["head/bias:0"]
+
+    # Among the first observations are those of the reset, from whose seed all others follow.
+    envs = environments.make_vector("CartPole-v1", tiny_run.overrides["evaluation_episodes"])
+    final = int(rows(trained, tiny_run)[-1]["step"])
+    seed = environment_seed(tiny_run.seed, "calibration", final)
+    most = CALIBRATION_OBSERVATIONS
+    expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
+    np.testing.assert_allclose(kept, expected, rtol=1e-6)
+
+
+def test_steps_are_those_of_the_environments(cut_off: Workspace, tiny_run: Run) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id) / "checkpoints"
+    # At the first checkpoint the replay still holds everything.
+    max(folder.glob("*.npz")).unlink()
+    found = checkpoint.load_newest(folder)
+    assert found is not None
+    arrays, state = found
+    # Where an episode has ended nothing starts: the next tick resets, and is no step.
+    assert state["step"] == np.count_nonzero(arrays["replay/starts"])
+    assert state["step"] < arrays["replay/starts"].size
+
+
+def test_what_is_learned_from_is_what_cart_pole_does(killed: Workspace, tiny_run: Run) -> None:
+    found = checkpoint.load_newest(killed.run_dir(tiny_run.run_id) / "checkpoints")
+    assert found is not None
+    capacity, num_envs = (tiny_run.overrides[name] for name in ("buffer_size", "num_envs"))
+    replay = Replay(environments.env_spec("CartPole-v1"), capacity, num_envs)
+    stored = {n.removeprefix("replay/"): v for n, v in found[0].items() if n.startswith("replay/")}
+    replay.restore(stored)
+    # The ring holds the break before the first checkpoint, and has been gone round.
+    assert len(replay) == capacity < stored["rows_added"] * num_envs
+    env = gym.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    ends = 0
+    for seen, action, reward, discount, following in zip(
+        *replay.sample((5000,), np.random.default_rng(0)), strict=True
+    ):
+        env.state, env.steps_beyond_terminated = tuple(seen.astype(float)), None
+        expected, paid, terminated, *_ = env.step(int(action))
+        np.testing.assert_allclose(following, expected, rtol=1e-5, atol=1e-6)
+        assert (reward, discount) == (paid, 1 - terminated)
+        ends += terminated
+    assert 0 < ends < 5000
+
+
+# The same bytes.
+
+
+def test_same_seed_gives_the_same_bytes_whatever_lay_about(
+    trained: Workspace, tiny_run: Run, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+    folder.mkdir(parents=True)
+    # A run folder half written, without a checkpoint to go on from.
+    (folder / "progress.csv").write_text("step,episode_return\n64,1")
+    (folder / "network.npz").write_bytes(b"PK\x03\x04")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / ".000000000400.npz.x.tmp").write_bytes(b"PK\x03\x04")
+    train(workspace, tiny_run, silent)
+    assert products(workspace, tiny_run) == products(trained, tiny_run)
+
+
+@pytest.mark.parametrize("change", ["a variable less", "another shape", "a state less"])
+def test_checkpoint_of_another_version_is_refused_and_kept(
+    cut_off: Workspace, tiny_run: Run, change: str
+) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id) / "checkpoints"
+    newest = max(folder.glob("*.npz"))
+    found = checkpoint.load(newest)
+    assert found is not None
+    arrays, state = found
+    if change == "a variable less":
+        del arrays["variable/0"]
+    elif change == "another shape":
+        arrays["variable/0"] = np.zeros([3, 3, 3], np.float32)
+    else:
+        del state["source"]
+    checkpoint.save(folder, int(newest.stem), arrays, state)
+    kept = newest.read_bytes()
+    with pytest.raises(QuarlError, match="Another version of this program wrote the checkpoints"):
+        train(cut_off, tiny_run, lambda *_: None)
+    assert newest.read_bytes() == kept
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_damaged_checkpoint_changes_nothing_in_the_end(
+    cut_off: Workspace, trained: Workspace, tiny_run: Run, damage: str
+) -> None:
+    saved = sorted((cut_off.run_dir(tiny_run.run_id) / "checkpoints").glob("*.npz"))
+    assert len(saved) == 2
+    content = saved[-1].read_bytes()
+    half = len(content) // 2
+    flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
+    damaged = {"truncated": content[:half], "flipped": flipped, "empty": b""}
+    saved[-1].write_bytes(damaged[damage])
+    steps = []
+    train(cut_off, tiny_run, lambda step, *_: steps.append(step))
+    # It went on from the checkpoint before, not from the start, nor from the damaged one.
+    assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
+    assert products(cut_off, tiny_run) == products(trained, tiny_run)
+
+
+def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+    with locked(folder, "held by the test"):
+        with pytest.raises(QuarlError, match=r"training this run; wait .* Received: run='dqn-"):
+            train(workspace, tiny_run, silent)
+        assert not any(folder.iterdir())
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
+    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = copy.run_dir(tiny_run.run_id) / "training.json"
+    content, before = record.read_bytes(), products(copy, tiny_run)
+    record.unlink()
+    build = loop._Training.__init__
+
+    def slowly(self: Any, *args: Any) -> None:
+        build(self, *args)
+        record.write_bytes(content)
+
+    monkeypatch.setattr(loop._Training, "__init__", slowly)
+    steps: list[int] = []
+    train(copy, tiny_run, lambda step, *_: steps.append(step))
+    assert not steps
+    assert products(copy, tiny_run) == before
+
+
+def test_locks_are_done_without_where_folders_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with locked(tmp_path / "run", "busy"):
+        assert (tmp_path / "run").is_dir()
+
+
+def test_full_disk_is_one_line_and_training_goes_on_later(
+    trained: Workspace, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+    fsync = os.fsync
+
+    def fills_up(handle: int) -> None:
+        # The second checkpoint finds no room.
+        written = Path(f"/proc/self/fd/{handle}").readlink()
+        first = any((folder / "checkpoints").glob("*.npz"))
+        if first and written.parent.name == "checkpoints" and written.is_file():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fills_up)
+        with pytest.raises(QuarlError, match=r"Cannot write .*No space left") as error:
+            train(workspace, tiny_run, silent)
+    assert "\n" not in str(error.value)
+    assert not list(folder.rglob("*.tmp"))
+    assert not (folder / "training.json").exists()
+    steps: list[int] = []
+    train(workspace, tiny_run, lambda done, *_: steps.append(done))
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    assert steps[0] > preset.checkpoint_every
+    assert products(workspace, tiny_run) == products(trained, tiny_run)
+
+
+# Runs that are there already.
+
+
+def test_finished_run_is_not_trained_again(copy: Workspace, tiny_run: Run) -> None:
+    before = snapshot(copy.root)
+    record = train(copy, tiny_run, lambda *_: pytest.fail("it trains"))
+    assert record == TrainingRecord.load(copy.run_dir(tiny_run.run_id) / "training.json")
+    assert snapshot(copy.root) == before
+
+
+@pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
+def test_changed_network_is_refused(copy: Workspace, tiny_run: Run, name: str) -> None:
+    path = copy.run_dir(tiny_run.run_id) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = snapshot(copy.root)
+    with pytest.raises(QuarlError, match=rf"{path} was changed or damaged after training"):
+        train(copy, tiny_run, silent)
+    path.unlink()
+    with pytest.raises(QuarlError, match=rf"no such file\. Received: path='{path}'"):
+        train(copy, tiny_run, silent)
+    del before[path]
+    assert snapshot(copy.root) == before
+
+
+def test_finished_run_of_another_preset_is_refused(copy: Workspace, tiny_run: Run) -> None:
+    path = copy.run_dir(tiny_run.run_id) / "training.json"
+    record = TrainingRecord.load(path)
+    # As if the preset that is shipped had been another one then.
+    replace(record, preset={**record.preset, "learning_rate": 0.25}).save(path)
+    before = snapshot(copy.root)
+    with pytest.raises(QuarlError, match=r"other settings; .* learning_rate=0\.\d+ for 0\.25"):
+        train(copy, tiny_run, silent)
+    assert snapshot(copy.root) == before
+
+
+def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id)
+    other = Run(tiny_run.algo, tiny_run.env_id, 0, {**tiny_run.overrides, "discount": 0.5})
+    folder.rename(cut_off.run_dir(other.run_id))
+    before = snapshot(cut_off.root)
+    with pytest.raises(QuarlError, match=r"other settings; .* discount=0\.5 for 0\.\d+"):
+        train(cut_off, other, silent)
+    assert snapshot(cut_off.root) == before
+
+
+def test_unfinished_run_at_other_bits_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id)
+    other = replace(tiny_run, quantization=Quantization(bits=4, delay=500))
+    folder.rename(cut_off.run_dir(other.run_id))
+    with pytest.raises(QuarlError, match=r"other settings; .* quantization\.bits=4 for None"):
+        train(cut_off, other, silent)
+
+
+def test_damaged_record_is_refused(copy: Workspace, tiny_run: Run) -> None:
+    path = copy.run_dir(tiny_run.run_id) / "training.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(QuarlError, match=r"cannot be read as JSON .*run again what made it"):
+        train(copy, tiny_run, silent)
+
+
+# Requests that cannot be met.
+
+
+@pytest.mark.parametrize("root", ["file", "file/deeper"])
+def test_folder_that_cannot_be_written_is_one_line(
+    tiny_run: Run, tmp_path: Path, root: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"a file")
+    with pytest.raises(QuarlError, match=r"Cannot write .*Not a directory") as error:
+        train(Workspace(tmp_path / root), tiny_run, silent)
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "file").read_bytes() == b"a file"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "overrides", "message"),
+    [
+        ("CartPole-v2", {}, "did you mean CartPole-v1"),
+        ("CartPole-v1", {"step": 10}, "did you mean steps"),
+        ("CartPole-v1", {"steps": "many"}, "steps must be a whole number above 0"),
+    ],
+)
+def test_wrong_requests_leave_nothing_behind(
+    tmp_path: Path, env_id: str, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(Workspace(tmp_path), Run("dqn", env_id, 0, overrides), silent)
+    assert not list(tmp_path.iterdir())
+
+
+# Learning.
+
+LENGTH = 6
+
+
+class Corridor(gym.Env[np.ndarray, int]):
+    """Walk from one end to the other; every step costs 1, so rewards alone do not show the way."""
+
+    observation_space = gym.spaces.Box(0, 1, (LENGTH,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        # Right is where the action is the parity of the place: no constant action gets far.
+        right = int(action) == self.place % 2
+        self.place = self.place + 1 if right else max(0, self.place - 1)
+        return self._observe(), -1.0, self.place == LENGTH, False, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.eye(LENGTH + 1, LENGTH, dtype=np.float32)[self.place]
+
+
+def test_learns_the_shortest_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only environments with a preset can be trained in: this one takes the place of one.
+    corridor = Registration("CartPole-v1", Corridor, max_episode_steps=40)
+    monkeypatch.setitem(gym.registry, "CartPole-v1", corridor)
+    overrides = {
+        "steps": 3000,
+        "num_envs": 4,
+        "network": [32],
+        "learning_rate": 0.003,
+        "discount": 0.95,
+        "learning_starts": 200,
+        "buffer_size": 3000,
+        "batch_size": 32,
+        "n_step": 1,
+        "train_frequency": 32,
+        "gradient_steps": 16,
+        "target_update": 32,
+        "exploration_fraction": 0.5,
+        "evaluation_every": 1000,
+        "evaluation_episodes": 2,
+        "checkpoint_every": 1000,
+    }
+    run = Run("dqn", "CartPole-v1", 0, overrides)
+    record = train(Workspace(tmp_path), run, silent)
+    assert record.selection_return == -LENGTH
+    # All networks that know the way are equally good; the last has learned for longest.
+    assert record.best_step == int(rows(Workspace(tmp_path), run)[-1]["step"])
+
+    # It also knows what every place is worth: its steps to the end, discounted.
+    spec = environments.env_spec("CartPole-v1")
+    preset = presets.load("dqn", "CartPole-v1", overrides)
+    network = agents.network_factory("dqn", spec, preset, seed=0)()
+    folder = Workspace(tmp_path).run_dir(run.run_id)
+    networks.set_weights(network, networks.load_weights(folder / "network.npz"))
+    values = inference.forward(network)(np.eye(LENGTH, dtype=np.float32)).max(axis=1)
+    exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
+    np.testing.assert_allclose(values, exact, atol=0.25)
+
+
+@pytest.mark.parametrize(
+    ("message", "refusal", "words"),
+    [
+        ("Critic loss is inf or nan. : Tensor had NaN values", QuarlError, "Training diverged"),
+        ("Incompatible shapes: [4] vs. [8]", tf.errors.InvalidArgumentError, "Incompatible shapes"),
+    ],
+)
+def test_only_a_loss_that_is_not_finite_is_called_divergence(
+    message: str,
+    refusal: type[Exception],
+    words: str,
+    tiny_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    state = loop._Training(tmp_path, tiny_run, preset)
+    state.resume()
+
+    def fail(_: Any) -> None:
+        raise tf.errors.InvalidArgumentError(None, None, message)
+
+    monkeypatch.setattr(state.agent, "learn", fail)
+    with pytest.raises(refusal, match=words):
+        state.burst()
+
+
+@pytest.mark.parametrize("steps_between_evaluations", [64, 5000])
+def test_a_reward_that_is_not_finite_is_not_called_divergence(
+    steps_between_evaluations: int, tiny_run: Run, broken_reward: str, tmp_path: Path
+) -> None:
+    changes = {"evaluation_every": steps_between_evaluations}
+    preset = presets.load("dqn", "CartPole-v1", {**tiny_run.overrides, **changes})
+    run = Run("dqn", broken_reward, 0)
+    with pytest.raises(QuarlError, match=r"reward that is not finite.*return=nan"):
+        train(Workspace(tmp_path), run, silent, preset)
+
+
+def test_actions_that_are_not_finite_are_called_divergence_whatever_they_earn(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    state = loop._Training(tmp_path, tiny_run, preset)
+    state.collector._actions = np.array([[np.nan]])
+    state.collector._running[:] = np.nan
+    with pytest.raises(QuarlError, match="Training diverged"):
+        state._require_finite_loss(math.nan)
+
+
+def test_a_head_that_is_not_finite_is_divergence(tiny_run: Run, tmp_path: Path) -> None:
+    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
+    state = loop._Training(tmp_path, tiny_run, preset)
+    weights = networks.weights(state.agent.network)
+    networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})
+    with pytest.raises(QuarlError, match=r"diverged.*a head that is not finite at step 0"):
+        state.greedy("selection")
+
+
+def test_learns_to_balance(tmp_path: Path) -> None:
+    overrides = {
+        "steps": 8000,
+        "num_envs": 8,
+        "network": [64],
+        "learning_rate": 0.001,
+        "learning_starts": 500,
+        "batch_size": 64,
+        "n_step": 3,
+        "train_frequency": 128,
+        "gradient_steps": 64,
+        "target_update": 64,
+        "exploration_fraction": 0.2,
+        "evaluation_every": 2000,
+        "evaluation_episodes": 20,
+        "checkpoint_every": 8000,
+    }
+    record = train(Workspace(tmp_path), Run("dqn", "CartPole-v1", 0, overrides), silent)
+    random = np.random.default_rng(0)
+    envs = environments.make_vector("CartPole-v1", 50)
+    at_random = rollout(envs, lambda seen, _: random.integers(2, size=len(seen)), seed=0)
+    assert record.selection_return > 2 * np.mean(at_random.returns)
+
+
+def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Path) -> None:
+    run = Run("ppo", "CartPole-v1", 0, {"network": [8], "evaluation_episodes": 6})
+    state = loop._Training(tmp_path, run, presets.load(run.algo, run.env_id, run.overrides))
+    lengths = state.greedy("selection").returns  # A reward of 1 for every state.
+    assert len(set(lengths)) > 1
+    assert sum(map(len, state._variances)) == sum(lengths)
+
+
+def test_what_is_chosen_by_is_the_network_as_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = {"network": "li", "precision": "bfloat16", "evaluation_episodes": 1}
+    quantization = Quantization(bits=3, delay=1)
+    run = Run("ppo", "PongNoFrameskip-v4", 0, overrides, quantization)
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    state = loop._Training(tmp_path, run, preset)
+    frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
+    qat.watch(state.agent.network, frames)
+    state._start_quantization()
+
+    def act_on_frames(_: Any, act: Any, *__: Any) -> Any:
+        return act(frames, np.ones(len(frames), np.bool_))
+
+    monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
+    preset = replace(preset, precision="float32")
+    factory = agents.network_factory(run.algo, state._spec, preset, run.seed)
+    wanted = preparing(quantization)(factory())
+    networks.set_weights(wanted, networks.weights(state.agent.network))
+    heads = inference.forward(wanted)(frames)
+    np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))
+    # In the arithmetic that trains, some would be others.
+    assert not np.array_equal(inference.forward(state.agent.network)(frames), heads)

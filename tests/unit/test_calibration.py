@@ -1,0 +1,200 @@
+"""Greedy rollouts are whole episodes, one an environment."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quarl_tf import environments
+from quarl_tf.environments import make_vector
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.training.rollout import rollout, thin
+
+ENV_ID = "LimitedCartPole-v0"
+LIMIT = 40
+
+
+@pytest.fixture(autouse=True)
+def limited_cart_pole() -> Iterator[None]:
+    """Register CartPole with a time limit that some episodes reach."""
+    entry_point = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    gym.register(ENV_ID, entry_point, max_episode_steps=LIMIT)
+    yield
+    del gym.registry[ENV_ID]
+
+
+def lean(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
+    """Push to where the pole leans: some episodes end early, some at the limit."""
+    del playing
+    return (observations @ np.array([0, 0, 1, 0]) > 0).astype(int)
+
+
+def test_an_episode_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
+    with pytest.raises(UsageError, match=r"limit of at most 39 .* Received: steps=40"):
+        rollout(make_vector(ENV_ID, 12), lean, seed=3)
+
+
+def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:
+    found = rollout(make_vector(ENV_ID, 12), lean, seed=3, keep=1000)
+    returns, observations = [], []
+    for e in range(12):
+        env = gym.make(ENV_ID)
+        observation, _ = env.reset(seed=3 + e)
+        rewards: list[float] = []
+        over = False
+        while not over:
+            observations.append(tuple(observation))
+            observation, reward, ended, cut, _ = env.step(int(lean(observation, np.array(True))))
+            rewards.append(float(reward))
+            over = ended or cut
+        returns.append(sum(rewards))
+    assert found.returns == returns
+    assert min(returns) < LIMIT == max(returns)  # Both kinds of end are among them.
+    # Those acted on, each once; an episode's last observation is not acted on.
+    assert sorted(map(tuple, found.observations.tolist())) == sorted(
+        tuple(map(float, observation)) for observation in observations
+    )
+
+
+@pytest.mark.parametrize("env_id", [ENV_ID, "CartPole-v1"])
+def test_rollout_depends_on_its_seed_alone(env_id: str) -> None:
+    envs = make_vector(env_id, 5)
+    first, other, again = (rollout(envs, lean, seed, keep=50) for seed in (1, 2, 1))
+    np.testing.assert_array_equal(first.observations, again.observations)
+    assert first.returns == again.returns
+    assert not np.array_equal(first.observations[:5], other.observations[:5])
+
+
+def test_each_step_of_cart_pole_is_one_observation_and_one_reward() -> None:
+    found = rollout(make_vector("CartPole-v1", 7), lean, seed=0, keep=10_000)
+    assert len(found.returns) == 7
+    assert sum(found.returns) == len(found.observations)
+    assert found.observations.dtype == np.float32
+
+
+# Observations kept.
+
+
+class Kept(np.ndarray):
+    """An array that is counted as long as anything holds it."""
+
+    alive: ClassVar[list[weakref.ref[Kept]]] = []
+
+    def __array_finalize__(self, _: Any) -> None:
+        self.alive.append(weakref.ref(self))
+
+    @classmethod
+    def rows(cls) -> int:
+        """Count the rows in memory, views of which count once."""
+        found = [array for reference in cls.alive if (array := reference()) is not None]
+        cls.alive[:] = [weakref.ref(array) for array in found]
+        return sum(len(array) for array in found if not isinstance(array.base, Kept))
+
+
+class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
+    """Episodes of given lengths; an observation is the tick and the number of the environment."""
+
+    def __init__(self, lengths: Sequence[int], *, images: bool = False, copies: int = 1) -> None:
+        self.num_envs, self.lengths = len(lengths), np.array(lengths)
+        self._copies = copies
+        self._shape = (len(lengths), *((1, 1, 2) if images else (2 * copies,)))
+        self.most = 0
+
+    def _observations(self) -> np.ndarray:
+        ticks = np.full(self.num_envs, self.tick)
+        seen = np.stack([ticks, np.arange(self.num_envs)] * self._copies, axis=1)
+        return seen.reshape(self._shape).view(Kept)
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        Kept.alive.clear()
+        self.tick = 0
+        return self._observations(), {}
+
+    def step(self, _: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.most = max(self.most, Kept.rows())
+        self.tick += 1
+        never = np.zeros(self.num_envs, np.bool_)
+        ended = self.tick == self.lengths
+        return self._observations(), np.ones(self.num_envs), ended, never, {}
+
+
+def stay(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
+    del playing
+    return np.zeros(len(observations), np.int64)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
+def test_rollouts_hold_little_more_than_what_is_kept(
+    lengths: list[int], keep: int, images: bool
+) -> None:
+    envs = Ticking(lengths, images=images)
+    found = rollout(envs, stay, seed=0, keep=keep)
+    assert found.returns == lengths
+    assert len(found.observations) == min(keep, sum(lengths))
+    # Half of it from the beginning and twice as much of the rest, each with a batch before it was
+    # thinned; two batches on their way, and what is smallest and largest.
+    assert envs.most <= 2.5 * keep + 4 * len(lengths) + 8
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 3000), st.integers(2, 60))
+def test_half_is_kept_of_the_beginning_and_the_rest_is_spread_evenly(
+    length: int, keep: int
+) -> None:
+    found = rollout(Ticking([length], images=True), stay, seed=0, keep=keep)
+    ticks = np.asarray(found.observations).reshape(-1, 2)[:, 0]
+    assert len(ticks) == min(keep, length)
+    half = min(keep // 2, length)
+    np.testing.assert_array_equal(ticks[:half], np.arange(half))
+    gaps = np.diff(ticks[half:])
+    assert len(gaps) == 0 or gaps.max() <= 2 * gaps.min()
+    assert len(gaps) == 0 or length - ticks[-1] <= gaps.max()
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(16, 60))
+def test_the_smallest_and_the_largest_of_each_feature_are_kept(
+    lengths: list[int], keep: int
+) -> None:
+    found = rollout(Ticking(lengths), stay, seed=0, keep=keep)
+    kept = np.asarray(found.observations)
+    np.testing.assert_array_equal(kept.min(axis=0), [0, 0])
+    np.testing.assert_array_equal(kept.max(axis=0), [max(lengths) - 1, len(lengths) - 1])
+
+
+def test_extremes_of_many_features_leave_room_for_the_beginning_and_the_rest() -> None:
+    found = rollout(Ticking([1000], copies=100), stay, seed=0, keep=40)
+    ticks = np.asarray(found.observations)[:, 0]
+    assert len(ticks) == 40
+    assert set(range(20)) <= set(ticks)
+    spread = np.sort(ticks[ticks >= 20])
+    assert np.diff(spread).max() < 200
+    assert spread[-1] == 999
+
+
+def test_rollouts_keep_nothing_unless_asked() -> None:
+    envs = Ticking([200, 100])
+    found = rollout(envs, stay, seed=0)
+    assert found.returns == [200, 100]
+    assert len(found.observations) == 0
+    assert envs.most <= 4 * 2
+
+
+@given(st.integers(0, 400), st.integers(2, 50))
+def test_thinning_keeps_both_ends_and_even_steps(count: int, most: int) -> None:
+    observations = np.arange(2 * count).reshape(count, 2)
+    kept = thin(observations, most)
+    assert len(kept) == min(count, most)
+    indices = kept[:, 0] // 2
+    np.testing.assert_array_equal(kept, observations[indices])
+    if count:
+        assert (indices[0], indices[-1]) == (0, count - 1)
+        gaps = np.diff(indices)
+        assert len(gaps) == 0 or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)

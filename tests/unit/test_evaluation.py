@@ -1,0 +1,578 @@
+"""Episodes replayed by the evaluator are those that stepping Gymnasium by hand gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from quarl_tf import environments
+from quarl_tf.evaluation.play import (
+    AGREEMENT_EPISODES,
+    evaluate,
+    evaluate_and_save,
+    evaluate_random,
+    is_evaluated,
+    latest,
+)
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import write_bytes
+from quarl_tf.foundation.seeding import generator
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import Quantization, Run
+from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
+
+SEEDS = list(range(2**30, 2**30 + 12))
+ROOT = Path(__file__).parents[2]
+
+
+def episodes(
+    env_id: str, act: Callable[[np.ndarray], Any], seeds: list[int]
+) -> tuple[list[float], list[int]]:
+    """Step Gymnasium by hand."""
+    env = gym.make(env_id)
+    returns, lengths = [], []
+    for seed in seeds:
+        observation, _ = env.reset(seed=seed)
+        rewards = []
+        over = False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(act(observation))
+            rewards.append(float(reward))
+            over = terminated or truncated
+        returns.append(sum(rewards))
+        lengths.append(len(rewards))
+    env.close()
+    return returns, lengths
+
+
+def test_returns_are_those_of_stepping_by_hand(
+    artifacts: dict[str, Path], networks: dict[str, Any]
+) -> None:
+    result = evaluate(artifacts["balancer"], SEEDS)
+    returns, lengths = episodes(
+        "CartPole-v1", lambda x: int(np.argmax(networks["balancer"](x))), SEEDS
+    )
+    assert (result.returns, result.lengths, result.seeds) == (returns, lengths, SEEDS)
+    assert np.mean(returns) > 400  # It does balance: a policy that acts at random falls at 22.
+    assert result.scheme == "fp32"
+    assert result.artifact_sha256 == Policy.load(artifacts["balancer"]).sidecar.sha256
+    assert result.ties == 0
+    assert result.agreement is None
+    assert result.latency_us is not None
+    assert 0 < result.latency_us["median"] <= result.latency_us["p95"]
+
+
+def test_an_episode_without_end_is_given_up(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "LONGEST_EPISODE", 100)
+    with pytest.raises(UsageError, match=r"limit of at most 100 .* Received: steps=101"):
+        evaluate(artifacts["balancer"], SEEDS)
+
+
+def test_continuous_returns_are_those_of_stepping_by_hand(artifacts: dict[str, Path]) -> None:
+    result = evaluate(artifacts["steering"], SEEDS[:2])
+    policy = Policy.load(artifacts["steering"])
+    returns, lengths = episodes("MountainCarContinuous-v0", policy.act, SEEDS[:2])
+    assert (result.returns, result.lengths) == (returns, lengths)
+
+
+def test_an_episode_depends_on_its_seed_alone(artifacts: dict[str, Path]) -> None:
+    forwards = evaluate(artifacts["fp32"], SEEDS)
+    backwards = evaluate(artifacts["fp32"], SEEDS[::-1])
+    assert forwards.returns == backwards.returns[::-1]
+    assert len(set(forwards.returns)) > 1
+    assert evaluate(artifacts["fp32"], SEEDS[:3]).returns == forwards.returns[:3]
+
+
+def test_ties_are_those_of_the_episodes_alone(artifacts: dict[str, Path]) -> None:
+    result = evaluate(artifacts["tied"], SEEDS[:3], reference=artifacts["balancer"])
+    assert result.ties == sum(result.lengths)
+
+
+def test_progress_is_told_after_every_episode(artifacts: dict[str, Path]) -> None:
+    told: list[tuple[int, int]] = []
+    evaluate(artifacts["tied"], SEEDS[:3], update=lambda *args: told.append(args))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_evaluation_survives_its_file(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    result = evaluate(artifacts["int8"], SEEDS[:2], reference=artifacts["fp32"])
+    result.save(tmp_path / "int8.eval.json")
+    assert Evaluation.load(tmp_path / "int8.eval.json") == result
+    assert result.processor == provenance.processor()
+
+
+# Agreement.
+
+
+def test_reference_agrees_with_itself_on_every_state(artifacts: dict[str, Path]) -> None:
+    result = evaluate(artifacts["fp32"], SEEDS, reference=artifacts["fp32"])
+    states = sum(result.lengths[:AGREEMENT_EPISODES])
+    assert result.agreement == {"fraction": 1.0, "states": states}
+
+
+def test_agreement_is_counted_on_the_states_the_reference_visits(
+    artifacts: dict[str, Path],
+) -> None:
+    reference = Policy.load(artifacts["balancer"])
+    actions: list[Any] = []
+
+    def act(observation: np.ndarray) -> Any:
+        actions.append(reference.act(observation))
+        return actions[-1]
+
+    episodes("CartPole-v1", act, SEEDS[:AGREEMENT_EPISODES])
+    # The tied policy always takes action 0.
+    result = evaluate(artifacts["tied"], SEEDS, reference=artifacts["balancer"])
+    assert result.agreement == {
+        "fraction": actions.count(0) / len(actions),
+        "states": len(actions),
+    }
+
+
+@pytest.mark.parametrize(("shift", "fraction"), [(0.019, 1.0), (0.021, 0.0)])
+def test_continuous_actions_agree_within_a_hundredth_of_their_range(
+    artifacts: dict[str, Path],
+    networks: dict[str, Any],
+    describe: Callable[..., Path],
+    shift: float,
+    fraction: float,
+) -> None:
+    template = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    still = type(networks["mlp"])
+    paths = []
+    for bias in (0.0, shift):  # The actions, of a range from -1 to 1.
+        layers = [(np.zeros((2, 1), np.float32), np.array([bias], np.float32))]
+        content = still(layers, networks["steering"].calibration).convert("fp32")
+        changes = {k: template[k] for k in ("run_id", "env_id", "head", "observation_shape")}
+        bounds = {"num_actions": None, "action_low": [-1.0], "action_high": [1.0]}
+        paths.append(describe(content, f"bias{bias}", **changes, **bounds))
+    result = evaluate(paths[1], SEEDS[:1], reference=paths[0])
+    assert result.agreement == {"fraction": fraction, "states": 999}
+
+
+def test_reference_of_another_run_is_refused(artifacts: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="only with a policy of the same run"):
+        evaluate(artifacts["fp32"], SEEDS, reference=artifacts["steering"])
+
+
+def test_reference_of_another_network_is_refused(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
+    with pytest.raises(QuarlError, match=r"--schemes fp32,int8.*of another network than int8"):
+        evaluate(path, SEEDS, reference=artifacts["fp32"])
+
+
+# Sampled actions.
+
+
+@pytest.fixture
+def stochastic(artifacts: dict[str, Path], describe: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a function that writes a flatbuffer whose head is taken for logits."""
+
+    def write(name: str, scheme: str, **changes: Any) -> Path:
+        content = artifacts[name].read_bytes()
+        return describe(content, scheme, scheme=scheme, head="logits", **changes)
+
+    return write
+
+
+def sampled_by_hand(
+    path: Path, seeds: list[int], note: Callable[[np.ndarray], object]
+) -> tuple[list[float], list[int]]:
+    """Step Gymnasium by hand with sampled actions; `note` sees every observation."""
+    policy = Policy.load(path)
+    returns, lengths = [], []
+    for seed in seeds:
+        random = generator(seed, "sampled actions")
+
+        def act(observation: np.ndarray, random: np.random.Generator = random) -> Any:
+            note(observation)
+            return policy.sample(observation, random)
+
+        (result,), (length,) = episodes(policy.sidecar.env_id, act, [seed])
+        returns.append(result)
+        lengths.append(length)
+    return returns, lengths
+
+
+def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("fp32", "fp32")
+    result = evaluate(path, SEEDS, sample=True)
+    assert (result.returns, result.lengths) == sampled_by_hand(path, SEEDS, lambda _: None)
+    assert result.protocol["action"].startswith("sampled from the policy's distribution")
+    assert "same noise" in result.protocol["action"]
+    assert result.protocol["agreement"].startswith("of the greedy actions")
+    assert result.protocol["latency"].startswith("one sample call")
+    assert result.latency_us is not None
+
+
+def test_continuous_actions_are_sampled(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_std": [0.4]})
+    result = evaluate(path, SEEDS[:2], sample=True)
+    by_hand = sampled_by_hand(path, SEEDS[:2], lambda _: None)
+    assert (result.returns, result.lengths) == by_hand
+    assert result.returns != evaluate(path, SEEDS[:2]).returns
+
+
+def test_a_sampled_episode_depends_on_its_seed_alone(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("fp32", "fp32")
+    greedy = evaluate(path, SEEDS)
+    forwards = evaluate(path, SEEDS, sample=True)
+    backwards = evaluate(path, SEEDS[::-1], sample=True)
+    assert forwards.returns == backwards.returns[::-1]
+    assert len(set(forwards.returns)) > 1
+    assert forwards.returns != greedy.returns
+    again = evaluate(path, SEEDS)
+    assert (again.returns, again.protocol) == (greedy.returns, greedy.protocol)
+
+
+def test_schemes_meet_the_same_noise(stochastic: Callable[..., Path]) -> None:
+    # The two differ by rounding alone, which turns few draws into others.
+    fp32, fp16 = (
+        np.array(evaluate(stochastic(name, name), SEEDS, sample=True).returns)
+        for name in ("fp32", "fp16")
+    )
+    others = evaluate(stochastic("fp32", "fp32"), [seed + 100 for seed in SEEDS], sample=True)
+    assert np.mean(fp32 == fp16) > 0.8
+    assert np.mean(fp32 == others.returns) < 0.5
+
+
+def test_agreement_of_sampled_evaluations_is_of_greedy_actions(
+    stochastic: Callable[..., Path],
+) -> None:
+    balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
+    reference = Policy.load(balancer)
+    greedy: list[Any] = []
+    sampled_by_hand(
+        balancer, SEEDS[:AGREEMENT_EPISODES], lambda seen: greedy.append(reference.act(seen))
+    )
+    # The tied policy's greedy action is always 0; its samples are heads or tails.
+    result = evaluate(tied, SEEDS, sample=True, reference=balancer)
+    assert result.agreement == {"fraction": greedy.count(0) / len(greedy), "states": len(greedy)}
+    itself = evaluate(balancer, SEEDS, sample=True, reference=balancer)
+    assert itself.agreement == {"fraction": 1.0, "states": len(greedy)}
+
+
+def test_both_kinds_lie_side_by_side(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("fp32", "fp32")
+    folder = path.parent
+    greedy = evaluate_and_save(path, 12)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    sampled = evaluate_and_save(path, 8, sample=True)
+
+    after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    # The random baseline is shared: its first episodes are those of a shorter one.
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"fp32.sampled.eval.json"}
+    assert Evaluation.load(folder / "fp32.sampled.eval.json") == sampled
+    assert latest(path, greedy.seeds, path) == greedy
+    assert latest(path, sampled.seeds, path, sample=True) == sampled
+    assert latest(path, sampled.seeds, path) == greedy  # It has these episodes, and more.
+    assert latest(path, greedy.seeds, path, sample=True) is None
+    assert evaluate_and_save(path, 8, sample=True) == sampled
+
+    shorter = Evaluation.load(folder / "random.eval.json")
+    evaluate_and_save(path, 14, sample=True)
+    longer = Evaluation.load(folder / "random.eval.json")
+    assert len(longer.seeds) == 14
+    assert (longer.seeds[:12], longer.returns[:12]) == (shorter.seeds, shorter.returns)
+
+
+def test_greedy_results_do_not_pass_for_sampled_ones(stochastic: Callable[..., Path]) -> None:
+    path = stochastic("tied", "fp32")
+    result = evaluate(path, SEEDS[:2])
+    result.save(evaluation_path(path, sample=True))
+    assert latest(path, SEEDS[:2], None, sample=True) is None
+
+
+@pytest.mark.parametrize("name", ["fp32", "steering"])
+def test_a_policy_of_no_distribution_is_refused_before_anything_is_saved(
+    copy_artifact: Callable[[str], Path], name: str
+) -> None:
+    path = copy_artifact(name)
+    with pytest.raises(UsageError, match="no distribution to sample actions from; leave out"):
+        evaluate_and_save(path, 3, sample=True)
+    assert not list(path.parent.glob("*.eval.json"))
+
+
+# Rules of games.
+
+
+@pytest.fixture
+def game() -> Iterator[str]:
+    """Register CartPole under the name of a game."""
+    gym.register("PoleNoFrameskip-v4", "gymnasium.envs.classic_control:CartPoleEnv")
+    yield "PoleNoFrameskip-v4"
+    del gym.registry["PoleNoFrameskip-v4"]
+
+
+def test_evaluations_of_games_state_their_rules(
+    stochastic: Callable[..., Path], game: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stochastic("fp32", "fp32", env_id=game)
+    made = [evaluate(path, SEEDS[:2], sample=kind) for kind in (False, True)]
+    for result in (*made, evaluate_random(game, "run", SEEDS[:2])):
+        rules = f"{result.protocol['game']}; {result.protocol['frames']}"
+        for words in (
+            "whole games, not lives",
+            "no sticky actions",
+            "up to 30 no-ops",
+            "games that have FIRE it is pressed at the start",
+            "in place of the first action after a lost life",
+            "skip of 4 with the maximum of the last two",
+            "the last 4 stacked, grey, 84x84",
+        ):
+            assert words in rules
+        assert "unclipped" in result.protocol["return"]
+    made[0].save(evaluation_path(path))
+    assert latest(path, SEEDS[:2], None) == made[0]
+    monkeypatch.setattr(environments, "rules", lambda _: {"game": "by other rules"})
+    assert latest(path, SEEDS[:2], None) is None
+
+
+class _OfTwoStarts(gym.Wrapper):
+    """Starts by a seed's remainder, and counts the episodes."""
+
+    played = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        assert seed is not None
+        observation, info = self.env.reset(seed=seed % 2, options=options)
+        self._stepped = False
+        return observation, info | {environments.START: seed % 2}
+
+    def step(self, action: Any) -> Any:
+        type(self).played += not self._stepped
+        self._stepped = True
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("name", ["fp32", "tied"])
+def test_greedy_episodes_from_one_start_are_played_once(
+    stochastic: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stochastic(name, "fp32")
+    alike = [evaluate(path, [seed]) for seed in (0, 1)]
+    make = environments.make
+    monkeypatch.setattr(environments, "make", lambda env_id: _OfTwoStarts(make(env_id)))
+    monkeypatch.setattr(_OfTwoStarts, "played", 0)
+    told: list[int] = []
+    result = evaluate(path, [4, 7, 5, 2, 9], update=lambda done, _: told.append(done))
+    assert _OfTwoStarts.played == 2
+    assert told == [1, 2, 3, 4, 5]
+    expected = [alike[start] for start in (0, 1, 1, 0, 1)]
+    assert result.returns == [one.returns[0] for one in expected]
+    assert result.lengths == [one.lengths[0] for one in expected]
+    assert result.ties == sum(one.ties for one in expected)
+    evaluate(path, [4, 7, 5], sample=True)
+    assert _OfTwoStarts.played == 2 + 3
+
+
+def test_committed_results_are_by_these_rules() -> None:
+    found = sorted((ROOT / "tflite_models").glob("*/int8.eval.json"))
+    assert found
+    for path in found:
+        evaluation = Evaluation.load(path)
+        artifact, reference = path.with_name("int8.tflite"), path.with_name("fp32.tflite")
+        assert latest(artifact, evaluation.seeds, reference) == evaluation
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        ([], "one episode or more. Received: episodes=0"),
+        ([1, 2, 1], "a seed of its own. Received: seed=1 twice"),
+        ([1, -2], "0 or more. Received: seed=-2"),
+    ],
+)
+def test_seeds_that_make_no_evaluation_are_refused(
+    artifacts: dict[str, Path], seeds: list[int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        evaluate(artifacts["fp32"], seeds)
+    with pytest.raises(UsageError, match=message):
+        evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", seeds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_id": "MountainCar-v0"}, r"Received: observation_shape=\[2\], the policy's is \[4\]"),
+        ({"env_id": "Acrobot-v1"}, r"observation_shape=\[6\]"),
+        ({"env_id": "CartPole-v9"}, "Unknown environment: did you mean CartPole-v"),
+    ],
+)
+def test_environment_of_another_policy_is_refused(
+    artifacts: dict[str, Path],
+    describe: Callable[..., Path],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    path = describe(artifacts["fp32"].read_bytes(), **changes)
+    with pytest.raises(QuarlError, match=message):
+        evaluate(path, SEEDS)
+
+
+def test_action_bounds_must_be_the_environments(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_high": [2.0]})
+    with pytest.raises(QuarlError, match=r"action_high=\[1.0\], the policy's is \[2.0\]"):
+        evaluate(path, SEEDS)
+
+
+def test_reward_that_is_not_finite_is_refused(
+    artifacts: dict[str, Path], describe: Callable[..., Path], broken_reward: str
+) -> None:
+    path = describe(artifacts["tied"].read_bytes(), env_id=broken_reward)
+    with pytest.raises(QuarlError, match=r"reward that is not finite.*return=nan, seed=7"):
+        evaluate(path, [7])
+    with pytest.raises(QuarlError, match=r"reward that is not finite.*return=nan, seed=7"):
+        evaluate_random(broken_reward, "none", [7])
+
+
+def test_damaged_artifact_is_not_played(copy_artifact: Callable[[str], Path]) -> None:
+    path = copy_artifact("fp32")
+    content = bytearray(path.read_bytes())
+    content[-50] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(QuarlError, match="changed or damaged after export"):
+        evaluate(path, SEEDS)
+
+
+# The random baseline.
+
+
+def test_random_baseline_is_the_same_every_time() -> None:
+    first = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
+    again = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
+    tail = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS[5:])
+    assert first == again
+    assert tail.returns == first.returns[5:]
+    assert len(set(first.returns)) > 1
+    assert 9 < np.mean(first.returns) < 60
+    assert (first.scheme, first.artifact_sha256, first.latency_us) == ("random", None, None)
+
+
+# Evaluations saved before.
+
+
+def test_latest_is_of_these_bytes_and_these_seeds_or_none(
+    copy_artifact: Callable[[str], Path],
+) -> None:
+    path = copy_artifact("tied")
+    assert latest(path, SEEDS[:2], None) is None
+    result = evaluate(path, SEEDS[:2])
+    result.save(evaluation_path(path))
+    assert latest(path, SEEDS[:2], None) == result
+    assert latest(path, SEEDS[:3], None) is None
+    assert latest(path, SEEDS[1:2], None) is None
+    assert latest(path, SEEDS[:1], None) == result
+
+    assert latest(path, SEEDS[:2], path) is None  # It was compared with nothing.
+    compared = evaluate(path, SEEDS[:2], reference=path)
+    compared.save(evaluation_path(path))
+    assert latest(path, SEEDS[:2], path) == compared
+    for other in ({"artifact_sha256": "0" * 64}, {"protocol": {"action": "another rule"}}):
+        replace(result, **other).save(evaluation_path(path))
+        assert latest(path, SEEDS[:2], None) is None
+    evaluation_path(path).write_text('{"run_id": ')
+    assert latest(path, SEEDS[:2], None) is None
+    compared.save(evaluation_path(path))
+    path.unlink()  # Its sidecar still knows what it was.
+    assert latest(path, SEEDS[:2], path) == compared
+    sidecar_path(path).unlink()
+    with pytest.raises(QuarlError, match="no such file"):
+        latest(path, SEEDS[:2], path)
+
+
+def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(
+    copy_artifact: Callable[[str], Path],
+) -> None:
+    path = copy_artifact("tied")
+    longer = evaluate_and_save(path, 4)
+    assert evaluate_and_save(path, 2) == longer
+    assert Evaluation.load(evaluation_path(path)) == longer
+    assert is_evaluated(path, 4)
+    assert not is_evaluated(path, 5)
+    longest = evaluate_and_save(path, 5)
+    assert longest.returns[:4] == longer.returns
+    assert Evaluation.load(evaluation_path(path)) == longest
+
+
+def test_the_random_policy_plays_beside_the_plain_training_alone(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = Run("dqn", "CartPole-v1", 0)
+    aware = replace(plain, quantization=Quantization(bits=4, delay=5))
+    for run, scheme in ((plain, "fp32"), (aware, "qat_w4a4")):
+        artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
+        write_bytes(artifact, artifacts["tied"].read_bytes())
+        sidecar = Sidecar.load(sidecar_path(artifacts["tied"]))
+        described = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme}
+        replace(sidecar, **described).save(sidecar_path(artifact))
+        evaluate_and_save(artifact, 2)
+        assert is_evaluated(artifact, 2)
+        baseline = evaluation_path(artifact.with_name("random.tflite"))
+        assert baseline.exists() == (run == plain)
+
+
+class _FirstActions(gym.Wrapper[Any, Any, Any, Any]):
+    """Notes every episode's starting state and second action."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.pairs: list[tuple[float, list[int]]] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = super().reset(**kwargs)
+        self.pairs.append((float(observation[0]), []))
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        self.pairs[-1][1].append(int(action))
+        return super().step(action)
+
+
+def test_random_actions_do_not_follow_the_starting_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = _FirstActions(environments.make("CartPole-v1"))
+    monkeypatch.setattr(environments, "make", lambda _: env)
+    evaluate_random("CartPole-v1", "run", range(400))
+    starts = [start for start, _ in env.pairs]
+    for position in range(3):
+        actions = [actions[position] for _, actions in env.pairs]
+        # 0.2 is four standard errors; one seed for both gave 0.87 at the second action.
+        assert abs(np.corrcoef(starts, actions)[0, 1]) < 0.2
+
+
+def test_evaluation_imports_no_tensorflow(artifacts: dict[str, Path]) -> None:
+    code = (
+        "import sys; from pathlib import Path; from quarl_tf.evaluation.play import evaluate;"
+        f"evaluate(Path({str(artifacts['tied'])!r}), [1]);"
+        "print([m for m in ('tensorflow', 'keras', 'tf_keras') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

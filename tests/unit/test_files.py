@@ -1,0 +1,158 @@
+"""Files are whole or absent."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import refused
+
+from quarl_tf.foundation.files import (
+    atomic_path,
+    read_json,
+    sha256,
+    write_bytes,
+    write_csv,
+    write_json,
+)
+from quarl_tf.store.records import TrainingRecord
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing reach the disk any more."""
+
+    def fsync(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(b"content")
+        assert not path.exists()
+        assert temporary.parent == path.parent  # A rename is atomic within one file system only.
+    assert path.read_bytes() == b"content"
+    assert list(path.parent.iterdir()) == [path]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+def test_failing_block_leaves_the_old_file(tmp_path: Path, failure: type[BaseException]) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(b"half of the n")
+            raise failure
+
+    with pytest.raises(failure):
+        write()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_leaves_the_old_file_and_is_one_line(tmp_path: Path, full_disk: None) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    message = refused(write_bytes, path, b"new")
+    assert f"Cannot write {path}: No space left on device" in message
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_disk_that_fills_up_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(b"half")
+            # The device that is always full.
+            Path("/dev/full").write_bytes(b"the other half")
+
+    assert "No space left on device" in refused(write)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_processes_left_is_removed_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "file[1].json"
+    long_ago = time.time() - 2 * 3600
+    old, young = (tmp_path / f".file[1].json.{end}.tmp" for end in ("abcd_123", "efgh_456"))
+    others = [tmp_path / name for name in (".file1.json.abcd_123.tmp", ".file[1].abcd_123.tmp")]
+    for left in (old, young, *others):
+        left.write_bytes(b"half")
+        if left != young:
+            os.utime(left, (long_ago, long_ago))
+    write_bytes(path, b"whole")
+    assert sorted(tmp_path.iterdir()) == sorted([path, young, *others])
+
+
+@pytest.mark.parametrize("folder", ["file", "file/deeper"])
+def test_folder_that_is_a_file_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_bytes(b"a file")
+    message = refused(write_bytes, tmp_path / folder / "x", b"new")
+    assert "Cannot write" in message
+    assert "choose another with --root" in message
+    assert (tmp_path / "file").read_bytes() == b"a file"
+
+
+@pytest.mark.parametrize("path", ["/proc/x", "/proc/quarl/x", "/sys/x"])
+def test_folder_that_takes_no_files_is_refused(path: str) -> None:
+    assert f"Cannot write {path}" in refused(write_bytes, Path(path), b"new")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_json_has_not_are_not_written(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"x": 1.0})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"x": value})
+    assert read_json(path) == {"x": 1.0}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_csv_is_read_back_by_the_csv_module(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [{"step": 1, "loss": None, "note": 'a "b", c'}, {"step": 2, "loss": 0.1, "note": "é\n"}]
+    write_csv(path, rows)
+    with path.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert found == [
+        {"step": "1", "loss": "", "note": 'a "b", c'},
+        {"step": "2", "loss": "0.1", "note": "é\n"},
+    ]
+    write_csv(path, [])
+    with path.open(newline="") as file:
+        assert list(csv.DictReader(file)) == []
+
+
+@given(st.binary(max_size=200))
+def test_hash_is_of_the_content(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "hashed"
+    path.write_bytes(content)
+    assert sha256(path) == hashlib.sha256(content).hexdigest()
+
+
+def test_folder_cannot_be_hashed(tmp_path: Path) -> None:
+    message = refused(sha256, tmp_path)
+    assert f"{tmp_path} cannot be read (Is a directory)" in message
+    assert message.endswith(f"Received: path='{tmp_path}'")
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "nothing.json"
+    for function in (sha256, read_json, TrainingRecord.load):
+        assert f"no such file. Received: path='{path}'" in refused(function, path)

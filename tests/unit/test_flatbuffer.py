@@ -1,0 +1,133 @@
+"""What an audit reads from flatbuffers, and that damage ends in one line, never in a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.runtime.flatbuffer import audit, weights
+
+LAYERS = 3  # The network has 4·64 + 64·64 + 64·2 weights, and biases of 64 + 64 + 2.
+KERNELS = 4 * 64 + 64 * 64 + 64 * 2
+BIASES = 64 + 64 + 2
+
+
+def test_float_network_is_float_throughout(artifacts: dict[str, Path]) -> None:
+    found = audit(artifacts["fp32"])
+    assert set(found.tensor_dtypes) - {"int32"} == {"float32"}
+    assert found.weight_dtypes["float32"] == KERNELS + BIASES
+    assert found.operators.count("FULLY_CONNECTED float32") == LAYERS
+    (source,), (target,) = found.inputs, found.outputs
+    assert (source.shape, source.dtype, source.scale, source.zero_point) == (
+        (1, 4),
+        "float32",
+        None,
+        None,
+    )
+    assert (target.shape, target.dtype) == ((1, 2), "float32")
+
+
+def test_fp16_network_stores_halves_and_computes_in_float(artifacts: dict[str, Path]) -> None:
+    found = audit(artifacts["fp16"])
+    assert found.weight_dtypes["float16"] == KERNELS + BIASES
+    assert found.operators.count("FULLY_CONNECTED float32") == LAYERS
+    assert "DEQUANTIZE float32" in found.operators
+
+
+def test_dynamic_network_names_both_types(artifacts: dict[str, Path]) -> None:
+    found = audit(artifacts["dynamic_int8"])
+    # The converter leaves kernels of fewer than 1024 weights as they are.
+    assert found.weight_dtypes["int8"] == 64 * 64
+    assert found.operators.count("FULLY_CONNECTED float32\N{MULTIPLICATION SIGN}int8") == 1
+
+
+def test_int8_network_computes_in_int8_between_float_ends(artifacts: dict[str, Path]) -> None:
+    found = audit(artifacts["int8"])
+    assert found.operators[0] == "QUANTIZE int8"
+    assert found.operators[-1] == "DEQUANTIZE float32"
+    assert found.operators.count("FULLY_CONNECTED int8") == LAYERS
+    assert found.weight_dtypes["int8"] == KERNELS
+    assert found.weight_dtypes["int32"] >= BIASES
+    assert "float32" not in found.weight_dtypes
+
+
+def test_quantised_interface_shows_its_scale(artifacts: dict[str, Path]) -> None:
+    found = audit(artifacts["int8_io"])
+    for spec in (*found.inputs, *found.outputs):
+        assert spec.dtype == "int8"
+        assert spec.scale is not None
+        assert 0 < spec.scale < 1
+        assert -128 <= (spec.zero_point or 0) <= 127
+    assert "float32" not in found.tensor_dtypes
+
+
+def test_content_and_file_give_the_same(artifacts: dict[str, Path]) -> None:
+    assert audit(artifacts["int8"].read_bytes()) == audit(artifacts["int8"])
+
+
+def test_weights_are_those_of_the_network_in_its_order(
+    artifacts: dict[str, Path], networks: dict[str, Any]
+) -> None:
+    kernels = [kernel.T for kernel, _ in networks["mlp"].layers]
+    for scheme, exact in [("fp32", 0.0), ("fp16", 1e-3), ("dynamic_int8", 0.02), ("int8", 0.02)]:
+        found = list(weights(artifacts[scheme]).values())
+        assert [w.shape for w in found] == [k.shape for k in kernels]
+        for weight, kernel in zip(found, kernels, strict=True):
+            assert weight.dtype == np.float32
+            np.testing.assert_allclose(weight, kernel, atol=exact * np.abs(kernel).max())
+
+
+def test_int8_weights_lie_on_their_grid(artifacts: dict[str, Path]) -> None:
+    for weight in weights(artifacts["int8"]).values():
+        # Each output has its own scale, so that its largest weight is code 127.
+        codes = weight / (np.abs(weight).max(axis=1, keepdims=True) / 127)
+        np.testing.assert_allclose(codes, np.rint(codes), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "int8_io"])
+def test_truncated_content_is_refused(artifacts: dict[str, Path], name: str) -> None:
+    content = artifacts[name].read_bytes()
+    for length in range(0, len(content), 61):
+        with pytest.raises(QuarlError, match=r"empty|not a TFLite flatbuffer|truncated or damaged"):
+            audit(content[:length])
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 7)), min_size=1, max_size=8))
+def test_flipped_bits_never_end_in_anything_but_one_line(
+    artifacts: dict[str, Path], flips: list[tuple[int, int]]
+) -> None:
+    content = bytearray(artifacts["int8"].read_bytes())
+    for position, bit in flips:
+        content[position % len(content)] ^= 1 << bit
+    message = ""
+    try:
+        audit(bytes(content))
+        weights(bytes(content))
+    except QuarlError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("read", [audit, weights])
+def test_files_that_are_no_flatbuffers_are_refused(tmp_path: Path, read: Any) -> None:
+    path = tmp_path / "x.tflite"
+    with pytest.raises(QuarlError, match=r"There is no flatbuffer at .*export it first"):
+        read(path)
+    path.write_bytes(b"")
+    with pytest.raises(QuarlError, match="is empty; export it again"):
+        read(path)
+    path.write_bytes(b"PK\x03\x04 a zip archive, perhaps")
+    with pytest.raises(QuarlError, match="is not a TFLite flatbuffer"):
+        read(path)
+    path.write_bytes(b"\x1c\x00\x00\x00TFL3")
+    with pytest.raises(QuarlError, match="truncated or damaged"):
+        read(path)
+    with pytest.raises(QuarlError, match=r"cannot be read .*name a \.tflite file"):
+        read(tmp_path)

@@ -1,0 +1,69 @@
+"""An import only ever points down, and what a board installs stays small."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quarl_tf
+
+PACKAGE = Path(quarl_tf.__file__).parent
+
+#: From the ground up: a room may import from itself and from those before it.
+ROOMS = [
+    *("foundation", "spec", "presets", "environments", "networks", "store", "agents"),
+    *("quantization", "runtime", "training", "export", "evaluation", "report", "pipeline"),
+    *("study", "cli"),
+]
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield every module that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_file_lies_in_a_room() -> None:
+    outside = {room(path) for path in PACKAGE.rglob("*.py")} - {*ROOMS, "__init__"}
+    assert outside == set()
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_imports_point_down(name: str) -> None:
+    allowed = {*ROOMS[: ROOMS.index(name) + 1], "__version__"}
+    for path in [path for path in PACKAGE.rglob("*.py") if room(path) == name]:
+        found = {m.split(".")[1] for m in imports(path) if m.startswith("quarl_tf.")}
+        assert found <= allowed, path
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the top-level modules that a statement loads in a fresh process."""
+    code = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
+
+
+def test_evaluation_and_reports_load_no_tensorflow() -> None:
+    rooms = ["evaluation.play", "evaluation.memory", "report", "study", "study.runner", "cli"]
+    loaded = loaded_by("; ".join(f"import quarl_tf.{name}" for name in rooms))
+    assert not loaded & TENSORFLOW
+
+
+def test_plain_trainings_load_no_toolkit() -> None:
+    assert "tensorflow_model_optimization" not in loaded_by("import quarl_tf.training.loop")

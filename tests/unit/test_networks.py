@@ -1,0 +1,408 @@
+"""A network is what its factory and its weights say, however it is evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import seen, statistics
+
+from quarl_tf import networks
+from quarl_tf.environments import EnvSpec
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.networks import inference
+from quarl_tf.networks.build import (
+    Design,
+    NetworkFactory,
+    Weights,
+    actor_factory,
+    chooser,
+    critic_factory,
+    policy_factory,
+)
+from quarl_tf.networks.inference import Snapshot
+from quarl_tf.spec.architectures import Architecture, Convolution, architecture
+
+SPEC = EnvSpec((3,), "float32", 2)
+MLP = Design(architecture((5, 4)), 2)
+KINDS = ("kernel", "bias")
+build = policy_factory(SPEC, MLP, seed=0)
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_head_is_that_of_the_weights_by_hand() -> None:
+    network, observations = build(), seen(40)
+    statistics(observations).apply_to([network])
+    random = np.random.default_rng(1)
+    values = {
+        name: value if "normalizer" in name else random.normal(size=value.shape).astype("f4")
+        for name, value in networks.weights(network).items()
+    }
+    networks.set_weights(network, values)
+    deviation = observations.astype(np.float64).std(axis=0)
+    x = np.clip((observations - observations.mean(axis=0)) / deviation, -5, 5)
+    for layer in ("hidden_0", "hidden_1"):
+        x = np.maximum(x @ values[f"{layer}/kernel:0"] + values[f"{layer}/bias:0"], 0)
+    expected = x @ values["head/kernel:0"] + values["head/bias:0"]
+    found = inference.forward(network)(observations)
+    assert found.shape == (40, 2)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(network(observations).numpy(), found, rtol=1e-4, atol=1e-4)
+
+
+def test_forward_follows_the_weights() -> None:
+    network = build()
+    forward = inference.forward(network)
+    before = forward(seen(5))
+    values = networks.weights(network)
+    networks.set_weights(network, values | {"head/bias:0": np.array([1, -2], np.float32)})
+    # Other heads are added to, in float32.
+    np.testing.assert_allclose(forward(seen(5)) - before, [[1, -2]] * 5, atol=1e-4)
+
+
+def test_the_same_seed_gives_the_same_initial_weights() -> None:
+    first, second = networks.weights(build()), networks.weights(build())
+    third = networks.weights(policy_factory(SPEC, MLP, seed=0)())
+    others = [
+        networks.weights(policy_factory(SPEC, MLP, seed=1)()),
+        networks.weights(policy_factory(SPEC, MLP, seed=0, purpose="value weights")()),
+    ]
+    assert set(first) == {
+        *("normalizer/mean:0", "normalizer/inverse_deviation:0"),
+        *(f"{layer}/{kind}:0" for layer in ("hidden_0", "hidden_1", "head") for kind in KINDS),
+    }
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+        np.testing.assert_array_equal(value, third[name])
+        if name.endswith("/kernel:0"):
+            assert not any(np.array_equal(value, other[name]) for other in others)
+
+
+def test_layers_of_the_same_shape_start_differently() -> None:
+    values = networks.weights(policy_factory(SPEC, Design(architecture((6, 6, 6)), 6), seed=0)())
+    kernels = {values[f"{name}/kernel:0"].tobytes() for name in ("hidden_1", "hidden_2", "head")}
+    assert len(kernels) == 3
+
+
+def test_initial_weights_are_glorot_uniform() -> None:
+    values = networks.weights(policy_factory(SPEC, Design(architecture((200,)), 100), seed=0)())
+    for layer, inputs, outputs in (("hidden_0", 3, 200), ("head", 200, 100)):
+        kernel = values[f"{layer}/kernel:0"]
+        limit = np.sqrt(6 / (inputs + outputs))
+        assert 0.95 * limit < np.abs(kernel).max() <= limit
+        assert abs(kernel.mean()) < 5 * limit / np.sqrt(3 * kernel.size)
+        assert not values[f"{layer}/bias:0"].any()
+
+
+@pytest.mark.parametrize("gain", [0.01, 1.0])
+def test_orthogonal_weights_keep_lengths_up_to_their_gain(gain: float) -> None:
+    values = networks.weights(
+        policy_factory(SPEC, Design(architecture((8,)), 4, "tanh", gain), seed=0)()
+    )
+    for layer, scale in (("hidden_0", np.sqrt(2)), ("head", gain)):
+        kernel = values[f"{layer}/kernel:0"] / scale
+        small = kernel @ kernel.T if len(kernel) < kernel.shape[1] else kernel.T @ kernel
+        np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
+
+
+def test_activation_is_that_of_the_architecture() -> None:
+    for activation, by_hand in (("relu", lambda x: np.maximum(x, 0)), ("tanh", np.tanh)):
+        network = policy_factory(SPEC, Design(architecture((5,)), 2, activation), seed=0)()
+        values, x = networks.weights(network), np.array([[1.0, -2.0, 3.0]], np.float32)
+        expected = by_hand(x @ values["hidden_0/kernel:0"]) @ values["head/kernel:0"]
+        np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_networks_of_a_factory_share_nothing() -> None:
+    first, second = build(), build()
+    before = networks.weights(second)
+    for variable in first.variables:
+        variable.assign(np.full(variable.shape, 7, np.float32))
+    for name, value in networks.weights(second).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_weights_are_a_copy() -> None:
+    network = build()
+    kept = networks.weights(network)
+    before = {name: value.copy() for name, value in kept.items()}
+    for variable in network.variables:
+        variable.assign_add(np.ones(variable.shape, np.float32))
+    for name, value in kept.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_statistics_are_not_trained() -> None:
+    network = build()
+    names = {variable.name for variable in network.trainable_variables}
+    assert names == {n for n in networks.weights(network) if not n.startswith("normalizer")}
+
+
+# Bytes and images.
+
+
+def random_weights(network: Any, seed: int = 0) -> Weights:
+    """Set every variable to random values, those of normalisers included; return them."""
+    random = np.random.default_rng(seed)
+    values = {
+        name: (random.normal(size=value.shape) / np.sqrt(max(1, value.size // value.shape[-1])))
+        for name, value in networks.weights(network).items()
+    }
+    # Deviations are positive.
+    values = {
+        name: (np.abs(value) + 0.1 if "deviation" in name else value).astype(np.float32)
+        for name, value in values.items()
+    }
+    networks.set_weights(network, values)
+    return values
+
+
+def dense(x: np.ndarray, values: Weights, layer: str) -> np.ndarray:
+    return x @ values[f"{layer}/kernel:0"] + values[f"{layer}/bias:0"]
+
+
+def convolve(images: np.ndarray, values: Weights, layer: str, stride: int) -> np.ndarray:
+    """Slide a kernel over images [n, height, width, channels], without padding."""
+    kernel = values[f"{layer}/kernel:0"]
+    windows = np.lib.stride_tricks.sliding_window_view(images, kernel.shape[:2], axis=(1, 2))
+    every = windows[:, ::stride, ::stride]
+    return np.einsum("nhwcij,ijcf->nhwf", every, kernel) + values[f"{layer}/bias:0"]
+
+
+def test_images_go_through_convolutions_by_hand(random: np.random.Generator) -> None:
+    layers = Architecture((5,), (Convolution(3, 8, 4), Convolution(4, 3, 1)))
+    network = policy_factory(EnvSpec((24, 20, 2), "uint8", 6), Design(layers, 6), seed=0)()
+    values = random_weights(network)
+    images = random.integers(0, 256, (7, 24, 20, 2), np.uint8)
+    maps = np.maximum(convolve(images / 255, values, "convolution_0", 4), 0)
+    assert maps.shape == (7, 5, 4, 3)
+    maps = np.maximum(convolve(maps, values, "convolution_1", 1), 0)
+    expected = dense(np.maximum(dense(maps.reshape(7, -1), values, "hidden_0"), 0), values, "head")
+    for found in (network(images).numpy(), inference.forward(network)(images)):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(Snapshot(network)(images), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_critics_see_images_beside_actions_in_half_ranges(random: np.random.Generator) -> None:
+    spec = EnvSpec((8, 8, 1), "uint8", None, (-2.0, 0.0), (2.0, 10.0))
+    layers = Architecture((5,), (Convolution(3, 4, 2),))
+    network = critic_factory(spec, Design(layers, 1), seed=0)()
+    values = random_weights(network)
+    images = random.integers(0, 256, (7, 8, 8, 1), np.uint8)
+    actions = random.uniform([-2, 0], [2, 10], (7, 2)).astype(np.float32)
+    maps = np.maximum(convolve(images / 255, values, "convolution_0", 2), 0).reshape(7, -1)
+    joined = np.concatenate([maps, actions / [2, 5]], axis=1)
+    expected = dense(np.maximum(dense(joined, values, "hidden_0"), 0), values, "head")
+    np.testing.assert_allclose(network([images, actions]), expected, rtol=1e-4, atol=1e-5)
+
+
+# Layers that presets may ask for.
+
+BYTES = EnvSpec((3,), "uint8", 2)
+FRAMES = EnvSpec((4, 3, 2), "uint8", 2)
+STEERED = EnvSpec((3,), "float32", None, (-2.0, 0.0), (2.0, 10.0))
+DUELING = Design(architecture((6, 5)), 3, dueling=True)
+
+#: Every kind of network without convolutions.
+KINDS_OF_MLP: dict[str, tuple[EnvSpec, NetworkFactory]] = {
+    "relu": (SPEC, build),
+    "tanh": (SPEC, policy_factory(SPEC, Design(architecture((5, 4)), 2, "tanh", 1.0), 0)),
+    "layer norm": (SPEC, policy_factory(SPEC, Design(architecture((5, 4)), 2, layer_norm=True), 0)),
+    "layer norm, tanh": (
+        SPEC,
+        policy_factory(SPEC, Design(architecture((5, 4)), 2, "tanh", layer_norm=True), 0),
+    ),
+    "dueling": (SPEC, lambda: chooser(policy_factory(SPEC, DUELING, 0)())),
+    "bytes": (BYTES, policy_factory(BYTES, MLP, 0)),
+    "frames": (FRAMES, policy_factory(FRAMES, MLP, 0)),
+    "squashed action": (STEERED, actor_factory(STEERED, MLP, 0)),
+    "open action": (STEERED, actor_factory(STEERED, MLP, 0, stochastic=True)),
+    "layer norm, squashed action": (
+        STEERED,
+        actor_factory(STEERED, Design(architecture((5, 4)), 2, layer_norm=True), 0),
+    ),
+}
+
+
+def observations_of(spec: EnvSpec, rows: int = 50) -> np.ndarray:
+    random = np.random.default_rng(2)
+    shape = (rows, *spec.observation_shape)
+    if spec.observation_dtype == "uint8":
+        return random.integers(0, 256, shape, np.uint8)
+    return random.normal(0, 3, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS_OF_MLP))
+def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> None:
+    spec, factory = KINDS_OF_MLP[kind]
+    network, observations = factory(), observations_of(spec)
+    random_weights(network, 1)
+    snapshot = Snapshot(network)
+    first = network(observations).numpy()
+    np.testing.assert_allclose(snapshot(observations), first, rtol=1e-5, atol=1e-5)
+    assert snapshot(observations).dtype == np.float32
+    # Every variable counts, those of the normaliser and of layer normalisation too.
+    for variable in network.variables:
+        before = snapshot(observations)
+        variable.assign_add(
+            np.linspace(0.1, 0.5, variable.shape.num_elements()).reshape(variable.shape)
+        )
+        np.testing.assert_array_equal(snapshot(observations), before)
+        snapshot.refresh()
+        after = network(observations).numpy()
+        np.testing.assert_allclose(snapshot(observations), after, rtol=1e-5, atol=1e-5)
+        assert ("log_deviation" in variable.name) == np.array_equal(snapshot(observations), before)
+
+
+def test_layers_without_a_twin_in_numpy_are_refused() -> None:
+    with pytest.raises(QuarlError, match=r"No NumPy twin of this layer. Received: "):
+        Snapshot(policy_factory(SPEC, DUELING, 0)())
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_layer_norm_comes_before_the_activation(activation: str) -> None:
+    design = Design(architecture((6, 5)), 2, activation, layer_norm=True)
+    network, x = policy_factory(SPEC, design, seed=0)(), observations_of(SPEC)
+    initial, values = networks.weights(network), random_weights(network)
+    norms = [name for name in initial if "norm/" in name]
+    assert norms == [f"hidden_{i}_norm/{kind}:0" for i in (0, 1) for kind in ("gamma", "beta")]
+    hidden = network.get_layer("normalizer")(x).numpy()
+    for i in (0, 1):
+        linear = dense(hidden, values, f"hidden_{i}")
+        deviation = np.sqrt(linear.var(axis=1, keepdims=True) + 1e-3)
+        centred = (linear - linear.mean(axis=1, keepdims=True)) / deviation
+        gamma, beta = values[f"hidden_{i}_norm/gamma:0"], values[f"hidden_{i}_norm/beta:0"]
+        hidden = centred * gamma + beta
+        hidden = np.tanh(hidden) if activation == "tanh" else np.maximum(hidden, 0)
+    found = network(x).numpy()
+    np.testing.assert_allclose(found, dense(hidden, values, "head"), rtol=1e-4, atol=1e-5)
+
+
+def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
+    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC)
+    values = random_weights(network)
+    scaled = network.get_layer("normalizer")(x).numpy()
+    shared = np.maximum(dense(scaled, values, "hidden_0"), 0)
+    advantage = dense(np.maximum(dense(shared, values, "hidden_1"), 0), values, "head")
+    value = dense(np.maximum(dense(shared, values, "value_hidden"), 0), values, "value")
+    assert (advantage.shape, value.shape) == ((50, 3), (50, 1))
+    expected = value + advantage - advantage.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_chooser_of_a_dueling_network_chooses_the_same_without_the_value() -> None:
+    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
+    random_weights(network, 3)
+    choosing = chooser(network)
+    heads, values = choosing(x).numpy(), network(x).numpy()
+    np.testing.assert_array_equal(heads.argmax(axis=1), values.argmax(axis=1))
+    assert len(np.unique(heads.argmax(axis=1))) == 3
+    assert not np.allclose(heads, values, atol=0.1)
+    names = set(networks.weights(network)) - set(networks.weights(choosing))
+    kept = {name.split("/")[0] for name in networks.weights(choosing)}
+    assert {name.split("/")[0] for name in names} == {"value_hidden", "value"}
+    assert kept == {"normalizer", "hidden_0", "hidden_1", "head"}
+    # It is part of the network, no copy.
+    network.get_layer("head").bias.assign([0.0, 0.0, 1e6])
+    assert set(choosing(x).numpy().argmax(axis=1)) == {2}
+
+
+def test_chooser_of_another_network_is_the_whole_of_it() -> None:
+    network, x = build(), observations_of(SPEC)
+    np.testing.assert_array_equal(chooser(network)(x).numpy(), network(x).numpy())
+    assert set(networks.weights(chooser(network))) == set(networks.weights(network))
+
+
+def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
+    network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
+    values, x = random_weights(network), observations_of(STEERED)
+    inner = Snapshot(chooser(network))(x)
+    np.testing.assert_allclose(network(x).numpy(), inner * [2, 5] + [0, 5], rtol=1e-5, atol=1e-5)
+    squashed = actor_factory(STEERED, MLP, seed=0)()
+    others = {name: value for name, value in values.items() if "log_deviation" not in name}
+    networks.set_weights(squashed, others)
+    expected = np.tanh(inner) * [2, 5] + [0, 5]
+    np.testing.assert_allclose(squashed(x).numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_open_actions_start_as_wide_as_half_their_range() -> None:
+    network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
+    (logarithm,) = (v for n, v in networks.weights(network).items() if "log_deviation" in n)
+    np.testing.assert_allclose(np.exp(logarithm), [2, 5], rtol=1e-6)
+    assert any("log_deviation" in variable.name for variable in network.trainable_variables)
+
+
+IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "design"),
+    [
+        (SPEC, Design(architecture((16, 16)), 3)),
+        (SPEC, Design(architecture((16, 16)), 3, "tanh", 0.01, layer_norm=True)),
+        (SPEC, Design(architecture((16, 16)), 3, dueling=True)),
+        (BYTES, Design(architecture((16, 16)), 3)),
+        (IMAGES, Design(Architecture((16,), (Convolution(4, 8, 4),)), 3)),
+    ],
+)
+def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design) -> None:
+    half = policy_factory(spec, replace(design, precision="bfloat16"), seed=0)()
+    twin = policy_factory(spec, design, seed=0)()
+    # Same names, and the same initial weights, all of them float32.
+    initial = networks.weights(half)
+    assert list(initial) == list(networks.weights(twin))
+    for name, value in networks.weights(twin).items():
+        np.testing.assert_array_equal(initial[name], value)
+    assert {value.dtype for value in initial.values()} == {np.dtype(np.float32)}
+    hidden = [layer for layer in half.layers if layer.name.startswith(("hidden", "conv", "value_"))]
+    assert {layer.compute_dtype for layer in hidden} == {"bfloat16"}
+    assert half.get_layer("head").compute_dtype == half.output.dtype == "float32"
+    # The twin takes trained weights, and computes nearly the same.
+    networks.set_weights(twin, random_weights(half))
+    observations = observations_of(spec)
+    rough, exact = half(observations).numpy(), twin(observations).numpy()
+    assert rough.dtype == np.float32
+    assert 1e-5 < np.abs(rough - exact).max() < 0.05 * np.abs(exact).max()
+
+
+# Files.
+
+
+def test_weights_survive_their_file(tmp_path: Path) -> None:
+    first, second = build(), policy_factory(SPEC, MLP, seed=1)()
+    statistics(seen(10)).apply_to([first])
+    for name in ("a.npz", "b.npz"):
+        networks.save_weights(tmp_path / name, networks.weights(first))
+    # Their hash names the network, so the same weights have to be the same bytes.
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    networks.set_weights(second, networks.load_weights(tmp_path / "a.npz"))
+    for name, value in networks.weights(first).items():
+        np.testing.assert_array_equal(networks.weights(second)[name], value)
+    np.testing.assert_array_equal(second(seen(5)).numpy(), first(seen(5)).numpy())
+
+
+@pytest.mark.parametrize("change", ["shape", "missing", "unknown", "other layers"])
+def test_weights_of_another_network_are_refused(change: str) -> None:
+    network = build()
+    before = networks.weights(network)
+    values = networks.weights(network)
+    if change == "shape":
+        values["head/kernel:0"] = np.zeros((4, 3), np.float32)
+    elif change == "missing":
+        del values["head/bias:0"]
+    elif change == "unknown":
+        values["extra/bias:0"] = np.zeros(2, np.float32)
+    else:
+        values = networks.weights(policy_factory(SPEC, Design(architecture((5,)), 2), seed=0)())
+    with pytest.raises(QuarlError, match=r"do not fit the network .* Received: ") as error:
+        networks.set_weights(network, values)
+    assert "\n" not in str(error.value)
+    for name, value in networks.weights(network).items():
+        np.testing.assert_array_equal(value, before[name])

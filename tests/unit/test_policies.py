@@ -1,0 +1,428 @@
+"""Policies act as their flatbuffers say, and refuse what they cannot trust."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.runtime.policy import Policy, measure_latency
+from quarl_tf.store.workspace import sidecar_path
+
+DISCRETE = ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"]
+VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")
+FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8)
+ROOT = Path(__file__).parents[2]
+
+
+# What a policy computes.
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_act_is_the_best_of_the_head(artifacts: dict[str, Path], name: str) -> None:
+    policy = Policy.load(artifacts[name])
+    actions = [policy.act(x) for x in VECTORS]
+    assert actions == [int(np.argmax(policy.head(x))) for x in VECTORS]
+    assert all(type(action) is int for action in actions)
+    assert set(actions) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("fp32", 1e-5), ("fp16", 5e-3), ("dynamic_int8", 0.05), ("int8", 0.1), ("int8_io", 0.1)],
+)
+def test_heads_are_close_to_the_network(
+    artifacts: dict[str, Path], networks: dict[str, Any], name: str, tolerance: float
+) -> None:
+    policy = Policy.load(artifacts[name])
+    heads = np.stack([policy.head(x) for x in VECTORS])
+    assert heads.dtype == np.float32
+    wanted = np.stack([networks["mlp"](np.clip(x, -2.5, 2.5)) for x in VECTORS])
+    inside = (np.abs(VECTORS) < 2.5).all(axis=1)  # What int8 was calibrated for.
+    np.testing.assert_allclose(heads[inside], wanted[inside], atol=tolerance)
+
+
+def test_int8_input_is_fed_with_the_codes_nearest_to_the_observation(
+    artifacts: dict[str, Path],
+) -> None:
+    policy = Policy.load(artifacts["int8_io"])
+    interpreter = Interpreter(model_content=artifacts["int8_io"].read_bytes(), num_threads=1)
+    interpreter.allocate_tensors()
+    (source,), (target,) = interpreter.get_input_details(), interpreter.get_output_details()
+    scale, zero_point = source["quantization"]
+    output_scale, output_zero_point = target["quantization"]
+    beyond = np.array([1e30, -1e30, 100, -100], np.float32)  # Saturates.
+    for observation in (*VECTORS, beyond):
+        codes = np.clip(np.rint(observation / scale) + zero_point, -128, 127)
+        interpreter.set_tensor(source["index"], codes[None].astype(np.int8))
+        interpreter.invoke()
+        head = interpreter.get_tensor(target["index"])[0].astype(float)
+        wanted = (head - output_zero_point) * output_scale
+        np.testing.assert_allclose(policy.head(observation), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("frames", 1e-5), ("frames_int8_io", 0.1), ("frames_uint8_io", 0.1)]
+)
+def test_frames_are_fed_as_the_file_wants_them(
+    artifacts: dict[str, Path], networks: dict[str, Any], name: str, tolerance: float
+) -> None:
+    policy = Policy.load(artifacts[name])
+    for frame in FRAMES:
+        np.testing.assert_allclose(policy.head(frame), networks["frames"](frame), atol=tolerance)
+
+
+def test_ties_are_counted_and_the_lowest_index_wins(artifacts: dict[str, Path]) -> None:
+    policy = Policy.load(artifacts["tied"])
+    assert policy.ties == 0
+    assert [policy.act(x) for x in VECTORS] == [0] * len(VECTORS)
+    assert policy.ties == len(VECTORS)
+    assert Policy.load(artifacts["fp32"]).ties == 0
+
+
+@pytest.mark.parametrize("name", ["steering", "steering_int8_io"])
+def test_continuous_head_is_the_action_clipped_to_its_bounds(
+    artifacts: dict[str, Path], networks: dict[str, Any], describe: Callable[..., Path], name: str
+) -> None:
+    sidecar = json.loads(sidecar_path(artifacts[name]).read_text())
+    narrow = sidecar | {"action_low": [-0.5], "action_high": [0.25]}
+    policy = Policy.load(describe(artifacts[name].read_bytes(), **narrow))
+    actions = []
+    for x in networks["steering"].calibration:
+        action = policy.act(x)
+        assert isinstance(action, np.ndarray)
+        assert (action.shape, action.dtype) == ((1,), np.float32)
+        np.testing.assert_array_equal(action, np.clip(policy.head(x), -0.5, 0.25))
+        np.testing.assert_allclose(policy.head(x), networks["steering"](x), atol=0.1)
+        actions.append(action[0])
+    assert min(actions) == -0.5
+    assert max(actions) == 0.25
+
+
+# Samples.
+
+
+DRAWS = 20_000
+
+
+def as_logits(networks: dict[str, Any], scheme: str) -> bytes:
+    """Make a flatbuffer of three actions, none of them rare."""
+    kernel = np.array([[0.5, -0.5, 0], [0, 0.3, -0.3], [0.2, 0, 0], [0, -0.4, 0.4]], np.float32)
+    bias = np.array([0.2, -0.4, 0.1], np.float32)
+    content: bytes = type(networks["mlp"])([(kernel, bias)], VECTORS).convert(scheme)
+    return content
+
+
+@pytest.fixture
+def steering(artifacts: dict[str, Path], describe: Callable[..., Path]) -> Callable[..., Policy]:
+    """Return a function that loads the continuous policy as a distribution with given bounds."""
+    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+
+    def load(low: float, high: float, std: float | None = 0.3) -> Policy:
+        changes = {"action_low": [low], "action_high": [high]}
+        changes["action_std"] = None if std is None else [std]
+        return Policy.load(describe(artifacts["steering"].read_bytes(), **sidecar | changes))
+
+    return load
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+def test_actions_are_drawn_with_the_softmax_of_the_logits(
+    networks: dict[str, Any], describe: Callable[..., Path], scheme: str
+) -> None:
+    content = as_logits(networks, scheme)
+    policy = Policy.load(describe(content, scheme=scheme, head="logits", num_actions=3))
+    random = np.random.default_rng(2)
+    for observation in VECTORS[:3]:
+        weights = np.exp(policy.head(observation))
+        wanted = weights / weights.sum()
+        actions = [policy.sample(observation, random) for _ in range(DRAWS)]
+        assert all(type(action) is int for action in actions)
+        found = np.bincount(actions, minlength=3) / DRAWS
+        # Four standard errors.
+        assert (np.abs(found - wanted) < 4 * np.sqrt(wanted * (1 - wanted) / DRAWS)).all()
+
+
+def test_the_same_noise_gives_the_same_actions(
+    networks: dict[str, Any], describe: Callable[..., Path]
+) -> None:
+    changes = {"head": "logits", "num_actions": 3}
+    policy = Policy.load(describe(as_logits(networks, "fp32"), **changes))
+    other = Policy.load(describe(as_logits(networks, "int8"), "int8", **changes))
+    greedy = [policy.act(x) for x in VECTORS]
+    generators = [np.random.default_rng(seed) for seed in (0, 0, 1, 0)]
+    first, again, differently = (
+        [policy.sample(x, random) for x in VECTORS] for random in generators[:3]
+    )
+    assert first == again != differently
+    assert greedy == [policy.act(x) for x in VECTORS] != first
+    # Whatever the head says, as much is taken from the generator.
+    rounded = [other.sample(x, generators[3]) for x in VECTORS]
+    assert np.mean(np.equal(first, rounded)) > 0.9
+    assert generators[3].bit_generator.state == generators[0].bit_generator.state
+
+
+def test_continuous_actions_are_drawn_around_the_head_and_clipped(
+    steering: Callable[..., Policy],
+) -> None:
+    wide, narrow = steering(-10, 10), steering(-0.5, 0.25)
+    observation = np.array([-0.6, 0.01], np.float32)
+    randoms = [np.random.default_rng(3) for _ in range(2)]
+    drawn = [wide.sample(observation, randoms[0]) for _ in range(DRAWS)]
+    clipped = [narrow.sample(observation, randoms[1]) for _ in range(DRAWS)]
+    assert all((a.shape, a.dtype) == ((1,), np.float32) for a in (drawn[0], clipped[0]))
+    np.testing.assert_array_equal(clipped, np.clip(drawn, -0.5, 0.25))
+    assert (np.min(clipped), np.max(clipped)) == (-0.5, 0.25)
+    assert abs(np.mean(drawn) - wide.head(observation)[0]) < 4 * 0.3 / DRAWS**0.5
+    assert abs(np.std(drawn) - 0.3) < 4 * 0.3 / (2 * DRAWS) ** 0.5
+
+
+@pytest.mark.parametrize("head", ["q_values", "advantages", "action"])
+def test_a_head_of_no_distribution_is_not_sampled_from(
+    artifacts: dict[str, Path],
+    describe: Callable[..., Path],
+    steering: Callable[..., Policy],
+    head: str,
+) -> None:
+    if head == "action":
+        policy = steering(-1, 1, None)
+    else:
+        policy = Policy.load(describe(artifacts["fp32"].read_bytes(), head=head))
+    shape = policy.sidecar.observation_shape
+    with pytest.raises(UsageError) as error:
+        policy.sample(np.zeros(shape, np.float32), np.random.default_rng(0))
+    assert "no distribution to sample actions from; leave out --sample. Received: " in str(
+        error.value
+    )
+    assert f"head={head!r}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_ties_of_samples_are_counted(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    policy = Policy.load(describe(artifacts["tied"].read_bytes(), head="logits"))
+    random = np.random.default_rng(0)
+    assert {policy.sample(x, random) for x in VECTORS} == {0, 1}
+    assert policy.ties == len(VECTORS)
+
+
+# Observations.
+
+
+def test_float64_arrays_lists_and_strided_arrays_are_converted(artifacts: dict[str, Path]) -> None:
+    policy = Policy.load(artifacts["fp32"])
+    x = VECTORS[0]
+    strided = np.repeat(x, 2)[::2]
+    for same in (x.astype(np.float64), x.tolist(), tuple(x.tolist()), strided, x.astype(">f4")):
+        np.testing.assert_array_equal(policy.head(same), policy.head(x))
+
+
+@pytest.mark.parametrize(
+    ("observation", "received"),
+    [
+        (np.zeros((1, 4), np.float32), "shape=(1, 4), dtype=float32"),
+        (np.zeros(3, np.float32), "shape=(3,), dtype=float32"),
+        (np.zeros(4, np.int64), "shape=(4,), dtype=int64"),
+        (np.zeros(4, np.uint8), "shape=(4,), dtype=uint8"),
+        (np.zeros(4, bool), "shape=(4,), dtype=bool"),
+        ([0, 0, 0, 0], "shape=(4,), dtype=int64"),
+        ([[0.0], [0.0, 1.0]], "something ragged"),
+        ("left", "shape=(), dtype=<U4"),
+        (None, "shape=(), dtype=object"),
+    ],
+)
+def test_other_shapes_and_types_are_refused(
+    artifacts: dict[str, Path], observation: Any, received: str
+) -> None:
+    policy = Policy.load(artifacts["fp32"])
+    with pytest.raises(QuarlError) as error:
+        policy.act(observation)
+    assert str(error.value) == (
+        "A policy for CartPole-v1 takes one float32 observation of shape (4,), without a batch "
+        f"dimension. Received: {received}"
+    )
+
+
+@pytest.mark.parametrize("name", ["frames", "frames_int8_io"])
+def test_frames_that_are_no_bytes_are_refused(artifacts: dict[str, Path], name: str) -> None:
+    policy = Policy.load(artifacts[name])
+    with pytest.raises(QuarlError, match=r"takes one uint8 .* Received: .*dtype=float32"):
+        policy.act(FRAMES[0].astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8_io"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_observations_that_are_not_finite_are_refused(
+    artifacts: dict[str, Path], name: str, value: float
+) -> None:
+    policy = Policy.load(artifacts[name])
+    with pytest.raises(QuarlError, match=rf"1 of the .* 4 numbers .*observation\[2\]={value}$"):
+        policy.act(np.array([0, 0, value, 0], np.float32))
+    with pytest.raises(QuarlError, match="not finite"):
+        policy.act([0.0, 1e300, 0.0, 0.0])  # Infinite as float32.
+
+
+def test_huge_finite_observations_are_accepted(artifacts: dict[str, Path]) -> None:
+    huge = np.array([3e38, 3e38, 0, 0], np.float32)  # Neither its sum nor its squares are finite.
+    assert Policy.load(artifacts["int8_io"]).act(huge) in (0, 1)
+
+
+def test_head_that_is_not_finite_is_refused(
+    networks: dict[str, Any], describe: Callable[..., Path]
+) -> None:
+    kernel, bias = np.full((4, 2), 3e38, np.float32), np.zeros(2, np.float32)
+    diverged = type(networks["mlp"])([(kernel, bias)], VECTORS)
+    policy = Policy.load(describe(diverged.convert("fp32")))
+    with pytest.raises(QuarlError, match=r"output is not finite.*head=\[inf, inf\]"):
+        policy.act(np.ones(4, np.float32))
+
+
+# Files.
+
+
+def refused(path: Path) -> str:
+    """Return the one line that a file is refused with."""
+    with pytest.raises(QuarlError) as error:
+        Policy.load(path)
+    message = str(error.value)
+    assert "\n" not in message
+    assert "Received: " in message
+    return message
+
+
+def test_missing_empty_and_unreadable_files_are_refused(
+    copy_artifact: Callable[[str], Path],
+) -> None:
+    path = copy_artifact("fp32")
+    assert "There is no flatbuffer" in refused(path.with_name("fp23.tflite"))
+    assert "cannot be read" in refused(path.parent)
+    path.write_bytes(b"")
+    assert "is empty; export it again" in refused(path)
+
+
+def test_truncated_file_is_refused(copy_artifact: Callable[[str], Path]) -> None:
+    path = copy_artifact("fp32")
+    content = path.read_bytes()
+    for length in (9, 1000, len(content) - 1):
+        path.write_bytes(content[:length])
+        message = refused(path)
+        assert "was changed or damaged after export; export it again" in message
+        assert f"{length} bytes" in message
+        assert f"{len(content)} bytes" in message
+
+
+def test_every_flipped_bit_is_noticed(copy_artifact: Callable[[str], Path]) -> None:
+    path = copy_artifact("int8")
+    content = path.read_bytes()
+    for position in range(0, len(content), 499):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        assert "changed or damaged" in refused(path) or 4 <= position < 8
+    path.write_bytes(content)
+    Policy.load(path)
+
+
+def test_foreign_files_are_refused(
+    artifacts: dict[str, Path], copy_artifact: Callable[[str], Path]
+) -> None:
+    path = copy_artifact("fp32")
+    path.write_text("a policy, honestly")
+    assert "is not a TFLite flatbuffer" in refused(path)
+    path.write_bytes(artifacts["steering"].read_bytes())
+    assert "changed or damaged" in refused(path)
+    sidecar_path(path).unlink()
+    assert "has no sidecar fp32.json beside it" in refused(path)
+
+
+def test_damaged_sidecar_is_refused(copy_artifact: Callable[[str], Path]) -> None:
+    path = copy_artifact("fp32")
+    sidecar = sidecar_path(path)
+    content = sidecar.read_text()
+    for damaged in (content[:200], "", "\x00" * 40):
+        sidecar.write_text(damaged)
+        assert "cannot be read as JSON" in refused(path)
+    sidecar.write_text("[]")
+    assert "no JSON object" in refused(path)
+    values = json.loads(content)
+    del values["head"]
+    sidecar.write_text(json.dumps(values))
+    assert "not a Sidecar of this version (fields that differ: head)" in refused(path)
+    sidecar.write_text(json.dumps(json.loads(content) | {"sha256": "0" * 64}))
+    assert "changed or damaged" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"observation_shape": [5]}, r"input shapes \[\[1, 4\]\], expected \[\[1, 5\]\]"),
+        ({"num_actions": 3}, r"output shapes \[\[1, 2\]\], expected \[\[1, 3\]\]"),
+        ({"num_actions": None}, "head does not fit its actions"),
+        ({"head": "action"}, "head does not fit its actions"),
+        ({"head": "q_value"}, "Unknown head: did you mean q_values?"),
+        ({"observation_dtype": "float23"}, "did you mean float32?"),
+    ],
+)
+def test_sidecar_of_another_policy_is_refused(
+    artifacts: dict[str, Path],
+    describe: Callable[..., Path],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    path = describe(artifacts["fp32"].read_bytes(), **changes)
+    with pytest.raises(QuarlError, match=message):
+        Policy.load(path)
+
+
+def test_content_that_litert_cannot_load_is_refused(artifacts: dict[str, Path]) -> None:
+    sidecar = Policy.load(artifacts["fp32"]).sidecar
+    with pytest.raises(QuarlError, match="LiteRT cannot load the flatbuffer") as error:
+        Policy(artifacts["fp32"].read_bytes()[:1000], sidecar)
+    assert "\n" not in str(error.value)
+
+
+# Latency and imports.
+
+
+def test_latency_is_of_whole_calls_and_counts_no_ties(artifacts: dict[str, Path]) -> None:
+    policy = Policy.load(artifacts["tied"])
+    latency = measure_latency(policy, VECTORS, calls=50)
+    assert set(latency) == {"median", "p95"}
+    assert 0 < latency["median"] <= latency["p95"]
+    assert policy.ties == 0
+    with pytest.raises(UsageError, match="observations=0, calls=50"):
+        measure_latency(policy, [], calls=50)
+    with pytest.raises(UsageError, match="observations=50, calls=0"):
+        measure_latency(policy, VECTORS, calls=0)
+
+
+def test_latency_of_sampling_is_of_sample(
+    artifacts: dict[str, Path], describe: Callable[..., Path]
+) -> None:
+    policy = Policy.load(describe(artifacts["tied"].read_bytes(), head="logits"))
+    random, untouched = np.random.default_rng(0), np.random.default_rng(0)
+    latency = measure_latency(policy, VECTORS, calls=50, random=random)
+    assert 0 < latency["median"] <= latency["p95"]
+    assert random.bit_generator.state != untouched.bit_generator.state
+    assert policy.ties == 0
+
+
+def test_policies_import_neither_tensorflow_nor_gymnasium(artifacts: dict[str, Path]) -> None:
+    code = (
+        "import sys; from quarl_tf import flatbuffer; from quarl_tf.policies import Policy;"
+        f"flatbuffer.audit(flatbuffer.Path({str(artifacts['fp32'])!r}));"
+        f"Policy.load({str(artifacts['fp32'])!r}).act([0.0] * 4);"
+        "print([m for m in ('tensorflow', 'gymnasium', 'keras', 'tf_keras') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

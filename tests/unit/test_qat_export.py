@@ -1,0 +1,419 @@
+"""What is exported of a quantisation-aware training computes what it trained with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quarl_tf import agents, networks, presets
+from quarl_tf.environments import env_spec, make_vector
+from quarl_tf.export import convert, int4
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import sha256
+from quarl_tf.quantization import preparing, qat
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
+from quarl_tf.store.records import Sidecar, TrainingRecord
+from quarl_tf.store.workspace import Workspace, sidecar_path
+
+POLE, CARS, GAME = "CartPole-v1", "MountainCarContinuous-v0", "BreakoutNoFrameskip-v4"
+KINDS: Mapping[str, Run] = {
+    "values": Run("dqn", POLE, 0, {"network": [32, 32]}),
+    "dueling": Run("dqn", POLE, 1, {"network": [32, 32], "dueling": True}),
+    "logits": Run("ppo", POLE, 0, {"network": [32, 32]}),
+    "action": Run("ddpg", CARS, 0, {"network": [32, 32]}),
+    "images": Run("dqn", GAME, 0, {"network": "li"}),
+}
+
+
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+class Bench:
+    """Networks as if they had been trained, with observations of random play."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._seen: dict[str, np.ndarray] = {}
+
+    def seen(self, env_id: str) -> np.ndarray:
+        if env_id not in self._seen:
+            envs = make_vector(env_id, 8)
+            envs.action_space.seed(0)
+            first, _ = envs.reset(seed=0)
+            ticks = 9 if env_id == GAME else 99
+            rest = [envs.step(envs.action_space.sample())[0] for _ in range(ticks)]
+            self._seen[env_id] = np.concatenate([first, *rest])
+        return self._seen[env_id]
+
+    def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
+        """Write a finished quantisation-aware training; return it and its network."""
+        quantization = Quantization.from_mapping({"bits": bits, "delay": 1, **options})
+        run = replace(KINDS[kind], quantization=quantization)
+        network = preparing(run.quantization)(self.plain(run))
+        qat.watch(network, self.seen(run.env_id))
+        qat.freeze(network)
+        random = np.random.default_rng(0)
+        for variable in network.trainable_variables:
+            if "log_stretch" in variable.name:  # As if they had been learned.
+                variable.assign(random.uniform(-0.2, 0.2, variable.shape).astype(np.float32))
+        self.write(run, network)
+        return run, network
+
+    def plain(self, run: Run) -> Any:
+        """Build the network of a run with biases, and statistics of what was seen."""
+        preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
+        network = agents.network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
+        seen, values = self.seen(run.env_id), networks.weights(network)
+        random = np.random.default_rng(run.seed)
+        for name in values:
+            if name.endswith("bias:0"):
+                values[name] = random.normal(0, 0.1, values[name].shape).astype(np.float32)
+        if "normalizer/mean:0" in values:
+            values["normalizer/mean:0"] = seen.mean(axis=0)
+            values["normalizer/inverse_deviation:0"] = 1 / seen.std(axis=0)
+        networks.set_weights(network, values)
+        return network
+
+    def write(self, run: Run, network: Any) -> None:
+        """Write a finished training of a network."""
+        folder = self.workspace.run_dir(run.run_id)
+        networks.save_weights(folder / "network.npz", networks.weights(network))
+        seen = {"observations": self.seen(run.env_id)}
+        networks.save_weights(folder / "calibration.npz", seen)
+        (folder / "progress.csv").write_text("step\n1\n")
+        TrainingRecord(
+            run=run.to_dict(),
+            run_id=run.run_id,
+            preset=asdict(presets.load(run.algo, run.env_id, run.overrides)),
+            best_step=1,
+            selection_return=0.0,
+            network_sha256=sha256(folder / "network.npz"),
+            calibration_sha256=sha256(folder / "calibration.npz"),
+            seconds=0.0,
+            versions=provenance.package_versions(),
+            commit=None,
+        ).save(folder / "training.json")
+
+    def export(self, run: Run, scheme: str) -> Path:
+        return convert.export(self.workspace, run.run_id, [Scheme.parse(scheme)], silent)[0]
+
+    def compared(self, kind: str, scheme: str, bits: int, **options: Any) -> Compared:
+        run, network = self.run(kind, bits, **options)
+        path = self.export(run, scheme)
+        discrete = env_spec(run.env_id).num_actions is not None
+        chooser = networks.chooser(network) if discrete else network
+        policy, seen = Policy.load(path), self.seen(run.env_id)
+        found = np.stack([policy.head(observation) for observation in seen])
+        return Compared(path, found, chooser(seen).numpy(), qat.head_step(chooser))
+
+
+class Compared:
+    """A flatbuffer's heads with its network's, on what was seen in the environment."""
+
+    def __init__(self, path: Path, found: np.ndarray, wanted: np.ndarray, step: float) -> None:
+        self.path, self.found, self.wanted = path, found, wanted
+        self.steps = np.abs(found - wanted) / step
+        self.sidecar = Sidecar.load(sidecar_path(path))
+
+    def require_same(self) -> None:
+        """Require the network's heads; beside the middle of two codes the other one is right."""
+        assert len(np.unique(self.wanted)) > 3
+        assert (self.steps > 1e-2).mean() < 0.05
+        assert self.steps.max() < 4.01
+        if self.wanted.shape[1] > 1:
+            assert (self.found.argmax(axis=1) == self.wanted.argmax(axis=1)).mean() > 0.95
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(Workspace(tmp_path_factory.mktemp("bench")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "options"),
+    [
+        *(("values", bits, {}) for bits in range(2, 9)),
+        *((kind, 4, {}) for kind in KINDS if kind != "values"),
+        ("logits", 3, {"rule": "paper"}),
+        ("logits", 3, {"per_channel": True, "edge_bits": 5}),
+        ("logits", 2, {"per_channel": False}),
+        ("logits", 6, {"learned_steps": True}),
+        ("images", 3, {"learned_steps": True}),
+    ],
+)
+def test_simulated_flatbuffers_are_the_network_at_every_width(
+    bench: Bench, kind: str, bits: int, options: dict[str, Any]
+) -> None:
+    compared = bench.compared(kind, f"qat_w{bits}a{bits}", bits, **options)
+    compared.require_same()
+    paper = "rule" in options
+    per_channel = Run.from_dict(compared.sidecar.run).quantization.per_channel
+    for kernel in flatbuffer.weights(compared.path).values():
+        # The head has eight bits.
+        if kernel.ndim == 2 and len(kernel) > 4:
+            grids = kernel if per_channel else [kernel]
+            assert all(len(np.unique(grid)) <= 2**bits + paper for grid in grids)
+    assert not compared.sidecar.native
+    assert "int8" not in compared.sidecar.weight_dtypes
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in KINDS),
+        *((kind, {"learned_steps": True}) for kind in ("values", "logits", "action", "images")),
+    ],
+)
+def test_int8_flatbuffers_are_the_network_at_eight_bits(
+    bench: Bench, kind: str, options: dict[str, Any]
+) -> None:
+    compared = bench.compared(kind, "qat_int8", 8, **options)
+    compared.require_same()
+    audit = flatbuffer.audit(compared.path)
+    layers = [op for op in audit.operators if op.startswith(("FULLY_CONNECTED", "CONV_2D"))]
+    assert len(layers) >= 3
+    assert all(op.endswith(" int8") for op in layers)
+    assert compared.sidecar.native
+    (source,) = audit.inputs
+    if kind == "images":
+        assert (source.dtype, source.scale, source.zero_point) == ("uint8", 1.0, 0)
+        *inside, last = audit.operators
+        assert last == "DEQUANTIZE float32"
+        assert all(op.endswith(" int8") for op in inside)
+    else:
+        assert source.dtype == "float32"
+        # All that is left in float is the normaliser and the scaling of actions.
+        assert audit.weight_dtypes.get("float32", 0) <= 10
+
+
+def test_sidecars_say_what_was_trained(bench: Bench) -> None:
+    for kind, head in (
+        ("values", "q_values"),
+        ("dueling", "advantages"),
+        ("logits", "logits"),
+        ("action", "action"),
+    ):
+        run, _ = bench.run(kind, 4)
+        sidecar = Sidecar.load(sidecar_path(bench.export(run, "qat_w4a4")))
+        assert (sidecar.scheme, sidecar.native, sidecar.head) == ("qat_w4a4", False, head)
+        assert Run.from_dict(sidecar.run) == run
+        assert sidecar.run["quantization"]["delay"] == 1
+        assert sidecar.calibration_sha256 is None
+        assert sidecar.check["mean_steps_apart"] <= 0.02
+
+
+def refused(bench: Bench, run: Run, scheme: str) -> str:
+    with pytest.raises(UsageError) as error:
+        bench.export(run, scheme)
+    assert "\n" not in str(error.value)
+    assert not bench.workspace.artifact(run.run_id, scheme).exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8", "ptq_w4", "qat_w5a5", "qat_int8"])
+def test_schemes_of_another_training_are_refused(bench: Bench, scheme: str) -> None:
+    run, _ = bench.run("values", 4)
+    message = refused(bench, run, scheme)
+    assert f"{run.run_id} can be exported as qat_int4, qat_w4a4. " in message
+    assert message.endswith(f"Received: scheme={scheme!r}")
+
+
+@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
+def test_what_integer_kernels_cannot_do_is_not_exported_for_them(
+    bench: Bench, options: dict[str, Any]
+) -> None:
+    run, _ = bench.run("values", 8, **options)
+    assert default_schemes(run.quantization) == ("qat_w8a8",)
+    assert "can be exported as qat_w8a8" in refused(bench, run, "qat_int8")
+
+
+def test_plain_trainings_have_no_trained_schemes(
+    bench: Bench, trained: Workspace, tiny_run: Run
+) -> None:
+    for scheme in ("qat_int8", "qat_w4a4"):
+        with pytest.raises(UsageError, match=f"exported as fp32, .*Received: scheme='{scheme}'"):
+            convert.export(trained, tiny_run.run_id, [Scheme.parse(scheme)], silent)
+
+
+def test_a_flatbuffer_on_other_grids_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = bench.run("values", 6)
+    exported = qat.exported
+
+    def coarser(network: Any, *, native: bool) -> Any:
+        for layer in qat.quantized_layers(network):
+            *_, (quantizer, _, _) = layer.quantizers()
+            quantizer.bits = 4
+        return exported(network, native=native)
+
+    monkeypatch.setattr("quarl_tf.export.convert.qat.exported", coarser)
+    bench.workspace.artifact(run.run_id, "qat_w6a6").unlink(missing_ok=True)
+    with pytest.raises(QuarlError, match="qat_w6a6 flatbuffer does not compute what its network"):
+        bench.export(run, "qat_w6a6")
+
+
+@pytest.mark.parametrize(("scheme", "bits"), [("qat_w6a6", 6), ("qat_int8", 8)])
+def test_one_value_of_the_head_that_is_wrong_is_refused(
+    bench: Bench, scheme: str, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = bench.run("values", bits)
+    exported = qat.exported
+
+    def broken(network: Any, *, native: bool) -> Any:
+        *_, head = qat.quantized_layers(network)
+        (_, _, kernel), *_ = head.quantizers()
+        kernel.assign(kernel.numpy() * np.array([-1.0, *[1.0] * (kernel.shape[1] - 1)], np.float32))
+        return exported(network, native=native)
+
+    monkeypatch.setattr("quarl_tf.export.convert.qat.exported", broken)
+    bench.workspace.artifact(run.run_id, scheme).unlink(missing_ok=True)
+    with pytest.raises(QuarlError, match=f"{scheme} flatbuffer does not compute"):
+        bench.export(run, scheme)
+
+
+def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
+    run, network = bench.run("values", 4)
+    for layer in qat.quantized_layers(network):
+        for quantizer, variables, kernel in layer.quantizers():
+            if kernel is not None:
+                low, high = quantizer.ends({name: v.numpy() for name, v in variables.items()})
+                step = (high - low) / quantizer.steps
+                codes = np.clip(np.floor(kernel.numpy() / step), -quantizer.steps // 2, None)
+                kernel.assign(((codes + 0.5) * step).astype(np.float32))
+    bench.write(run, network)
+    assert bench.export(run, "qat_w4a4").exists()
+
+
+def test_int8_tells_small_actions_of_a_saturated_policy_apart(bench: Bench) -> None:
+    run = replace(KINDS["action"], seed=7)
+    network = bench.plain(run)
+    kernel, _ = network.get_layer("head").weights
+    kernel.assign(40 * kernel)
+    bench.write(run, network)
+    policy, seen = Policy.load(bench.export(run, "int8")), bench.seen(CARS)
+    wanted = np.abs(network(seen).numpy())
+    found = np.abs([policy.head(observation) for observation in seen])
+    assert (wanted > 0.999).mean() > 0.3
+    small = found < 0.9
+    assert small.sum() > 40
+    # With steps of the sums' whole range there would be about as many codes as this between them.
+    sums = np.arctanh(np.clip(wanted, 0, 1 - 1e-7))
+    coarse = (np.arctanh(0.9) - sums[small].min()) / (2 * sums.max() / 255)
+    assert len(np.unique(found[small])) > 1.5 * coarse
+
+
+# Kernels on a grid of 4 bits or fewer, stored as int4.
+
+
+def heads(bench: Bench, run: Run, scheme: str) -> np.ndarray:
+    policy = Policy.load(bench.export(run, scheme))
+    return np.stack([policy.head(observation) for observation in bench.seen(run.env_id)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "options"),
+    [
+        *(("logits", bits, {}) for bits in (2, 3, 4)),
+        ("values", 4, {"edge_bits": 4}),
+        ("values", 4, {"learned_steps": True}),
+        ("action", 4, {}),
+        ("images", 4, {}),
+        ("logits", 3, {"per_channel": False}),
+        ("action", 3, {}),
+        ("images", 3, {}),
+    ],
+)
+def test_int4_computes_what_the_simulated_flatbuffer_does(
+    kind: str,
+    bits: int,
+    options: dict[str, Any],
+    bench: Bench,
+) -> None:
+    run, network = bench.run(kind, bits, **options)
+    simulated = f"qat_w{bits}a{bits}"
+    found, wanted = heads(bench, run, "qat_int4"), heads(bench, run, simulated)
+    # Learned steps have no multiples that are exact in float32: a code may become its neighbour.
+    unequal = 0.005 if options.get("learned_steps") else 0.0
+    assert (found != wanted).mean() <= unequal
+    np.testing.assert_allclose(found, wanted, atol=1.01 * qat.head_step(network))
+    path = bench.workspace.artifact(run.run_id, "qat_int4")
+    types = flatbuffer.audit(path).weight_dtypes
+    kernels = {
+        layer.name: variable.shape.num_elements()
+        for layer in network.layers
+        for variable in layer.variables
+        if variable.name.endswith("kernel:0")
+    }
+    edge = 0 if options.get("edge_bits") == 4 else kernels["head"]
+    assert types["int4"] == sum(kernels.values()) - edge
+    assert types.get("int8", 0) == edge
+    # An eighth of the kernels' bytes, or a quarter, is left.
+    saved = 3.5 * types["int4"] + 3 * edge
+    size = bench.workspace.artifact(run.run_id, simulated).stat().st_size - path.stat().st_size
+    assert size > 0.9 * saved - 2000
+    sidecar = Sidecar.load(sidecar_path(path))
+    assert sidecar.native
+    # Few images: a single sum halfway between two codes, which one network rounds to either by the
+    # processor and the batch it is asked in, is an eightieth of them.
+    assert sidecar.check["mean_steps_apart"] <= max(0.01, 1 / len(bench.seen(run.env_id)) + 1e-6)
+
+
+@pytest.mark.parametrize(("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"})])
+def test_grids_that_int4_does_not_hold_are_refused(
+    bits: int,
+    options: dict[str, Any],
+    bench: Bench,
+) -> None:
+    run, _ = bench.run("values", bits, **options)
+    with pytest.raises(UsageError, match="Received: scheme='qat_int4'"):
+        bench.export(run, "qat_int4")
+
+
+def test_kernels_on_no_grid_are_refused_in_a_line(bench: Bench) -> None:
+    run, _ = bench.run("values", 8, per_channel=True)
+    content = bench.export(run, "qat_w8a8").read_bytes()
+    with pytest.raises(QuarlError, match=r"use qat_wNaN\. Received: ") as error:
+        int4.pack(content, [(8, False)] * 3)
+    assert "\n" not in str(error.value)
+
+
+def test_steps_that_few_weights_do_not_tell_are_refused(bench: Bench) -> None:
+    run, _ = bench.run("values", 4, per_channel=True)
+    with pytest.raises(QuarlError, match=r"use qat_wNaN\. Received: "):
+        bench.export(run, "qat_int4")
+
+
+def test_steps_guessed_wrong_are_refused(bench: Bench) -> None:
+    run, _ = bench.run("values", 3)
+    content = bench.export(run, "qat_w3a3").read_bytes()
+    # Weights far below what the library bounds errors by: it takes any step.
+    kernels = list(flatbuffer.weights(content).values())
+    small = content
+    for kernel in kernels:
+        odd = (kernel * 1e-6).astype(np.float32)
+        odd += np.random.default_rng(0).normal(0, 1e-7, kernel.shape).astype(np.float32)
+        small = small.replace(kernel.tobytes(), odd.tobytes())
+    assert small != content
+    with pytest.raises(QuarlError, match="other weights in a kernel of shape"):
+        int4.pack(small, [(3, True), (3, True), (8, True)])
+
+
+def test_without_the_library_the_message_says_what_to_install(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = bench.run("values", 3)
+    monkeypatch.setitem(sys.modules, "litert_quantizer", None)
+    with pytest.raises(QuarlError, match=r"`pip install litert-quantizer`\. Received: "):
+        bench.export(run, "qat_int4")
+    assert not bench.workspace.artifact(run.run_id, "qat_int4").exists()

@@ -1,0 +1,249 @@
+"""Records say what they are of, and are refused where they cannot be so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import PRESET, RUN, SIDECAR, TRAINING, refused
+
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.files import write_json
+from quarl_tf.spec import Quantization
+from quarl_tf.store import records
+from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
+
+CONTINUOUS = replace(
+    SIDECAR,
+    head="action",
+    num_actions=None,
+    action_low=[-1.0],
+    action_high=[1.0],
+    action_std=[0.5],
+)
+
+EVALUATION = Evaluation(
+    run_id=TRAINING.run_id,
+    env_id="CartPole-v1",
+    scheme="fp32",
+    artifact_sha256=SIDECAR.sha256,
+    protocol={"action": "greedy"},
+    seeds=[1, 2],
+    returns=[9.0, 10.0],
+    lengths=[9, 10],
+    ties=0,
+    latency_us={"median": 9.0, "p95": 11.5},
+    reference_sha256=None,
+    agreement={"fraction": 1.0, "states": 19},
+    versions={},
+)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """Return the folder of a finished training."""
+    (tmp_path / "network.npz").write_bytes(b"network")
+    (tmp_path / "calibration.npz").write_bytes(b"calibration")
+    TRAINING.save(tmp_path / "training.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read as JSON"),
+        (b'{"run": ', "cannot be read as JSON"),
+        (b"\xff\xfe\x00", "cannot be read as JSON"),
+        (b"[1, 2]", "holds no JSON object. Received: list"),
+        (b"null", "holds no JSON object"),
+        (b"{}", "not a TrainingRecord of this version"),
+    ],
+)
+def test_damaged_records_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "training.json"
+    path.write_bytes(content)
+    assert message in refused(TrainingRecord.load, path)
+
+
+def test_record_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read as JSON" in refused(TrainingRecord.load, tmp_path)
+
+
+def test_fields_of_another_version_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "training.json"
+    values = asdict(TRAINING)
+    del values["seconds"]
+    write_json(path, values | {"minutes": 1})
+    message = refused(TrainingRecord.load, path)
+    assert "fields that differ: minutes, seconds" in message
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(FINITE, min_size=1), st.text(), st.none() | st.dictionaries(st.text(), FINITE))
+def test_records_survive_their_file(
+    tmp_path_factory: pytest.TempPathFactory,
+    returns: list[float],
+    name: str,
+    latency: dict[str, float] | None,
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "record.json"
+    record = replace(
+        EVALUATION,
+        run_id=name,
+        protocol={name: name},
+        seeds=list(range(len(returns))),
+        returns=returns,
+        lengths=[1] * len(returns),
+        latency_us=latency,
+    )
+    record.save(path)
+    assert Evaluation.load(path) == record
+
+
+def test_sound_records_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    for record in (TRAINING, SIDECAR, CONTINUOUS, EVALUATION):
+        record.save(path)
+        assert type(record).load(path) == record
+    # JSON has one kind of number: a whole return comes back without its point from other writers.
+    path.write_text(json.dumps(asdict(EVALUATION) | {"returns": [9, 10]}))
+    assert Evaluation.load(path).returns == [9, 10]
+
+
+def test_fields_that_older_files_lack_have_their_default(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    values = asdict(SIDECAR)
+    del values["action_std"]
+    write_json(path, values)
+    assert Sidecar.load(path) == SIDECAR
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "value"),
+    [
+        (EVALUATION, "run_id", None),
+        (EVALUATION, "ties", 0.5),
+        (EVALUATION, "ties", True),
+        (EVALUATION, "artifact_sha256", 7),
+        (EVALUATION, "seeds", "12"),
+        (EVALUATION, "seeds", [1, 2.5]),
+        (EVALUATION, "returns", [9.0, "10"]),
+        (EVALUATION, "returns", [9.0, None]),
+        (EVALUATION, "returns", [9.0, float("nan")]),
+        (EVALUATION, "returns", [9.0, float("inf")]),
+        (EVALUATION, "returns", [9.0, 10**400]),
+        (EVALUATION, "latency_us", {"median": "fast"}),
+        (EVALUATION, "latency_us", [9.0]),
+        (EVALUATION, "protocol", {"action": 1}),
+        (EVALUATION, "seeds", []),
+        (EVALUATION, "returns", [9.0]),
+        (EVALUATION, "lengths", [9, 10, 11]),
+        (EVALUATION, "agreement", {}),
+        (SIDECAR, "native", 1),
+        (SIDECAR, "size_bytes", "10"),
+        (SIDECAR, "size_bytes", 0),
+        (SIDECAR, "action_low", ["-1"]),
+        (SIDECAR, "action_std", [0.5]),  # Discrete actions have none.
+        (CONTINUOUS, "action_std", []),
+        (CONTINUOUS, "action_std", [0.5, 0.5]),
+        (CONTINUOUS, "action_std", [-0.5]),
+        (CONTINUOUS, "action_std", 0.5),
+        (SIDECAR, "check", [1]),
+        (SIDECAR, "weight_dtypes", {"int8": None}),
+        (SIDECAR, "run", {}),
+        (TRAINING, "run", {"algo": "dqn", "env_id": "CartPole-v1", "overrides": {}}),
+        (TRAINING, "run", TRAINING.run | {"seed": "0"}),
+        (TRAINING, "run", TRAINING.run | {"overrides": None}),
+        (TRAINING, "selection_return", float("nan")),
+        (TRAINING, "preset", None),
+    ],
+)
+def test_values_that_a_field_cannot_have_are_refused(
+    tmp_path: Path, record: Any, name: str, value: Any
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(asdict(record) | {name: value}))
+    message = refused(type(record).load, path)
+    assert f"{path} is no sound {type(record).__name__}" in message
+    assert "run again what made it. Received: " in message
+    assert message.split("Received: ")[1].startswith(f"{name}=")
+
+
+def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(asdict(EVALUATION) | {"returns": ["ten"] * 10_000}))
+    assert len(refused(Evaluation.load, path)) < 300 + len(str(path))
+
+
+# Finished trainings.
+
+
+def test_finished_training_is_found(run_folder: Path) -> None:
+    assert TrainingRecord.finished(run_folder, RUN, PRESET) == TRAINING
+
+
+def test_what_presets_did_not_say_then_was_as_it_is_unsaid(run_folder: Path) -> None:
+    older = replace(TRAINING, preset={k: v for k, v in TRAINING.preset.items() if k != "dueling"})
+    older.save(run_folder / "training.json")
+    assert TrainingRecord.finished(run_folder, RUN, PRESET) == older
+    message = refused(TrainingRecord.finished, run_folder, RUN, replace(PRESET, dueling=True))
+    assert message.endswith("Received: dueling=True for False")
+
+
+def test_training_without_record_is_not_finished(run_folder: Path) -> None:
+    (run_folder / "training.json").unlink()
+    assert TrainingRecord.finished(run_folder, RUN, PRESET) is None
+    assert TrainingRecord.finished(run_folder / "nowhere", RUN, PRESET) is None
+
+
+@pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
+def test_changed_files_of_a_training_are_refused(run_folder: Path, name: str) -> None:
+    (run_folder / name).write_bytes(b"other")
+    message = refused(TrainingRecord.finished, run_folder, RUN, PRESET)
+    assert f"{run_folder / name} was changed or damaged after training" in message
+    (run_folder / name).unlink()
+    message = refused(TrainingRecord.finished, run_folder, RUN, PRESET)
+    assert f"no such file. Received: path='{run_folder / name}'" in message
+
+
+def test_training_with_another_preset_is_refused_naming_what_differs(run_folder: Path) -> None:
+    preset = replace(PRESET, steps=20_000, discount=0.9)
+    message = refused(TrainingRecord.finished, run_folder, RUN, preset)
+    assert "was trained with other settings" in message
+    assert message.endswith("Received: discount=0.9 for 0.99, steps=20000 for 50000")
+
+
+def test_a_training_by_another_version_is_refused(run_folder: Path) -> None:
+    replace(TRAINING, preset={**TRAINING.preset, "dithered": True}).save(
+        run_folder / "training.json"
+    )
+    message = refused(TrainingRecord.finished, run_folder, RUN, PRESET)
+    assert f"{run_folder} was trained by another version; move it away" in message
+    assert "dithered" in message
+    with pytest.raises(QuarlError, match="another version"):
+        records.require_same_settings(run_folder, {"step": 5}, RUN, PRESET)
+
+
+def test_training_at_other_bits_is_refused_naming_them(run_folder: Path) -> None:
+    run = replace(RUN, quantization=Quantization(bits=4, delay=5))
+    message = refused(TrainingRecord.finished, run_folder, run, PRESET)
+    assert "quantization.bits=4 for None" in message
+    at_four = replace(TRAINING, run=run.to_dict())
+    at_four.save(run_folder / "training.json")
+    assert TrainingRecord.finished(run_folder, run, PRESET) == at_four
+    other = replace(RUN, quantization=Quantization(bits=8, delay=5))
+    message = refused(TrainingRecord.finished, run_folder, other, PRESET)
+    assert message.endswith("Received: quantization.bits=8 for 4")
+
+
+def test_a_sidecar_with_an_unknown_option_of_quantisation_is_refused(run_folder: Path) -> None:
+    odd = {**TRAINING.run, "quantization": {"bits": 4, "delay": 5, "dithered": True}}
+    replace(TRAINING, run=odd).save(run_folder / "training.json")
+    assert "dithered" in refused(TrainingRecord.load, run_folder / "training.json")

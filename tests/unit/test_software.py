@@ -1,0 +1,37 @@
+"""What software a result is made by is found out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quarl_tf.foundation import provenance
+
+
+def test_versions_are_those_imported() -> None:
+    versions = provenance.package_versions()
+    assert versions["numpy"] == np.__version__
+    assert "quarl-tf" in versions
+
+
+def test_commit_is_one_or_unknown() -> None:
+    commit = provenance.source_commit()
+    assert commit is None or re.fullmatch(r"[0-9a-f]{12,40}(-dirty)?", commit)
+
+
+@pytest.mark.parametrize(("installed", "known"), [("quarl_tf", True), (".venv/quarl_tf", False)])
+def test_commit_is_not_another_project_s(
+    installed: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / installed
+    package.mkdir(parents=True)
+    (package / "software.py").write_text("code")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for words in (["init", "-q"], ["add", "-f", installed], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "foundation/provenance.py"))
+    assert (provenance.source_commit.__wrapped__() is not None) == known

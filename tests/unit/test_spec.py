@@ -1,0 +1,313 @@
+"""A name is the specification: of a run, of a scheme."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quarl_tf import presets
+from quarl_tf.cli import arguments, verbs
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.spec import (
+    DEFAULT_SCHEMES,
+    PTQ_BITS,
+    QAT_BITS,
+    Quantization,
+    Run,
+    Scheme,
+    default_schemes,
+    possible_schemes,
+)
+
+JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
+OVERRIDES = st.dictionaries(st.text(min_size=1, max_size=5), JSON, max_size=4)
+
+
+# Runs.
+
+
+def test_plain_runs_are_named_after_what_they_are() -> None:
+    assert Run("dqn", "CartPole-v1", 0).run_id == "dqn-CartPole-v1-s0"
+    assert Run("dqn", "Acrobot-v1", 12).run_id == "dqn-Acrobot-v1-s12"
+
+
+def test_run_id_is_one_folder_name() -> None:
+    assert Run("dqn", "ALE/Pong-v5", 3).run_id == "dqn-ALE_Pong-v5-s3"
+    assert Run("dqn", "My:Env-v0", 3).run_id == "dqn-My_Env-v0-s3"
+
+
+def test_every_part_of_a_run_enters_its_name() -> None:
+    runs = [
+        Run("dqn", "CartPole-v1", 0),
+        Run("dqn", "CartPole-v1", 1),
+        Run("dqn", "CartPole-v0", 0),
+        Run("dqn", "CartPole-v1", 0, {"steps": 100}),
+        Run("dqn", "CartPole-v1", 0, {"steps": 101}),
+        Run("dqn", "CartPole-v1", 0, {"step": 100}),
+        Run("dqn", "CartPole-v1", 0, {"steps": 100, "num_envs": 1}),
+    ]
+    assert len({run.run_id for run in runs}) == len(runs)
+
+
+@given(OVERRIDES)
+def test_order_of_overrides_does_not_matter(overrides: dict[str, Any]) -> None:
+    turned = dict(reversed(overrides.items()))
+    assert Run("dqn", "X", 0, overrides).run_id == Run("dqn", "X", 0, turned).run_id
+
+
+@given(OVERRIDES, st.integers(0, 2**40))
+def test_run_survives_json(overrides: dict[str, Any], seed: int) -> None:
+    run = Run("dqn", "CartPole-v1", seed, overrides)
+    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
+    assert again == run
+    assert again.run_id == run.run_id
+
+
+def test_lists_and_tuples_are_the_same_override() -> None:
+    ids = {Run("dqn", "X", 0, {"network": layers}).run_id for layers in ([8, 8], (8, 8))}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("dqm", "CartPole-v1", 0), r"did you mean dqn.* Received: algorithm='dqm'"),
+        (("DQN", "CartPole-v1", 0), "did you mean dqn"),
+        (("sarsa", "CartPole-v1", 0), "choose from .*dqn.* Received: algorithm='sarsa'"),
+        (("dqn", "CartPole-v1", -1), "must be 0 or more. Received: seed=-1"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(arguments: tuple[str, str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Run(*arguments)
+
+
+# Quantisation-aware runs.
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bits": 5},
+    {"delay": 200},
+    {"edge_bits": 4},
+    {"rule": "paper"},
+    {"ranges": "extremes"},
+    {"ranges": "percentile"},
+    {"ranges": "following"},
+    {"gradient": "clipped"},
+    {"per_channel": True},
+    {"bits": 2, "per_channel": False},
+    {"bits": 2, "per_channel": True},
+    {"learned_steps": True, "gradient": "clipped"},
+    {"bits": 2, "learned_steps": True, "gradient": "clipped", "ranges": "extremes"},
+    {"rule": "paper", "edge_bits": 4, "ranges": "extremes"},
+    {"rule": "paper", "ranges": "moving_average", "gradient": "clipped"},
+    {"rule": "paper", "ranges": "following"},
+    {"rule": "paper", "bits": 2, "per_channel": True},
+]
+
+
+def aware(**options: Any) -> Run:
+    quantization = Quantization(**{"bits": 4, "delay": 100, **options})
+    return Run("dqn", "CartPole-v1", 0, {"steps": 300}, quantization)
+
+
+def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
+    runs = [aware(**options) for options in OPTIONS]
+    assert len({run.run_id for run in runs}) == len(runs)
+    plain = runs[0].plain
+    assert plain == Run("dqn", "CartPole-v1", 0, {"steps": 300})
+    assert runs[0].run_id == f"{plain.run_id}-q4d100"
+    assert all(run.plain == plain for run in runs)
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "dqn", "ppo"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_commands_name_the_same_run(options: dict[str, Any], algo: str) -> None:
+    overrides = {"network": "nature", "dueling": True, "n_step": 2}
+    quantization = Quantization(**{"bits": 4, "delay": 100, **options})
+    run = Run(algo, "CartPole-v1", 7, overrides, quantization)
+    parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
+    assert dict(verbs._override(text) for text in parsed.overrides) == overrides
+    preset = presets.load("ppo", "CartPole-v1", {"steps": 600})
+    assert verbs._quantization(parsed, preset) == quantization
+    assert (parsed.algo, parsed.env, parsed.seed) == (algo, "CartPole-v1", 7)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_quantisations_survive_json(options: dict[str, Any]) -> None:
+    run = aware(**options)
+    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
+    assert again == run
+    assert again.quantization == run.quantization
+    assert "quantization" not in run.plain.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 1}, "bits must be 2 to 8. Received: bits=1"),
+        ({"bits": 9}, "Received: bits=9"),
+        ({"edge_bits": 16}, "Received: edge_bits=16"),
+        ({"delay": 0}, "1 step or more.* Received: delay=0"),
+        ({"rule": "papr"}, "did you mean paper"),
+        ({"ranges": "extreme"}, "did you mean extremes"),
+        ({"gradient": "clip"}, "did you mean clipped"),
+        (
+            {"rule": "paper", "gradient": "clipped", "learned_steps": True},
+            "rule=paper, gradient=clipped, learned_steps=true",
+        ),
+        (
+            {"gradient": "straight_through", "learned_steps": True},
+            "gradient=straight_through, learned_steps=true",
+        ),
+        (
+            {"ranges": "following", "gradient": "clipped", "learned_steps": True},
+            "ranges=following, rule=nearest",
+        ),
+    ],
+)
+def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        aware(**options)
+    with pytest.raises(UsageError, match=message):
+        Quantization.from_mapping({"bits": 4, "delay": 100, **options})
+
+
+def test_few_bits_bring_a_grid_per_output() -> None:
+    def usual(bits: int, **options: Any) -> Quantization:
+        return Quantization.from_mapping({"bits": bits, "delay": 100, **options})
+
+    assert [bits for bits in QAT_BITS if usual(bits).per_channel] == [2, 3]
+    assert Run("ppo", "CartPole-v1", 0, {}, usual(2)).run_id == "ppo-CartPole-v1-s0-q2d100"
+    assert not usual(2, per_channel=False).per_channel
+    assert not usual(2, rule="paper").per_channel
+    assert usual(2, learned_steps=True).gradient == "clipped"
+    assert "-q" not in Run("ppo", "CartPole-v1", 0, {}, usual(2)).command("run").split()
+
+
+def test_ranges_of_a_dqn_follow() -> None:
+    def usual(**options: Any) -> Quantization:
+        return Quantization.from_mapping({"bits": 4, "delay": 100, **options}, "dqn")
+
+    assert usual().ranges == "following"
+    assert usual(ranges="moving_average").ranges == "moving_average"
+    assert usual(rule="paper").ranges == "extremes"
+    assert usual(learned_steps=True).ranges == "moving_average"
+    assert "-q" not in aware(ranges="following").command("run").split()
+    assert "ranges=moving_average" in aware(ranges="moving_average").command("run").split()
+
+
+def test_gradients_of_a_ddpg_are_clipped() -> None:
+    def usual(**options: Any) -> Quantization:
+        return Quantization.from_mapping({"bits": 4, "delay": 100, **options}, "ddpg")
+
+    assert usual().gradient == "clipped"
+    assert usual().ranges == "moving_average"
+    assert usual(rule="paper").gradient == "straight_through"
+    assert usual(gradient="straight_through").gradient == "straight_through"
+
+
+def test_learned_steps_bring_the_gradient_of_their_paper() -> None:
+    values = {"bits": 4, "delay": 100, "learned_steps": True}
+    assert Quantization.from_mapping(values).gradient == "clipped"
+
+
+@pytest.mark.parametrize("bits", QAT_BITS)
+def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
+    schemes = [Scheme.parse(n) for n in default_schemes(Quantization(bits=bits, delay=1))]
+    assert {s.weight_bits for s in schemes} == {bits}
+    assert all(s.aware for s in schemes)
+    assert [s.name for s in schemes if s.native] == (["qat_int8"] if bits == 8 else [])
+    assert [s.name for s in schemes if not s.native] == [f"qat_w{bits}a{bits}"]
+
+
+@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
+def test_only_what_integer_kernels_can_do_is_exported_for_them(options: dict[str, Any]) -> None:
+    assert default_schemes(Quantization(bits=8, delay=1, **options)) == ("qat_w8a8",)
+
+
+def test_int4_holds_grids_of_4_bits_and_fewer() -> None:
+    for bits in QAT_BITS:
+        possible = possible_schemes(Quantization(bits=bits, delay=1))
+        assert ("qat_int4" in possible) == (bits <= 4)
+        # Its library is an extra, so it is made only when asked for.
+        assert "qat_int4" not in default_schemes(Quantization(bits=bits, delay=1))
+    assert "qat_int4" not in possible_schemes(Quantization(bits=4, delay=1, rule="paper"))
+
+
+@pytest.mark.parametrize("name", ["qat_w4a5", "qat_w1a1", "qat_w9a9", "qat_w44", "qat_int2"])
+def test_schemes_of_no_quantisation_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"did you mean .*qat_"):
+        Scheme.parse(name)
+
+
+# Schemes.
+
+
+@pytest.mark.parametrize("name", DEFAULT_SCHEMES)
+def test_default_schemes_are_named_as_they_parse(name: str) -> None:
+    assert Scheme.parse(name).name == name
+
+
+def test_default_schemes_are_the_native_ones_and_eight_bits_down_to_two() -> None:
+    schemes = [Scheme.parse(name) for name in DEFAULT_SCHEMES]
+    assert {s.name: s.weight_bits for s in schemes if s.native} == {
+        "fp32": 32,
+        "fp16": 16,
+        "dynamic_int8": 8,
+        "int8": 8,
+    }
+    assert [s.weight_bits for s in schemes if not s.native] == [8, 7, 6, 5, 4, 3, 2]
+
+
+def test_native_schemes_have_no_rule_of_their_own() -> None:
+    assert all((Scheme.parse(n).mode is None) == Scheme.parse(n).native for n in DEFAULT_SCHEMES)
+
+
+@pytest.mark.parametrize(("stem", "mode"), [("ptq_w", "code"), ("ptq_paper_w", "paper")])
+def test_simulated_schemes_say_their_bits_and_their_rule(stem: str, mode: str) -> None:
+    schemes = [Scheme.parse(f"{stem}{bits}") for bits in range(2, 33)]
+    assert [scheme.weight_bits for scheme in schemes] == list(PTQ_BITS)
+    assert {(scheme.mode, scheme.native) for scheme in schemes} == {(mode, False)}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("INT8", "did you mean int8"),
+        ("fp23", "did you mean .*fp32"),
+        ("ptq_w1", "did you mean .*ptq_w"),
+        ("ptq_w33", "did you mean .*ptq_w3"),
+        ("ptq_w08", "did you mean .*ptq_w8"),
+        ("ptq_w8 ", "did you mean .*ptq_w8"),
+        ("ptq_w\N{ARABIC-INDIC DIGIT FOUR}", "did you mean .*ptq_w"),
+        ("ptq_w1\N{ARABIC-INDIC DIGIT TWO}", "Unknown scheme"),
+        ("", "choose from .*int8.* Received: scheme=''"),
+        ("zzz", "choose from .*ptq_w4"),
+    ],
+)
+def test_unknown_schemes_are_refused(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        Scheme.parse(name)
+    assert "\n" not in str(error.value)
+
+
+@given(
+    st.text(max_size=8)
+    | st.text(max_size=4).map("ptq_w".__add__)
+    | st.text("0123456789a", max_size=4).map("qat_w".__add__)
+)
+def test_a_scheme_has_one_name(name: str) -> None:
+    simulated = (f"{stem}{bits}" for stem in ("ptq_w", "ptq_paper_w") for bits in PTQ_BITS)
+    trained = (f"qat_w{bits}a{bits}" for bits in QAT_BITS)
+    names = {*DEFAULT_SCHEMES, *simulated, "qat_int8", *trained}
+    try:
+        accepted = Scheme.parse(name).name == name
+    except UsageError:
+        accepted = False
+    assert accepted == (name in names)

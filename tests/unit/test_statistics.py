@@ -1,0 +1,479 @@
+"""Behaviour of the intervals, the errors and the verdicts."""
+
+import math
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from quarl_tf.evaluation.compare import (
+    DEFAULT_MARGIN_PERCENT,
+    MIN_EPISODES,
+    Comparison,
+    Interval,
+    compare,
+    independent_games,
+    mean_interval,
+    mean_return,
+    normalised_error,
+    paired_difference,
+    pool,
+    reward_error,
+    student_interval,
+    verdict,
+)
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.store.records import GREEDY, Evaluation
+
+quick = settings(max_examples=20)
+
+# Whole numbers: their sums are exact, so resampled means that tie do so however they are summed.
+samples = st.lists(st.integers(-10_000, 10_000).map(float), min_size=2, max_size=30)
+
+IntervalOf = Callable[..., Interval]
+
+GAME = {"action": GREEDY, "game": "no chance in it"}
+
+
+def limits(interval: Interval) -> tuple[float, float, float]:
+    return interval.mean, interval.low, interval.high
+
+
+def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None) -> Evaluation:
+    return Evaluation(
+        run_id="dqn-CartPole-v1-s0",
+        env_id="CartPole-v1",
+        scheme=scheme,
+        artifact_sha256=None,
+        protocol={"action": GREEDY},
+        seeds=list(range(len(returns))) if seeds is None else seeds,
+        returns=returns,
+        lengths=[1] * len(returns),
+        ties=0,
+        latency_us=None,
+        reference_sha256=None,
+        agreement=None,
+        versions={},
+    )
+
+
+# Intervals of a mean.
+
+
+@pytest.mark.parametrize("interval_of", [mean_interval, student_interval])
+class TestBothIntervals:
+    def test_equal_values_have_an_interval_of_no_width(self, interval_of: IntervalOf) -> None:
+        # 0.1 summed three times and divided by 3 is not 0.1.
+        assert limits(interval_of([0.1, 0.1, 0.1])) == (0.1, 0.1, 0.1)
+
+    def test_one_value_has_no_interval(self, interval_of: IntervalOf) -> None:
+        interval = interval_of([7.0])
+        assert limits(interval) == (7.0, -math.inf, math.inf)
+        assert not interval.bounded
+
+    @pytest.mark.parametrize("values", [[], [[1.0, 2.0]], [1.0, math.nan], [math.inf, 1.0]])
+    def test_refuses_what_has_no_mean(self, interval_of: IntervalOf, values: list[float]) -> None:
+        with pytest.raises(QuarlError, match="Received: "):
+            interval_of(values)
+
+    @given(values=samples)
+    @quick
+    def test_holds_the_mean_and_is_the_same_every_time(
+        self, interval_of: IntervalOf, values: list[float]
+    ) -> None:
+        interval = interval_of(values)
+        slack = 1e-9 * max(map(abs, values), default=0)
+        assert interval.bounded
+        assert interval.low - slack <= interval.mean <= interval.high + slack
+        assert interval == interval_of(values)
+
+    @given(values=samples, shift=st.integers(-1000, 1000))
+    @quick
+    def test_moves_with_its_values(
+        self, interval_of: IntervalOf, values: list[float], shift: int
+    ) -> None:
+        moved = interval_of([value + shift for value in values])
+        expected = [limit + shift for limit in limits(interval_of(values))]
+        assert limits(moved) == pytest.approx(expected, abs=1e-6)
+
+    def test_values_that_repeat_others_are_no_observations(self, interval_of: IntervalOf) -> None:
+        # Three games of 11, 13 and 21, each played from several starts.
+        values = [11.0] * 24 + [13.0] * 23 + [21.0] * 53
+        interval = interval_of(values, 2.5)
+        # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
+        half = stats.t.ppf(0.975, 1.5) * math.sqrt(20.7424 / 1.5)
+        assert limits(interval) == pytest.approx((16.76, 16.76 - half, 16.76 + half))
+
+    @pytest.mark.parametrize("times", [2, 10])
+    def test_all_values_repeated_alike_are_as_good_as_each_once(
+        self, interval_of: IntervalOf, times: int
+    ) -> None:
+        once = [11.0, 13.0, 21.0]
+        expected = limits(student_interval(once))
+        assert limits(interval_of(once * times, 3)) == pytest.approx(expected)
+
+
+def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
+    values = np.random.default_rng(3).exponential(1.0, MIN_EPISODES)
+    assert mean_interval(values[:-1]) == student_interval(values[:-1])
+    assert mean_interval(values) != student_interval(values)
+    # A bootstrap of two values ends at the values: gains of 1 and 2 would be certain gains.
+    assert mean_interval([1.0, 2.0]).low < 0
+
+
+def test_rare_failures_pull_the_bootstrap_interval_down_only() -> None:
+    # 1 of 100 episodes falls at 480: resampled means are 500 - 0.2 k with k close to Poisson(1).
+    interval = mean_interval([500.0] * 99 + [480.0])
+    assert interval.mean == pytest.approx(499.8)
+    assert interval.high == 500.0
+    assert 498.8 <= interval.low <= 499.4
+
+
+def test_bootstrap_agrees_with_student_where_the_mean_is_normal() -> None:
+    values = np.random.default_rng(5).normal(100, 20, 400)
+    expected = limits(student_interval(values))
+    assert limits(mean_interval(values)) == pytest.approx(expected, abs=0.2)
+
+
+def test_student_is_scipys_t_test() -> None:
+    values = [3.0, -1.0, 4.5, 2.0]
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert limits(student_interval(values)) == pytest.approx((2.125, expected.low, expected.high))
+
+
+def test_student_of_two_by_hand() -> None:
+    # Mean 1, standard error 1, t(0.975, 1) = 12.706.
+    assert limits(student_interval([0.0, 2.0])) == pytest.approx((1, -11.706, 13.706), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("interval_of", "episodes", "draw"),
+    [
+        (mean_interval, 50, lambda g, n: g.exponential(1.0, n)),
+        (mean_interval, 50, lambda g, n: g.normal(1.0, 1.0, n)),
+        (mean_interval, 5, lambda g, n: g.normal(1.0, 1.0, n)),
+        (student_interval, 3, lambda g, n: g.normal(1.0, 1.0, n)),
+    ],
+    ids=["skewed episodes", "normal episodes", "few episodes", "three trainings"],
+)
+def test_19_of_20_intervals_hold_the_true_mean(
+    interval_of: IntervalOf, episodes: int, draw: Callable[..., np.ndarray]
+) -> None:
+    generator = np.random.default_rng(11)
+    intervals = [interval_of(draw(generator, episodes)) for _ in range(200)]
+    covered = np.mean([interval.low <= 1.0 <= interval.high for interval in intervals])
+    assert 0.88 <= covered <= 0.99
+
+
+def test_many_episodes_do_not_need_much_memory() -> None:
+    # All resamples of 4000 values at once take 320 MB.
+    values = np.random.default_rng(0).normal(size=4000)
+    tracemalloc.start()
+    mean_interval(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+# Paired differences.
+
+
+def test_a_policy_does_not_differ_from_itself() -> None:
+    returns = np.random.default_rng(0).normal(100, 50, 30)
+    assert limits(paired_difference(returns, returns)) == (0.0, 0.0, 0.0)
+
+
+def test_pairing_removes_what_episodes_share() -> None:
+    generator = np.random.default_rng(0)
+    easy_or_hard = generator.normal(0, 100, 50)
+    other = easy_or_hard - 1 + generator.normal(0, 0.1, 50)
+    difference = paired_difference(easy_or_hard, other)
+    assert -1.1 < difference.low < difference.mean < difference.high < -0.9
+
+
+@given(values=samples, other=samples)
+@quick
+def test_difference_changes_sign_with_the_order(values: list[float], other: list[float]) -> None:
+    n = min(len(values), len(other))
+    forth = paired_difference(values[:n], other[:n])
+    back = paired_difference(other[:n], values[:n])
+    assert forth.mean == pytest.approx(-back.mean)
+
+
+def test_refuses_pairs_of_different_lengths() -> None:
+    with pytest.raises(QuarlError, match="Received: 2 and 3 returns"):
+        paired_difference([1, 2], [1, 2, 3])
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "expected"),
+    [
+        (214, 78, 63.55),  # DQN on Breakout, QuaRL's table of rewards
+        (1433, 2024, -41.24),  # DQN on MsPacman, the same table
+        (-100, -150, 50.0),  # worse is positive for negative returns as well
+        (-100, -50, -50.0),
+        (5, 5, 0.0),
+    ],
+)
+def test_reward_error(reference: float, other: float, expected: float) -> None:
+    assert reward_error(reference, other) == pytest.approx(expected, abs=0.005)
+
+
+def test_reward_error_of_nothing_is_unknown() -> None:
+    assert reward_error(0.0, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"), [(200, 0.0), (-200, 100.0), (0, 50.0), (300, -25.0)]
+)
+def test_normalised_error_runs_from_fp32_to_chance(other: float, expected: float) -> None:
+    assert normalised_error(200, other, -200) == pytest.approx(expected)
+
+
+def test_normalised_error_does_not_know_where_zero_is() -> None:
+    assert normalised_error(200, 150, -200) == normalised_error(1200, 1150, 800)
+
+
+def test_normalised_error_without_a_scale_is_unknown() -> None:
+    assert normalised_error(20.0, 30.0, 20.0) is None
+
+
+def test_normalised_error_of_a_policy_below_chance_keeps_its_sign() -> None:
+    assert normalised_error(-300, -400, -200) == pytest.approx(100.0)
+
+
+# Verdicts.
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "reference", "expected"),
+    [
+        (0, 0, 500, "within margin"),
+        (-10, 0, 500, "within margin"),  # just within 2 %
+        (-10.01, 0, 500, "cannot tell"),
+        (-5, -1, 500, "within margin"),  # sure, and within what the user does not mind
+        (-20, -1, 500, "loss"),
+        (-400, -300, 500, "loss"),
+        (-20, 30, 500, "cannot tell"),
+        (0.1, 30, 500, "gain"),
+        (0, 30, 500, "within margin"),
+        (-1, 1, -100, "within margin"),  # the margin is of the absolute return
+        (-3, -2.5, -100, "loss"),
+        (0, 0, 0, "cannot tell"),  # 2 % of nothing is no margin
+        (-5, 5, 0, "cannot tell"),
+        (1, 5, 0, "gain"),  # needs no margin
+        (-5, -1, 0, "loss"),
+        (-math.inf, math.inf, 500, "cannot tell"),
+    ],
+)
+def test_verdict(low: float, high: float, reference: float, expected: str) -> None:
+    middle = 0.0 if math.isinf(low) else (low + high) / 2
+    assert verdict(Interval(middle, low, high), reference, 2.0, 100) == expected
+
+
+def test_a_margin_of_zero_forgives_nothing() -> None:
+    assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0, 100) == "cannot tell"
+    assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0, 100) == "within margin"
+
+
+@pytest.mark.parametrize("margin", [-1.0, math.nan, math.inf])
+def test_refuses_a_margin_that_is_none(margin: float) -> None:
+    with pytest.raises(UsageError, match=f"Received: margin_percent={margin}"):
+        verdict(Interval(0, 0, 0), 500, margin, 100)
+
+
+@given(
+    low=st.floats(-100, 100), width=st.floats(0, 100), small=st.floats(0, 50), more=st.floats(0, 50)
+)
+@quick
+def test_a_wider_margin_never_turns_no_loss_into_a_loss(
+    low: float, width: float, small: float, more: float
+) -> None:
+    interval = Interval(low + width / 2, low, low + width)
+    if verdict(interval, 100, small, 100) in ("gain", "within margin"):
+        assert verdict(interval, 100, small + more, 100) in ("gain", "within margin")
+
+
+@pytest.mark.parametrize("low", [-400.0, 0.0, 400.0])
+def test_a_handful_of_episodes_cannot_tell(low: float) -> None:
+    certain = Interval(low, low, low)
+    assert verdict(certain, 500, 2.0, MIN_EPISODES - 1) == "cannot tell"
+    assert verdict(certain, 500, 2.0, MIN_EPISODES) != "cannot tell"
+
+
+# Comparisons.
+
+
+def test_compare_by_hand() -> None:
+    result = compare(
+        evaluation("fp32", [10.0, 20.0, 30.0] * 7),
+        evaluation("int8", [9.0, 18.0, 27.0] * 7),
+        evaluation("random", [0.0, 4.0], seeds=[100, 101]),
+        DEFAULT_MARGIN_PERCENT,
+    )
+    assert (result.scheme, result.episodes) == ("int8", 21)
+    assert result.returns.mean == 18.0
+    assert result.reference_mean == 20.0
+    assert result.difference.mean == pytest.approx(-2.0)
+    assert result.reward_error == pytest.approx(10.0)
+    assert result.normalised_error == pytest.approx(100 * 2 / 18)
+    assert result.verdict == "loss"
+
+
+def test_games_played_alike_from_many_starts_are_few_observations() -> None:
+    # Pong: three games, one of which int8 plays better.
+    before, after = ([11.0, *more, 21.0] * 33 for more in ([13.0], [18.0]))
+    chance = compare(evaluation("fp32", before), evaluation("int8", after), None)
+    assert chance.verdict == "gain"
+    played = [
+        replace(evaluation(name, returns), protocol=GAME)
+        for name, returns in (("fp32", before), ("int8", after))
+    ]
+    result = compare(*played, None)
+    assert result.difference == mean_interval(np.subtract(after, before), 3)
+    assert result.returns == mean_interval(after, 3)
+    assert (result.difference.mean, result.verdict) == (chance.difference.mean, "cannot tell")
+    # Two schemes tell more games apart than either.
+    assert independent_games(*played) == 3
+    assert independent_games(replace(played[0], returns=[1.0] * 99), played[1]) == 3
+    lost = replace(played[1], returns=[-21.0] * 99)
+    assert compare(played[0], lost, None).verdict == "loss"
+    # That all are equal says little when they are few.
+    same = compare(played[0], replace(played[0], scheme="int8"), None)
+    assert (same.difference.bounded, same.verdict) == (False, "cannot tell")
+    # Chance in the actions makes each game its own.
+    drawn = [replace(one, protocol=GAME | {"action": "sampled"}) for one in played]
+    assert independent_games(*drawn) is None
+    assert compare(*drawn, None).difference == chance.difference
+
+
+def test_rarely_played_games_weigh_little() -> None:
+    game = replace(evaluation("fp32", [20.0] * 90 + [21.0] * 10), protocol=GAME)
+    assert independent_games(game) == pytest.approx(100**2 / (90**2 + 10**2))
+    # 1.2 games are no evidence of a mean, however often they are played.
+    assert not mean_return(game).bounded
+    assert mean_return(game).mean == pytest.approx(20.1)
+
+
+@pytest.mark.parametrize("different", [2, 5, 20, 30])
+def test_intervals_of_repeated_games_hold_the_true_mean_as_often_as_they_say(
+    different: int,
+) -> None:
+    random = np.random.default_rng(0)
+    held = unbounded = 0
+    for _ in range(1000):
+        returns = random.normal(size=different)[random.integers(different, size=100)]
+        interval = mean_return(replace(evaluation("fp32", list(returns)), protocol=GAME))
+        held += interval.low <= 0 <= interval.high
+        unbounded += not interval.bounded
+    assert (held - unbounded) / (1000 - unbounded) >= 0.93
+
+
+def test_compare_without_a_random_policy() -> None:
+    same = evaluation("fp32", [10.0, 20.0] * 10)
+    result = compare(same, replace(same, scheme="fp16"), None)
+    assert result.normalised_error is None
+    assert result.verdict == "within margin"
+
+
+@pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
+@pytest.mark.parametrize("change", [-5.0, 0.0, 5.0])
+def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: float) -> None:
+    before = [10.0 + i for i in range(episodes)]
+    after = [value + change + 0.01 * i for i, value in enumerate(before)]
+    result = compare(evaluation("fp32", before), evaluation("int8", after), None)
+    assert result.verdict == "cannot tell"
+    # No way around it through a report on one run, or on several of which one is short.
+    assert pool([result]).verdict == "cannot tell"
+    assert pool([result, comparison(change), comparison(change)]).verdict == "cannot tell"
+
+
+def test_compare_refuses_other_episodes_and_names_both() -> None:
+    with pytest.raises(QuarlError) as caught:
+        compare(evaluation("fp32", [1.0, 2.0]), evaluation("int8", [1.0, 2.0], [5, 6]), None)
+    message = str(caught.value)
+    assert "fp32 with 2 episodes from seed 0" in message
+    assert "int8 with 2 episodes from seed 5" in message
+    assert "--episodes" in message
+    assert "\n" not in message
+
+
+# Several trainings.
+
+
+def comparison(difference: float, reference: float = 100.0, scheme: str = "int8") -> Comparison:
+    mean = reference + difference
+    return Comparison(
+        scheme=scheme,
+        episodes=100,
+        returns=Interval(mean, mean - 1, mean + 1),
+        difference=Interval(difference, difference - 0.1, difference + 0.1),
+        reference_mean=reference,
+        reward_error=reward_error(reference, mean),
+        normalised_error=normalised_error(reference, mean, 0.0),
+        margin_percent=2.0,
+        verdict="cannot tell",
+    )
+
+
+def test_a_single_run_keeps_its_own_interval() -> None:
+    one = comparison(-5.0)
+    pooled = pool([one])
+    assert (pooled.returns, pooled.difference) == (one.returns, one.difference)
+    assert (pooled.episodes, pooled.verdict) == (100, "loss")
+
+
+def test_pool_takes_the_training_as_the_unit() -> None:
+    pooled = pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
+    assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
+    assert pooled.returns == student_interval([96.0, 100.0, 101.0])
+    assert pooled.episodes == 300
+    # Each run alone is sure of its own difference; what the next training loses is another matter.
+    assert pooled.verdict == "cannot tell"
+
+
+def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None:
+    # As dynamic_int8 of DQN on LunarLander: means within 0.1 of each other, each sure to 9 or so.
+    each = [
+        replace(comparison(0.0), difference=Interval(mean, mean - below, mean + 6.0))
+        for mean, below in ((-2.2, 9.0), (-2.3, 12.0), (-2.25, 8.0))
+    ]
+    difference = pool(each).difference
+    assert difference.mean == pytest.approx(-2.25)
+    assert difference.low == pytest.approx(-2.25 - math.sqrt(81 + 144 + 64) / 3)
+    assert difference.high == pytest.approx(-2.25 + math.sqrt(3 * 36) / 3)
+    assert pool(each).verdict == "cannot tell"
+
+
+def test_signed_errors_cancel_and_absolute_ones_do_not() -> None:
+    pooled = pool([comparison(-10.0), comparison(10.0)])
+    assert pooled.reward_error == pytest.approx(0.0)
+    assert pooled.absolute_reward_error == pytest.approx(10.0)
+    assert pooled.normalised_error == pytest.approx(0.0)
+
+
+def test_pool_does_not_average_over_what_happens_to_be_known() -> None:
+    pooled = pool([comparison(-10.0), comparison(-10.0, reference=0.0)])
+    assert pooled.reward_error is None
+    assert pooled.absolute_reward_error is None
+
+
+@pytest.mark.parametrize(
+    "comparisons",
+    [
+        [],
+        [comparison(0.0), comparison(0.0, scheme="fp16")],
+        [comparison(0.0), replace(comparison(0.0), margin_percent=5.0)],
+    ],
+)
+def test_pool_refuses_what_does_not_belong_together(comparisons: list[Comparison]) -> None:
+    with pytest.raises(QuarlError, match="Received: "):
+        pool(comparisons)
