@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from quarl_tf import __version__
 from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
+from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.spec import ALGORITHMS, DEFAULT_EPISODES
 
@@ -163,6 +164,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="presets of your own in YAML, by algorithm, then environment; they go before ours",
+    )
+    parser.add_argument(
+        "--device",
+        choices=device.DEVICES,
+        default="cpu",
+        help="what to train on (default: %(default)s; gpu is experimental)",
     )
 
 

@@ -23,7 +23,7 @@ from quarl_tf import environments, presets, study
 from quarl_tf.cli import arguments
 from quarl_tf.cli.summary import Summary, reference_of
 from quarl_tf.evaluation.play import evaluate_and_save, require_playable
-from quarl_tf.foundation import provenance
+from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
@@ -367,6 +367,7 @@ def _doctor(args: argparse.Namespace) -> None:
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     """Build the run asked for, and see that its environment and preset exist."""
+    device.use(args.device)
     _import_modules(args)
     env_id = environments.canonical_id(args.env)
     _tell_renamed({args.env: env_id})

@@ -1,30 +1,63 @@
-"""The one place that chooses Keras 2, which TF-Agents and tfmot need, and quiets TensorFlow.
+"""The one place that loads TensorFlow, with Keras 2, which TF-Agents and tfmot need.
 
-Import `tf` and `keras` from here, before anything else imports TensorFlow.
+Import `tf` and `keras` from here. What computes is set here as well, so that trainings by command
+and by Python end with the same bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 
-# Read when TensorFlow's Keras first loads; Keras 3 would break TF-Agents and tfmot.
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
-# Its C++ logs say nothing a user could act on; failures arrive as exceptions.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# By itself, TensorFlow takes oneDNN's convolutions only on processors with instructions for neural
-# networks. With AVX2 alone, too, games train faster by them.
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-# XLA would sum large tensors in windows, without vector instructions: on CartPole, the norms that
-# clip DQN's gradients took a tenth of each gradient step.
-os.environ["XLA_FLAGS"] = " ".join(
-    ["--xla_disable_hlo_passes=tree_reduction_rewriter", *os.environ.get("XLA_FLAGS", "").split()]
-)
-# Policies this small train on the CPU.
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+import numpy as np
 
-from quarl_tf.foundation import native_output
+from quarl_tf.foundation import device, native_output
 from quarl_tf.foundation.errors import QuarlError
 
+_XLA_FLAG = "--xla_disable_hlo_passes=tree_reduction_rewriter"
+
+
+def _refuse_keras_3() -> None:
+    version = getattr(sys.modules.get("keras"), "__version__", "2")
+    if not version.startswith("2"):
+        raise QuarlError(
+            "Keras 3 is loaded already, beside which Keras 2 cannot be chosen; import keras after "
+            f"quarl_tf has loaded TensorFlow, or not at all. Received: keras={version}"
+        )
+
+
+def _set_environment() -> None:
+    """Set what TensorFlow reads when it is loaded or first computes."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    # Its C++ logs say nothing a user could act on; failures arrive as exceptions.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Else it takes oneDNN's convolutions only on processors newer than AVX2.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    # Else XLA sums large tensors in windows, without vector instructions.
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if _XLA_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = " ".join([_XLA_FLAG, *flags])
+    if device.chosen() == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def _limit_blas() -> None:
+    """Let NumPy multiply in one thread: a few rows are done before a second has woken up."""
+    if "OPENBLAS_NUM_THREADS" in os.environ:
+        return
+    library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+    for prefix in ("scipy_", ""):
+        for suffix in ("64_", ""):
+            set_threads = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+            if set_threads is not None:
+                set_threads(1)
+                return
+
+
+_refuse_keras_3()
+_set_environment()
+_limit_blas()
 try:
     with native_output.caught():
         import tensorflow as tf
@@ -32,7 +65,7 @@ try:
         from tf_keras.src.mixed_precision import autocast_variable
 
         # Its first use looks for a GPU, and says that there is none.
-        tf.config.list_logical_devices()
+        _DEVICES = {found.device_type for found in tf.config.list_logical_devices()}
 except ModuleNotFoundError as error:
     raise QuarlError(
         "Training and export need TensorFlow, which evaluation and reports do without; install "
@@ -41,8 +74,12 @@ except ModuleNotFoundError as error:
 
 if tf.keras.Model is not keras.Model:
     raise QuarlError(
-        "Keras 3 was loaded before quarl_tf could choose Keras 2; import quarl_tf first or set "
+        "TensorFlow was loaded with Keras 3; import quarl_tf's training first or set "
         f"TF_USE_LEGACY_KERAS=1. Received: tf.keras.Model from {tf.keras.Model.__module__}"
+    )
+if device.chosen() == "gpu" and "GPU" not in _DEVICES:
+    raise QuarlError(
+        f"TensorFlow sees no GPU; train on the CPU. Received: devices={sorted(_DEVICES)}"
     )
 
 __all__ = ["autocast_variable", "keras", "tf"]

@@ -1,0 +1,33 @@
+"""What trainings compute on: the CPU, unless a GPU is asked for before TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import sys
+
+from quarl_tf.foundation.errors import UsageError, unknown
+
+DEVICES = ("cpu", "gpu")
+
+
+def use(device: str) -> None:
+    """Choose "cpu" or "gpu" (experimental) for this process.
+
+    Raises:
+        UsageError: There is no such device, or TensorFlow has been loaded for the other.
+    """
+    global _chosen  # noqa: PLW0603
+    if device not in DEVICES:
+        raise unknown("device", device, DEVICES)
+    if device != _chosen and "quarl_tf.foundation.keras" in sys.modules:
+        raise UsageError(
+            f"TensorFlow is loaded already; choose in a new process. Received: device={device!r}"
+        )
+    _chosen = device
+
+
+def chosen() -> str:
+    """Return the device in use."""
+    return _chosen
+
+
+_chosen = "cpu"

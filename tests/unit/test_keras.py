@@ -1,0 +1,63 @@
+"""What importing sets: the package nothing, the first stage that needs TensorFlow all it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from quarl_tf.foundation import device
+from quarl_tf.foundation.errors import UsageError
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_importing_the_package_sets_nothing() -> None:
+    code = "import os; kept = dict(os.environ); import quarl_tf; print(dict(os.environ) == kept)"
+    assert run(code) == "True\n"
+
+
+def test_keras_3_is_refused_in_one_line() -> None:
+    code = """
+import sys, types
+sys.modules["keras"] = types.SimpleNamespace(__version__="3.9.1")
+try:
+    import quarl_tf.foundation.keras
+except ValueError as error:
+    print(error)
+"""
+    (line,) = run(code).splitlines()
+    assert line.endswith("Received: keras=3.9.1")
+
+
+def test_all_is_set_however_numpy_was_loaded() -> None:
+    code = """
+import os
+os.environ.pop("OPENBLAS_NUM_THREADS", None)
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+import ctypes, numpy
+from quarl_tf.foundation.keras import tf
+library = ctypes.CDLL(numpy.linalg._umath_linalg.__file__)
+threads = getattr(library, "scipy_openblas_get_num_threads64_", lambda: 1)
+print(threads(), os.environ["CUDA_VISIBLE_DEVICES"], tf.config.list_physical_devices("GPU"))
+"""
+    assert run(code).splitlines()[-1] == "1 -1 []"
+
+
+def test_a_device_is_chosen_before_tensorflow_is_loaded() -> None:
+    with pytest.raises(UsageError, match="Received: device='tpu'"):
+        device.use("tpu")
+    code = """
+from quarl_tf.foundation import device
+device.use("cpu")
+import quarl_tf.foundation.keras
+try:
+    device.use("gpu")
+except ValueError as error:
+    print(error)
+"""
+    assert run(code).strip().endswith("Received: device='gpu'")
