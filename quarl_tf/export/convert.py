@@ -254,7 +254,7 @@ def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    quantized = quantize_weights(trained.weights, scheme.weight_bits, scheme.mode or "code")
+    quantized = quantize_weights(trained.weights, scheme.recipe)
     return _convert(trained.converter(quantized)), trained.network(quantized)
 
 

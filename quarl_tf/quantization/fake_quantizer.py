@@ -11,9 +11,9 @@ import numpy.typing as npt
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats, Forward
-from quarl_tf.quantization.grid import grid_within, snap
+from quarl_tf.quantization.grid import frozen_grid, grid_between, snap
 from quarl_tf.quantization.toolkit import quantizers
-from quarl_tf.spec import Quantization
+from quarl_tf.spec import Quantization, TensorFormat
 
 #: Weight of what a moving average had before.
 _KEPT = 0.99
@@ -61,12 +61,16 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         self._follows = quantization.ranges == "following"
         self.kernel, self.per_channel = kernel, per_channel
         self.narrow = kernel and not self._paper
+        self.form = (
+            TensorFormat(bits=bits, rounding="floor", step="paper")
+            if self._paper
+            else TensorFormat(bits=bits, symmetric=kernel)
+        )
 
     @property
     def steps(self) -> int:
         """Steps between the lowest and the highest code."""
-        codes: int = 2**self.bits
-        return codes if self._paper else codes - (2 if self.narrow else 1)
+        return self.form.steps
 
     def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
         """Create the range, and whether it is frozen, as variables of the layer."""
@@ -182,15 +186,9 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
                 f"Received: delay={self._quantization.delay}"
             )
         low, high = np.clip(low, -self._limit, 0), np.clip(high, 0, self._limit)
-        # Nothing but 0: any step will do.
-        high = np.where(high > low, high, low + 1)
-        if self.narrow:
-            high = np.maximum(-low, high)
-            low = -high
-        elif not self._paper:
-            low, high = grid_within(low, high, self.steps)
-        variables["low"].assign(low)
-        variables["high"].assign(high)
+        grid = grid_between(low, high, self.form)
+        variables["low"].assign(grid.low)
+        variables["high"].assign(grid.high)
         variables["frozen"].assign(1.0)
 
     def in_numpy(self, values: Mapping[str, Floats]) -> Forward:
@@ -198,7 +196,8 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         if values["frozen"] == 0:
             return lambda x: x
         low, high = self.ends(values)
-        return lambda x: snap(x, low, high, self.steps, floored=self._paper)
+        grid = frozen_grid(low, high, self.form)
+        return lambda x: snap(x, grid, self.form)
 
     def ends(self, values: Mapping[str, Floats]) -> tuple[Floats, Floats]:
         """Return the ends of the frozen range, stretched where its step is learned."""

@@ -1,182 +1,108 @@
-"""Map float tensors to integer codes and back: n-bit affine grids and IEEE half.
+"""Put float tensors on n-bit grids, and round them to IEEE half.
 
-An affine grid has a step `scale` and a code `zero_point` that stands for 0; a code q means
-scale * (q - zero_point). Its range is [min(W, 0), max(W, 0)], so that zero lies on the grid.
-With N = 2**bits and range = |min(W, 0)| + |max(W, 0)|, the two modes are:
+A grid is all multiples of a step between two ends; 0 is one of them. Its range is that of a tensor,
+widened to contain 0, and what its `TensorFormat` says makes a grid of it:
 
-* "paper": the published formula (QuaRL, Krishnan et al., arXiv 1910.01055, section 3), unclipped:
-  scale = range / N, zero_point = floor(-min(W, 0) / scale), code = floor(W / scale) + zero_point.
-  It has N + 1 codes, one too many for n bits: if -min(W, 0) / scale is whole, W = max is code N;
-  if not, W = min is code -1.
-* "code": the same scale and zero point, but W / scale is rounded half up, and codes and zero point
-  are clipped to 0 ... N - 1, a true n-bit code. N codes span N - 1 steps, so the ends of the range
-  move inwards, by one step together. The error is at most half a step between the end codes and at
-  most one step beyond them. A zero point of N (no positive weight) must be clipped as well, or zero
-  itself would be lost.
-
-"code" rounds because the authors' published code does (`rint`) where their formula has floor. Floor
-shifts every weight down, by half a step on average: the errors of a layer's inputs all lean to the
-same side and add up instead of cancelling. What that costs is measured with `ptq_paper_w4` against
-`ptq_w4` in the reports.
-
-Tensors are float32, the arithmetic is float64, and decoded tensors are float32 again. Up to 16
-bits, quantising a decoded tensor again on its grid changes nothing in "code" mode. In "paper" mode
-it may cost a step, where float32 rounds a decoded value to just below its grid line.
+* A step of the "runtime" is range / (2**bits - 1), as TensorFlow's fake quantisers and integer
+  kernels have it. The range is moved by less than a step, so that 0 is one of its codes.
+* A "paper" step is range / 2**bits, as published (QuaRL, Krishnan et al., arXiv 1910.01055,
+  section 3). Rounded to the nearest, the ends move inwards by one step together, for 2**bits codes
+  span one step less.
+* Rounded down ("floor"), as in the published formula, the ends stay: one code too many for n bits.
+  Every weight is shifted down, by half a step on average, so that errors add up.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Mode = Literal["paper", "code"]
+from quarl_tf.spec.recipe import TensorFormat
 
-_MIN_BITS, _MAX_BITS = 2, 32
-# "paper" has no clip; past this magnitude float64 no longer holds every integer.
-_UNCLIPPED = 2**53
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
+Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, eq=False)
-class AffineGrid:
-    """An affine grid as `affine_grid` builds it.
+class Grid(NamedTuple):
+    """The multiples of a step from `low` to `high`; of one tensor, or of each of its channels."""
 
-    Attributes:
-        scale: step between neighbouring codes, > 0, in the unit of the tensor; shape () for a whole
-            tensor, else the tensor's shape with 1 everywhere but at the channel axis.
-        zero_point: code of 0, same shape as `scale`.
-        bits: width of a code, 2 ... 32.
-        mode: rule by which values become codes, see the module docstring.
-    """
+    low: Array
+    high: Array
+    step: Array
 
-    scale: npt.NDArray[np.float64]
-    zero_point: npt.NDArray[np.int64]
-    bits: int
-    mode: Mode
-
-    @property
-    def code_limits(self) -> tuple[int, int]:
-        """Smallest and largest code; beyond any tensor's reach in "paper" mode."""
-        return (-_UNCLIPPED, _UNCLIPPED) if self.mode == "paper" else (0, 2**self.bits - 1)
+    def values(self) -> Array:
+        """Return all values of the grid of one tensor."""
+        first, last = (np.rint(end / self.step) for end in (self.low, self.high))
+        return np.arange(first, last + 1) * self.step
 
 
-def affine_grid(
-    values: npt.ArrayLike, bits: int, *, axis: int | None = None, mode: Mode = "code"
-) -> AffineGrid:
-    """Build the grid that spans a tensor and zero.
-
-    A monitored range is a tensor of two: `affine_grid([v_min, v_max], bits)`.
+def grid_between(low: Array, high: Array, form: TensorFormat) -> Grid:
+    """Return the grid of a range, in the arithmetic of its ends.
 
     Args:
-        values: finite float32 tensor, not empty.
-        bits: width of a code, 2 ... 32.
-        axis: channel axis for one grid per slice (convolutions), None for one grid.
-        mode: "paper" or "code", see the module docstring.
-
-    Raises:
-        ValueError: if an argument is outside the above.
+        low: Lower end of the range, of one tensor or of each of its channels.
+        high: Upper end.
+        form: Bits and kind of the grid.
     """
-    array = _float32_tensor(values)
-    if bits not in range(_MIN_BITS, _MAX_BITS + 1):
-        raise ValueError(f"bits must be an integer from 2 to 32. Received: bits={bits!r}")
-    if mode not in get_args(Mode):
-        raise ValueError(f"mode must be one of {get_args(Mode)}. Received: mode={mode!r}")
-    if axis is not None and not -array.ndim <= axis < array.ndim:
-        raise ValueError(f"axis must exist in a tensor of rank {array.ndim}. Received: axis={axis}")
-
-    others = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
-    lowest = np.minimum(array.min(axis=others, keepdims=axis is not None), 0.0)
-    highest = np.maximum(array.max(axis=others, keepdims=axis is not None), 0.0)
-    levels = 2 ** int(bits)
-    scale = np.asarray((highest - lowest) / levels)
-    # All weights zero: any step will do, but 0 would divide by zero.
-    scale = np.where(scale > 0.0, scale, 1.0)
-    zero_point = np.floor(-lowest / scale)
-    if mode != "paper":
-        zero_point = np.minimum(zero_point, levels - 1)
-    return AffineGrid(scale, np.asarray(zero_point, dtype=np.int64), int(bits), mode)
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
+    # Nothing but 0: any step will do.
+    high = np.where(high > low, high, low + 1)
+    if form.symmetric:
+        high = np.maximum(-low, high)
+        return frozen_grid(-high, high, form)
+    if form.rounding == "floor":
+        return frozen_grid(low, high, form)
+    last = form.steps
+    if form.step == "paper":
+        step = (high - low) / (last + 1)
+        zero = np.minimum(np.floor(-low / step), last)
+    else:
+        step = np.maximum((high - low) / last, np.finfo(np.float32).tiny)
+        zero = np.clip(np.floor(-low / step + 0.5), 0, last)
+    return Grid(-zero * step, (last - zero) * step, step)
 
 
-def quantize(values: npt.ArrayLike, grid: AffineGrid) -> npt.NDArray[np.int64]:
-    """Return the codes of a tensor, same shape; values beyond the grid take its end codes.
+def frozen_grid(low: Array, high: Array, form: TensorFormat) -> Grid:
+    """Return the grid whose ends are known."""
+    return Grid(low, high, (high - low) / form.steps)
 
-    Raises:
-        ValueError: if `values` is empty, not finite, or does not fit the grid's channels.
+
+def snap(values: Array, grid: Grid, form: TensorFormat) -> Array:
+    """Return the values on a grid that stand for these.
+
+    The order of operations is that of TensorFlow's `fake_quant_with_min_max_vars`, for the same
+    bits in float32; but halfway between two codes it may take the other one.
     """
-    array = _float32_tensor(values)
-    _check_channels(array.shape, grid)
-    index = np.floor(array / grid.scale + (0.0 if grid.mode == "paper" else 0.5))
-    # Clip before the cast: a float beyond int64 has no defined integer.
-    return np.clip(index + grid.zero_point, *grid.code_limits).astype(np.int64)
-
-
-def dequantize(codes: npt.ArrayLike, grid: AffineGrid) -> npt.NDArray[np.float32]:
-    """Return scale * (codes - zero_point) as float32, same shape.
-
-    Raises:
-        ValueError: if `codes` does not fit the grid's channels.
-    """
-    array = np.asarray(codes, dtype=np.float64)
-    _check_channels(array.shape, grid)
-    values = grid.scale * (array - grid.zero_point)
-    # A "paper" grid reaches past its range, which may end at the largest float32.
-    return np.clip(values, -_FLOAT32_MAX, _FLOAT32_MAX).astype(np.float32)
+    low, high, step = grid
+    clipped = np.minimum(np.maximum(values, low), high)
+    if form.rounding == "floor":
+        on_grid: Array = np.floor(clipped / step) * step + 0
+    else:
+        inverse = 1 / step
+        # Codes counted from that of 0, so that 0 stays exactly 0.
+        zero = np.floor(-low * inverse + 0.5)
+        on_grid = np.floor((clipped - low) * inverse - zero + 0.5) * step
+    return on_grid
 
 
 def fake_quantize(
-    values: npt.ArrayLike, bits: int, axis: int | None = None, mode: Mode = "code"
+    values: npt.ArrayLike, form: TensorFormat, axis: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """Quantise a tensor on its own grid and decode it again; arguments as in `affine_grid`."""
-    grid = affine_grid(values, bits, axis=axis, mode=mode)
-    return dequantize(quantize(values, grid), grid)
-
-
-def grid_within(
-    low: npt.ArrayLike, high: npt.ArrayLike, steps: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Move a range that contains 0 by less than a step, so that 0 is one of its steps + 1 codes.
-
-    Returns:
-        The new ends, as TensorFlow's `fake_quant_with_min_max_vars` nudges them.
-    """
-    low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    step = np.maximum((high - low) / np.float32(steps), np.finfo(np.float32).tiny)
-    zero = np.clip(np.floor(-low / step + 0.5), 0, steps).astype(np.float32)
-    return -zero * step, (np.float32(steps) - zero) * step
-
-
-def snap(
-    values: npt.NDArray[Any],
-    low: npt.ArrayLike,
-    high: npt.ArrayLike,
-    steps: int,
-    *,
-    floored: bool = False,
-) -> npt.NDArray[np.float32]:
-    """Return the nearest values on the grid of steps + 1 codes from `low` to `high`.
-
-    In float32 and in the order of `fake_quant_with_min_max_vars`, so that it gives the same bits;
-    but halfway between two codes it may take the other one.
+    """Put a tensor on its own grid, in float64.
 
     Args:
-        values: float32 tensor.
-        low: Lower end, a number or one for each index of the last axis.
-        high: Upper end, likewise.
-        steps: Steps between the two.
-        floored: By the published formula instead: the next multiple of the step below.
+        values: Finite float32 tensor, not empty.
+        form: Bits and kind of the grid.
+        axis: Channel axis for a grid of each slice, None for one in all.
+
+    Raises:
+        ValueError: It is empty or not finite.
     """
-    low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
-    step = (high - low) / np.float32(steps)
-    clipped = np.minimum(np.maximum(values, low), high)
-    if floored:
-        multiple: npt.NDArray[np.float32] = np.floor(clipped / step) * step
-        return multiple
-    inverse = np.float32(1.0) / step
-    half = np.float32(0.5)
-    # Codes counted from that of 0, so that 0 stays exactly 0.
-    zero = np.floor(-low * inverse + half)
-    on_grid: npt.NDArray[np.float32] = np.floor((clipped - low) * inverse - zero + half) * step
+    array = _finite(values).astype(np.float64)
+    others = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
+    low, high = (end(array, axis=others, keepdims=axis is not None) for end in (np.min, np.max))
+    on_grid: npt.NDArray[np.float32] = snap(array, grid_between(low, high, form), form).astype("f4")
     return on_grid
 
 
@@ -184,9 +110,9 @@ def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Round a float32 tensor to the nearest IEEE 754 half, ties to even, and return it as float32.
 
     Raises:
-        ValueError: if `values` is empty or not finite, or a value would overflow to infinity.
+        ValueError: It is empty or not finite, or a value would overflow to infinity.
     """
-    array = _float32_tensor(values)
+    array = _finite(values)
     with np.errstate(over="ignore"):  # Reported below, with the value.
         halves = array.astype(np.float16)
     if np.isinf(halves).any():
@@ -195,8 +121,7 @@ def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     return halves.astype(np.float32)
 
 
-def _float32_tensor(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Check a tensor and return its float32 values, held in float64 for the arithmetic."""
+def _finite(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):  # A float64 beyond float32 becomes inf, refused below.
         array = np.asarray(values, dtype=np.float32)
     if array.size == 0:
@@ -204,15 +129,4 @@ def _float32_tensor(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     bad = array[~np.isfinite(array)]
     if bad.size:
         raise ValueError(f"values must be finite in float32. Received: value={bad[0]}")
-    return array.astype(np.float64)
-
-
-def _check_channels(shape: tuple[int, ...], grid: AffineGrid) -> None:
-    per_tensor = grid.scale.ndim == 0
-    if not per_tensor and not (
-        len(shape) == grid.scale.ndim
-        and all(n in (1, m) for n, m in zip(grid.scale.shape, shape, strict=True))
-    ):
-        raise ValueError(
-            f"tensor must fit a grid of shape {grid.scale.shape}. Received: shape={shape}"
-        )
+    return array

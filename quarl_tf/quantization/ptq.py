@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from quarl_tf.networks.build import Weights
-from quarl_tf.quantization.grid import Mode, fake_quantize, round_to_half
+from quarl_tf.networks.layers import Floats
+from quarl_tf.quantization.grid import fake_quantize, round_to_half
+from quarl_tf.spec import Recipe
 
 _FULLY_CONNECTED_RANK = 2
 
 
-def quantize_weights(weights: Weights, bits: int, mode: Mode = "code") -> Weights:
-    """Put every kernel on an n-bit grid; biases and the normaliser stay as they are.
+def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
+    """Put every kernel on its grid; biases and the normaliser stay as they are.
 
     The papers' granularity: one grid for a fully-connected kernel, one per output channel for a
     convolution (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
 
     Args:
         weights: Variables by name.
-        bits: Width of a code, 2 ... 32.
-        mode: Rule of the quantiser, see `affine`.
+        recipe: Format of each layer's kernel.
     """
 
-    def quantize(kernel: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        axis = None if kernel.ndim == _FULLY_CONNECTED_RANK else -1
-        return fake_quantize(kernel, bits, axis, mode)
+    def quantize(name: str, kernel: Floats) -> Floats:
+        form = recipe.of(name.split("/", maxsplit=1)[0]).weights
+        if form is None or not name.split(":", maxsplit=1)[0].endswith("/kernel"):
+            return kernel
+        whole = kernel.ndim == _FULLY_CONNECTED_RANK and not form.per_channel
+        return fake_quantize(kernel, form, None if whole else -1)
 
-    return {n: quantize(value) if _is_kernel(n) else value for n, value in weights.items()}
+    return {name: quantize(name, value) for name, value in weights.items()}
 
 
 def half_weights(weights: Weights) -> Weights:
@@ -48,7 +49,3 @@ def centre_head(weights: Weights) -> Weights:
         "head/kernel:0": kernel - kernel.mean(axis=1, keepdims=True),
         "head/bias:0": bias - bias.mean(),
     }
-
-
-def _is_kernel(name: str) -> bool:
-    return name.split(":", maxsplit=1)[0].endswith("/kernel")

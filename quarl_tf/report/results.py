@@ -180,10 +180,10 @@ def scheme_names(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
     stems = [path.stem for path in files if path.suffix in (".tflite", ".json")]
     found = filter(_is_scheme, stems)
 
-    def place(scheme: Scheme) -> tuple[bool, str, int, int]:
+    def place(scheme: Scheme) -> tuple[bool, bool, int, int]:
         known = scheme.name in DEFAULT_SCHEMES
         order = DEFAULT_SCHEMES.index(scheme.name) if known else len(DEFAULT_SCHEMES)
-        return (not scheme.native, scheme.mode or "", -scheme.weight_bits, order)
+        return (not scheme.native, scheme.rounding == "floor", -scheme.weight_bits, order)
 
     parsed = [Scheme.parse(name) for name in {REFERENCE, *found}]
     return [scheme.name for scheme in sorted(parsed, key=place)]

@@ -13,7 +13,7 @@ from quarl_tf.report.results import OK, LoadedRun, Row, fewest_episodes
 from quarl_tf.spec import REFERENCE, Quantization, Scheme
 
 #: How to begin a sentence on a simulated sweep, by the quantiser's rule.
-_SWEEPS = {"code": "In simulation", "paper": "In simulation by the formula as published"}
+_SWEEPS = {"nearest": "In simulation", "floor": "In simulation by the formula as published"}
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _UNKNOWN = "\N{EN DASH}"
 
@@ -40,10 +40,10 @@ def headline(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.status == OK and schemes[row.scheme].aware and not row.native
     ]
-    simulated = {mode: [r for r in rows if schemes[r.scheme].mode == mode] for mode in _SWEEPS}
+    simulated = {how: [r for r in rows if schemes[r.scheme].rounding == how] for how in _SWEEPS}
     return [
         *sentences,
-        *(_bits_needed(how, simulated[mode]) for mode, how in _SWEEPS.items() if simulated[mode]),
+        *(_bits_needed(words, simulated[how]) for how, words in _SWEEPS.items() if simulated[how]),
     ]
 
 

@@ -3,7 +3,17 @@
 Every path of the project follows from a `Run` and the name of a scheme alone.
 """
 
-from quarl_tf.spec.recipe import FEW_BITS, INT4_BITS, QAT_BITS, Quantization
+from quarl_tf.spec.recipe import (
+    FEW_BITS,
+    INT4_BITS,
+    PTQ_BITS,
+    QAT_BITS,
+    LayerFormat,
+    QatSchedule,
+    Quantization,
+    Recipe,
+    TensorFormat,
+)
 from quarl_tf.spec.run import (
     ALGORITHMS,
     DEFAULT_EPISODES,
@@ -15,7 +25,6 @@ from quarl_tf.spec.run import (
 from quarl_tf.spec.scheme import (
     BASELINE,
     DEFAULT_SCHEMES,
-    PTQ_BITS,
     REFERENCE,
     Scheme,
     default_schemes,
@@ -33,9 +42,13 @@ __all__ = [
     "QAT_BITS",
     "REFERENCE",
     "STOCHASTIC_ALGORITHMS",
+    "LayerFormat",
+    "QatSchedule",
     "Quantization",
+    "Recipe",
     "Run",
     "Scheme",
+    "TensorFormat",
     "default_schemes",
     "file_name",
     "possible_schemes",

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from quarl_tf.foundation.errors import unknown
-from quarl_tf.spec.recipe import INT4_BITS, QAT_BITS, Quantization
+from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.spec.recipe import (
+    INT4_BITS,
+    PTQ_BITS,
+    QAT_BITS,
+    LayerFormat,
+    Quantization,
+    Recipe,
+    TensorFormat,
+    integers,
+)
 
 #: The scheme that all others are compared with; every plain training has it.
 REFERENCE = "fp32"
@@ -17,18 +25,28 @@ REFERENCE = "fp32"
 BASELINE = "random"
 
 
-#: Widths of weights alone on a grid; at 32 bits it is finer than float32 at the ends of its range.
-PTQ_BITS = range(2, 33)
+_FLOAT16 = LayerFormat(weights=TensorFormat(bits=16, ieee=True))
+#: The runtime has one grid per output here, and quantises activations at each call.
+_DYNAMIC = LayerFormat(weights=TensorFormat(bits=8, symmetric=True, per_channel=True))
 
 
-_NATIVE_SCHEMES = {
-    "fp32": 32,
-    "fp16": 16,
-    "dynamic_int8": 8,
-    "int8": 8,
-    "qat_int8": 8,
-    "qat_int4": 4,
-}
+def _uniform(form: LayerFormat) -> Recipe:
+    return Recipe(default=form, observation=replace(form, weights=None), head=form)
+
+
+def _native() -> dict[str, Recipe]:
+    eight = _uniform(integers(8))
+    return {
+        "fp32": Recipe(),
+        "fp16": _uniform(_FLOAT16),
+        "dynamic_int8": _uniform(_DYNAMIC),
+        "int8": eight,
+        "qat_int8": eight,
+        "qat_int4": _uniform(integers(INT4_BITS)),
+    }
+
+
+_NATIVE = _native()
 
 
 #: What `quarl run` exports when nothing else is asked for.
@@ -56,17 +74,28 @@ class Scheme:
 
     Attributes:
         name: The name, which says all the rest.
-        weight_bits: Width of a weight.
+        recipe: The formats of the numbers; of a training at fewer bits than `qat_int4`'s four, or
+            with options, its own recipe says them.
         native: Whether the flatbuffer stores weights in those bits.
-        mode: Rule of the affine quantiser (`quantization.affine`), for `ptq_…` schemes.
         aware: Whether it is of a quantisation-aware training.
     """
 
     name: str
-    weight_bits: int
+    recipe: Recipe
     native: bool
-    mode: Literal["code", "paper"] | None = None
     aware: bool = False
+
+    @property
+    def weight_bits(self) -> int:
+        """Width of a weight."""
+        weights = self.recipe.default.weights
+        return 32 if weights is None else weights.bits
+
+    @property
+    def rounding(self) -> str | None:
+        """How weights alone come on their grid after training; None if they do not."""
+        weights = self.recipe.default.weights
+        return weights.rounding if weights and not (self.native or self.aware) else None
 
     @classmethod
     def parse(cls, name: str) -> Scheme:
@@ -75,20 +104,38 @@ class Scheme:
         Raises:
             UsageError: No scheme has that name; the closest are named.
         """
-        if name in _NATIVE_SCHEMES:
-            aware = name.startswith("qat_")
-            return cls(name, _NATIVE_SCHEMES[name], native=True, aware=aware)
+        if name in _NATIVE:
+            return cls(name, _NATIVE[name], native=True, aware=name.startswith("qat_"))
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
         if match and int(match[1]) in QAT_BITS:
-            return cls(name, int(match[1]), native=False, aware=True)
+            return cls(name, _uniform(integers(int(match[1]))), native=False, aware=True)
         match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)", name)
         if match and int(match[2]) in PTQ_BITS:
-            mode: Literal["code", "paper"] = "paper" if match[1] else "code"
-            return cls(name, int(match[2]), native=False, mode=mode)
-        raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE_SCHEMES, *_QAT_SCHEMES})
+            rounding = "floor" if match[1] else "nearest"
+            return cls(name, _on_grid(int(match[2]), rounding), native=False)
+        raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE, *_QAT_SCHEMES})
+
+    @classmethod
+    def of(cls, recipe: Recipe, *, native: bool, aware: bool = False) -> Scheme:
+        """Return the scheme of a recipe.
+
+        Raises:
+            UsageError: None has it.
+        """
+        for scheme in map(cls.parse, (*_NATIVE, *_QAT_SCHEMES, *_PTQ_SCHEMES)):
+            if (scheme.recipe, scheme.native, scheme.aware) == (recipe, native, aware):
+                return scheme
+        raise UsageError(f"No scheme has this recipe. Received: recipe={recipe.to_dict()}")
+
+
+def _on_grid(bits: int, rounding: str) -> Recipe:
+    """Return the papers' recipe of weights alone; theirs is one grid for a dense kernel."""
+    weights = TensorFormat(bits=bits, rounding=rounding, step="paper")
+    return replace(_uniform(LayerFormat(weights=weights)), observation=LayerFormat())
 
 
 _QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
+_PTQ_SCHEMES = tuple(f"ptq_{how}w{bits}" for how in ("", "paper_") for bits in PTQ_BITS)
 
 
 def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:

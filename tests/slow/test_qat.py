@@ -26,8 +26,8 @@ from quarl_tf.networks.build import Design, actor_factory, policy_factory
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.quantization.fake_quantizer import DelayedQuantizer
-from quarl_tf.quantization.grid import fake_quantize, grid_within, snap
-from quarl_tf.spec import Quantization, Run
+from quarl_tf.quantization.grid import fake_quantize, frozen_grid, grid_between, snap
+from quarl_tf.spec import Quantization, Run, TensorFormat
 from quarl_tf.spec.architectures import Architecture, Convolution
 from quarl_tf.store.records import TrainingRecord
 from quarl_tf.store.workspace import Workspace
@@ -222,7 +222,8 @@ def test_quantised_values_are_snapped_bit_for_bit(bits: int, low: float, high: f
     ends = quantized.ends
     values = np.random.default_rng(0).uniform(2 * low, 2 * high, (200, 5)).astype(np.float32)
     found = quantized(values)
-    np.testing.assert_array_equal(found, snap(values, *ends, 2**bits - 1))
+    form = TensorFormat(bits=bits)
+    np.testing.assert_array_equal(found, snap(values, frozen_grid(*ends, form), form))
     theirs = tf.quantization.fake_quant_with_min_max_vars(values, *ends, num_bits=bits)
     np.testing.assert_array_equal(found, theirs)
     assert 2 <= len(np.unique(found)) <= 2**bits
@@ -237,7 +238,7 @@ def test_the_published_rule_is_that_of_the_affine_quantiser(bits: int) -> None:
     step = (high - low) / 2**bits
     # Beside a multiple of the step float32 may take the other one.
     apart = np.abs(values / step - np.rint(values / step)) > 1e-3
-    expected = fake_quantize(values, bits, mode="paper")
+    expected = fake_quantize(values, TensorFormat(bits=bits, step="paper", rounding="floor"))
     for quantized in (
         watched(aware(bits, rule="paper"), float(low), float(high), features=20),
         of_kernel(aware(bits, rule="paper"), values),
@@ -850,7 +851,7 @@ def test_ranges_that_follow_are_those_of_the_network_that_is_kept(quantized: Tra
     for key in outputs:
         seen = [kept[key.replace("high", end)] for end in ("low", "high")]
         edge = key.startswith(("normalizer", "head"))
-        ends = grid_within(min(0, seen[0]), max(0, seen[1]), 255 if edge else 15)
+        ends = grid_between(*seen, TensorFormat(bits=8 if edge else 4))[:2]
         frozen_to = [kept[key.replace("seen_high", end)] for end in ("low", "high")]
         np.testing.assert_array_equal(frozen_to, ends)
 

@@ -26,7 +26,7 @@ from quarl_tf.quantization.grid import fake_quantize, round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme
+from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme, TensorFormat
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
@@ -121,7 +121,7 @@ def test_simulated_schemes_are_the_network_with_quantised_weights(
     exported: dict[str, Path], weights: Weights, observations: np.ndarray, name: str
 ) -> None:
     scheme = Scheme.parse(name)
-    quantised = quantize_weights(weights, scheme.weight_bits, scheme.mode or "code")
+    quantised = quantize_weights(weights, scheme.recipe)
     found = heads(exported[name], observations)
     np.testing.assert_allclose(found, head(quantised, observations), rtol=1e-4, atol=1e-4)
 
@@ -168,7 +168,9 @@ def test_kernels_have_no_more_values_than_the_bits_allow(
     assert [kernel.shape for kernel in found] == [kernel.shape for kernel in kernels(weights)]
     for kernel, original in zip(found, kernels(weights), strict=True):
         assert len(np.unique(kernel)) <= 2**bits
-        np.testing.assert_array_equal(kernel, fake_quantize(original, bits))
+        np.testing.assert_array_equal(
+            kernel, fake_quantize(original, TensorFormat(bits=bits, step="paper"))
+        )
     # The network has one kernel of more weights than any of these codes.
     assert max(len(np.unique(original)) for original in kernels(weights)) > 2**8
 
@@ -399,7 +401,7 @@ def test_float_flatbuffers_of_any_kind_are_their_networks(
     if scheme == "fp16":
         values = half_weights(values)
     elif scheme != "fp32":
-        values = quantize_weights(values, 4)
+        values = quantize_weights(values, Scheme.parse(scheme).recipe)
     networks.set_weights(twin, values)
     expected = twin(observations).numpy()
     assert np.ptp(expected, axis=0).min() > 0.1

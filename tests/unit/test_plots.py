@@ -39,7 +39,7 @@ from quarl_tf.report.figures import (
     smoothed,
     weight_histograms,
 )
-from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
+from quarl_tf.spec import DEFAULT_SCHEMES, Scheme, TensorFormat
 
 OTHERS = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
@@ -420,7 +420,10 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
         for column, bits in enumerate((4, 2)):
             lines = {float(line.get_xdata()[0]) for line in axes[2 * row + column].lines}
             assert len(lines) == 2**bits
-            assert set(fake_quantize(values, bits).ravel().tolist()) <= lines
+            assert (
+                set(fake_quantize(values, TensorFormat(bits=bits, step="paper")).ravel().tolist())
+                <= lines
+            )
 
 
 def test_layers_are_named_without_what_the_converter_fused() -> None:
@@ -461,7 +464,7 @@ def test_native_simulated_and_published_have_markers_of_their_own() -> None:
     schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
     axes = panels(reward_against_bits(points(1, schemes), None, "").figure)[0]
     markers = [container.lines[0].get_marker() for container in axes.containers]
-    families = [Scheme.parse(name).mode for name in schemes]
+    families = [Scheme.parse(name).rounding for name in schemes]
     assert len(set(zip(markers, families, strict=True))) == len(set(markers)) == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -14,12 +15,14 @@ from quarl_tf import presets
 from quarl_tf.cli import arguments, verbs
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.spec import (
-    DEFAULT_SCHEMES,
     PTQ_BITS,
     QAT_BITS,
+    LayerFormat,
     Quantization,
+    Recipe,
     Run,
     Scheme,
+    TensorFormat,
     default_schemes,
     possible_schemes,
 )
@@ -159,7 +162,7 @@ def test_quantisations_survive_json(options: dict[str, Any]) -> None:
         ({"gradient": "clip"}, "did you mean clipped"),
         (
             {"rule": "paper", "gradient": "clipped", "learned_steps": True},
-            "rule=paper, gradient=clipped, learned_steps=true",
+            "rule=paper, learned_steps=true",
         ),
         (
             {"gradient": "straight_through", "learned_steps": True},
@@ -167,7 +170,7 @@ def test_quantisations_survive_json(options: dict[str, Any]) -> None:
         ),
         (
             {"ranges": "following", "gradient": "clipped", "learned_steps": True},
-            "ranges=following, rule=nearest",
+            "ranges=following, gradient=clipped",
         ),
     ],
 )
@@ -246,34 +249,57 @@ def test_schemes_of_no_quantisation_are_refused(name: str) -> None:
         Scheme.parse(name)
 
 
-# Schemes.
+# Formats, recipes and schemes.
+
+NAMES = (
+    *("fp32", "fp16", "dynamic_int8", "int8", "qat_int8", "qat_int4"),
+    *(f"qat_w{bits}a{bits}" for bits in QAT_BITS),
+    *(f"ptq_{how}w{bits}" for how in ("", "paper_") for bits in PTQ_BITS),
+)
 
 
-@pytest.mark.parametrize("name", DEFAULT_SCHEMES)
-def test_default_schemes_are_named_as_they_parse(name: str) -> None:
-    assert Scheme.parse(name).name == name
+@pytest.mark.parametrize(
+    ("values", "received"),
+    [
+        ({"bits": 1}, "bits=1"),
+        ({"bits": 33}, "bits=33"),
+        ({"bits": 8, "rounding": "round"}, "rounding='round'"),
+        ({"bits": 8, "step": "papr"}, "step='papr'"),
+        ({"bits": 8, "rounding": "floor"}, "step='runtime'"),
+        ({"bits": 8, "symmetric": True, "step": "paper"}, "symmetric=True"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused(values: dict[str, Any], received: str) -> None:
+    with pytest.raises(UsageError, match=f"Received: {received}"):
+        TensorFormat(**values)
 
 
-def test_default_schemes_are_the_native_ones_and_eight_bits_down_to_two() -> None:
-    schemes = [Scheme.parse(name) for name in DEFAULT_SCHEMES]
-    assert {s.name: s.weight_bits for s in schemes if s.native} == {
-        "fp32": 32,
-        "fp16": 16,
-        "dynamic_int8": 8,
-        "int8": 8,
-    }
-    assert [s.weight_bits for s in schemes if not s.native] == [8, 7, 6, 5, 4, 3, 2]
+def test_a_recipe_says_the_formats_of_every_layer() -> None:
+    eight, four, two = (LayerFormat(activations=TensorFormat(bits=b)) for b in (8, 4, 2))
+    recipe = Recipe(default=four, observation=eight, head=eight, by_layer={"hidden_1": two})
+    assert recipe.of("normalizer") == recipe.of("head") == recipe.of("squash") == eight
+    assert recipe.of("hidden_1") == recipe.of("hidden_1_tanh") == two
+    assert recipe.of("hidden_10") == recipe.of("convolution_0") == four
 
 
-def test_native_schemes_have_no_rule_of_their_own() -> None:
-    assert all((Scheme.parse(n).mode is None) == Scheme.parse(n).native for n in DEFAULT_SCHEMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scheme_is_a_named_recipe(name: str) -> None:
+    scheme = Scheme.parse(name)
+    recipe = Recipe.from_dict(json.loads(json.dumps(scheme.recipe.to_dict())))
+    assert recipe == scheme.recipe
+    assert scheme == Scheme.of(recipe, native=scheme.native, aware=scheme.aware)
+    assert (name, scheme.aware) == (scheme.name, name.startswith("qat_"))
+    assert scheme.native == (name in NAMES[:6])
+    digits = {"fp32": 32, "fp16": 16}.get(name) or int(re.findall(r"\d+", name)[-1])
+    assert scheme.weight_bits == digits
+    rounding = {"ptq_w": "nearest", "ptq_paper_w": "floor"}.get(name.rstrip("0123456789"))
+    assert scheme.rounding == rounding
 
 
-@pytest.mark.parametrize(("stem", "mode"), [("ptq_w", "code"), ("ptq_paper_w", "paper")])
-def test_simulated_schemes_say_their_bits_and_their_rule(stem: str, mode: str) -> None:
-    schemes = [Scheme.parse(f"{stem}{bits}") for bits in range(2, 33)]
-    assert [scheme.weight_bits for scheme in schemes] == list(PTQ_BITS)
-    assert {(scheme.mode, scheme.native) for scheme in schemes} == {(mode, False)}
+def test_a_recipe_without_a_scheme_is_refused() -> None:
+    odd = Recipe(default=LayerFormat(weights=TensorFormat(bits=4, symmetric=True)))
+    with pytest.raises(UsageError, match="No scheme has this recipe"):
+        Scheme.of(odd, native=False)
 
 
 @pytest.mark.parametrize(
@@ -303,11 +329,8 @@ def test_unknown_schemes_are_refused(name: str, message: str) -> None:
     | st.text("0123456789a", max_size=4).map("qat_w".__add__)
 )
 def test_a_scheme_has_one_name(name: str) -> None:
-    simulated = (f"{stem}{bits}" for stem in ("ptq_w", "ptq_paper_w") for bits in PTQ_BITS)
-    trained = (f"qat_w{bits}a{bits}" for bits in QAT_BITS)
-    names = {*DEFAULT_SCHEMES, *simulated, "qat_int8", *trained}
     try:
         accepted = Scheme.parse(name).name == name
     except UsageError:
         accepted = False
-    assert accepted == (name in names)
+    assert accepted == (name in NAMES)

@@ -107,7 +107,7 @@ def _key(panels: Sequence[PrecisionPanel]) -> str:
             "8*: int8 after training, activations too (the papers' 8* is of weights alone)",
             "int8" in names,
         ),
-        ("w8, w7, …: weights alone, after training", any(s.mode == "code" for s in schemes)),
+        ("w8, w7, …: weights alone, after training", any(s.rounding == "nearest" for s in schemes)),
         ("8, 7, …: trained and run at so many bits", any(s.aware for s in schemes)),
     )
     return "; ".join(meaning for meaning, there in meanings if there)

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from quarl_tf.evaluation.compare import Interval
-from quarl_tf.quantization.grid import affine_grid, dequantize
+from quarl_tf.quantization.grid import grid_between
 from quarl_tf.report.figures.style import (
     GREY,
     LIGHT_GREY,
@@ -30,7 +30,7 @@ from quarl_tf.report.figures.style import (
     style,
     sweep_of,
 )
-from quarl_tf.spec import BASELINE, REFERENCE, Scheme
+from quarl_tf.spec import BASELINE, REFERENCE, Scheme, TensorFormat
 
 #: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
 HISTOGRAM_BITS = (4, 2)
@@ -234,7 +234,9 @@ def _grid_values(values: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.f
     if _channel_axis(values) is not None:
         flat = values.reshape(len(values), -1)
         values = flat[np.argmax(np.ptp(flat, axis=1))]
-    return dequantize(np.arange(2**bits), affine_grid(values, bits))
+    form = TensorFormat(bits=bits, step="paper")
+    low, high = (end.astype(np.float64) for end in (values.min(), values.max()))
+    return grid_between(low, high, form).values().astype(np.float32)
 
 
 def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:

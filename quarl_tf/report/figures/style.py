@@ -50,15 +50,15 @@ class Sweep:
 
 
 SWEEPS = {
-    "code": Sweep("ptq_w… (simulated)", "flare_r", "D", "-"),
-    "paper": Sweep("ptq_paper_w… (simulated)", "blend:#4f4200,#c9ae35", "^", ":"),
+    "nearest": Sweep("ptq_w… (simulated)", "flare_r", "D", "-"),
+    "floor": Sweep("ptq_paper_w… (simulated)", "blend:#4f4200,#c9ae35", "^", ":"),
     "aware": Sweep("qat_w… (simulated)", "blend:#3a0f5e,#b79be0", "s", "-."),
 }
 
 
 def sweep_of(scheme: Scheme) -> Sweep | None:
     """Return the look of a simulated scheme; None for a native one."""
-    kind = "aware" if scheme.aware else scheme.mode
+    kind = "aware" if scheme.aware else scheme.rounding
     return None if scheme.native or kind is None else SWEEPS[kind]
 
 
