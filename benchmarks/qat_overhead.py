@@ -21,6 +21,7 @@ import numpy as np
 from training_throughput import machine
 
 from quarl_tf import agents, environments, presets
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import write_json
 from quarl_tf.networks.inference import quantized_test
@@ -73,7 +74,7 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
     def learn() -> float:
         for tick in rollout:
             built.act(tick[0], 0.5)
-            built.observe(*tick)
+            built.observe(Tick(*tick))
         start = time.perf_counter()
         built.learn(observations)
         if follows and quantised():
@@ -83,7 +84,7 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
 
     for tick in seen[len(rollout) :]:
         if algo in ("dqn", "ddpg"):
-            built.observe(*tick)
+            built.observe(Tick(*tick))
     learn()
     return built, learn
 

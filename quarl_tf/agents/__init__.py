@@ -1,4 +1,7 @@
-"""One module per algorithm, each with the same `build(spec, preset, seed, prepare) -> Agent`.
+"""What acts and learns while training; one module per algorithm, each with the same functions.
+
+`build(spec, preset, seed, prepare) -> Agent`, `network_factory(spec, preset, seed)` of the network
+that is exported, and `head(spec)`, which says what its numbers are.
 
 Deviations of all from their papers: environments start fresh episodes at each checkpoint, by which
 a resumed training is the uninterrupted one; what is kept is the network of the best greedy
@@ -7,6 +10,8 @@ evaluation, not the last.
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
@@ -15,44 +20,54 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import EnvSpec
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras
+from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks.build import NetworkFactory
+from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.presets import Preset
 
 Arrays = dict[str, npt.NDArray[Any]]
 Prepare = Callable[[keras.Model], keras.Model]
 
 
-class Agent(Protocol):
-    """What acts and learns while training; afterwards only its network is left."""
+class Stateful(Protocol):
+    """A part of an agent that has a state of its own."""
 
-    @property
-    def network(self) -> keras.Model:
-        """Observation in, head out: what is exported."""
+    def arrays(self) -> Arrays:
+        """Return the state for a checkpoint."""
 
-    @property
-    def targets(self) -> Sequence[keras.Model]:
-        """Copies of the network that follow it."""
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take the state of a checkpoint back."""
 
-    def refresh(self) -> None:
-        """Act from now on by the network as it stands."""
 
+class Agent(ABC):
+    """What acts and learns; after the training only its network is left."""
+
+    #: Observation in, head out: what is exported.
+    network: keras.Model
+    #: Copies of the network that follow it.
+    targets: Sequence[keras.Model] = ()
+
+    def __init__(self, spec: EnvSpec, seed: int, draws: str) -> None:
+        """Start without observations; `draws` names what is drawn to learn from."""
+        self._statistics = RunningStatistics(spec)
+        self._explore, self._draw = generator(seed, "exploration"), generator(seed, draws)
+        self._parts: dict[str, Stateful] = {"statistics": self._statistics}
+
+    @abstractmethod
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Choose exploring actions for a batch; `progress` runs from 0 to 1 over training."""
 
-    def observe(
-        self,
-        observations: npt.NDArray[Any],
-        actions: npt.NDArray[Any],
-        rewards: npt.NDArray[Any],
-        terminated: npt.NDArray[np.bool_],
-        starts: npt.NDArray[np.bool_],
-    ) -> None:
-        """Take in one tick of the vector environment (see `replay.Replay.add`)."""
+    @abstractmethod
+    def observe(self, tick: Tick) -> None:
+        """Take in one tick of the vector environment."""
 
+    @abstractmethod
     def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
-        """Take in the last observations before all environments start rebuild."""
+        """Take in the last observations before all environments start fresh episodes."""
 
+    @abstractmethod
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from what was observed since the last call; return metrics by name.
 
@@ -60,17 +75,39 @@ class Agent(Protocol):
             observations: What the environments show now, after the last tick.
         """
 
+    @abstractmethod
+    def refresh(self) -> None:
+        """Act from now on by the network as it stands."""
+
+    @abstractmethod
     def forget(self) -> None:
         """Let go of all observations, which may be most of the memory: nothing more is learned."""
 
+    @abstractmethod
+    def _variables(self) -> list[Any]:
+        """Return all that gradient steps change, in the order of checkpoints."""
+
     def arrays(self) -> Arrays:
-        """Return all state for a checkpoint: variables, optimizer, replay, statistics."""
+        """Return all state for a checkpoint: variables, generators and every part's own."""
+        states = (random.bit_generator.state for random in (self._explore, self._draw))
+        arrays = {
+            "generators": np.frombuffer(json.dumps(list(states)).encode(), np.uint8),
+            **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
+        }
+        for name, part in self._parts.items():
+            arrays |= {f"{name}/{key}": array for key, array in part.arrays().items()}
+        return arrays
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take the state of a checkpoint back."""
-
-    def generators(self) -> dict[str, np.random.Generator]:
-        """Return the random generators by purpose, to be kept in checkpoints."""
+        states = json.loads(arrays["generators"].tobytes())
+        for random, state in zip((self._explore, self._draw), states, strict=True):
+            random.bit_generator.state = state
+        for i, variable in enumerate(self._variables()):
+            variable.assign(arrays[f"variable/{i}"])
+        for name, part in self._parts.items():
+            part.restore(section(arrays, name))
+        self.refresh()
 
 
 @runtime_checkable
@@ -84,44 +121,28 @@ class Stochastic(Protocol):
 def build(
     algo: str, spec: EnvSpec, preset: Preset, seed: int, prepare: Prepare = lambda network: network
 ) -> Agent:
-    """Build the agent of an algorithm.
-
-    Args:
-        algo: Name of the algorithm.
-        spec: Shapes of observations and actions.
-        preset: Hyper-parameters.
-        seed: The run's seed.
-        prepare: What becomes of a policy network before it trains.
-    """
-    agent: Agent = import_module(f"quarl_tf.agents.{algo}").build(spec, preset, seed, prepare)
+    """Build the agent of an algorithm; `prepare` changes policy networks before they train."""
+    agent: Agent = _module(algo).build(spec, preset, seed, prepare)
     return agent
 
 
 def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> NetworkFactory:
     """Return the factory of the network that an algorithm exports."""
-    module = import_module(f"quarl_tf.agents.{algo}")
-    factory: NetworkFactory = module.network_factory(spec, preset, seed)
+    factory: NetworkFactory = _module(algo).network_factory(spec, preset, seed)
     return factory
 
 
 def head(algo: str, spec: EnvSpec) -> str:
     """Return what the numbers of an algorithm's head are: "q_values", "logits" or "action"."""
-    kind: str = import_module(f"quarl_tf.agents.{algo}").head(spec)
+    kind: str = _module(algo).head(spec)
     return kind
+
+
+def _module(algo: str) -> Any:
+    return import_module(f"quarl_tf.agents.{algo}")
 
 
 def section(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
     """Return the arrays of a checkpoint whose names start with `prefix/`, without it."""
     start = f"{prefix}/"
     return {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}
-
-
-def variable_arrays(variables: Sequence[Any]) -> Arrays:
-    """Return the values of variables for a checkpoint, by their place in the list."""
-    return {f"variable/{i}": variable.numpy() for i, variable in enumerate(variables)}
-
-
-def restore_variables(variables: Sequence[Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Take the values of variables back from a checkpoint."""
-    for i, variable in enumerate(variables):
-        variable.assign(arrays[f"variable/{i}"])

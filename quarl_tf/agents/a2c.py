@@ -20,7 +20,7 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 from __future__ import annotations
 
 from quarl_tf.agents import Prepare, tf_agents
-from quarl_tf.agents.on_policy import ActorCritic, decay_steps, head, network_factory
+from quarl_tf.agents.on_policy import ActorCritic, head, network_factory
 from quarl_tf.environments import EnvSpec
 from quarl_tf.presets import A2cPreset
 
@@ -30,11 +30,5 @@ __all__ = ["build", "head", "network_factory"]
 def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Prepare) -> ActorCritic:
     """Build the agent."""
     return ActorCritic(
-        spec,
-        preset,
-        seed,
-        prepare,
-        lambda variables: tf_agents.rmsprop(
-            preset.learning_rate, variables, decay_steps(preset), epsilon=preset.epsilon
-        ),
+        spec, preset, seed, prepare, lambda variables: tf_agents.rmsprop(preset, variables)
     )

@@ -16,11 +16,8 @@ from quarl_tf.networks.layers import Floats
 class Categorical:
     """The distribution of a discrete action; the head is its logits."""
 
-    def actor(self, network: keras.Model, spec: EnvSpec) -> Any:
-        """Return the network as TF-Agents sees it."""
-        return tf_agents.CategoricalNetwork(
-            lambda: network, tf_agents.observation_spec(spec), "Actor"
-        )
+    #: How TF-Agents takes the head.
+    read = staticmethod(tf_agents.categorical)
 
     def draw(
         self, logits: Floats, random: np.random.Generator
@@ -50,20 +47,12 @@ class Gaussian:
     """Independent normal distributions around the head; their widths are learned."""
 
     def __init__(self, spec: EnvSpec, network: keras.Model) -> None:
-        """Draw around the head of a policy network, within the bounds of the specification."""
-        # Else the actions would be float64, which spaces of float32 refuse.
-        self._low = np.array(spec.action_low, np.float32)
-        self._high = np.array(spec.action_high, np.float32)
+        """Draw around the head of a policy network."""
+        self._bounds = spec.bounds
         self._logarithm = network.get_layer("action").log_deviation
+        #: How TF-Agents takes the head.
+        self.read = tf_agents.gaussian(self._logarithm)
         self.refresh()
-
-    def actor(self, network: keras.Model, spec: EnvSpec) -> Any:
-        """Return the network as TF-Agents sees it."""
-        return tf_agents.GaussianNetwork(
-            lambda: network,
-            tf_agents.observation_spec(spec),
-            self._logarithm,
-        )
 
     def draw(self, means: Floats, random: np.random.Generator) -> tuple[Floats, Floats]:
         """Draw actions; return them with the logarithms of their probability densities."""
@@ -77,7 +66,7 @@ class Gaussian:
 
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the nearest possible actions."""
-        return np.clip(actions, self._low, self._high)
+        return np.clip(actions, *self._bounds)
 
     def refresh(self) -> None:
         """Bring the widths up to date."""

@@ -17,16 +17,16 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Prepare, tf_agents
-from quarl_tf.agents.off_policy import OffPolicyAgent, decay_steps
+from quarl_tf.agents import Arrays, Prepare, tf_agents
+from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec, require_actions
-from quarl_tf.foundation.keras import tf
 from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
 
@@ -54,76 +54,59 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
     return networks.policy_factory(spec, design, seed)
 
 
-def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> DqnAgent:
+def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> OffPolicyAgent:
     """Build the agent."""
-    return DqnAgent(spec, preset, seed, prepare)
+    observed = tf_agents.observation_spec(spec)
+    factory = network_factory(spec, preset, seed)
+
+    def q_network(name: str) -> tf_agents.FactoryNetwork:
+        return tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, name)
+
+    network, target = q_network("QNetwork"), q_network("TargetQNetwork")
+    optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)
+    agent = tf_agents.build(
+        tf_agents.DdqnAgent if preset.double else tf_agents.SingleDqnAgent,
+        observed,
+        spec,
+        q_network=network,
+        target_q_network=target,
+        optimizer=optimizer,
+        target_update_period=preset.target_update,
+        gamma=preset.discount,
+        td_errors_loss_fn=tf_agents.squared_loss,
+        gradient_clipping=preset.gradient_clip,
+    )
+    learner = tf_agents.Learner(agent, [network], [target], [optimizer], lambda result: result.loss)
+    acting = networks.action_head(network.model)
+    return OffPolicyAgent(spec, preset, seed, learner, acting, EpsilonGreedy(spec, preset))
 
 
-class _PlainDqnAgent(tf_agents.dqn_agent.DqnAgent):  # type: ignore[misc]
-    """TF-Agents' DQN with one pass of the target network instead of two to find its best value."""
+class EpsilonGreedy:
+    """Acts greedily, but at random with a probability that falls linearly."""
 
-    def _compute_next_q_values(self, next_time_steps: Any, info: Any) -> Any:
-        del info
-        values, _ = self._target_q_network(next_time_steps.observation)
-        return tf.reduce_max(values, axis=-1)
+    def __init__(self, spec: EnvSpec, preset: DqnPreset) -> None:
+        """Explore at random at first."""
+        self._num_actions, self._preset = spec.action_size, preset
 
-
-class DqnAgent(OffPolicyAgent):
-    """Acts epsilon-greedily (see `agents.Agent`)."""
-
-    _preset: DqnPreset
-
-    def __init__(self, spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> None:
-        """Create the networks, the optimizer and an empty replay."""
-        super().__init__(spec, preset, seed)
-        self._num_actions = spec.action_size
-        factory = network_factory(spec, preset, seed)
-        q_network = tf_agents.FactoryNetwork(
-            lambda: prepare(factory()), tf_agents.observation_spec(spec), name="QNetwork"
-        )
-        kind = tf_agents.dqn_agent.DdqnAgent if preset.double else _PlainDqnAgent
-        self._agent = kind(
-            tf_agents.time_step_spec(spec),
-            tf_agents.action_spec(spec),
-            q_network=q_network,
-            optimizer=tf_agents.adam(
-                preset.learning_rate, q_network.model.trainable_variables, decay_steps(preset)
-            ),
-            target_update_period=preset.target_update,
-            gamma=preset.discount,
-            td_errors_loss_fn=tf_agents.element_wise_squared_loss,
-            gradient_clipping=preset.gradient_clip,
-            train_step_counter=tf.Variable(0, dtype=tf.int64),
-        )
-        self._agent.initialize()
-        self.targets = [self._agent._target_q_network.model]
-        self._start(q_network.model, networks.chooser(q_network.model))
-
-    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[np.int64]:
-        """Act greedily, but at random with a probability that falls linearly."""
+    def act(
+        self,
+        greedy: Callable[[], npt.NDArray[Any]],
+        random: np.random.Generator,
+        progress: float,
+        warming_up: bool,
+    ) -> npt.NDArray[Any]:
+        """Choose actions (see `off_policy.Exploration`)."""
+        del warming_up
         p = self._preset
         done = min(1.0, progress / p.exploration_fraction)
         epsilon = 1.0 + done * (p.exploration_final - 1.0)
-        shape = len(observations)
-        exploring = self._explore.random(shape) < epsilon
-        actions = self._explore.integers(self._num_actions, size=shape)
-        if not exploring.all():
-            greedy = self._greedy(observations).argmax(axis=1)
-            actions = np.where(exploring, actions, greedy)
-        return actions
+        exploring = random.random(p.num_envs) < epsilon
+        actions = random.integers(self._num_actions, size=p.num_envs)
+        return actions if exploring.all() else np.where(exploring, actions, greedy())
 
-    # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
-    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    def _gradient_step(self, batch: Any) -> Any:
-        # `train` would wrap each step in a function of its own.
-        return self._agent._train(batch, weights=None).loss
+    def arrays(self) -> Arrays:
+        """Return nothing: it has no state."""
+        return {}
 
-    def _variables(self) -> list[Any]:
-        agent = self._agent
-        return [
-            *agent._q_network.variables,
-            *agent._target_q_network.variables,
-            *agent._optimizer.variables(),
-            agent.train_step_counter,
-            agent._update_target._counter,
-        ]
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Do nothing."""

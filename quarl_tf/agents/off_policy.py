@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Arrays, restore_variables, section, tf_agents, variable_arrays
+from quarl_tf.agents import Agent, Stateful
 from quarl_tf.agents.replay import Replay
+from quarl_tf.agents.tf_agents import Learner, transition
 from quarl_tf.environments import EnvSpec
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import inference
 from quarl_tf.networks.inference import Snapshot
-from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.presets import OffPolicyPreset
 
 
-class OffPolicyAgent(ABC):
-    """Keeps a replay, and running statistics of all observations (see `agents.Agent`)."""
+class Exploration(Stateful, Protocol):
+    """How actions are tried that the network does not think best."""
 
-    def __init__(self, spec: EnvSpec, preset: OffPolicyPreset, seed: int) -> None:
-        """Start empty; `_start` takes the networks."""
-        self._preset = preset
-        self._statistics = RunningStatistics(spec)
+    def act(
+        self,
+        greedy: Callable[[], npt.NDArray[Any]],
+        random: np.random.Generator,
+        progress: float,
+        warming_up: bool,
+    ) -> npt.NDArray[Any]:
+        """Choose an action for each environment.
+
+        Args:
+            greedy: Returns the best actions.
+            random: Generator of what is tried.
+            progress: From 0 to 1 over training.
+            warming_up: Whether nothing is learned yet.
+        """
+
+
+class OffPolicyAgent(Agent):
+    """Acts by an exploration, keeps what it sees in a replay and learns from draws of it."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        preset: OffPolicyPreset,
+        seed: int,
+        learner: Learner,
+        acting: keras.Model,
+        exploration: Exploration,
+    ) -> None:
+        """Start with an empty replay.
+
+        Args:
+            spec: Shapes of observations and actions.
+            preset: Hyper-parameters.
+            seed: The run's seed.
+            learner: What takes gradient steps.
+            acting: What acts, by the variables of the learner's network.
+            exploration: How it explores.
+        """
+        super().__init__(spec, seed, "replay")
+        self._spec, self._preset, self._learner = spec, preset, learner
         self._pending: list[npt.NDArray[Any]] = []
         self._replay = Replay(
             spec,
@@ -35,55 +71,38 @@ class OffPolicyAgent(ABC):
             n_step=preset.n_step,
             discount=preset.discount,
         )
-        self._explore = generator(seed, "exploration")
-        self._sampling = generator(seed, "replay")
-
-    def _start(self, network: keras.Model, acting: keras.Model, *others: keras.Model) -> None:
-        """Take the networks, once they are built.
-
-        Args:
-            network: What is exported.
-            acting: What acts, by the same variables.
-            others: What else learns from normalised observations.
-        """
-        self.network = network
-        self._normalised = [network, *others]
-        self._greedy = Snapshot(acting)
-        self._burst = inference.compiled(self._train_on, network)
-
-    @abstractmethod
-    def _gradient_step(self, batch: Any) -> Any:
-        """Take one gradient step on a batch of transitions; return the loss."""
-
-    @abstractmethod
-    def _variables(self) -> list[Any]:
-        """Return all that gradient steps change, in the order of checkpoints."""
+        self._exploration = exploration
+        self._parts |= {"replay": self._replay, "exploration": exploration}
+        self.network, self.targets = learner.network, learner.targets
+        self._snapshot = Snapshot(acting)
+        self._burst = inference.compiled(self._train_on, self.network)
 
     @property
     def _warming_up(self) -> bool:
-        """Whether there is too little to learn from yet."""
         return len(self._replay) < self._preset.learning_starts
 
-    def observe(
-        self,
-        observations: npt.NDArray[Any],
-        actions: npt.NDArray[Any],
-        rewards: npt.NDArray[Any],
-        terminated: npt.NDArray[np.bool_],
-        starts: npt.NDArray[np.bool_],
-    ) -> None:
+    def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
+        """Act greedily, or as the exploration has it."""
+        return self._exploration.act(
+            lambda: self._spec.greedy(self._snapshot(observations)),
+            self._explore,
+            progress,
+            self._warming_up,
+        )
+
+    def observe(self, tick: Tick) -> None:
         """Store one tick."""
-        self._pending.append(observations)
-        self._replay.add(observations, actions, rewards, terminated, starts)
+        self._pending.append(tick.observations)
+        self._replay.add(tick)
 
     def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
         """Mark the end of the stream."""
         self._replay.add_break(observations)
 
     def forget(self) -> None:
-        """Let go of all observations; nothing can be learned any more."""
+        """Let go of the replay."""
         self._pending.clear()
-        del self._replay
+        del self._replay, self._parts["replay"]
 
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Bring the normalisers up to date; learn one burst once the replay has warmed up."""
@@ -92,9 +111,9 @@ class OffPolicyAgent(ABC):
         self._pending.clear()
         if self._warming_up:
             return {}
-        self._statistics.apply_to(self._normalised)
+        self._statistics.apply_to(self._learner.normalised)
         shape = (self._preset.gradient_steps, self._preset.batch_size)
-        loss = float(self._burst(*self._replay.sample(shape, self._sampling)))
+        loss = float(self._burst(*self._replay.sample(shape, self._draw)))
         self.refresh()
         return {"loss": loss}
 
@@ -103,36 +122,12 @@ class OffPolicyAgent(ABC):
         steps = self._preset.gradient_steps
         total = tf.constant(0.0)
         for i in tf.range(steps):
-            total += self._gradient_step(tf_agents.transition(*(field[i] for field in batches)))
+            total += self._learner.step(transition(*(field[i] for field in batches)))
         return total / steps
 
     def refresh(self) -> None:
         """Act from now on by the network as it stands."""
-        self._greedy.refresh()
+        self._snapshot.refresh()
 
-    def arrays(self) -> Arrays:
-        """Return networks, targets, optimizers, counters, statistics and replay."""
-        return {
-            **variable_arrays(self._variables()),
-            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
-            **{f"replay/{k}": v for k, v in self._replay.arrays().items()},
-        }
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take all of it back."""
-        restore_variables(self._variables(), arrays)
-        self._statistics.restore(section(arrays, "statistics"))
-        self._replay.restore(section(arrays, "replay"))
-        self.refresh()
-
-    def generators(self) -> dict[str, np.random.Generator]:
-        """Return the generators of exploration and of replay sampling."""
-        return {"exploration": self._explore, "replay": self._sampling}
-
-
-def decay_steps(preset: OffPolicyPreset) -> int | None:
-    """Return the gradient steps of the whole training, where the step size falls over them."""
-    if not preset.learning_rate_decay:
-        return None
-    learning = max(1, preset.steps - preset.learning_starts)
-    return learning * preset.gradient_steps // preset.train_frequency
+    def _variables(self) -> list[Any]:
+        return self._learner.variables()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Prepare, restore_variables, section, tf_agents, variable_arrays
+from quarl_tf.agents import Agent, Prepare, tf_agents
 from quarl_tf.agents.distributions import Categorical, Gaussian
 from quarl_tf.environments import EnvSpec
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import inference
 from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.networks.inference import Snapshot
-from quarl_tf.networks.layers import Floats, ObservationNormalizer, unwrap
-from quarl_tf.networks.normalizer import RunningStatistics
+from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import PpoPreset
 
 
@@ -26,54 +26,33 @@ class TwoNetworks:
     """Policy and value without a layer in common, as the papers' small networks."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
-        """Build the value network beside the policy; `design` is the former's."""
-        purpose = "initial value weights"
-        value = networks.policy_factory(spec, design, seed, purpose)()
+        """Build the value network beside the policy."""
+        self.policy = network
+        self.value = networks.policy_factory(spec, design, seed, "initial value weights")()
         self.features_spec = spec
-        self.network = network
-        self.critic = tf_agents.ValueNetwork(
-            lambda: value, tf_agents.observation_spec(spec), "Value"
-        )
-        self.normalised = [network, value]
-        self.variables = [*network.variables, *value.variables]
-        self.trainable_variables = [*network.trainable_variables, *value.trainable_variables]
-        self._head, self._value = Snapshot(network), Snapshot(value)
-        #: What `refresh` takes the values of; the others change without a gradient, and rarely.
-        self.read = self.trainable_variables
-        self._normalisers = [
-            variable
-            for model in self.normalised
-            for layer in map(unwrap, model.layers)
-            if isinstance(layer, ObservationNormalizer)
-            for variable in layer.variables
-        ]
-        self._values = {id(variable): variable.numpy() for variable in self.variables}
+        self.normalised = [network, self.value]
+        self.trainable_variables = [v for m in self.normalised for v in m.trainable_variables]
+        self._snapshots = [Snapshot(model) for model in self.normalised]
+        self.variables = [v for snapshot in self._snapshots for v in snapshot.variables]
+        #: What `refresh` takes the values of.
+        self.read = self.variables
 
     def features(self, observations: Any) -> Any:
-        """Return what the two networks take: the observations."""
+        """Return what policy and value take: the observations."""
         return observations
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
         """Return heads and values of a batch."""
-        return self._head(observations), self._value(observations)[:, 0]
+        heads, values = (snapshot(observations) for snapshot in self._snapshots)
+        return heads, values[:, 0]
 
-    def refresh(
-        self, values: Sequence[npt.NDArray[Any]] | None = None, *, normalised_anew: bool = False
-    ) -> None:
-        """Bring predictions up to date.
-
-        Args:
-            values: Of what `read` names; all variables are read where none are given.
-            normalised_anew: Whether the statistics have changed since.
-        """
-        stale = self._normalisers if normalised_anew else []
-        if values is None:
-            stale = self.variables
-        else:
-            self._values.update(zip(map(id, self.read), values, strict=True))
-        self._values.update((id(variable), variable.numpy()) for variable in stale)
-        for snapshot in (self._head, self._value):
-            snapshot.refresh([self._values[id(variable)] for variable in snapshot.variables])
+    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
+        """Bring predictions up to date, by the values of `read` if they are at hand."""
+        rest = [v.numpy() for v in self.variables] if values is None else list(values)
+        for snapshot in self._snapshots:
+            size = len(snapshot.variables)
+            snapshot.refresh(rest[:size])
+            rest = rest[size:]
 
 
 class SharedTorso:
@@ -81,30 +60,28 @@ class SharedTorso:
 
     def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
         """Put a value head beside the head of the policy network."""
-        head = network.get_layer("head")
+        head, last = network.get_layer("head"), network.layers[-1]
         draw = int(generator(seed, "initial value weights").integers(2**31))
         value = keras.layers.Dense(
             1, kernel_initializer=keras.initializers.Orthogonal(1.0, seed=draw), name="value"
         )
         # bfloat16 in front of float32 heads.
-        self._torso = keras.Model(network.input, tf.cast(head.input, tf.float32))
+        seen = tf.cast(head.input, tf.float32)
+        self._torso = keras.Model(network.input, seen)
         features = keras.Input(self._torso.output_shape[1:])
-        tail = keras.Model(features, _after(network, head)(features))
-        critic = keras.Model(features, value(features))
+        logits = head(features)
+        self.policy = keras.Model(features, logits if last is head else last(logits))
+        self.value = keras.Model(features, value(features))
         self.features_spec = EnvSpec(features.shape[1:], "float32", spec.num_actions)
-        self.network = tail
-        self.critic = tf_agents.ValueNetwork(
-            lambda: critic, tf_agents.observation_spec(self.features_spec), "Value"
-        )
         self.normalised = [network]
-        both = keras.Model(network.input, [network.output, value(tf.cast(head.input, tf.float32))])
+        both = keras.Model(network.input, [network.output, value(seen)])
         self.variables, self.trainable_variables = both.variables, both.trainable_variables
         self._predict = inference.compiled(both, network)
         #: Predictions read the variables themselves.
         self.read: Sequence[Any] = ()
 
     def features(self, observations: Any) -> Any:
-        """Return what the two heads take."""
+        """Return what policy and value take."""
         return self._torso(observations, training=True)
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
@@ -112,16 +89,8 @@ class SharedTorso:
         heads, values = self._predict(observations)
         return heads.numpy(), values.numpy()[:, 0]
 
-    def refresh(
-        self, values: Sequence[npt.NDArray[Any]] | None = None, *, normalised_anew: bool = False
-    ) -> None:
+    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
         """Do nothing: predictions read the variables."""
-
-
-def _after(network: keras.Model, head: Any) -> Callable[[Any], Any]:
-    """Return the head and, for continuous actions, the scaling behind it."""
-    *_, last = network.layers
-    return lambda features: head(features) if last is head else last(head(features))
 
 
 def head(spec: EnvSpec) -> str:
@@ -145,15 +114,8 @@ def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
     return Design(architecture, outputs, activation, head_gain, preset.layer_norm, preset.precision)
 
 
-def decay_steps(preset: PpoPreset) -> int | None:
-    """Return the gradient steps of the whole training, where the step size falls over them."""
-    if not preset.learning_rate_decay:
-        return None
-    return preset.steps // preset.minibatch_size * preset.epochs
-
-
-class ActorCritic:
-    """Acts by its distribution, learns from each rollout and forgets it (see `agents.Agent`)."""
+class ActorCritic(Agent):
+    """Acts by its distribution, learns from each rollout and forgets it."""
 
     def __init__(
         self,
@@ -164,15 +126,12 @@ class ActorCritic:
         optimizer: Callable[[Sequence[Any]], Any],
     ) -> None:
         """Create policy and value networks and the optimizer."""
+        super().__init__(spec, seed, "minibatches")
         self._preset = preset
-        self._statistics = RunningStatistics(spec)
-        self._explore = generator(seed, "exploration")
-        self._shuffle = generator(seed, "minibatches")
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
-        self._drawn: npt.NDArray[Any] = np.empty(0)
-        self._predicted: tuple[npt.NDArray[Any], npt.NDArray[Any]] = np.empty(0), np.empty(0)
+        #: Of the latest actions: as drawn, logarithms of their probabilities, values.
+        self._drawn: tuple[npt.NDArray[Any], ...] = ()
         self.network = prepare(network_factory(spec, preset, seed)())
-        self.targets: Sequence[keras.Model] = ()
         self._model: SharedTorso | TwoNetworks = (
             SharedTorso(self.network, spec, seed)
             if preset.architecture.convolutions
@@ -181,13 +140,22 @@ class ActorCritic:
         self._distribution: Gaussian | Categorical = (
             Gaussian(spec, self.network) if spec.num_actions is None else Categorical()
         )
-        self._agent = tf_agents.ppo_agent.PPOAgent(
-            tf_agents.time_step_spec(self._model.features_spec),
-            tf_agents.action_spec(spec),
-            # Ours takes the steps; the agent only computes losses.
+        self._agent = self._loss_agent(spec)
+        self._optimizer = optimizer(self._model.trainable_variables)
+        self._round = inference.compiled(self._train_on, self.network)
+
+    def _loss_agent(self, spec: EnvSpec) -> Any:
+        """Return TF-Agents' agent, which only computes losses; the steps are ours."""
+        model, preset = self._model, self._preset
+        observed = tf_agents.observation_spec(model.features_spec)
+        network = tf_agents.FactoryNetwork
+        return tf_agents.build(
+            tf_agents.PPOAgent,
+            observed,
+            spec,
             optimizer=keras.optimizers.SGD(),
-            actor_net=self._distribution.actor(self._model.network, self._model.features_spec),
-            value_net=self._model.critic,
+            actor_net=network(lambda: model.policy, observed, "Actor", self._distribution.read),
+            value_net=network(lambda: model.value, observed, "Value", tf_agents.value),
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,
@@ -197,32 +165,19 @@ class ActorCritic:
             normalize_observations=False,
             initial_adaptive_kl_beta=0.0,
             kl_cutoff_factor=0.0,
-            train_step_counter=tf.Variable(0, dtype=tf.int64),
         )
-        self._agent.initialize()
-        self._trainable = self._model.trainable_variables
-        self._optimizer = optimizer(self._trainable)
-        self._round = inference.compiled(self._train_on, self.network)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""
         del progress
         heads, values = self._model.predict(observations)
-        self._drawn, log_probabilities = self._distribution.draw(heads, self._explore)
-        self._predicted = log_probabilities, values
-        return self._distribution.within_bounds(self._drawn)
+        drawn, log_probabilities = self._distribution.draw(heads, self._explore)
+        self._drawn = drawn, log_probabilities, values
+        return self._distribution.within_bounds(drawn)
 
-    def observe(
-        self,
-        observations: npt.NDArray[Any],
-        actions: npt.NDArray[Any],
-        rewards: npt.NDArray[Any],
-        terminated: npt.NDArray[np.bool_],
-        starts: npt.NDArray[np.bool_],
-    ) -> None:
-        """Store one tick."""
-        del actions  # Within bounds, where the distribution has none.
-        row = (observations, self._drawn, rewards, terminated, starts, *self._predicted)
+    def observe(self, tick: Tick) -> None:
+        """Store one tick, with the actions as drawn."""
+        row = (tick.observations, tick.rewards, tick.terminated, tick.starts, *self._drawn)
         self._rows.append(tuple(np.copy(field) for field in row))
 
     def action_variance(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -243,7 +198,7 @@ class ActorCritic:
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from the rollout that ended with these observations, then forget it."""
         preset = self._preset
-        seen, actions, rewards, terminated, starts, log_probabilities, values = (
+        seen, rewards, terminated, starts, actions, log_probabilities, values = (
             np.stack(field) for field in zip(*self._rows, strict=True)
         )
         self._rows.clear()
@@ -256,15 +211,15 @@ class ActorCritic:
         if not valid.size:  # Nothing but resets.
             return {}
         draws = [
-            np.resize(self._shuffle.permutation(valid), starts.size) for _ in range(preset.epochs)
+            np.resize(self._draw.permutation(valid), starts.size) for _ in range(preset.epochs)
         ]
         index = np.stack(draws).reshape(-1, preset.minibatch_size).astype(np.int32)
         fields = [seen, actions, log_probabilities, returns, advantages]
         flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
         loss, *read = self._round(index, *flat)
         self._statistics.update(flat[0][valid])
-        anew = self._statistics.apply_to(self._model.normalised)
-        self._model.refresh([value.numpy() for value in read], normalised_anew=anew)
+        normalised_anew = self._statistics.apply_to(self._model.normalised)
+        self._model.refresh(None if normalised_anew else [value.numpy() for value in read])
         self._distribution.refresh()
         return {"loss": float(loss)}
 
@@ -285,7 +240,7 @@ class ActorCritic:
     def _gradient_step(
         self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
     ) -> Any:
-        agent, optimizer = self._agent, self._optimizer
+        agent, trainable = self._agent, self._model.trainable_variables
         if self._preset.normalize_advantages:
             mean, variance = tf.nn.moments(advantages, axes=[0])
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
@@ -302,35 +257,18 @@ class ActorCritic:
                 debug_summaries=False,
                 training=True,
             ).loss
-        gradients = tape.gradient(loss, self._trainable)
+        gradients = tape.gradient(loss, trainable)
         gradients, _ = tf.clip_by_global_norm(gradients, self._preset.gradient_clip)
-        optimizer.apply_gradients(zip(gradients, self._trainable, strict=True))
+        self._optimizer.apply_gradients(zip(gradients, trainable, strict=True))
         return loss
-
-    def _variables(self) -> list[Any]:
-        return [*self._model.variables, *self._optimizer.variables()]
-
-    def arrays(self) -> Arrays:
-        """Return networks, optimizer and statistics."""
-        return {
-            **variable_arrays(self._variables()),
-            **{f"statistics/{k}": v for k, v in self._statistics.arrays().items()},
-        }
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take all of it back."""
-        restore_variables(self._variables(), arrays)
-        self._statistics.restore(section(arrays, "statistics"))
-        self.refresh()
 
     def refresh(self) -> None:
         """Act from now on by the networks as they stand."""
         self._model.refresh()
         self._distribution.refresh()
 
-    def generators(self) -> dict[str, np.random.Generator]:
-        """Return the generators of exploration and of the minibatches."""
-        return {"exploration": self._explore, "minibatches": self._shuffle}
+    def _variables(self) -> list[Any]:
+        return [*self._model.variables, *self._optimizer.variables()]
 
 
 def advantage_estimates(

@@ -21,7 +21,7 @@ Deviations from the paper:
 from __future__ import annotations
 
 from quarl_tf.agents import Prepare, tf_agents
-from quarl_tf.agents.on_policy import ActorCritic, decay_steps, head, network_factory
+from quarl_tf.agents.on_policy import ActorCritic, head, network_factory
 from quarl_tf.environments import EnvSpec
 from quarl_tf.presets import PpoPreset
 
@@ -35,7 +35,5 @@ def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Prepare) -> Acto
         preset,
         seed,
         prepare,
-        lambda variables: tf_agents.adam(
-            preset.learning_rate, variables, decay_steps(preset), epsilon=1e-5
-        ),
+        lambda variables: tf_agents.adam(preset.learning_rate, preset, variables, epsilon=1e-5),
     )

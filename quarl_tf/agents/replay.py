@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import EnvSpec, channels_last
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.errors import UsageError
 
 
@@ -79,37 +80,20 @@ class Replay:
         rows, num_envs = self._starts.shape
         return min(self._rows_added, rows) * num_envs
 
-    def add(
-        self,
-        observation: npt.NDArray[Any],
-        action: npt.NDArray[Any],
-        reward: npt.NDArray[Any],
-        terminated: npt.NDArray[np.bool_],
-        starts: npt.NDArray[np.bool_],
-    ) -> None:
-        """Store one tick: the observation acted on, the action, and what came of it.
-
-        Args:
-            observation: Observations before the action, [num_envs, ...].
-            action: Actions taken, [num_envs, ...].
-            reward: Rewards received.
-            terminated: Whether the episode terminated by this step; truncation does not count.
-            starts: False where `observation` was the last of its episode.
-        """
+    def add(self, tick: Tick) -> None:
+        """Store one tick of the stream."""
         row = self._rows_added % len(self._starts)
-        self._observations.put(row, observation)
-        self._actions[row] = action
-        self._rewards[row] = reward
-        self._continues[row] = ~terminated
-        self._starts[row] = starts
+        self._observations.put(row, tick.observations)
+        self._actions[row] = tick.actions
+        self._rewards[row] = tick.rewards
+        self._continues[row] = ~tick.terminated
+        self._starts[row] = tick.starts
         self._rows_added += 1
 
     def add_break(self, observation: npt.NDArray[Any]) -> None:
-        """Store the stream's last observations before all environments start rebuild."""
-        nothing = np.zeros(len(observation))
-        self.add(
-            observation, np.zeros_like(self._actions[0]), nothing, nothing > 0, starts=nothing > 0
-        )
+        """Store the stream's last observations before all environments start fresh episodes."""
+        none = np.zeros(len(observation), np.bool_)
+        self.add(Tick(observation, np.zeros_like(self._actions[0]), none, none, none))
 
     def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
         """Draw transitions uniformly, with replacement.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gym_notices.notices
@@ -12,6 +12,7 @@ import numpy as np
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.build import NetworkFactory
+from quarl_tf.presets import A2cPreset, Preset
 
 # TF-Agents imports the old gym, which prints advice to move to Gymnasium. We use Gymnasium.
 gym_notices.notices.notices.clear()
@@ -30,23 +31,11 @@ with warnings.catch_warnings():
     from tf_agents.trajectories import time_step as ts
     from tf_agents.utils.common import element_wise_squared_loss
 
-__all__ = [
-    "CategoricalNetwork",
-    "FactoryNetwork",
-    "GaussianNetwork",
-    "ValueNetwork",
-    "action_spec",
-    "adam",
-    "ddpg_agent",
-    "dqn_agent",
-    "element_wise_squared_loss",
-    "observation_spec",
-    "ppo_agent",
-    "rmsprop",
-    "time_step_spec",
-    "time_steps",
-    "transition",
-]
+DdpgAgent, DdqnAgent, PPOAgent = ddpg_agent.DdpgAgent, dqn_agent.DdqnAgent, ppo_agent.PPOAgent
+squared_loss = element_wise_squared_loss
+
+#: Head of a network to what TF-Agents takes it for: itself, a distribution or values [n].
+Read = Callable[[Any], Any]
 
 
 class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
@@ -56,16 +45,86 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
     arguments. A ready model would share its variables with the copy; a factory does not.
     """
 
-    def __init__(self, factory: NetworkFactory, input_tensor_spec: Any, name: str = "Net") -> None:
-        """Build the model."""
+    def __init__(
+        self, factory: NetworkFactory, input_tensor_spec: Any, name: str, read: Read | None = None
+    ) -> None:
+        """Build the model; `read` is how its head is meant."""
         super().__init__(input_tensor_spec=input_tensor_spec, state_spec=(), name=name)
         self.model = factory()
+        self._read = read
 
     def call(
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
     ) -> tuple[Any, Any]:
-        """Return the head and the untouched (empty) state."""
-        return self.model(observation, training=training), network_state
+        """Return the head as it is meant, and the untouched (empty) state."""
+        head = self.model(observation, training=training)
+        return head if self._read is None else self._read(head), network_state
+
+
+def categorical(logits: Any) -> Any:
+    """Read logits as the distribution of a discrete action."""
+    return tfp.distributions.Categorical(logits=logits, dtype=tf.int32)
+
+
+def gaussian(log_deviation: Any) -> Read:
+    """Return what reads means as the distribution of a continuous action."""
+
+    def read(mean: Any) -> Any:
+        deviation = tf.broadcast_to(tf.exp(log_deviation), tf.shape(mean))
+        return tfp.distributions.MultivariateNormalDiag(mean, deviation)
+
+    return read
+
+
+def value(head: Any) -> Any:
+    """Read a head of one output as values [n]."""
+    return head[:, 0]
+
+
+class Learner:
+    """An off-policy agent of TF-Agents: networks, targets, optimizers and the gradient step."""
+
+    def __init__(
+        self,
+        agent: Any,
+        networks: Sequence[FactoryNetwork],
+        targets: Sequence[FactoryNetwork],
+        optimizers: Sequence[Any],
+        loss: Callable[[Any], Any],
+    ) -> None:
+        """Keep what belongs together.
+
+        Args:
+            agent: TF-Agents' agent.
+            networks: What learns from normalised observations; first the one that is exported.
+            targets: Copies of that one.
+            optimizers: All that it uses.
+            loss: The loss to report, of what a gradient step tells.
+        """
+        self.normalised = [network.model for network in networks]
+        self.network, self.targets = self.normalised[0], [target.model for target in targets]
+        self._agent, self._optimizers, self._loss = agent, optimizers, loss
+
+    # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def step(self, batch: Any) -> Any:
+        """Take one gradient step on a batch of transitions; return the loss."""
+        # `train` would wrap each step in a function of its own.
+        return self._loss(self._agent._train(batch, weights=None))
+
+    def variables(self) -> list[Any]:
+        """Return all that gradient steps change."""
+        slots = [variable for each in self._optimizers for variable in each.variables()]
+        return [*self._agent.variables, *slots]
+
+
+class SingleDqnAgent(dqn_agent.DqnAgent):  # type: ignore[misc]
+    """TF-Agents' DQN with one pass of the target network instead of two to find its best value."""
+
+    def _compute_next_q_values(self, next_time_steps: Any, info: Any) -> Any:
+        del info
+        values, _ = self._target_q_network(next_time_steps.observation)
+        return tf.reduce_max(values, axis=-1)
 
 
 def observation_spec(spec: EnvSpec) -> Any:
@@ -76,11 +135,6 @@ def observation_spec(spec: EnvSpec) -> Any:
     return tensor_spec.TensorSpec(spec.observation_shape, tf.as_dtype(spec.observation_dtype))
 
 
-def time_step_spec(spec: EnvSpec) -> Any:
-    """Return TF-Agents' specification of a time step."""
-    return ts.time_step_spec(observation_spec(spec))
-
-
 def action_spec(spec: EnvSpec) -> Any:
     """Return TF-Agents' specification of an action."""
     if spec.num_actions is not None:
@@ -89,42 +143,23 @@ def action_spec(spec: EnvSpec) -> Any:
     return tensor_spec.BoundedTensorSpec(low.shape, tf.float32, low, high)
 
 
-class CategoricalNetwork(FactoryNetwork):
-    """A network whose head is the logits of a discrete action's distribution."""
+def build(kind: Any, observed: Any, spec: EnvSpec, **settings: Any) -> Any:
+    """Build an agent of TF-Agents.
 
-    def call(
-        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
-    ) -> tuple[Any, Any]:
-        """Return the distribution and the untouched (empty) state."""
-        logits = self.model(observation, training=training)
-        return tfp.distributions.Categorical(logits=logits, dtype=tf.int32), network_state
-
-
-class GaussianNetwork(FactoryNetwork):
-    """A network whose head is the mean of a continuous action; the deviation is a variable."""
-
-    def __init__(self, factory: NetworkFactory, input_tensor_spec: Any, logarithm: Any) -> None:
-        """Keep the logarithm of the deviation."""
-        super().__init__(factory, input_tensor_spec, name="Actor")
-        self._logarithm = logarithm
-
-    def call(
-        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
-    ) -> tuple[Any, Any]:
-        """Return the distribution and the untouched (empty) state."""
-        mean = self.model(observation, training=training)
-        deviation = tf.broadcast_to(tf.exp(self._logarithm), tf.shape(mean))
-        return tfp.distributions.MultivariateNormalDiag(mean, deviation), network_state
-
-
-class ValueNetwork(FactoryNetwork):
-    """A network whose head is one value: of an observation, or of an observation and an action."""
-
-    def call(
-        self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
-    ) -> tuple[Any, Any]:
-        """Return values [n] and the untouched (empty) state."""
-        return self.model(observation, training=training)[:, 0], network_state
+    Args:
+        kind: Its class.
+        observed: Specification of what its networks take.
+        spec: Says which actions there are.
+        settings: What the class asks for beside.
+    """
+    agent = kind(
+        ts.time_step_spec(observed),
+        action_spec(spec),
+        train_step_counter=tf.Variable(0, dtype=tf.int64),
+        **settings,
+    )
+    agent.initialize()
+    return agent
 
 
 def time_steps(observation: Any) -> Any:
@@ -147,10 +182,7 @@ def transition(observation: Any, action: Any, reward: Any, discount: Any, follow
 
 
 def adam(
-    learning_rate: float,
-    variables: Sequence[Any],
-    decay_steps: int | None = None,
-    epsilon: float = 1e-7,
+    learning_rate: float, preset: Preset, variables: Sequence[Any], epsilon: float = 1e-7
 ) -> Any:
     """Return Adam with its moments.
 
@@ -159,45 +191,31 @@ def adam(
 
     Args:
         learning_rate: Step size at the start.
+        preset: Says whether it falls, and over how many gradient steps.
         variables: What it will change.
-        decay_steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
         epsilon: What keeps its quotient finite.
     """
-    rate = _schedule(learning_rate, decay_steps)
-    optimizer = keras.optimizers.legacy.Adam(rate, epsilon=epsilon)
+    optimizer = keras.optimizers.legacy.Adam(_schedule(learning_rate, preset), epsilon=epsilon)
     # Else created by the first step, too late for a restore.
     optimizer._create_all_weights(variables)
     return optimizer
 
 
-def rmsprop(
-    learning_rate: float,
-    variables: Sequence[Any],
-    decay_steps: int | None = None,
-    *,
-    epsilon: float,
-) -> Any:
+def rmsprop(preset: A2cPreset, variables: Sequence[Any]) -> Any:
     """Return RMSprop with its moments; A2C's constants (OpenAI baselines, a2c.py).
 
     Its epsilon is under the root, as there. Keras' legacy one adds it to the root, where 1e-5
     bounds next to nothing: small gradients would take steps a hundred times as large.
-
-    Args:
-        learning_rate: Step size at the start.
-        variables: What it will change.
-        decay_steps: Gradient steps over which the step size falls linearly to 0; None to keep it.
-        epsilon: What keeps its quotient finite.
     """
-    optimizer = keras.optimizers.RMSprop(
-        _schedule(learning_rate, decay_steps), rho=0.99, epsilon=epsilon
-    )
+    rate = _schedule(preset.learning_rate, preset)
+    optimizer = keras.optimizers.RMSprop(rate, rho=0.99, epsilon=preset.epsilon)
     optimizer.build(variables)
     return optimizer
 
 
-def _schedule(learning_rate: float, decay_steps: int | None) -> Any:
-    if decay_steps is None:
+def _schedule(learning_rate: float, preset: Preset) -> Any:
+    if not preset.learning_rate_decay:
         return learning_rate
     return keras.optimizers.schedules.PolynomialDecay(
-        learning_rate, max(1, decay_steps), end_learning_rate=0.0
+        learning_rate, max(1, preset.updates), end_learning_rate=0.0
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import gymnasium as gym
@@ -70,9 +71,18 @@ class EnvSpec:
         """Return the number of discrete actions, or of components of a continuous one."""
         return len(self.action_low or ()) if self.num_actions is None else self.num_actions
 
+    @cached_property
+    def bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return lowest and highest continuous actions; spaces of float32 refuse float64."""
+        low, high = self.action_low or (), self.action_high or ()
+        return np.array(low, np.float32), np.array(high, np.float32)
 
-#: What algorithms act in that do not act in all.
-_ACTIONS = {"ddpg": "continuous", "dqn": "discrete"}
+    def greedy(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """Return the best actions by heads [n, outputs]: of equal values the first."""
+        best: npt.NDArray[Any] = (
+            np.clip(heads, *self.bounds) if self.num_actions is None else heads.argmax(axis=1)
+        )
+        return best
 
 
 def require_actions(algo: str, spec: EnvSpec) -> None:
@@ -82,11 +92,11 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
         UsageError: They are continuous and it needs discrete ones, or the other way round.
     """
     there = "continuous" if spec.num_actions is None else "discrete"
-    if _ACTIONS.get(algo, there) != there:
-        *first, last = (name for name in ALGORITHMS if _ACTIONS.get(name, there) == there)
+    if ALGORITHMS[algo] not in (there, None):
+        fitting = [name for name, actions in ALGORITHMS.items() if actions in (there, None)]
         raise UsageError(
-            f"{algo} needs {_ACTIONS[algo]} actions, which this environment does not have; "
-            f"{', '.join(first)} and {last} fit it. Received: {there} actions"
+            f"{algo} needs {ALGORITHMS[algo]} actions; take {' or '.join(fitting)}. "
+            f"Received: actions={there!r}"
         )
 
 
@@ -115,7 +125,7 @@ def require_finite(episode_return: float, where: str) -> None:
     """
     if not math.isfinite(episode_return):
         raise QuarlError(
-            "The environment gave a reward that is not finite; mend it before training or "
+            "The environment gave a reward that is not finite; fix it before training or "
             f"comparing policies. Received: return={episode_return}, {where}"
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf import environments
+from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
@@ -396,14 +397,12 @@ def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
 
 def _play_from(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
     """Play on, once the environment is reset to an observation."""
-    step = env.step
-    total, length, over = 0.0, 0, False
-    while not over:
-        length += 1
+    total, length = 0.0, 0
+    for length, tick in enumerate(ticks(env, act, observation), start=1):
         environments.require_end(length)
-        observation, reward, terminated, truncated, _ = step(act(observation))
-        total += float(reward)
-        over = terminated or truncated
+        total += float(tick.rewards)
+        if tick.done:
+            break
     environments.require_finite(total, f"seed={seed}")
     return total, length
 

@@ -294,7 +294,7 @@ def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     qat.freeze(quantized)
     content = _convert(_converter_of_quantized(trained, quantized, scheme))
     expected = trained.network(centre_head(trained.weights) if discrete else trained.weights)
-    return content, networks.chooser(expected) if discrete else expected
+    return content, networks.action_head(expected) if discrete else expected
 
 
 def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
@@ -303,7 +303,7 @@ def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     content = _convert(_converter_of_quantized(trained, network, scheme))
     expected = trained.network(trained.weights)
     discrete = trained.spec.num_actions is not None
-    return content, networks.chooser(expected) if discrete else expected
+    return content, networks.action_head(expected) if discrete else expected
 
 
 def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:

@@ -203,7 +203,7 @@ class _Layers:
         return keras.initializers.Orthogonal(gain, seed=draw)
 
 
-def chooser(network: keras.Model) -> keras.Model:
+def action_head(network: keras.Model) -> keras.Model:
     """Return the part of a discrete policy that chooses: a dueling network without the value."""
     return keras.Model(network.input, network.get_layer("head").output, name=NAME)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -20,7 +21,7 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(ABC):
     """What every algorithm needs; build with `load`, which checks the values."""
 
     #: Environment steps of the whole training.
@@ -92,6 +93,11 @@ class Preset:
             )
 
     @property
+    @abstractmethod
+    def updates(self) -> int:
+        """Gradient steps of the whole training."""
+
+    @property
     def architecture(self) -> Architecture:
         """The hidden layers that `network` stands for."""
         return architecture(self.network)
@@ -128,6 +134,12 @@ class OffPolicyPreset(Preset):
     gradient_steps: int
     #: Steps whose rewards are summed before bootstrapping.
     n_step: int = 1
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps of the whole training."""
+        learning = max(1, self.steps - self.learning_starts)
+        return learning * self.gradient_steps // self.train_frequency
 
     def __post_init__(self) -> None:
         """Check what a replay adds; see `Preset.__post_init__`.
@@ -199,6 +211,11 @@ class PpoPreset(Preset):
     value_coefficient: float
     #: Largest norm of the whole gradient.
     gradient_clip: float
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps of the whole training."""
+        return self.steps // self.minibatch_size * self.epochs
 
     def __post_init__(self) -> None:
         """Check what PPO adds; see `Preset.__post_init__`."""

@@ -14,7 +14,13 @@ from quarl_tf.foundation.files import digest
 from quarl_tf.spec.recipe import Quantization
 from quarl_tf.spec.scheme import Scheme, possible_schemes
 
-ALGORITHMS = ("a2c", "ddpg", "dqn", "ppo")
+#: The actions that each algorithm needs; None where it takes discrete and continuous ones.
+ALGORITHMS: dict[str, str | None] = {
+    "a2c": None,
+    "ddpg": "continuous",
+    "dqn": "discrete",
+    "ppo": None,
+}
 
 
 #: Those whose policies are distributions over actions, which `--sample` can draw from.

@@ -1,4 +1,4 @@
-"""The stream of a training: an agent's steps in its vector of environments, episode by episode."""
+"""What a training learns from: its agent's steps in a vector of environments."""
 
 from __future__ import annotations
 
@@ -11,57 +11,52 @@ import numpy.typing as npt
 
 from quarl_tf import environments
 from quarl_tf.agents import Agent
+from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation.seeding import environment_seed
+from quarl_tf.presets import Preset
 
 _RECENT_EPISODES = 20
 
 
 class Collector:
-    """Acts tick by tick, and counts steps, episodes and returns."""
+    """Lets an agent act tick by tick, and counts steps, episodes and returns."""
 
-    def __init__(self, env_id: str, num_envs: int, seed: int) -> None:
+    def __init__(self, agent: Agent, env_id: str, preset: Preset, seed: int) -> None:
         """Make the environments; `restart` begins."""
-        self.envs = environments.make_vector(env_id, num_envs, training=True)
+        self.envs = environments.make_vector(env_id, preset.num_envs, training=True)
         #: Steps of the environments so far, over all of them.
         self.step = 0
         self.episodes = 0
         #: Returns of the latest episodes.
         self.recent: deque[float] = deque(maxlen=_RECENT_EPISODES)
-        self._seed = seed
         self.observations: npt.NDArray[Any] = np.empty(0)
+        self._agent, self._steps, self._seed = agent, preset.steps, seed
         self._actions: npt.NDArray[Any] = np.empty(0)
-        self._starts = np.ones(num_envs, np.bool_)
-        self._running = np.zeros(num_envs)
+        self._running = np.zeros(preset.num_envs)
 
     def restart(self) -> None:
         """Begin fresh episodes, on seeds that follow from the step."""
         seed = environment_seed(self._seed, "training", self.step)
         self.observations, _ = self.envs.reset(seed=seed)
-        self._starts[:] = True
+        self._ticks = ticks(self.envs, self._act, self.observations)
         self._running[:] = 0.0
 
-    def tick(self, agent: Agent, progress: float) -> None:
-        """Let the agent act once in every environment and see what comes of it.
+    def _act(self, observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._agent.act(observations, self.step / self._steps)
 
-        Args:
-            agent: Who acts.
-            progress: Share of the training that is done.
-        """
-        observations, starts = self.observations, self._starts
-        actions = agent.act(observations, progress)
-        self._actions = actions
-        following, rewards, terminated, truncated, info = self.envs.step(actions)
-        agent.observe(observations, actions, rewards, terminated, starts)
-        done = terminated | truncated
+    def tick(self) -> None:
+        """Let the agent act once in every environment and see what comes of it."""
+        tick = next(self._ticks)
+        self._agent.observe(tick)
+        self._actions, self.observations = tick.actions, tick.following
         # Atari: an episode is a life with clipped rewards; what is reported is the game's score.
-        self._running += info.get(environments.RAW_REWARD, rewards)
-        over = info.get(environments.GAME_OVER, done)
+        self._running += tick.info.get(environments.RAW_REWARD, tick.rewards)
+        over = tick.info.get(environments.GAME_OVER, tick.done)
         self.recent.extend(self._running[over].tolist())
         self.episodes += int(np.count_nonzero(over))
         self._running[over] = 0.0
-        # Where an episode had ended, this tick was its reset, not a step of the environment.
-        self.step += int(np.count_nonzero(starts))
-        self.observations, self._starts = following, ~done
+        # A reset is no step of the environment.
+        self.step += int(np.count_nonzero(tick.starts))
 
     def mean_return(self) -> float | None:
         """Return the mean return of the latest episodes; None before the first has ended."""

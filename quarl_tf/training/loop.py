@@ -120,9 +120,9 @@ class _Training:
         self._spec = spec
         self._exported = self._as_exported()
         network = self._exported
-        chooser = network if spec.num_actions is None else networks.chooser(network)
-        self._snapshot = Snapshot(chooser)
-        self.collector = Collector(run.env_id, preset.num_envs, run.seed)
+        action_head = network if spec.num_actions is None else networks.action_head(network)
+        self._snapshot = Snapshot(action_head)
+        self.collector = Collector(self.agent, run.env_id, preset, run.seed)
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self._progress = Progress(folder)
         self.best = _Best(networks.weights(self.agent.network))
@@ -204,8 +204,6 @@ class _Training:
         """Take the state of a checkpoint; return its rows of progress."""
         best = agents.section(arrays, "best")
         self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
-        for name, generator in self.agent.generators().items():
-            generator.bit_generator.state = state["generators"][name]
         self.collector.restore(state)
         if state["source"] != self._source:
             self._source = None
@@ -245,7 +243,7 @@ class _Training:
             self._start_quantization()
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
-            self.collector.tick(self.agent, self.step / self._preset.steps)
+            self.collector.tick()
         try:
             metrics = self.agent.learn(self.collector.observations)
         except tf.errors.InvalidArgumentError as error:
@@ -291,10 +289,6 @@ class _Training:
         if self._exported is not self.agent.network:
             networks.set_weights(self._exported, networks.weights(self.agent.network))
         self._snapshot.refresh()
-        low, high = (
-            None if ends is None else np.array(ends, np.float32)
-            for ends in (self._spec.action_low, self._spec.action_high)
-        )
 
         def act(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
             heads = self._snapshot(observations)
@@ -302,10 +296,7 @@ class _Training:
                 raise self._diverged("a head that is not finite")
             if isinstance(self.agent, agents.Stochastic):
                 self._variances.append(self.agent.action_variance(heads[playing]))
-            if low is not None:
-                return np.clip(heads, low, high)
-            best: npt.NDArray[np.int64] = heads.argmax(axis=1)
-            return best
+            return self._spec.greedy(heads)
 
         return rollout.rollout(self._trial_envs, act, seed, keep)
 
@@ -343,10 +334,6 @@ class _Training:
             "commits": self._commits,
             "processors": self._processors,
             "best": [self.best.score, self.best.step],
-            "generators": {
-                name: generator.bit_generator.state
-                for name, generator in self.agent.generators().items()
-            },
         }
         path = checkpoint.save(self._checkpoints, self.step, self._arrays(), state)
         if self._trunk is not None and self._is_last_before_delay():

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import environments
+from quarl_tf.environments.acting import ticks
 
 #: Observations [num_envs, ...], and whether each is of an episode that still counts, to actions.
 Act = Callable[[npt.NDArray[Any], npt.NDArray[np.bool_]], npt.NDArray[Any]]
@@ -47,14 +48,14 @@ def rollout(
     playing = np.ones(envs.num_envs, np.bool_)
     returns = np.zeros(envs.num_envs)
     seen = _Thinned(keep)
-    steps = 0
-    while playing.any():
-        steps += 1
+    played = ticks(envs, lambda observations: act(observations, playing), observations)
+    for steps, tick in enumerate(played, start=1):
         environments.require_end(steps)
-        seen.add(observations[playing])
-        observations, rewards, terminated, truncated, _ = envs.step(act(observations, playing))
-        returns[playing] += rewards[playing]
-        playing &= ~(terminated | truncated)
+        seen.add(tick.observations[playing])
+        returns[playing] += tick.rewards[playing]
+        playing &= ~tick.done
+        if not playing.any():
+            break
     for episode_return in returns.tolist():
         environments.require_finite(episode_return, f"seed={seed}")
     return Rollout(returns.tolist(), seen.observations())

@@ -18,6 +18,7 @@ import pytest
 from quarl_tf import agents, networks, presets
 from quarl_tf.agents.distributions import Categorical
 from quarl_tf.environments import EnvSpec
+from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.keras import keras, tf
@@ -536,7 +537,7 @@ def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(
         nowhere, everywhere = np.zeros(2, np.bool_), np.ones(2, np.bool_)
         for observations, reward in zip(frames, rewards, strict=False):
             actions = agent.act(observations, 0.5)
-            agent.observe(observations, actions, reward, nowhere, everywhere)
+            agent.observe(Tick(observations, actions, reward, nowhere, everywhere))
         return agent.learn(frames[-1])
 
     plain = agents.build("ppo", spec, preset, 0)
@@ -909,7 +910,7 @@ def test_from_the_delay_on_the_quantised_network_acts(name: str, tmp_path: Path)
     # As many as it plays in.
     pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
     heads = np.stack([Snapshot(network)(pair) for pair in pairs])
-    draws = copy.deepcopy(state.agent.generators()["exploration"])
+    draws = copy.deepcopy(state.agent._explore)
     acted = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
     meant = {
         "ddpg": lambda: heads.clip(-1, 1),
@@ -933,7 +934,7 @@ def test_no_critic_is_quantised(tmp_path: Path) -> None:
         preset = presets.load(run.algo, run.env_id, run.overrides)
         state = loop._Training(tmp_path, run, preset)
         agent: Any = state.agent
-        critic = agent._critic if name == "ddpg" else agent._model.critic.model
+        critic = agent._learner.normalised[1] if name == "ddpg" else agent._model.value
         assert qat.quantized_layers(agent.network)
         assert not qat.quantized_layers(critic)
 

@@ -18,8 +18,8 @@ from quarl_tf.networks.build import (
     Design,
     NetworkFactory,
     Weights,
+    action_head,
     actor_factory,
-    chooser,
     critic_factory,
     policy_factory,
 )
@@ -219,7 +219,7 @@ KINDS_OF_MLP: dict[str, tuple[EnvSpec, NetworkFactory]] = {
         SPEC,
         policy_factory(SPEC, Design(architecture((5, 4)), 2, "tanh", layer_norm=True), 0),
     ),
-    "dueling": (SPEC, lambda: chooser(policy_factory(SPEC, DUELING, 0)())),
+    "dueling": (SPEC, lambda: action_head(policy_factory(SPEC, DUELING, 0)())),
     "bytes": (BYTES, policy_factory(BYTES, MLP, 0)),
     "frames": (FRAMES, policy_factory(FRAMES, MLP, 0)),
     "squashed action": (STEERED, actor_factory(STEERED, MLP, 0)),
@@ -300,7 +300,7 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
 def test_chooser_of_a_dueling_network_chooses_the_same_without_the_value() -> None:
     network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
     random_weights(network, 3)
-    choosing = chooser(network)
+    choosing = action_head(network)
     heads, values = choosing(x).numpy(), network(x).numpy()
     np.testing.assert_array_equal(heads.argmax(axis=1), values.argmax(axis=1))
     assert len(np.unique(heads.argmax(axis=1))) == 3
@@ -316,14 +316,14 @@ def test_chooser_of_a_dueling_network_chooses_the_same_without_the_value() -> No
 
 def test_chooser_of_another_network_is_the_whole_of_it() -> None:
     network, x = build(), observations_of(SPEC)
-    np.testing.assert_array_equal(chooser(network)(x).numpy(), network(x).numpy())
-    assert set(networks.weights(chooser(network))) == set(networks.weights(network))
+    np.testing.assert_array_equal(action_head(network)(x).numpy(), network(x).numpy())
+    assert set(networks.weights(action_head(network))) == set(networks.weights(network))
 
 
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
     values, x = random_weights(network), observations_of(STEERED)
-    inner = Snapshot(chooser(network))(x)
+    inner = Snapshot(action_head(network))(x)
     np.testing.assert_allclose(network(x).numpy(), inner * [2, 5] + [0, 5], rtol=1e-5, atol=1e-5)
     squashed = actor_factory(STEERED, MLP, seed=0)()
     others = {name: value for name, value in values.items() if "log_deviation" not in name}

@@ -111,10 +111,10 @@ class Bench:
         run, network = self.run(kind, bits, **options)
         path = self.export(run, scheme)
         discrete = env_spec(run.env_id).num_actions is not None
-        chooser = networks.chooser(network) if discrete else network
+        action_head = networks.action_head(network) if discrete else network
         policy, seen = Policy.load(path), self.seen(run.env_id)
         found = np.stack([policy.head(observation) for observation in seen])
-        return Compared(path, found, chooser(seen).numpy(), qat.head_step(chooser))
+        return Compared(path, found, action_head(seen).numpy(), qat.head_step(action_head))
 
 
 class Compared:

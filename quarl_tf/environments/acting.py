@@ -1,0 +1,47 @@
+"""The one loop that acts: to collect experience, to choose networks and to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Tick(NamedTuple):
+    """What one action came to; in a vector environment every field is [num_envs, ...]."""
+
+    #: What was acted on.
+    observations: Any
+    actions: Any
+    rewards: Any
+    #: Whether the episode terminated by it; truncation does not count.
+    terminated: Any
+    #: False where the observation was its episode's last: this tick only resets.
+    starts: Any
+    truncated: Any = False
+    #: The observations after it.
+    following: Any = None
+    info: Mapping[str, Any] = {}
+
+    @property
+    def done(self) -> Any:
+        """Whether the episode ended by it, in either way."""
+        return self.terminated | self.truncated
+
+
+def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Tick]:
+    """Act in an environment, or in a vector of them, for as long as ticks are taken.
+
+    Args:
+        env: What to act in, freshly reset.
+        act: Observations to actions.
+        observations: Those of the reset.
+    """
+    starts: Any = np.ones(getattr(env, "num_envs", ()), np.bool_)
+    while True:
+        actions = act(observations)
+        following, rewards, terminated, truncated, info = env.step(actions)
+        yield Tick(observations, actions, rewards, terminated, starts, truncated, following, info)
+        starts = np.logical_not(terminated | truncated)
+        observations = following

@@ -1,0 +1,124 @@
+"""A training that was cut off anywhere ends with the same bytes as one that was not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from killing import train_and_kill
+
+from quarl_tf import agents, environments, networks, presets
+from quarl_tf.environments import registry
+from quarl_tf.spec import STOCHASTIC_ALGORITHMS, Quantization, Run
+from quarl_tf.store.workspace import Workspace
+from quarl_tf.training.loop import train
+
+BREAKOUT = "BreakoutNoFrameskip-v4"
+_BRIEF = {
+    "steps": 512,
+    "num_envs": 2,
+    "network": [8],
+    "train_frequency": 64,
+    "evaluation_every": 256,
+    "evaluation_episodes": 2,
+    "checkpoint_every": 256,
+}
+_OFF_POLICY = {"learning_starts": 64, "batch_size": 16, "gradient_steps": 4}
+#: The ring wraps, and the exploration's schedule is under way at any cut.
+_DQN = {**_OFF_POLICY, "exploration_fraction": 1.0, "buffer_size": 400}
+_PPO = {"minibatch_size": 32, "epochs": 2}
+_A2C = {"minibatch_size": 64}
+_IMAGES = {
+    "steps": 256,
+    "network": "li",
+    "train_frequency": 32,
+    "evaluation_every": 128,
+    "checkpoint_every": 128,
+}
+_DQN_IMAGES = {**_IMAGES, "batch_size": 4, "gradient_steps": 1, "buffer_size": 100, "dueling": True}
+_PPO_IMAGES = {**_IMAGES, "minibatch_size": 16, "epochs": 1, "precision": "bfloat16"}
+
+
+def case(
+    algo: str,
+    env_id: str,
+    changes: dict[str, Any],
+    quantization: Quantization | None = None,
+    preset_of: str | None = None,
+) -> tuple[Run, presets.Preset]:
+    preset = presets.load(algo, preset_of or env_id, {**_BRIEF, **changes})
+    return Run(algo, env_id, 3, {}, quantization), preset
+
+
+KINDS = {
+    "dqn": case("dqn", "CartPole-v1", {**_DQN, "dueling": True}),
+    "dqn of images at 4 bits": case(
+        "dqn",
+        BREAKOUT,
+        {**_DQN, **_DQN_IMAGES},
+        Quantization.from_mapping({"bits": 4, "delay": 100}, "dqn"),
+    ),
+    "ppo of images": case("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}),
+    "a2c at 4 bits": case("a2c", "CartPole-v1", _A2C, Quantization(bits=4, delay=350)),
+    "continuous ppo": case("ppo", "Pendulum-v1", _PPO, None, "CartPole-v1"),
+    "ddpg": case(
+        "ddpg",
+        "Pendulum-v1",
+        {**_OFF_POLICY, "layer_norm": True},
+        None,
+        "MountainCarContinuous-v0",
+    ),
+}
+
+
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+def products(workspace: Workspace, run: Run) -> list[bytes]:
+    folder = workspace.run_dir(run.run_id)
+    names = ("network.npz", "calibration.npz", "progress.csv")
+    return [(folder / name).read_bytes() for name in names]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_resumed_training_of_any_kind_ends_with_the_same_bytes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Games of 60 ticks.
+    monkeypatch.setitem(registry.find(BREAKOUT).kwargs, "max_num_frames_per_episode", 240)
+    run, preset = KINDS[kind]
+    whole, cut = Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
+
+    def keep(step: int, steps: int, _: str) -> None:
+        if step >= steps:
+            # As a kill after the last checkpoint leaves it.
+            shutil.copytree(whole.root, cut.root)
+
+    train(whole, run, keep, preset)
+    started: list[int] = []
+    train(cut, run, lambda done, *_: started.append(done), preset)
+    assert preset.checkpoint_every < started[0] < 0.8 * preset.steps
+    assert products(cut, run) == products(whole, run)
+    # All that can be learned has been.
+    factory = agents.network_factory(run.algo, environments.env_spec(run.env_id), preset, run.seed)
+    learned = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
+    for variable in factory().trainable_variables:
+        assert not np.array_equal(learned[variable.name], variable.numpy()), variable.name
+    curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
+    assert ("action_variance" in curve) == (run.algo in STOCHASTIC_ALGORITHMS)
+
+
+def test_killed_training_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    run = Run("dqn", "CartPole-v1", 3, {**_BRIEF, **_DQN, "steps": 1200})
+    whole, killed = Workspace(tmp_path / "whole"), Workspace(tmp_path / "killed")
+    train(whole, run, silent)
+    delay = train_and_kill(killed, run)
+    assert not (killed.run_dir(run.run_id) / "training.json").exists()
+    steps: list[int] = []
+    train(killed, run, lambda step, *_: steps.append(step))
+    assert steps[0] > run.overrides["checkpoint_every"]  # It went on and did not begin again.
+    assert products(killed, run) == products(whole, run), f"delay {delay}"

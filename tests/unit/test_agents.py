@@ -1,0 +1,419 @@
+"""What each algorithm computes: how it explores, its losses and gradient steps by hand."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import log_softmax
+
+from quarl_tf import agents, environments, networks, presets
+from quarl_tf.agents import tf_agents
+from quarl_tf.agents.ddpg import ActionNoise
+from quarl_tf.agents.distributions import Categorical
+from quarl_tf.agents.dqn import EpsilonGreedy
+from quarl_tf.agents.on_policy import advantage_estimates
+from quarl_tf.environments import EnvSpec
+from quarl_tf.environments.acting import Tick
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.networks import inference
+
+CART_POLE = environments.env_spec("CartPole-v1")
+STEERED = EnvSpec((3,), "float32", None, (-2.0, 0.0), (2.0, 10.0))
+BREAKOUT = "BreakoutNoFrameskip-v4"
+LOW, HIGH = STEERED.bounds
+
+
+def build(algo: str, spec: EnvSpec = CART_POLE, **changes: Any) -> Any:
+    env_id = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
+    return agents.build(algo, spec, presets.load(algo, env_id, {"network": [8]} | changes), 0)
+
+
+@pytest.mark.parametrize(
+    ("algo", "spec"),
+    [("dqn", STEERED), ("ddpg", CART_POLE)],
+)
+def test_actions_that_do_not_fit_are_refused(algo: str, spec: EnvSpec) -> None:
+    with pytest.raises(UsageError, match=r"Received: actions='(discrete|continuous)'"):
+        build(algo, spec)
+
+
+@pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED)])
+def test_what_is_forgotten_takes_no_memory(algo: str, spec: EnvSpec) -> None:
+    agent = build(algo, spec)
+    replay = weakref.ref(agent._replay)
+    agent.forget()
+    assert replay() is None
+
+
+# Exploration.
+
+
+@pytest.mark.parametrize(("progress", "share"), [(0.0, 1.0), (0.1, 0.6), (0.2, 0.2), (1.0, 0.2)])
+def test_dqn_explores_less_and_less(progress: float, share: float) -> None:
+    changes = {"num_envs": 10_000, "train_frequency": 10_000, "learning_starts": 20_000}
+    explored = {"exploration_fraction": 0.2, "exploration_final": 0.2, "steps": 50_000}
+    preset: Any = presets.load("dqn", "CartPole-v1", changes | explored)
+    best, random = np.ones(10_000, np.int64), np.random.default_rng(0)
+    actions = EpsilonGreedy(CART_POLE, preset).act(lambda: best, random, progress, False)
+    # Half of what is explored is the best action as well; four standard errors.
+    assert abs((actions == 0).mean() - share / 2) < 4 * 0.5 / 100
+
+
+def noise(num_envs: int, **changes: Any) -> ActionNoise:
+    sizes = {"num_envs": num_envs, "train_frequency": num_envs, "learning_starts": 2 * num_envs}
+    preset: Any = presets.load("ddpg", "MountainCarContinuous-v0", sizes | changes)
+    return ActionNoise(STEERED, preset)
+
+
+def test_ddpg_acts_uniformly_until_the_replay_is_warm() -> None:
+    def never() -> Any:
+        raise AssertionError
+
+    actions = noise(2000).act(never, np.random.default_rng(0), 0.0, True)
+    for drawn, low, high in zip(actions.T, LOW, HIGH, strict=True):
+        assert stats.kstest(drawn, stats.uniform(low, high - low).cdf).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("correlated", "expected"), [(True, 0.85), (False, 0.0)])
+def test_noise_is_as_wide_and_as_correlated_as_the_preset_says(
+    correlated: bool, expected: float
+) -> None:
+    exploration = noise(400, noise=0.05, correlated_noise=correlated)
+    best, random = np.array([1.0, 4.0], np.float32), np.random.default_rng(0)
+    drawn = [exploration.act(lambda: best, random, 0.0, False) for _ in range(200)]
+    found = (np.stack(drawn)[50:] - best) / [2, 5]  # In half ranges.
+    np.testing.assert_allclose(found.std(axis=(0, 1)), 0.05 / np.sqrt(1 - expected**2), rtol=0.05)
+    before, after = found[:-1].ravel(), found[1:].ravel()
+    assert np.corrcoef(before, after)[0, 1] == pytest.approx(expected, abs=0.03)
+
+
+def test_ppo_samples_actions_in_proportion_to_their_probability() -> None:
+    agent = build("ppo")
+    agent.network.get_layer("head").kernel.assign(np.zeros((8, 2)))
+    agent.network.get_layer("head").bias.assign(np.log([0.8, 0.2]))
+    agent.refresh()
+    share = agent.act(np.zeros((4000, 4), np.float32), 0.0).mean()
+    assert abs(share - 0.2) < 4 * np.sqrt(0.8 * 0.2 / 4000)  # Four standard errors.
+
+
+def test_variance_of_discrete_actions_is_that_over_their_probabilities() -> None:
+    logits = np.float32([[7 + np.log(3), 7], [1000, 0], [5, 5]])  # 0.75 and 0.25, 1 and 0, even.
+    np.testing.assert_allclose(Categorical().variance(logits), [0.0625, 0.25, 0], rtol=1e-5)
+
+
+def test_continuous_actions_have_their_mean_deviation_and_density() -> None:
+    agent = build("ppo", STEERED)
+    distribution, deviations = agent._distribution, [0.5, 3.0]
+    agent.network.get_layer("action").log_deviation.assign(np.log(deviations))
+    distribution.refresh()
+    means = np.tile(np.float32([1.5, 4.0]), (40_000, 1))
+    actions, log_densities = distribution.draw(means, np.random.default_rng(0))
+    assert actions.dtype == log_densities.dtype == np.float32
+    # Four standard errors.
+    np.testing.assert_allclose(actions.mean(axis=0), means[0], atol=4 * 3 / 200)
+    np.testing.assert_allclose(actions.std(axis=0), deviations, rtol=4 / np.sqrt(2 * 40_000))
+    expected = stats.norm.logpdf(actions, means, deviations).sum(axis=1)
+    np.testing.assert_allclose(log_densities, expected, rtol=1e-4, atol=1e-4)
+    seen_by_tf_agents = distribution.read(tf.constant(means)).log_prob(actions)
+    np.testing.assert_allclose(log_densities, seen_by_tf_agents, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(distribution.variance(means[:3]), [(0.25 + 9) / 2] * 3, rtol=1e-6)
+    np.testing.assert_allclose(distribution.within_bounds(actions), np.clip(actions, LOW, HIGH))
+
+
+# Advantages.
+
+
+def _estimates(
+    rewards: Any, values: Any, terminated: Any, starts: Any, discount: float, gae_lambda: float
+) -> np.ndarray:
+    changes = {"discount": discount, "gae_lambda": gae_lambda}
+    preset: Any = presets.load("ppo", "CartPole-v1", changes)
+    numbers = (np.array(x, np.float32)[:, None] for x in (rewards, values))
+    flags = (np.array(x, np.bool_)[:, None] for x in (terminated, starts))
+    return advantage_estimates(*numbers, *flags, preset)[:, 0]
+
+
+def test_advantages_by_hand() -> None:
+    """Two steps, termination, the tick of the reset, one more step."""
+    found = _estimates(
+        [1, 2, 0, 4], [10, 20, 99, 40, 50], [False, True, False, False], [1, 1, 0, 1], 0.5, 0.5
+    )
+    second, last = 2 - 20, 4 + 0.5 * 50 - 40
+    first = (1 + 0.5 * 20 - 10) + 0.25 * second
+    np.testing.assert_allclose(found[[0, 1, 3]], [first, second, last], rtol=1e-6)
+
+
+def test_truncation_bootstraps_from_the_last_observation() -> None:
+    found = _estimates([1, 0, 5], [10, 30, 7, 8], [False] * 3, [1, 0, 1], 0.9, 1.0)
+    # Nothing of the next episode (reward 5) reaches the one before.
+    np.testing.assert_allclose(found[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
+
+
+def test_lambda_one_is_the_discounted_sum_of_rewards() -> None:
+    random = np.random.default_rng(0)
+    rewards, values = random.normal(size=6), random.normal(size=7)
+    found = _estimates(rewards, values, [False] * 6, [True] * 6, 0.9, 1.0)
+    expected = sum(0.9**k * rewards[k] for k in range(6)) + 0.9**6 * values[6] - values[0]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+
+
+# Gradient steps.
+
+
+def transitions(spec: EnvSpec) -> tuple[Any, ...]:
+    """Return observations, actions, rewards, discounts and next observations, and the batch."""
+    random = np.random.default_rng(0)
+    seen, following = random.normal(size=(2, 64, *spec.observation_shape)).astype(np.float32)
+    actions = random.integers(2, size=64).astype(np.int32)
+    if spec.num_actions is None:
+        actions = random.uniform(LOW, HIGH, size=(64, 2)).astype(np.float32)
+    rewards = random.normal(size=64).astype(np.float32)
+    discounts = np.where(random.random(64) < 0.3, 0, 0.9).astype(np.float32)  # Some end here.
+    arrays = seen, actions, rewards, discounts, following
+    return *arrays, tf_agents.transition(*map(tf.constant, arrays))
+
+
+def scramble(*models: Any) -> None:
+    random = np.random.default_rng(1)
+    for model in models:
+        for variable in model.trainable_variables:
+            variable.assign(random.normal(size=variable.shape))
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_loss_of_dqn_by_hand(double: bool) -> None:
+    agent = build("dqn", double=double)
+    scramble(agent.targets[0])
+    seen, actions, rewards, discounts, following, batch = transitions(CART_POLE)
+    values, target = agent.network(following).numpy(), agent.targets[0](following).numpy()
+    chosen = (values if double else target).argmax(axis=1)
+    assert (values.argmax(axis=1) != target.argmax(axis=1)).any()
+    goal = rewards + 0.99 * discounts * target[np.arange(64), chosen]
+    estimates = agent.network(seen).numpy()[np.arange(64), actions]
+    loss = agent._learner.step(batch)
+    np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
+
+
+def values_of(model: Any) -> list[Any]:
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+def test_a_gradient_step_of_ddpg_by_hand() -> None:
+    # Hardly a step of the critic, so that the actor is seen to climb it.
+    rates = {"critic_learning_rate": 1e-7, "learning_rate": 1e-3, "learning_rate_decay": False}
+    agent = build("ddpg", STEERED, target_tau=0.25, **rates)
+    learner = agent._learner
+    critic, target_critic = learner.normalised[1], learner._agent._target_critic_network.model
+    scramble(agent.targets[0], target_critic)
+    seen, actions, rewards, discounts, following, batch = transitions(STEERED)
+    value = target_critic([following, agent.targets[0](following)]).numpy().ravel()
+    goal = rewards + agent._preset.discount * discounts * value
+    estimates = critic([seen, actions]).numpy().ravel()
+    climbed = critic([seen, agent.network(seen)]).numpy().mean()
+    before = [values_of(model) for model in (agent.targets[0], target_critic)]
+    loss = learner.step(batch)
+    np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
+    assert critic([seen, agent.network(seen)]).numpy().mean() > climbed + 1e-5
+    # Targets take over a quarter of what has been learned.
+    pairs = ((agent.targets[0], agent.network), (target_critic, critic))
+    for old, (target, network) in zip(before, pairs, strict=True):
+        for now, was, learned in zip(values_of(target), old, values_of(network), strict=True):
+            np.testing.assert_allclose(now, 0.75 * was + 0.25 * learned, rtol=1e-5, atol=1e-6)
+
+
+class Recorder:
+    """Takes the place of an optimizer, and keeps the gradients that it is given."""
+
+    def apply_gradients(self, pairs: Any) -> None:
+        self.flat = np.concatenate([np.ravel(gradient) for gradient, _ in pairs])
+
+
+ADVANTAGES = np.random.default_rng(2).normal(size=32)
+
+
+def ppo_gradient(advantages: Any, **changes: Any) -> Any:
+    """Return the gradient that PPO goes by on a minibatch with these advantages."""
+    agent = build("ppo", train_frequency=64, minibatch_size=32, epochs=1, **changes)
+    random = np.random.default_rng(1)
+    seen = random.normal(size=(32, 4)).astype(np.float32)
+    actions = random.integers(2, size=32).astype(np.int32)
+    old, returns = random.normal(size=(2, 32)).astype(np.float32) * 0.1
+    agent._optimizer = recorder = Recorder()
+    given = (seen, actions, old - 0.7, returns, np.asarray(advantages, np.float32))
+    agent._gradient_step(*map(tf.constant, given))
+    return recorder.flat
+
+
+def test_ppo_normalises_advantages_in_each_minibatch() -> None:
+    normal = (ADVANTAGES - ADVANTAGES.mean()) / ADVANTAGES.std()
+    plain = {"normalize_advantages": False, "gradient_clip": 1e9}
+    by_hand, unlike = ppo_gradient(normal, **plain), ppo_gradient(3 + 5 * ADVANTAGES, **plain)
+    found = ppo_gradient(3 + 5 * ADVANTAGES, normalize_advantages=True, gradient_clip=1e9)
+    np.testing.assert_allclose(found, by_hand, rtol=1e-3, atol=1e-5)
+    assert np.abs(unlike - by_hand).max() > 0.1
+
+
+def test_ppo_clips_the_norm_of_the_whole_gradient() -> None:
+    whole = ppo_gradient(ADVANTAGES, gradient_clip=1e9)
+    clipped = ppo_gradient(ADVANTAGES, gradient_clip=float(np.linalg.norm(whole) / 4))
+    np.testing.assert_allclose(clipped, whole / 4, rtol=1e-4, atol=1e-7)
+
+
+_ROUND = {
+    "num_envs": 16,
+    "train_frequency": 64,
+    "minibatch_size": 64,
+    "epochs": 4,
+    "learning_rate": 0.01,
+    "learning_rate_decay": False,
+    "entropy_coefficient": 0.0,
+    "discount": 0.0,
+}
+
+
+def test_ppo_learns_where_to_steer_and_how_surely() -> None:
+    """One step an episode; the reward falls with the distance from (1, 2)."""
+    agent = build("ppo", STEERED, **_ROUND)
+    observations, always = np.zeros((16, 3), np.float32), np.ones(16, np.bool_)
+    width = agent.network.get_layer("action").log_deviation
+    np.testing.assert_allclose(np.exp(width), [2, 5], rtol=1e-6)
+    for _ in range(60):
+        for _ in range(4):
+            actions = agent.act(observations, 0.0)
+            assert actions.dtype == np.float32
+            assert (np.clip(actions, LOW, HIGH) == actions).all()
+            rewards = -np.abs((actions - [1, 2]) / [2, 5]).sum(axis=1)
+            agent.observe(Tick(observations, actions, rewards.astype("f4"), always, always))
+        agent.learn(observations)
+    mean = inference.forward(agent.network)(observations[:1])[0]
+    assert np.abs((mean - [1, 2]) / [2, 5]).max() < 0.25
+    assert (np.exp(width) < 0.7 * np.array([2, 5])).all()
+
+
+# Policy and value on the same convolutions.
+
+IMAGES = EnvSpec((36, 36, 2), "uint8", 4)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Any:
+    """Return PPO's agent for images."""
+    changes = {"network": "li", "precision": "float32", "entropy_coefficient": 0.02}
+    return agents.build("ppo", IMAGES, presets.load("ppo", BREAKOUT, changes), 0)
+
+
+@pytest.fixture(scope="module")
+def batch(shared: Any) -> list[Any]:
+    """Return observations, actions, log probabilities, returns and advantages."""
+    random = np.random.default_rng(0)
+    seen = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
+    actions = random.integers(4, size=32).astype(np.int32)
+    logits, _ = shared._model.predict(seen)
+    # As of another policy than today's, so that the ratio is clipped on both sides.
+    old = np.take_along_axis(log_softmax(logits, axis=1), actions[:, None], axis=1)[:, 0]
+    old = old + random.normal(0, 0.3, 32)
+    returns, advantages = random.normal(size=(2, 32))
+    return [seen, actions, *(x.astype(np.float32) for x in (old, returns, advantages))]
+
+
+def losses(agent: Any, seen: Any, batch: list[Any]) -> Any:
+    _, actions, old, returns, advantages = map(tf.constant, batch)
+    return agent.get_loss(
+        tf_agents.time_steps(seen),
+        actions,
+        old,
+        returns,
+        advantages,
+        action_distribution_parameters=None,
+        weights=tf.ones_like(returns),
+        train_step=agent.train_step_counter,
+        debug_summaries=False,
+        training=True,
+    )
+
+
+def test_heads_on_shared_layers_are_those_of_the_policy_network(
+    shared: Any, batch: list[Any]
+) -> None:
+    logits, values = shared._model.predict(batch[0])
+    np.testing.assert_allclose(logits, shared.network(batch[0]).numpy(), rtol=1e-4, atol=1e-6)
+    assert len(np.unique(values)) == 32
+    # All of the policy network is among what is learned and saved, and the value's head beside it.
+    names = [variable.name for variable in shared._model.variables]
+    assert len(set(names)) == len(names)
+    beside = set(names) - {variable.name for variable in shared.network.variables}
+    assert beside == {"value/kernel:0", "value/bias:0"}
+
+
+def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -> None:
+    seen, actions, old, returns, advantages = batch
+    found = losses(shared._agent, shared._model.features(tf.constant(seen)), batch)
+    logits, values = shared._model.predict(seen)
+    every = log_softmax(logits, axis=1)
+    ratio = np.exp(np.take_along_axis(every, actions[:, None], axis=1)[:, 0] - old)
+    assert ratio.min() < 0.9
+    assert ratio.max() > 1.1
+    gain = np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages)
+    entropy = -(np.exp(every) * every).sum(axis=1)
+    error = (returns - values) ** 2
+    expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
+    np.testing.assert_allclose(found.loss, expected, rtol=1e-4)
+
+
+def test_loss_and_gradients_through_the_split_are_those_of_whole_networks(
+    shared: Any, batch: list[Any]
+) -> None:
+    model, observed = shared._model, tf_agents.observation_spec(IMAGES)
+    network = shared.network
+    value = keras.Model(network.input, model.value(network.get_layer("hidden_0").output))
+    whole = tf_agents.build(
+        tf_agents.PPOAgent,
+        observed,
+        IMAGES,
+        optimizer=keras.optimizers.SGD(),
+        actor_net=tf_agents.FactoryNetwork(
+            lambda: network, observed, "Actor", tf_agents.categorical
+        ),
+        value_net=tf_agents.FactoryNetwork(lambda: value, observed, "Value", tf_agents.value),
+        importance_ratio_clipping=0.1,
+        entropy_regularization=0.02,
+        value_pred_loss_coef=0.5,
+        compute_value_and_advantage_in_train=False,
+        normalize_rewards=False,
+        normalize_observations=False,
+        initial_adaptive_kl_beta=0.0,
+        kl_cutoff_factor=0.0,
+    )
+    seen, variables = tf.constant(batch[0]), model.trainable_variables
+    with tf.GradientTape(persistent=True) as tape:
+        split = losses(shared._agent, model.features(seen), batch)
+        expected = losses(whole, seen, batch)
+    np.testing.assert_allclose(split.loss, expected.loss, rtol=1e-5)
+    wanted = tape.gradient(expected.loss, variables)
+    for variable, found, other in zip(
+        variables, tape.gradient(split.loss, variables), wanted, strict=True
+    ):
+        scale = np.abs(other).max()
+        np.testing.assert_allclose(found, other, atol=1e-4 * scale, err_msg=variable.name)
+        assert scale > 0
+
+
+def test_continuous_policies_for_images_learn_all_their_variables() -> None:
+    changes = {"network": "li", "num_envs": 4, "train_frequency": 16, "minibatch_size": 8}
+    preset = presets.load("ppo", BREAKOUT, {**changes, "precision": "float32", "epochs": 1})
+    spec = EnvSpec((36, 36, 2), "uint8", None, STEERED.action_low, STEERED.action_high)
+    agent: Any = agents.build("ppo", spec, preset, 0)
+    before = networks.weights(agent.network)
+    random, never = np.random.default_rng(0), np.zeros(4, np.bool_)
+    for _ in range(4):
+        seen = random.integers(0, 256, (4, 36, 36, 2), np.uint8)
+        rewards = random.normal(size=4).astype(np.float32)
+        agent.observe(Tick(seen, agent.act(seen, 0.0), rewards, never, ~never))
+    agent.learn(seen)
+    for name, value in networks.weights(agent.network).items():
+        assert not np.array_equal(value, before[name]), name
