@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.presets import tables
@@ -20,47 +20,122 @@ from quarl_tf.spec.architectures import Architecture, architecture
 PRECISIONS = ("float32", "bfloat16")
 
 
+class _Kind(NamedTuple):
+    """What a value must be."""
+
+    text: str
+    fits: Callable[[Any], bool]
+
+
+def _number(text: str, fits: Callable[[float], bool]) -> _Kind:
+    return _Kind(text, lambda value: type(value) is float and value < math.inf and fits(value))
+
+
+def _is_network(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(type(units) is int and units > 0 for units in value)
+    return type(value) is str
+
+
+_Count = Annotated[int, _Kind("a whole number above 0", lambda v: type(v) is int and v > 0)]
+_Flag = Annotated[bool, _Kind("true or false", lambda v: type(v) is bool)]
+_Number = Annotated[float, _number("a number of 0 or more", lambda v: v >= 0)]
+_Positive = Annotated[float, _number("a number above 0", lambda v: v > 0)]
+_Fraction = Annotated[float, _number("a number from 0 to 1", lambda v: 0 <= v <= 1)]
+_Share = Annotated[float, _number("a number above 0, at most 1", lambda v: 0 < v <= 1)]
+_Network = Annotated[
+    str | tuple[int, ...], _Kind("a list of whole numbers above 0, or a name", _is_network)
+]
+_Precision = Annotated[str, _Kind(" or ".join(PRECISIONS), lambda v: v in PRECISIONS)]
+
+
+class _Rule(NamedTuple):
+    """What values must be to each other."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    #: Names of the values.
+    about: tuple[str, ...]
+
+
+def _multiple(name: str, divisor: str) -> _Rule:
+    return _Rule(
+        f"{name} must be a multiple of {divisor}",
+        lambda preset: getattr(preset, name) % getattr(preset, divisor) == 0,
+        (name, divisor),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preset(ABC):
-    """What every algorithm needs; build with `load`, which checks the values."""
+    """What every algorithm needs."""
+
+    RULES: ClassVar[tuple[_Rule, ...]] = (
+        _multiple("train_frequency", "num_envs"),
+        _Rule(
+            # They act by NumPy, in float32: what acts and what learns would differ.
+            "Networks without convolutions train in float32: give precision=float32 too",
+            lambda p: p.precision == "float32" or bool(p.architecture.convolutions),
+            ("precision", "network"),
+        ),
+    )
 
     #: Environment steps of the whole training.
-    steps: int
+    steps: _Count
     #: Environments stepped together.
-    num_envs: int
+    num_envs: _Count
     #: Units of the hidden layers, or the name of one of `architectures.NAMED`.
-    network: str | tuple[int, ...]
+    network: _Network
     #: The optimizer's step size at the start.
-    learning_rate: float
+    learning_rate: _Positive
     #: Whether the learning rate falls linearly to 0 over training; a little before its end, for
     #: the ticks that reset an environment are learned after but are no steps.
-    learning_rate_decay: bool
+    learning_rate_decay: _Flag
     #: Discount of future reward, per environment step.
-    discount: float
+    discount: _Fraction
     #: Environment steps between bursts of learning.
-    train_frequency: int
+    train_frequency: _Count
     #: Environment steps between greedy evaluations that choose the best network.
-    evaluation_every: int
+    evaluation_every: _Count
     #: Episodes of each such evaluation, played at once.
-    evaluation_episodes: int
+    evaluation_episodes: _Count
     #: Environment steps between checkpoints; environments start fresh episodes at each.
-    checkpoint_every: int
+    checkpoint_every: _Count
     #: Whether every hidden fully-connected layer is followed by layer normalisation.
-    layer_norm: bool = False
+    layer_norm: _Flag = False
     #: Arithmetic of training, "float32", or "bfloat16" with float32 weights and head; what is
     #: exported computes in float32 either way.
-    precision: str = "float32"
+    precision: _Precision = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse values of another kind, and such that do not fit together.
+
+        Raises:
+            UsageError: There are such.
+        """
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+            kind = next((k for k in getattr(hint, "__metadata__", ()) if type(k) is _Kind), None)
+            if kind is None:
+                continue
+            value = getattr(self, name)
+            if hint.__origin__ is float and type(value) is int:
+                value = float(value)
+            value = tuple(value) if type(value) is list else value
+            if not kind.fits(value):
+                raise UsageError(f"{name} must be {kind.text}. Received: {name}={value!r}")
+            object.__setattr__(self, name, value)
+        architecture(self.network)
+        for rule in (rule for base in type(self).__mro__ for rule in vars(base).get("RULES", ())):
+            if not rule.holds(self):
+                values = ", ".join(f"{name}={getattr(self, name)}" for name in rule.about)
+                raise UsageError(f"{rule.text}. Received: {values}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Check and convert raw values.
-
-        Args:
-            values: Raw values by field name.
-            where: What the values are, for messages.
+        """Build from raw values; `where` says what they are.
 
         Raises:
-            UsageError: A field is missing, unknown, of another type or out of its range.
+            UsageError: A field is missing, unknown, of another kind or out of its range.
         """
         known = {f.name for f in fields(cls)}
         for name in values:
@@ -69,28 +144,7 @@ class Preset(ABC):
         required = {f.name for f in fields(cls) if f.default is MISSING}
         if missing := sorted(required - set(values)):
             raise UsageError(f"{where} lacks {', '.join(missing)}. Received: {sorted(values)}")
-        types = typing.get_type_hints(cls)
-        return cls(**{name: _convert(name, values[name], types[name]) for name in values})
-
-    def __post_init__(self) -> None:
-        """Refuse values that do not fit together.
-
-        Raises:
-            UsageError: Two values contradict each other, a fraction is above 1, or what nothing is
-                learned without is 0.
-        """
-        self._require_above_zero("learning_rate")
-        self._require_fraction("discount")
-        self._require_multiple("train_frequency", "num_envs")
-        architecture(self.network)
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
-        if self.precision != "float32" and not self.architecture.convolutions:
-            # They act by NumPy, in float32: what acts and what learns would differ.
-            raise UsageError(
-                "Networks without convolutions train in float32: give precision=float32 too. "
-                f"Received: precision={self.precision}, network={self.network}"
-            )
+        return cls(**values)
 
     @property
     @abstractmethod
@@ -102,38 +156,36 @@ class Preset(ABC):
         """The hidden layers that `network` stands for."""
         return architecture(self.network)
 
-    def _require_above_zero(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) == 0:
-                raise UsageError(f"{name} must be above 0. Received: {name}=0.0")
-
-    def _require_fraction(self, name: str) -> None:
-        value = getattr(self, name)
-        if value > 1:
-            raise UsageError(f"{name} must be 1 or less. Received: {name}={value}")
-
-    def _require_multiple(self, name: str, divisor: str) -> None:
-        value, by = getattr(self, name), getattr(self, divisor)
-        if value % by:
-            raise UsageError(
-                f"{name} must be a multiple of {divisor}. Received: {name}={value}, {divisor}={by}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyPreset(Preset):
     """Hyper-parameters of learning from a replay."""
 
+    RULES: ClassVar[tuple[_Rule, ...]] = (
+        _Rule(
+            "learning_starts must be at least 2 * num_envs, and buffer_size at least "
+            "learning_starts + num_envs",
+            lambda p: 2 * p.num_envs <= p.learning_starts <= p.buffer_size - p.num_envs,
+            ("learning_starts", "buffer_size", "num_envs"),
+        ),
+        _Rule(
+            "A training must have a burst left (train_frequency) once learning starts; make "
+            "steps more or learning_starts less",
+            lambda p: p.steps >= p.learning_starts + p.train_frequency,
+            ("steps", "learning_starts", "train_frequency"),
+        ),
+    )
+
     #: Transitions in one gradient step.
-    batch_size: int
+    batch_size: _Count
     #: Observations kept for replay.
-    buffer_size: int
+    buffer_size: _Count
     #: Observations in the replay before learning starts.
-    learning_starts: int
+    learning_starts: _Count
     #: Gradient steps in one burst.
-    gradient_steps: int
+    gradient_steps: _Count
     #: Steps whose rewards are summed before bootstrapping.
-    n_step: int = 1
+    n_step: _Count = 1
 
     @property
     def updates(self) -> int:
@@ -141,109 +193,70 @@ class OffPolicyPreset(Preset):
         learning = max(1, self.steps - self.learning_starts)
         return learning * self.gradient_steps // self.train_frequency
 
-    def __post_init__(self) -> None:
-        """Check what a replay adds; see `Preset.__post_init__`.
-
-        Raises:
-            UsageError: There are not two rows before learning starts, the replay cannot hold what
-                it waits for, or no burst is left after it.
-        """
-        super().__post_init__()
-        starts, size = self.learning_starts, self.buffer_size
-        if starts < 2 * self.num_envs or size < starts + self.num_envs:
-            raise UsageError(
-                "learning_starts must be at least 2 * num_envs, and buffer_size at least "
-                f"learning_starts + num_envs. Received: learning_starts={starts}, "
-                f"buffer_size={size}, num_envs={self.num_envs}"
-            )
-        if self.steps < starts + self.train_frequency:
-            raise UsageError(
-                "A training must have a burst left (train_frequency) once learning starts; make "
-                "steps more or learning_starts less (-p learning_starts=…). Received: "
-                f"steps={self.steps}, learning_starts={starts}, "
-                f"train_frequency={self.train_frequency}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class DqnPreset(OffPolicyPreset):
     """Hyper-parameters of DQN."""
 
     #: Gradient steps between copies to the target network.
-    target_update: int
+    target_update: _Count
     #: Fraction of training over which exploration falls from 1 to `exploration_final`.
-    exploration_fraction: float
+    exploration_fraction: _Share
     #: Probability of a random action after that.
-    exploration_final: float
+    exploration_final: _Fraction
     #: Largest norm of each variable's gradient.
-    gradient_clip: float
+    gradient_clip: _Positive
     #: Whether values of states and advantages of actions have last layers of their own.
-    dueling: bool = False
+    dueling: _Flag = False
     #: Whether the network itself chooses the next action that its target values (Double DQN), not
     #: the target.
-    double: bool = True
-
-    def __post_init__(self) -> None:
-        """Check what DQN adds; see `OffPolicyPreset.__post_init__`."""
-        super().__post_init__()
-        self._require_above_zero("exploration_fraction", "gradient_clip")
-        self._require_fraction("exploration_fraction")
-        self._require_fraction("exploration_final")
+    double: _Flag = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class PpoPreset(Preset):
     """Hyper-parameters of PPO; a rollout is `train_frequency` steps long."""
 
+    RULES: ClassVar[tuple[_Rule, ...]] = (_multiple("train_frequency", "minibatch_size"),)
+
     #: Passes over each rollout.
-    epochs: int
+    epochs: _Count
     #: Transitions in one gradient step; a divisor of `train_frequency`.
-    minibatch_size: int
+    minibatch_size: _Count
     #: Largest change of the probability ratio that is rewarded; 0 for no limit (A2C).
-    clip: float
+    clip: _Number
     #: Whether advantages are brought to mean 0 and deviation 1 in each minibatch.
-    normalize_advantages: bool
+    normalize_advantages: _Flag
     #: Lambda of the advantage estimates; 1 for n-step returns.
-    gae_lambda: float
+    gae_lambda: _Fraction
     #: Weight of the policy's entropy in the loss.
-    entropy_coefficient: float
+    entropy_coefficient: _Number
     #: Weight of the value's error in the loss.
-    value_coefficient: float
+    value_coefficient: _Number
     #: Largest norm of the whole gradient.
-    gradient_clip: float
+    gradient_clip: _Positive
 
     @property
     def updates(self) -> int:
         """Gradient steps of the whole training."""
         return self.steps // self.minibatch_size * self.epochs
 
-    def __post_init__(self) -> None:
-        """Check what PPO adds; see `Preset.__post_init__`."""
-        super().__post_init__()
-        self._require_above_zero("gradient_clip")
-        self._require_fraction("gae_lambda")
-        self._require_multiple("train_frequency", "minibatch_size")
-
 
 @dataclass(frozen=True, kw_only=True)
 class A2cPreset(PpoPreset):
     """Hyper-parameters of A2C."""
 
-    #: What keeps RMSprop's quotient finite, under its root.
-    epsilon: float = 1e-5
+    RULES: ClassVar[tuple[_Rule, ...]] = (
+        _Rule(
+            "a2c takes one step on all of a rollout, unclipped: minibatch_size as "
+            "train_frequency, epochs=1, clip=0.0; else train by ppo",
+            lambda p: (p.epochs, p.clip, p.minibatch_size) == (1, 0.0, p.train_frequency),
+            ("epochs", "clip", "minibatch_size"),
+        ),
+    )
 
-    def __post_init__(self) -> None:
-        """Check what makes it A2C; see `PpoPreset.__post_init__`."""
-        super().__post_init__()
-        wanted = {"epochs": 1, "clip": 0.0, "minibatch_size": self.train_frequency}
-        received = {name: getattr(self, name) for name in wanted}
-        if received != wanted:
-            raise UsageError(
-                "a2c takes one step on all of a rollout, unclipped: minibatch_size as "
-                "train_frequency, epochs=1, clip=0.0; else train by ppo. Received: "
-                + ", ".join(f"{name}={value}" for name, value in received.items())
-            )
-        self._require_above_zero("epsilon")
+    #: What keeps RMSprop's quotient finite, under its root.
+    epsilon: _Positive = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,19 +264,13 @@ class DdpgPreset(OffPolicyPreset):
     """Hyper-parameters of DDPG; `learning_rate` is the actor's."""
 
     #: Adam's step size for the critic.
-    critic_learning_rate: float
+    critic_learning_rate: _Positive
     #: Share of the network that the target takes over in each gradient step.
-    target_tau: float
+    target_tau: _Share
     #: Standard deviation of the exploration noise's draws, in half action ranges.
-    noise: float
+    noise: _Number
     #: Whether the noise is an Ornstein-Uhlenbeck process instead of independent draws.
-    correlated_noise: bool
-
-    def __post_init__(self) -> None:
-        """Check what DDPG adds; see `OffPolicyPreset.__post_init__`."""
-        super().__post_init__()
-        self._require_above_zero("critic_learning_rate", "target_tau")
-        self._require_fraction("target_tau")
+    correlated_noise: _Flag
 
 
 _CLASSES: dict[str, type[Preset]] = {
@@ -278,8 +285,7 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
     """Refuse a quantisation delay before which, or after which, nothing is learned.
 
     Raises:
-        UsageError: The training is off policy, and the delay ends before it has learned, so that no
-            range is known; or no burst is left behind it.
+        UsageError: It is such.
     """
     if delay > preset.steps - preset.train_frequency:
         raise UsageError(
@@ -295,18 +301,15 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
 
 
 def load(
-    algo: str,
-    env_id: str,
-    overrides: Mapping[str, Any] | None = None,
-    own: Path | None = None,
+    algo: str, env_id: str, overrides: Mapping[str, Any] | None = None, own: Path | None = None
 ) -> Preset:
-    """Load the preset of an (algorithm, environment), with overrides.
+    """Load the preset of an (algorithm, environment).
 
     Args:
         algo: Name of the algorithm.
         env_id: Id of the environment.
         overrides: Values that take the place of the preset's, by name.
-        own: A file of the user's presets (see `tables.read`), which go before the package's.
+        own: A file of the user's presets, which go before the package's.
 
     Raises:
         UsageError: There is no such preset, the user's file is of no use, or a value does not fit.
@@ -322,11 +325,7 @@ def load(
 
 
 def has_own(algo: str, env_id: str, own: Path) -> bool:
-    """Tell whether a file of the user's presets has one of an (algorithm, environment).
-
-    Raises:
-        UsageError: The file is of no use.
-    """
+    """Tell whether a file of the user's presets has one of an (algorithm, environment)."""
     return env_id in _own_table(algo, own)
 
 
@@ -348,28 +347,3 @@ def _table(algo: str) -> tables.Table:
 
 def _own_table(algo: str, own: Path) -> tables.Table:
     return tables.read(own, _CLASSES).get(algo, {})
-
-
-def _convert(name: str, value: Any, wanted: Any) -> Any:
-    """Check one value against its field's type; a whole number may stand for a float."""
-    if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = float(value)
-    elif wanted == str | tuple[int, ...]:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, (list, tuple)):
-            value = tuple(value)
-            if all(type(item) is int and item > 0 for item in value):
-                return value
-    elif wanted is str and isinstance(value, str):
-        return value
-    if type(value) is wanted and (1 if wanted is int else 0) <= value < math.inf:
-        return value
-    kinds = {
-        int: "a whole number above 0",
-        float: "a number of 0 or more",
-        bool: "true or false",
-        str: "a name",
-    }
-    kind = kinds.get(wanted, "a list of whole numbers above 0, or a name")
-    raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")

@@ -41,11 +41,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse(text: str | bytes) -> Any:
-    """Parse YAML; see `_Loader`.
-
-    Raises:
-        ValueError: It is none, or a key comes twice; one line says where.
-    """
+    """Parse YAML; a ValueError says in one line where it is none, or a key comes twice."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -57,11 +53,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def parse_file(path: Path, what: str) -> Any:
-    """Parse a YAML file of the user's; see `parse`.
-
-    Args:
-        path: The file.
-        what: What it is of, as a user would say it.
+    """Parse a YAML file of the user's, of `what` as a user would say it.
 
     Raises:
         UsageError: It cannot be read, or is no sound YAML.
@@ -75,7 +67,7 @@ def parse_file(path: Path, what: str) -> Any:
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"The file of {what} is no sound YAML ({error}); mend it. Received: path={str(path)!r}"
+            f"The file of {what} is no sound YAML ({error}); fix it. Received: path={str(path)!r}"
         ) from error
 
 
@@ -87,10 +79,6 @@ def shipped(algo: str) -> Table:
 
 def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
     """Read a file of presets: algorithms, below them environments, below them values by key.
-
-    Args:
-        path: The file, in YAML.
-        algorithms: Names that may stand at its top.
 
     Raises:
         UsageError: It cannot be read, or its content is of another form.
@@ -110,12 +98,7 @@ def _without_templates(table: Table) -> Table:
 
 
 def mapping(value: Any, what: str, names: str = "names") -> dict[str, Any]:
-    """Require a mapping whose keys are words.
-
-    Args:
-        value: What was read.
-        what: What it is, as a user would say it.
-        names: What its keys are, likewise.
+    """Require a mapping whose keys are words; `what` and `names` say what it and they are.
 
     Raises:
         UsageError: It is none.
