@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import math
 import os
 import shutil
@@ -15,11 +14,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.envs.registration import EnvSpec as Registration
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.agents.replay import Replay
-from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.keras import tf
@@ -28,7 +25,7 @@ from quarl_tf.networks import inference
 from quarl_tf.quantization import preparing, qat
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import TrainingRecord
-from quarl_tf.store.workspace import Workspace, checkpoint_dir
+from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
 from quarl_tf.training.rollout import rollout
@@ -102,54 +99,6 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
     assert any((folder / "tensorboard").iterdir())
 
 
-def test_record_names_the_commit_that_the_training_started_from(
-    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commits = ["at the start"]
-    monkeypatch.setattr(provenance, "source_commit", lambda: commits[-1])
-    record = train(Workspace(tmp_path), tiny_run, lambda *_: commits.append("meanwhile"))
-    assert record.commit == "at the start"
-
-
-def test_a_training_cut_off_before_its_first_checkpoint_begins_again(
-    trained: Workspace, tiny_run: Run, tmp_path: Path
-) -> None:
-    workspace = Workspace(tmp_path)
-
-    def cut(*_: Any) -> None:
-        raise _CutError
-
-    with pytest.raises(_CutError):
-        train(workspace, tiny_run, cut)
-    folder = workspace.run_dir(tiny_run.run_id)
-    assert folder.is_dir()
-    assert not list(folder.rglob("*.npz"))
-    train(workspace, tiny_run, silent)
-    assert products(workspace, tiny_run) == products(trained, tiny_run)
-
-
-def test_checkpoints_are_deleted_with_the_end_of_the_training(
-    cut_off: Workspace, tiny_run: Run
-) -> None:
-    folder = cut_off.run_dir(tiny_run.run_id)
-    assert (folder / "checkpoints").exists()
-    train(cut_off, tiny_run, silent)
-    assert not (folder / "checkpoints").exists()
-    assert (folder / "training.json").exists()
-
-
-def test_time_of_a_resumed_training_counts_what_it_goes_on_from(
-    cut_off: Workspace, tiny_run: Run
-) -> None:
-    folder = checkpoint_dir(cut_off.run_dir(tiny_run.run_id))
-    found = checkpoint.load_newest(folder)
-    assert found is not None
-    arrays, state = found
-    assert state["seconds"] > 0
-    checkpoint.save(folder, state["step"], arrays, state | {"seconds": 5000.0})
-    assert 5000 < train(cut_off, tiny_run, silent).seconds < 6000
-
-
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
     found = [row for row in rows(trained, tiny_run) if row["greedy_return"]]
@@ -206,18 +155,6 @@ def test_calibration_observations_are_those_of_the_kept_network(
     most = CALIBRATION_OBSERVATIONS
     expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
-
-
-def test_steps_are_those_of_the_environments(cut_off: Workspace, tiny_run: Run) -> None:
-    folder = cut_off.run_dir(tiny_run.run_id) / "checkpoints"
-    # At the first checkpoint the replay still holds everything.
-    max(folder.glob("*.npz")).unlink()
-    found = checkpoint.load_newest(folder)
-    assert found is not None
-    arrays, state = found
-    # Where an episode has ended nothing starts: the next tick resets, and is no step.
-    assert state["step"] == np.count_nonzero(arrays["replay/starts"])
-    assert state["step"] < arrays["replay/starts"].size
 
 
 def test_what_is_learned_from_is_what_cart_pole_does(killed: Workspace, tiny_run: Run) -> None:
@@ -329,17 +266,6 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
     assert products(copy, tiny_run) == before
 
 
-def test_locks_are_done_without_where_folders_cannot_be_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*_: Any) -> None:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-    monkeypatch.setattr(fcntl, "flock", refuses)
-    with locked(tmp_path / "run", "busy"):
-        assert (tmp_path / "run").is_dir()
-
-
 def test_full_disk_is_one_line_and_training_goes_on_later(
     trained: Workspace, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,33 +342,7 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
     assert snapshot(cut_off.root) == before
 
 
-def test_unfinished_run_at_other_bits_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
-    folder = cut_off.run_dir(tiny_run.run_id)
-    other = replace(tiny_run, quantization=Quantization(bits=4, delay=500))
-    folder.rename(cut_off.run_dir(other.run_id))
-    with pytest.raises(QuarlError, match=r"other settings; .* quantization\.bits=4 for None"):
-        train(cut_off, other, silent)
-
-
-def test_damaged_record_is_refused(copy: Workspace, tiny_run: Run) -> None:
-    path = copy.run_dir(tiny_run.run_id) / "training.json"
-    path.write_text(path.read_text()[:100])
-    with pytest.raises(QuarlError, match=r"cannot be read as JSON .*run again what made it"):
-        train(copy, tiny_run, silent)
-
-
 # Requests that cannot be met.
-
-
-@pytest.mark.parametrize("root", ["file", "file/deeper"])
-def test_folder_that_cannot_be_written_is_one_line(
-    tiny_run: Run, tmp_path: Path, root: str
-) -> None:
-    (tmp_path / "file").write_bytes(b"a file")
-    with pytest.raises(QuarlError, match=r"Cannot write .*Not a directory") as error:
-        train(Workspace(tmp_path / root), tiny_run, silent)
-    assert "\n" not in str(error.value)
-    assert (tmp_path / "file").read_bytes() == b"a file"
 
 
 @pytest.mark.parametrize(
@@ -464,68 +364,6 @@ def test_wrong_requests_leave_nothing_behind(
 # Learning.
 
 LENGTH = 6
-
-
-class Corridor(gym.Env[np.ndarray, int]):
-    """Walk from one end to the other; every step costs 1, so rewards alone do not show the way."""
-
-    observation_space = gym.spaces.Box(0, 1, (LENGTH,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.place = 0
-        return self._observe(), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        # Right is where the action is the parity of the place: no constant action gets far.
-        right = int(action) == self.place % 2
-        self.place = self.place + 1 if right else max(0, self.place - 1)
-        return self._observe(), -1.0, self.place == LENGTH, False, {}
-
-    def _observe(self) -> np.ndarray:
-        return np.eye(LENGTH + 1, LENGTH, dtype=np.float32)[self.place]
-
-
-def test_learns_the_shortest_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Only environments with a preset can be trained in: this one takes the place of one.
-    corridor = Registration("CartPole-v1", Corridor, max_episode_steps=40)
-    monkeypatch.setitem(gym.registry, "CartPole-v1", corridor)
-    overrides = {
-        "steps": 3000,
-        "num_envs": 4,
-        "network": [32],
-        "learning_rate": 0.003,
-        "discount": 0.95,
-        "learning_starts": 200,
-        "buffer_size": 3000,
-        "batch_size": 32,
-        "n_step": 1,
-        "train_frequency": 32,
-        "gradient_steps": 16,
-        "target_update": 32,
-        "exploration_fraction": 0.5,
-        "evaluation_every": 1000,
-        "evaluation_episodes": 2,
-        "checkpoint_every": 1000,
-    }
-    run = Run("dqn", "CartPole-v1", 0, overrides)
-    record = train(Workspace(tmp_path), run, silent)
-    assert record.selection_return == -LENGTH
-    # All networks that know the way are equally good; the last has learned for longest.
-    assert record.best_step == int(rows(Workspace(tmp_path), run)[-1]["step"])
-
-    # It also knows what every place is worth: its steps to the end, discounted.
-    spec = environments.env_spec("CartPole-v1")
-    preset = presets.load("dqn", "CartPole-v1", overrides)
-    network = agents.network_factory("dqn", spec, preset, seed=0)()
-    folder = Workspace(tmp_path).run_dir(run.run_id)
-    networks.set_weights(network, networks.load_weights(folder / "network.npz"))
-    values = inference.forward(network)(np.eye(LENGTH, dtype=np.float32)).max(axis=1)
-    exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
-    np.testing.assert_allclose(values, exact, atol=0.25)
 
 
 @pytest.mark.parametrize(
@@ -584,30 +422,6 @@ def test_a_head_that_is_not_finite_is_divergence(tiny_run: Run, tmp_path: Path) 
     networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})
     with pytest.raises(QuarlError, match=r"diverged.*a head that is not finite at step 0"):
         state.greedy("selection")
-
-
-def test_learns_to_balance(tmp_path: Path) -> None:
-    overrides = {
-        "steps": 8000,
-        "num_envs": 8,
-        "network": [64],
-        "learning_rate": 0.001,
-        "learning_starts": 500,
-        "batch_size": 64,
-        "n_step": 3,
-        "train_frequency": 128,
-        "gradient_steps": 64,
-        "target_update": 64,
-        "exploration_fraction": 0.2,
-        "evaluation_every": 2000,
-        "evaluation_episodes": 20,
-        "checkpoint_every": 8000,
-    }
-    record = train(Workspace(tmp_path), Run("dqn", "CartPole-v1", 0, overrides), silent)
-    random = np.random.default_rng(0)
-    envs = environments.make_vector("CartPole-v1", 50)
-    at_random = rollout(envs, lambda seen, _: random.integers(2, size=len(seen)), seed=0)
-    assert record.selection_return > 2 * np.mean(at_random.returns)
 
 
 def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Path) -> None:

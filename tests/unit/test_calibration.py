@@ -64,22 +64,6 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("env_id", [ENV_ID, "CartPole-v1"])
-def test_rollout_depends_on_its_seed_alone(env_id: str) -> None:
-    envs = make_vector(env_id, 5)
-    first, other, again = (rollout(envs, lean, seed, keep=50) for seed in (1, 2, 1))
-    np.testing.assert_array_equal(first.observations, again.observations)
-    assert first.returns == again.returns
-    assert not np.array_equal(first.observations[:5], other.observations[:5])
-
-
-def test_each_step_of_cart_pole_is_one_observation_and_one_reward() -> None:
-    found = rollout(make_vector("CartPole-v1", 7), lean, seed=0, keep=10_000)
-    assert len(found.returns) == 7
-    assert sum(found.returns) == len(found.observations)
-    assert found.observations.dtype == np.float32
-
-
 # Observations kept.
 
 
@@ -167,24 +151,6 @@ def test_the_smallest_and_the_largest_of_each_feature_are_kept(
     kept = np.asarray(found.observations)
     np.testing.assert_array_equal(kept.min(axis=0), [0, 0])
     np.testing.assert_array_equal(kept.max(axis=0), [max(lengths) - 1, len(lengths) - 1])
-
-
-def test_extremes_of_many_features_leave_room_for_the_beginning_and_the_rest() -> None:
-    found = rollout(Ticking([1000], copies=100), stay, seed=0, keep=40)
-    ticks = np.asarray(found.observations)[:, 0]
-    assert len(ticks) == 40
-    assert set(range(20)) <= set(ticks)
-    spread = np.sort(ticks[ticks >= 20])
-    assert np.diff(spread).max() < 200
-    assert spread[-1] == 999
-
-
-def test_rollouts_keep_nothing_unless_asked() -> None:
-    envs = Ticking([200, 100])
-    found = rollout(envs, stay, seed=0)
-    assert found.returns == [200, 100]
-    assert len(found.observations) == 0
-    assert envs.most <= 4 * 2
 
 
 @given(st.integers(0, 400), st.integers(2, 50))

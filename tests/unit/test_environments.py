@@ -1,8 +1,13 @@
-"""Vector environments are single ones side by side; the tick after an episode is its reset."""
+"""Every kind of environment keeps to the same rules, and those of the user's own as well."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -10,254 +15,363 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from quarl_tf.environments import EnvSpec, env_spec, make, make_vector
+from quarl_tf.environments import (
+    EnvSpec,
+    canonical_id,
+    env_spec,
+    import_environments,
+    make,
+    make_vector,
+)
+from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import UsageError
 
-#: One that Gymnasium has vectorised, one that it has not.
-VECTORISED, LOOPED = "CartPole-v1", "ShortCartPole-v0"
-LIMIT = 15
+#: Environments, and ticks enough for some episodes to end and others to begin.
+LOOPED = {"LunarLander-v3": 300, "BipedalWalker-v3": 200, "Walker2DBulletEnv-v0": 100}
+ALL = LOOPED | {"BreakoutNoFrameskip-v4": 120, "CartPole-v1": 100}
 
 
-class Spaces(gym.Env[Any, Any]):
-    """An environment of given spaces, never to be played."""
-
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-
-
-@pytest.fixture(autouse=True)
-def short_cart_pole() -> Iterator[None]:
-    """Register CartPole with a time limit that random play often reaches, and often does not."""
-    entry_point = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
-    gym.register(LOOPED, entry_point, max_episode_steps=LIMIT)
-    yield
-    del gym.registry[LOOPED]
+def sampler(env: Any, choices: int = 0) -> Callable[[Any], np.ndarray]:
+    random = np.random.default_rng(choices)
+    space, num_envs = env.single_action_space, env.num_envs
+    if isinstance(space, spaces.Discrete):
+        return lambda _: random.integers(space.n, size=num_envs)
+    return lambda _: random.uniform(space.low, space.high, (num_envs, *space.shape)).astype("f4")
 
 
-@pytest.fixture
-def register() -> Iterator[Callable[[spaces.Space, spaces.Space], str]]:
-    """Return a function that registers an environment of given spaces."""
+def play(envs: Any, seed: int, length: int, choices: int = 0) -> list[Tick]:
+    """Act at random."""
+    observations, _ = envs.reset(seed=seed)
+    return list(islice(ticks(envs, sampler(envs, choices), observations), length))
 
-    def add(observation: spaces.Space, action: spaces.Space) -> str:
-        gym.register("Spaces-v0", lambda: Spaces(observation, action))
-        return "Spaces-v0"
 
-    yield add
-    gym.registry.pop("Spaces-v0", None)
+def assert_same(left: list[Tick], right: list[Tick]) -> None:
+    for one, other in zip(left, right, strict=True):
+        for a, b in zip(one[:-1], other[:-1], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("env_id", "length"), ALL.items())
+def test_every_kind_keeps_the_rules(env_id: str, length: int) -> None:
+    """A tick after an episode is its reset; a seeded reset forgets whatever was played before."""
+    envs = make_vector(env_id, 2, training=True)
+    stream, spec = play(envs, 1, length), env_spec(env_id)
+    assert not np.array_equal(*stream[0].observations)
+    resets = 0
+    for tick in stream:
+        assert tick.following.shape == (2, *spec.observation_shape)
+        assert tick.following.dtype == spec.observation_dtype
+        assert (tick.terminated.dtype, tick.truncated.dtype) == (bool, bool)
+        resets += np.count_nonzero(~tick.starts)
+        np.testing.assert_array_equal(tick.rewards[~tick.starts], 0)
+        assert not tick.done[~tick.starts].any()
+    assert resets > 1
+    # The same environments, stopped at no particular place, and others.
+    play(envs, 2, length // 3, choices=1)
+    assert_same(play(envs, 1, length), stream)
+    assert_same(play(make_vector(env_id, 2, training=True), 1, length), stream)
+
+
+@pytest.mark.parametrize(("env_id", "length"), (LOOPED | {"CartPole-v1": 100}).items())
+def test_vectors_are_single_environments_side_by_side(env_id: str, length: int) -> None:
+    envs = make_vector(env_id, 2)
+    stream, choose = play(envs, 4, length), sampler(envs)
+    singles = [make(env_id), make(env_id)]
+    # NumPy's vectors draw their starts together.
+    looped = env_id in LOOPED
+    for e, env in enumerate(singles):
+        observation, _ = env.reset(seed=4 + e)
+        assert not looped or np.array_equal(observation, stream[0].observations[e])
+    for tick in stream:
+        for e, (env, action) in enumerate(zip(singles, choose(None), strict=True)):
+            if not tick.starts[e]:
+                observation, _ = env.reset()
+                result: tuple[Any, ...] = (observation, 0.0, False, False)
+            else:
+                if not looped:
+                    env.unwrapped.state = tuple(tick.observations[e].astype(float))
+                    env.unwrapped.steps_beyond_terminated = None
+                result = env.step(action)[:4]
+            found = tick.following[e], tick.rewards[e], tick.terminated[e], tick.truncated[e]
+            if looped or tick.starts[e]:
+                for got, expected in zip(found, result, strict=True):
+                    np.testing.assert_allclose(got, expected, rtol=0 if looped else 1e-5, atol=1e-6)
+
+
+def test_time_limit_truncates_and_does_not_terminate() -> None:
+    # Gymnasium advises against it, but it is a task of its own.
+    balance = np.array([0.1, 0.2, 3, 1])
+    envs = make_vector("CartPole-v0", 2)
+    observations, _ = envs.reset(seed=3)
+    played = ticks(envs, lambda seen: (seen @ balance > 0).astype(int), observations)
+    stream = list(islice(played, 200))
+    assert not any(tick.terminated.any() for tick in stream)
+    assert [tick.truncated.all() for tick in stream] == [False] * 199 + [True]
+
+
+def test_observations_are_not_overwritten_by_the_next_tick() -> None:
+    for env_id in ("CartPole-v1", "LunarLander-v3"):
+        stream = play(make_vector(env_id, 3), 0, 20)
+        for before, after in pairwise(stream):
+            assert before.following is after.observations
+            assert not np.array_equal(before.observations, after.observations)
+
+
+def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
+    env, drawn = make("BipedalWalker-v3"), []
+    for _ in range(2):
+        env.action_space.seed(7)
+        env.reset(seed=3)
+        drawn.append(env.action_space.sample())
+    np.testing.assert_array_equal(*drawn)
 
 
 # Spaces.
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
-def test_discrete_environments_are_described(env_id: str) -> None:
-    env = gym.make(env_id)
-    assert isinstance(env.action_space, spaces.Discrete)
-    assert env_spec(env_id) == EnvSpec(
-        env.observation_space.shape or (), "float32", int(env.action_space.n)
-    )
+class Own(gym.Env[Any, Any]):
+    """Shows how often it was stepped, in the type of its space."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.steps = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self._seen(), 1.0, self.steps == 3, False, {}
+
+    def _seen(self) -> Any:
+        shape, dtype = self.observation_space.shape, self.observation_space.dtype
+        return np.full(shape, self.steps + 0.1, dtype)
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "MountainCarContinuous-v0"])
-def test_continuous_environments_are_described(env_id: str) -> None:
-    action = gym.make(env_id).action_space
-    spec = env_spec(env_id)
-    assert isinstance(action, spaces.Box)
-    assert spec.num_actions is None
-    np.testing.assert_array_equal(np.array(spec.action_low, np.float32), action.low)
-    np.testing.assert_array_equal(np.array(spec.action_high, np.float32), action.high)
+@pytest.fixture
+def register() -> Iterator[Callable[..., str]]:
+    """Return a function that registers an environment of given spaces."""
+
+    def add(observation: Any, action: Any, **kwargs: Any) -> str:
+        gym.register("Own-v0", lambda: Own(observation, action), **kwargs)
+        return "Own-v0"
+
+    yield add
+    gym.registry.pop("Own-v0", None)
 
 
-def test_frames_keep_their_bytes(
-    register: Callable[[spaces.Space, spaces.Space], str],
-) -> None:
-    frames = spaces.Box(0, 255, (8, 8, 3), np.uint8)
-    assert env_spec(register(frames, spaces.Discrete(4))) == EnvSpec((8, 8, 3), "uint8", 4)
-
-
-def test_double_precision_becomes_single(
-    register: Callable[[spaces.Space, spaces.Space], str],
-) -> None:
-    numbers = spaces.Box(-1, 1, (3,), np.float64)
-    assert env_spec(register(numbers, spaces.Discrete(2))).observation_dtype == "float32"
-
-
-BOX = spaces.Box(-1, 1, (3,), np.float32)
+BOX, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
 
 @pytest.mark.parametrize(
-    ("observation", "action", "message"),
+    ("observation", "action", "expected"),
     [
-        (spaces.Discrete(5), spaces.Discrete(2), r"Observations must be a Box.*Discrete\(5\)"),
-        (spaces.Dict(x=BOX), spaces.Discrete(2), "Observations must be a Box"),
-        (BOX, spaces.MultiDiscrete([2, 2]), "Actions must be Discrete from 0 or a bounded Box"),
-        (BOX, spaces.Discrete(2, start=1), "Actions must be Discrete from 0"),
-        (BOX, spaces.Box(-np.inf, np.inf, (2,)), "a bounded Box"),
-        (BOX, spaces.Box(0, np.inf, (2,)), "a bounded Box"),
-        (spaces.Box(-1, 1, ()), spaces.Discrete(2), r"a vector or an image.*Box\(-1.0, 1.0, \(\)"),
-        (spaces.Box(-1, 1, (0,)), spaces.Discrete(2), "with at least one number"),
-        (BOX, spaces.Box(-1, 1, (0,)), "a lowest value below its highest"),
-        (BOX, spaces.Box(np.float32([-1, 2]), np.float32([1, 2])), "below its highest"),
+        (BOX, TWO, EnvSpec((3,), "float32", 2)),
+        (spaces.Box(-1e300, 1e300, (3,), np.float64), TWO, EnvSpec((3,), "float32", 2)),
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), TWO, EnvSpec((8, 8, 3), "uint8", 2)),
+        (
+            BOX,
+            spaces.Box(-0.1, 2, (1,), np.float32),
+            EnvSpec((3,), "float32", None, (float(np.float32(-0.1)),), (2.0,)),
+        ),
+    ],
+)
+def test_environments_are_described(
+    register: Callable[..., str], observation: Any, action: Any, expected: EnvSpec
+) -> None:
+    assert env_spec(register(observation, action)) == expected
+
+
+@pytest.mark.parametrize(
+    ("observation", "action"),
+    [
+        (spaces.Discrete(5), TWO),
+        (spaces.Dict(x=BOX), TWO),
+        (spaces.Box(0, 9, (3,), np.int64), TWO),
+        (spaces.Box(-1, 1, ()), TWO),
+        (spaces.Box(-1, 1, (0,)), TWO),
+        (BOX, spaces.MultiDiscrete([2, 2])),
+        (BOX, spaces.MultiBinary(2)),
+        (BOX, spaces.Discrete(2, start=1)),
+        (BOX, spaces.Box(0, np.inf, (2,))),
+        (BOX, spaces.Box(-1, 1, (0,))),
+        (BOX, spaces.Box(-1, 1, (2, 2))),
+        (BOX, spaces.Box(0, 3, (2,), np.int64)),
+        (BOX, spaces.Box(np.float32([-1, 2]), np.float32([1, 2]))),
     ],
 )
 def test_other_spaces_are_refused(
-    register: Callable[[spaces.Space, spaces.Space], str],
-    observation: spaces.Space,
-    action: spaces.Space,
-    message: str,
+    register: Callable[..., str], observation: Any, action: Any
 ) -> None:
-    env_id = register(observation, action)
-    with pytest.raises(UsageError, match=message) as error:
-        env_spec(env_id)
-    assert env_id in str(error.value)
+    with pytest.raises(UsageError, match=r"Received: Own-v0 with .*\)"):
+        env_spec(register(observation, action))
+
+
+def vector_of(mode: str) -> Any:
+    doubles = spaces.Box(0, np.inf, (2,), np.float64)
+
+    def create(num_envs: int, **_: Any) -> gym.vector.SyncVectorEnv:
+        return gym.vector.SyncVectorEnv([lambda: Own(doubles, TWO)] * num_envs, autoreset_mode=mode)
+
+    return create
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_double_precision_is_shown_as_single(
+    register: Callable[..., str], vectorised: bool
+) -> None:
+    doubles = spaces.Box(0, np.inf, (2,), np.float64)
+    vector = vector_of("NextStep") if vectorised else None
+    env_id = register(doubles, TWO, vector_entry_point=vector)
+    env, envs = make(env_id), make_vector(env_id, 3)
+    assert env.observation_space == envs.single_observation_space
+    assert env.reset(seed=0)[0].dtype == np.float32
+    for i, tick in enumerate(play(envs, 0, 3)):
+        assert tick.observations.dtype == np.float32
+        np.testing.assert_array_equal(tick.observations, np.full((3, 2), np.float32(i + 0.1)))
+
+
+def test_vectors_that_reset_at_another_time_are_refused(register: Callable[..., str]) -> None:
+    env_id = register(BOX, TWO, vector_entry_point=vector_of("SameStep"))
+    with pytest.raises(UsageError, match=r"Received: Own-v0 with .*SAME_STEP"):
+        make_vector(env_id, 2)
 
 
 # Names.
 
 
-@pytest.mark.parametrize("function", [make, env_spec, lambda env_id: make_vector(env_id, 2)])
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
         ("CartPole-v9", "did you mean .*CartPole-v1"),
-        ("cart-pole", "did you mean .*CartPole"),
-        ("CartPole", "did you mean .*CartPole-v"),
-        ("Carpole-v1", "did you mean CartPole-v1"),
+        ("breakout", "did you mean .*BreakoutNoFrameskip-v4"),
         ("", "choose from .*CartPole-v1"),
         ("no_such_module:CartPole-v1", "Unknown environment"),
-        ("a/b/c", "Unknown environment"),
+        ("HalfCheetah-v2", "Received: environment='HalfCheetah-v2'"),
+        ("ALE/Pong-v5", "ends in NoFrameskip-v4"),
     ],
 )
-def test_unknown_environments_are_refused_naming_the_closest(
-    function: Callable[[str], Any], env_id: str, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message) as error:
-        function(env_id)
-    assert "\n" not in str(error.value)
+def test_unknown_environments_are_refused_naming_the_closest(env_id: str, message: str) -> None:
+    for function in (make, env_spec, lambda name: make_vector(name, 2)):
+        with pytest.raises(UsageError, match=message) as error:
+            function(env_id)
+        assert "\n" not in str(error.value)
 
 
-def test_an_environment_of_a_version_that_needs_another_package_is_refused_by_its_advice() -> None:
-    with pytest.raises(UsageError, match=r"v2.*Received: environment='HalfCheetah-v2'") as error:
-        make("HalfCheetah-v2")
-    assert "\n" not in str(error.value)
+def test_old_versions_have_a_new_name() -> None:
+    assert canonical_id("BipedalWalker-v2") == "BipedalWalker-v3"
+    assert env_spec(canonical_id("LunarLanderContinuous-v2")).num_actions is None
+    for env_id in (*ALL, "CartPole-v0", "no such thing"):
+        assert canonical_id(env_id) == env_id
 
 
-# Streams.
+def in_a_process(code: str) -> str:
+    """Run code where nothing is loaded yet; return what it printed, which is nothing else."""
+    # Buffered as it is for users: what C libraries print then comes late.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
-Collector = list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+def test_missing_packages_are_named() -> None:
+    wanted = {
+        "ale_py": ("PongNoFrameskip-v4", "ale-py"),
+        "cv2": ("PongNoFrameskip-v4", "opencv-python-headless"),
+        "pybullet": ("Walker2DBulletEnv-v0", "pybullet"),
+        "Box2D": ("LunarLander-v3", "Box2D"),
+    }
+    code = f"""
+import sys
+from quarl_tf import environments
+for module, (env_id, package) in {wanted!r}.items():
+    sys.modules[module] = None  # As if it were not installed.
+    try:
+        environments.make(env_id)
+    except ValueError as error:
+        print(f"pip install {{package}}." in str(error))
+    del sys.modules[module]
+"""
+    assert in_a_process(code).split() == ["True"] * len(wanted)
 
 
-def play(
-    envs: gym.vector.VectorEnv[Any, Any, Any], seed: int, ticks: int, choices: int = 0
-) -> Collector:
-    """Act at random; return ticks of (seen, action, reward, terminated, truncated, following)."""
-    random = np.random.default_rng(choices)
-    seen, _ = envs.reset(seed=seed)
-    stream = []
-    for _ in range(ticks):
-        actions = random.integers(2, size=envs.num_envs)
-        following, rewards, terminated, truncated, _ = envs.step(actions)
-        stream.append((seen, actions, rewards, terminated, truncated, following))
-        seen = following
-    return stream
+def test_packages_are_imported_on_demand_and_kept_quiet() -> None:
+    code = """
+import sys
+from quarl_tf import environments
+def loaded():
+    return {'ale_py', 'cv2', 'pybullet', 'Box2D'} & set(sys.modules)
+environments.make_vector('CartPole-v1', 2).reset(seed=0)
+assert not loaded(), loaded()
+for env_id in ('HalfCheetahBulletEnv-v0', 'PongNoFrameskip-v4', 'LunarLander-v3'):
+    for env in (environments.make(env_id), environments.make_vector(env_id, 2)):
+        for seed in (0, 1):
+            env.reset(seed=seed)
+        env.close()
+print(len(loaded()))
+"""
+    assert in_a_process(code) == "4\n"
 
 
-def same(left: Collector, right: Collector) -> bool:
-    return all(
-        np.array_equal(a, b)
-        for x, y in zip(left, right, strict=True)
-        for a, b in zip(x, y, strict=True)
-    )
+# The user's own.
+
+CORRIDOR = """
+import gymnasium as gym
+import numpy as np
 
 
-@pytest.mark.parametrize("env_id", [VECTORISED, LOOPED])
-def test_every_tick_is_a_step_or_a_reset(env_id: str) -> None:
-    stream = play(make_vector(env_id, 4), seed=1, ticks=150)
-    single = gym.make(VECTORISED).unwrapped
-    single.reset(seed=0)
-    over = np.zeros(4, np.bool_)
-    resets = 0
-    for seen, actions, rewards, terminated, truncated, following in stream:
-        for e in range(4):
-            if over[e]:
-                resets += 1
-                assert (rewards[e], terminated[e], truncated[e]) == (0, False, False)
-                assert np.abs(following[e]).max() <= 0.05  # CartPole starts episodes there.
-                continue
-            single.state = tuple(seen[e].astype(float))
-            single.steps_beyond_terminated = None
-            expected, reward, ended, _, _ = single.step(int(actions[e]))
-            np.testing.assert_allclose(following[e], expected, rtol=1e-5, atol=1e-6)
-            assert (rewards[e], terminated[e]) == (reward, ended)
-        over = terminated | truncated
-    assert resets > 10
+class Corridor(gym.Env):
+    observation_space = gym.spaces.Box(0, 3, (1,))
+    action_space = gym.spaces.Discrete(2)
 
 
-def test_looped_environments_are_single_ones_seeded_one_after_the_other() -> None:
-    stream = play(make_vector(LOOPED, 3), seed=7, ticks=80)
-    for e in range(3):
-        single = gym.make(LOOPED)
-        observation, _ = single.reset(seed=7 + e)
-        over = False
-        for seen, actions, rewards, terminated, truncated, following in stream:
-            np.testing.assert_array_equal(seen[e], observation)
-            reward, ended, cut = 0.0, False, False
-            if over:
-                observation, _ = single.reset()
-            else:
-                observation, reward, ended, cut, _ = single.step(int(actions[e]))
-            np.testing.assert_array_equal(following[e], observation)
-            assert (rewards[e], terminated[e], truncated[e]) == (reward, ended, cut)
-            over = ended or cut
+gym.register("Corridor-v0", Corridor, max_episode_steps=20)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Return a function that writes a module into a package in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
+    (tmp_path / "corridors").mkdir()
+    (tmp_path / "corridors" / "__init__.py").touch()
+
+    def write(content: str) -> str:
+        (tmp_path / "corridors" / "envs.py").write_text(content)
+        return "corridors.envs"
+
+    yield write
+    for name in [name for name in sys.modules if name.split(".")[0] == "corridors"]:
+        del sys.modules[name]
+    gym.registry.pop("Corridor-v0", None)
+
+
+def test_own_environments_are_registered_by_their_import(package: Callable[[str], str]) -> None:
+    with pytest.raises(UsageError, match="Unknown environment"):
+        env_spec("Corridor-v0")
+    import_environments([package(CORRIDOR)])
+    assert env_spec("Corridor-v0") == EnvSpec((1,), "float32", 2)
+    import_environments(["corridors.envs"])  # Twice does no harm.
 
 
 @pytest.mark.parametrize(
-    ("env_id", "limit"),
-    # Gymnasium advises against the oldest, which is a task of its own.
-    [(VECTORISED, 500), ("CartPole-v0", 200), (LOOPED, LIMIT)],
+    ("module", "message"),
+    [
+        ("corridors.enws", "is neither installed nor in the current folder"),
+        ("coridors", "is neither installed nor in the current folder"),
+        ("corridors.envs", "imports no_such_physics, which is not installed"),
+        # Files instead of modules.
+        ("corridors/envs.py", "name it as an import statement would"),
+        ("./corridors/envs.py", "name it as an import statement would"),
+        ("", "name it as an import statement would"),
+    ],
 )
-def test_time_limit_truncates_and_does_not_terminate(env_id: str, limit: int) -> None:
-    assert gym.spec(env_id).max_episode_steps == limit
-    envs, single = make_vector(env_id, 2), make(env_id)
-    balance = np.array([0.1, 0.2, 3, 1])
-    seen, _ = envs.reset(seed=3)
-    for tick in range(limit):
-        seen, _, terminated, truncated, _ = envs.step((seen @ balance > 0).astype(int))
-        assert not terminated.any()
-        assert truncated.all() == truncated.any() == (tick == limit - 1)
-    observation, _ = single.reset(seed=3)
-    for tick in range(limit):
-        observation, _, ended, cut, _ = single.step(int(observation @ balance > 0))
-        assert (ended, cut) == (False, tick == limit - 1)
-
-
-@pytest.mark.parametrize("env_id", [VECTORISED, LOOPED])
-def test_seeded_reset_forgets_everything_before_it(env_id: str) -> None:
-    fresh = play(make_vector(env_id, 4), seed=5, ticks=60)
-    assert not same(fresh, play(make_vector(env_id, 4), seed=6, ticks=60))
-    used = make_vector(env_id, 4)
-    # Whatever went on before, an episode that had just ended above all.
-    stopped_after_an_end = 0
-    for ticks in range(20, 40):
-        before = play(used, seed=ticks, ticks=ticks, choices=ticks)
-        stopped_after_an_end += bool((before[-1][3] | before[-1][4]).any())
-        assert same(play(used, seed=5, ticks=60), fresh)
-    assert stopped_after_an_end > 0
-
-
-@pytest.mark.parametrize("env_id", [VECTORISED, LOOPED])
-def test_environments_of_a_vector_differ(env_id: str) -> None:
-    first, _ = make_vector(env_id, 8).reset(seed=0)
-    assert len({tuple(observation) for observation in first.tolist()}) == 8
-
-
-@pytest.mark.parametrize("env_id", [VECTORISED, LOOPED])
-def test_observations_are_not_overwritten_by_the_next_tick(env_id: str) -> None:
-    envs = make_vector(env_id, 3)
-    seen, _ = envs.reset(seed=0)
-    kept = [(seen, seen.copy())]
-    for _ in range(20):
-        seen, *_ = envs.step(np.ones(3, int))
-        kept.append((seen, seen.copy()))
-    assert all(np.array_equal(now, then) for now, then in kept)
+def test_missing_modules_are_named(
+    package: Callable[[str], str], module: str, message: str
+) -> None:
+    package("import no_such_physics.engine\n")
+    with pytest.raises(UsageError, match=message) as error:
+        import_environments([module])
+    assert str(error.value).endswith(f"Received: --import {module!r}")

@@ -57,16 +57,6 @@ def test_head_is_that_of_the_weights_by_hand() -> None:
     np.testing.assert_allclose(network(observations).numpy(), found, rtol=1e-4, atol=1e-4)
 
 
-def test_forward_follows_the_weights() -> None:
-    network = build()
-    forward = inference.forward(network)
-    before = forward(seen(5))
-    values = networks.weights(network)
-    networks.set_weights(network, values | {"head/bias:0": np.array([1, -2], np.float32)})
-    # Other heads are added to, in float32.
-    np.testing.assert_allclose(forward(seen(5)) - before, [[1, -2]] * 5, atol=1e-4)
-
-
 def test_the_same_seed_gives_the_same_initial_weights() -> None:
     first, second = networks.weights(build()), networks.weights(build())
     third = networks.weights(policy_factory(SPEC, MLP, seed=0)())
@@ -85,22 +75,6 @@ def test_the_same_seed_gives_the_same_initial_weights() -> None:
             assert not any(np.array_equal(value, other[name]) for other in others)
 
 
-def test_layers_of_the_same_shape_start_differently() -> None:
-    values = networks.weights(policy_factory(SPEC, Design(architecture((6, 6, 6)), 6), seed=0)())
-    kernels = {values[f"{name}/kernel:0"].tobytes() for name in ("hidden_1", "hidden_2", "head")}
-    assert len(kernels) == 3
-
-
-def test_initial_weights_are_glorot_uniform() -> None:
-    values = networks.weights(policy_factory(SPEC, Design(architecture((200,)), 100), seed=0)())
-    for layer, inputs, outputs in (("hidden_0", 3, 200), ("head", 200, 100)):
-        kernel = values[f"{layer}/kernel:0"]
-        limit = np.sqrt(6 / (inputs + outputs))
-        assert 0.95 * limit < np.abs(kernel).max() <= limit
-        assert abs(kernel.mean()) < 5 * limit / np.sqrt(3 * kernel.size)
-        assert not values[f"{layer}/bias:0"].any()
-
-
 @pytest.mark.parametrize("gain", [0.01, 1.0])
 def test_orthogonal_weights_keep_lengths_up_to_their_gain(gain: float) -> None:
     values = networks.weights(
@@ -112,14 +86,6 @@ def test_orthogonal_weights_keep_lengths_up_to_their_gain(gain: float) -> None:
         np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
 
 
-def test_activation_is_that_of_the_architecture() -> None:
-    for activation, by_hand in (("relu", lambda x: np.maximum(x, 0)), ("tanh", np.tanh)):
-        network = policy_factory(SPEC, Design(architecture((5,)), 2, activation), seed=0)()
-        values, x = networks.weights(network), np.array([[1.0, -2.0, 3.0]], np.float32)
-        expected = by_hand(x @ values["hidden_0/kernel:0"]) @ values["head/kernel:0"]
-        np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_networks_of_a_factory_share_nothing() -> None:
     first, second = build(), build()
     before = networks.weights(second)
@@ -127,22 +93,6 @@ def test_networks_of_a_factory_share_nothing() -> None:
         variable.assign(np.full(variable.shape, 7, np.float32))
     for name, value in networks.weights(second).items():
         np.testing.assert_array_equal(value, before[name])
-
-
-def test_weights_are_a_copy() -> None:
-    network = build()
-    kept = networks.weights(network)
-    before = {name: value.copy() for name, value in kept.items()}
-    for variable in network.variables:
-        variable.assign_add(np.ones(variable.shape, np.float32))
-    for name, value in kept.items():
-        np.testing.assert_array_equal(value, before[name])
-
-
-def test_statistics_are_not_trained() -> None:
-    network = build()
-    names = {variable.name for variable in network.trainable_variables}
-    assert names == {n for n in networks.weights(network) if not n.startswith("normalizer")}
 
 
 # Bytes and images.
@@ -261,11 +211,6 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
         assert ("log_deviation" in variable.name) == np.array_equal(snapshot(observations), before)
 
 
-def test_layers_without_a_twin_in_numpy_are_refused() -> None:
-    with pytest.raises(QuarlError, match=r"No NumPy twin of this layer. Received: "):
-        Snapshot(policy_factory(SPEC, DUELING, 0)())
-
-
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_layer_norm_comes_before_the_activation(activation: str) -> None:
     design = Design(architecture((6, 5)), 2, activation, layer_norm=True)
@@ -297,7 +242,7 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_chooser_of_a_dueling_network_chooses_the_same_without_the_value() -> None:
+def test_action_head_of_a_dueling_network_chooses_the_same_without_the_value() -> None:
     network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
     random_weights(network, 3)
     choosing = action_head(network)
@@ -314,12 +259,6 @@ def test_chooser_of_a_dueling_network_chooses_the_same_without_the_value() -> No
     assert set(choosing(x).numpy().argmax(axis=1)) == {2}
 
 
-def test_chooser_of_another_network_is_the_whole_of_it() -> None:
-    network, x = build(), observations_of(SPEC)
-    np.testing.assert_array_equal(action_head(network)(x).numpy(), network(x).numpy())
-    assert set(networks.weights(action_head(network))) == set(networks.weights(network))
-
-
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
     values, x = random_weights(network), observations_of(STEERED)
@@ -330,13 +269,6 @@ def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     networks.set_weights(squashed, others)
     expected = np.tanh(inner) * [2, 5] + [0, 5]
     np.testing.assert_allclose(squashed(x).numpy(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_open_actions_start_as_wide_as_half_their_range() -> None:
-    network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
-    (logarithm,) = (v for n, v in networks.weights(network).items() if "log_deviation" in n)
-    np.testing.assert_allclose(np.exp(logarithm), [2, 5], rtol=1e-6)
-    assert any("log_deviation" in variable.name for variable in network.trainable_variables)
 
 
 IMAGES = EnvSpec((20, 20, 2), "uint8", 3)

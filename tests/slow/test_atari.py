@@ -16,14 +16,11 @@ from quarl_tf.environments import (
     GAME_OVER,
     RAW_REWARD,
     START,
-    EnvSpec,
     atari,
-    env_spec,
     make,
     make_vector,
     registry,
 )
-from quarl_tf.foundation.errors import UsageError
 
 PONG, BREAKOUT, MS_PACMAN, BEAM_RIDER = (
     f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "MsPacman", "BeamRider")
@@ -146,7 +143,7 @@ def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", [single, one_of_a_vector])
-@pytest.mark.parametrize("env_id", GAMES)
+@pytest.mark.parametrize("env_id", [BREAKOUT, MS_PACMAN])
 def test_games_follow_the_protocol_frame_by_frame(
     env_id: str, kind: Any, random: np.random.Generator
 ) -> None:
@@ -155,7 +152,7 @@ def test_games_follow_the_protocol_frame_by_frame(
     assert ended >= 1 or env_id in (PONG, BEAM_RIDER)
 
 
-@pytest.mark.parametrize("env_id", [PONG, BREAKOUT, MS_PACMAN])
+@pytest.mark.parametrize("env_id", [BREAKOUT, MS_PACMAN])
 def test_vector_shows_what_the_single_game_shows(env_id: str, random: np.random.Generator) -> None:
     """The two draw their no-ops from generators of their own, so here there are none."""
     registered = registry.find(env_id)
@@ -180,7 +177,7 @@ def test_vector_shows_what_the_single_game_shows(env_id: str, random: np.random.
 # What training sees.
 
 
-@pytest.mark.parametrize("env_id", [BREAKOUT, MS_PACMAN])
+@pytest.mark.parametrize("env_id", [BREAKOUT])
 def test_training_shapes_the_very_games_that_trials_play(
     env_id: str, random: np.random.Generator
 ) -> None:
@@ -286,36 +283,6 @@ def test_a_trial_goes_on_by_itself_where_there_is_no_fire(
     assert set(envs.unwrapped.actions) == {2}
 
 
-def test_a_reset_of_a_single_game_forgets_a_lost_life() -> None:
-    used, fresh = make(BREAKOUT), make(BREAKOUT)
-    _, info = used.reset(seed=0)
-    while info["lives"] == 5:
-        *_, info = used.step(NOOP)
-    right = 2
-    used.reset(seed=1), fresh.reset(seed=1)
-    for _ in range(5):
-        np.testing.assert_array_equal(used.step(right)[0], fresh.step(right)[0])
-
-
-def test_games_are_stopped_after_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """108 000 frames at 60 Hz, here 60; no-ops count in a single game alone."""
-    kwargs = gym.spec(PONG).kwargs
-    assert kwargs["max_num_frames_per_episode"] == 108_000
-    monkeypatch.setitem(kwargs, "max_num_frames_per_episode", 60)
-    env, envs = make(PONG), make_vector(PONG, 1, training=True)
-    _, info = env.reset(seed=0)
-    envs.reset(seed=0)
-    left = -(-(60 - info["episode_frame_number"]) // 4)
-    assert [env.step(NOOP)[2:4] for _ in range(left)] == [(False, False)] * (left - 1) + [
-        (False, True)
-    ]
-    flags = []
-    for _ in range(16):
-        _, _, terminated, truncated, info = envs.step(np.array([NOOP]))
-        flags.append((terminated[0], truncated[0], info[GAME_OVER][0]))
-    assert flags == [(False, False, False)] * 14 + [(False, True, True), (False, False, False)]
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_no_life_waits_for_a_policy_to_press_fire(training: bool) -> None:
     env, envs = make(BREAKOUT), make_vector(BREAKOUT, 1, training=training)
@@ -356,20 +323,7 @@ def test_games_of_a_vector_depend_on_their_own_seeds_alone(
             np.testing.assert_array_equal(together, np.concatenate([r[i] for r in results]))
 
 
-@pytest.mark.parametrize("env_id", [PONG, MS_PACMAN])
-def test_seeds_draw_the_number_of_no_ops(env_id: str) -> None:
-    env = make(env_id)
-    frames = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in (*range(12), 3)]
-    fire = int(env_id == PONG)
-    assert set(frames) <= set(range(1 + fire, 31 + fire))
-    assert len(set(frames)) > 4
-    assert frames[-1] == frames[3]
-    frames = make_vector(env_id, 12).reset(seed=0)[1]["episode_frame_number"].tolist()
-    assert set(frames) <= set(range(fire, 30))
-    assert len(set(frames)) > 4
-
-
-@pytest.mark.parametrize("env_id", GAMES)
+@pytest.mark.parametrize("env_id", [MS_PACMAN])
 def test_games_from_one_start_go_alike(env_id: str, random: np.random.Generator) -> None:
     envs = make(env_id), make(env_id)
     envs[1].reset(seed=100)
@@ -391,34 +345,3 @@ def test_games_from_one_start_go_alike(env_id: str, random: np.random.Generator)
 
 
 # Names.
-
-
-@pytest.mark.parametrize(("env_id", "num_actions"), GAMES.items())
-def test_games_are_described(env_id: str, num_actions: int) -> None:
-    spec = EnvSpec((84, 84, 4), "uint8", num_actions, frame_stack=4)
-    assert env_spec(env_id) == spec
-    envs = make_vector(env_id, 2)
-    assert envs.single_observation_space == make(env_id).observation_space
-    assert envs.observation_space.shape == (2, 84, 84, 4)
-    assert envs.single_action_space == gym.spaces.Discrete(num_actions)
-    observations, _ = envs.reset(seed=0)
-    assert observations in envs.observation_space
-    assert observations.flags.c_contiguous
-    assert make(env_id).reset(seed=0)[0].flags.c_contiguous
-
-
-@pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "Pong-v4", "PongNoFrameskip-v0"])
-def test_other_protocols_are_refused(env_id: str) -> None:
-    for function in (make, env_spec, lambda name: make_vector(name, 2)):
-        with pytest.raises(UsageError, match="ends in NoFrameskip-v4") as error:
-            function(env_id)
-        assert env_id in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "close"),
-    [("PongNoFramskip-v4", PONG), ("breakout", BREAKOUT), ("MsPacmanNoFrameskip-v5", MS_PACMAN)],
-)
-def test_misspelt_games_are_refused_naming_the_closest(env_id: str, close: str) -> None:
-    with pytest.raises(UsageError, match=f"did you mean .*{close}"):
-        make(env_id)

@@ -1,0 +1,131 @@
+"""Does it learn? Every algorithm, end to end, on a task of seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from quarl_tf import agents, environments, networks, presets
+from quarl_tf.networks import inference
+from quarl_tf.spec import Run
+from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.workspace import Workspace
+from quarl_tf.training.loop import train
+
+LENGTH = 6
+
+
+class Corridor(gym.Env[Any, Any]):
+    """Every step costs 1 until the right end; the place is shown as one of six."""
+
+    observation_space = gym.spaces.Box(0, 1, (LENGTH,))
+    action_space = gym.spaces.Discrete(2)
+
+    def _seen(self) -> np.ndarray:
+        return np.eye(LENGTH, dtype=np.float32)[min(self.place, LENGTH - 1)]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.place = max(0, self.place + 2 * int(action) - 1)
+        return self._seen(), -1.0, self.place == LENGTH, False, {}
+
+
+class Approach(gym.Env[Any, Any]):
+    """Every step costs the distance from 0, which the action changes."""
+
+    observation_space = gym.spaces.Box(-2, 2, (1,))
+    action_space = gym.spaces.Box(-0.5, 0.5, (1,))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place = self.np_random.choice([-1.0, 1.0])
+        return np.array([self.place], np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.place = float(np.clip(self.place + action[0], -2, 2))
+        return np.array([self.place], np.float32), -abs(self.place), False, False, {}
+
+
+@pytest.fixture(autouse=True)
+def tasks() -> Iterator[None]:
+    gym.register("Corridor-v0", Corridor, max_episode_steps=40)
+    gym.register("Approach-v0", Approach, max_episode_steps=10)
+    yield
+    del gym.registry["Corridor-v0"], gym.registry["Approach-v0"]
+
+
+_COMMON = {
+    "steps": 3000,
+    "num_envs": 4,
+    "network": [32],
+    "discount": 0.95,
+    "evaluation_every": 1000,
+    "evaluation_episodes": 2,
+    "checkpoint_every": 1000,
+    "learning_rate": 0.003,
+    "learning_rate_decay": False,
+}
+_OFF_POLICY = {
+    "learning_starts": 200,
+    "buffer_size": 3000,
+    "batch_size": 32,
+    "n_step": 1,
+    "train_frequency": 32,
+    "gradient_steps": 16,
+}
+_DQN = {"target_update": 32, "exploration_fraction": 0.5}
+_DDPG = {"critic_learning_rate": 0.003, "target_tau": 0.05, "noise": 0.2, "layer_norm": False}
+_PPO = {"train_frequency": 128, "minibatch_size": 64, "epochs": 10, "gae_lambda": 0.95}
+_A2C = {"train_frequency": 32, "minibatch_size": 32, "gae_lambda": 1.0, "steps": 6000}
+
+
+def learned(
+    folder: Path, algo: str, env_id: str, changes: dict[str, Any]
+) -> tuple[TrainingRecord, Any]:
+    """Train; return the record, and the forward pass of the kept network."""
+    preset_of = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
+    preset = presets.load(algo, preset_of, {**_COMMON, **changes})
+    run = Run(algo, env_id, 0)
+    record = train(Workspace(folder), run, lambda *_: None, preset)
+    spec = environments.env_spec(env_id)
+    network = agents.network_factory(algo, spec, preset, seed=0)()
+    kept = Workspace(folder).run_dir(run.run_id) / "network.npz"
+    networks.set_weights(network, networks.load_weights(kept))
+    return record, inference.forward(network)
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes"), [("dqn", {**_OFF_POLICY, **_DQN}), ("ppo", _PPO), ("a2c", _A2C)]
+)
+def test_the_shortest_way_is_learned(algo: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    record, head = learned(tmp_path, algo, "Corridor-v0", changes)
+    assert record.selection_return == -LENGTH
+    heads = head(np.eye(LENGTH, dtype=np.float32))
+    assert (heads.argmax(axis=1) == 1).all()
+    if algo == "dqn":
+        # It also knows what every place is worth: its steps to the end, discounted.
+        exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
+        np.testing.assert_allclose(heads.max(axis=1), exact, atol=0.25)
+
+
+@pytest.mark.parametrize(("algo", "changes"), [("ddpg", {**_OFF_POLICY, **_DDPG}), ("ppo", _PPO)])
+def test_how_far_to_go_is_learned(algo: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    record, head = learned(tmp_path, algo, "Approach-v0", changes)
+    # The best is -0.5; to stay costs 10.
+    assert record.selection_return > -1.5
+    steps = head(np.array([[-1], [1]], np.float32)).ravel()
+    assert steps[0] > 0.3
+    assert steps[1] < -0.3
