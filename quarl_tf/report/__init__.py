@@ -1,4 +1,4 @@
-"""Report what quantisation costs: one page from the sidecars and evaluations of some runs.
+"""Report what quantisation costs: one page from the sidecars and evaluations of some trainings.
 
 Nothing is averaged over what happens to be there: an experiment that is missing, or whose files do
 not belong together, is named with the command that makes it, and its scheme has no pooled figures.
@@ -8,64 +8,25 @@ Sizes and latencies of simulated schemes are those of a float file and are left 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT, Interval
-from quarl_tf.foundation.errors import UsageError
+from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
-from quarl_tf.report import figures as plots
-from quarl_tf.report.figures import BitsPoint, Plot
-from quarl_tf.report.pages import provenance, write_pages
-from quarl_tf.report.results import (
-    OK,
-    LoadedRun,
-    Row,
-    chance_interval,
-    common_protocol,
-    fewest_episodes,
-    load_run,
-    pooled_row,
-    run_row,
-    scheme_names,
-)
-from quarl_tf.report.wording import dtypes, headline, notes_on, quantization_text
-from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import BASELINE, REFERENCE, Scheme
+from quarl_tf.report import results
+from quarl_tf.report.drawing import draw
+from quarl_tf.report.figures import SWEEPS, family, png
+from quarl_tf.report.memory import memory_rows
+from quarl_tf.report.notes import is_scheme, notes_on
+from quarl_tf.report.page import dtypes, provenance, write_pages
+from quarl_tf.report.results import Cell, CellResults, Column, Source, load_cell
+from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
+from quarl_tf.store.records import Sidecar, settings
+from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name
-
-
-@dataclass(frozen=True)
-class _Section:
-    """The runs that differ in their seed alone, as the templates show them.
-
-    Attributes:
-        schemes: Names of the schemes reported on.
-        episodes: Episodes per flatbuffer, of the run that has fewest.
-        protocol: The rules that the episodes were played by.
-        headline: Sentences that say what came out.
-        notes: What the reader must know before believing it.
-        rows: One line per scheme, pooled over the runs.
-        by_run: The lines of each run.
-        chance: Return of the random policy over the runs, if every run has it.
-        figures: File stem to figure.
-    """
-
-    title: str
-    runs: list[LoadedRun]
-    schemes: list[str]
-    episodes: int
-    protocol: dict[str, str]
-    headline: list[str]
-    notes: list[str]
-    rows: list[Row]
-    by_run: dict[str, list[Row]]
-    chance: Interval | None
-    figures: dict[str, Plot]
 
 
 def write_report(
@@ -77,11 +38,11 @@ def write_report(
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
     sample: bool = False,
 ) -> Path:
-    """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
+    """Report on runs that are exported and evaluated: one cell for those of one kind.
 
     Args:
         workspace: Where the runs are and the report goes.
-        run_ids: Runs to report on, exported and evaluated.
+        run_ids: The runs.
         command: Command line that makes this report, shown in it.
         name: Name of the report; by default the run's, without the seed that of several, and
             apart for sampled actions.
@@ -93,49 +54,128 @@ def write_report(
 
     Raises:
         UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
-        QuarlError: A run has no fp32 result, or its files cannot be read or do not belong together.
+        QuarlError: A run has no fp32 result, or runs were evaluated by different rules.
     """
     if not run_ids:
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
-    unique = list(dict.fromkeys(run_ids))
-    names = scheme_names(workspace, unique)
-    runs = [load_run(workspace, one, names, margin_percent, sample=sample) for one in unique]
-    chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
-    folder = workspace.report_dir(chosen)
-    sections = [_section(workspace, group, sample) for group in _groups(runs)]
-    missing = [
-        run.missing[scheme]
-        for section in sections
-        for run in section.runs
-        for scheme in (*section.schemes, BASELINE)
-        if scheme in run.missing
-    ]
-    context = {
-        "sections": sections,
-        "schemes": [name for section in sections for name in section.schemes],
-        "missing": missing,
-        "margin_percent": margin_percent,
-        "margin": f"{margin_percent:g} %",
-        "command": command,
-    }
-    _write_results(folder, sections, context)
-    return _write_pages(folder, sections, context)
-
-
-# Grouping.
-
-
-def _groups(runs: Sequence[LoadedRun]) -> list[list[LoadedRun]]:
-    """Group runs that differ in their seed alone; only those may be pooled."""
-    groups: dict[str, list[LoadedRun]] = {}
+    source = Source(workspace=workspace, margin_percent=margin_percent, sample=sample)
+    sidecars = [_own_sidecar(workspace, run_id) for run_id in dict.fromkeys(run_ids)]
+    runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
     for run in runs:
-        key = run.run.to_dict() | {"seed": None, "settings": run.settings}
+        results.require_reference(source, run)
+    chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
+    groups: dict[str, list[Run]] = {}
+    for run, sidecar in zip(runs, sidecars, strict=True):
+        # Only what differs in the seed alone may be pooled.
+        key = run.to_dict() | {"seed": None, "settings": settings(run, sidecar.preset)}
         groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
-    return list(groups.values())
+    cells = [_cell_of(workspace, group, sample) for group in groups.values()]
+    title = cells[0].title if len(cells) == 1 else chosen
+    return write(source, cells, name=chosen, title=title, command=command)
 
 
-def _default_name(runs: Sequence[LoadedRun], sample: bool) -> str:
-    names = {loaded.run.seedless_id for loaded in runs}
+def write(
+    source: Source,
+    cells: Sequence[Cell],
+    *,
+    name: str,
+    title: str,
+    command: str,
+    x: str = "step",
+    memory: bool = False,
+) -> Path:
+    """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
+
+    Args:
+        source: Where the results are read.
+        cells: What is reported on.
+        name: Name of the report's folder.
+        title: Heading of the page.
+        command: Command line that makes this report, shown in it.
+        x: "step" or "episodes", what returns in training are drawn against.
+        memory: Whether to measure the memory that the native flatbuffers take.
+
+    Returns:
+        The path of index.html. The same files in give the same bytes out, but for the memory of
+        processes, which is measured anew.
+
+    Raises:
+        QuarlError: Trainings of one cell were evaluated by different rules.
+    """
+    workspace = source.workspace
+    loaded = [load_cell(source, cell) for cell in cells]
+    missing = list({(m.run_id, m.scheme): m for one in loaded for m in one.missing}.values())
+    measured = [memory_rows(workspace, one) for one in loaded] if memory else []
+    told = [_told(workspace, one) for one in loaded]
+    rows = [asdict(row) for one in loaded for row in one.trainings]
+    content = {
+        "name": name,
+        "margin_percent": source.margin_percent,
+        "confidence": CONFIDENCE,
+        "command": command,
+        "cells": told,
+        "pooled": [asdict(row) for one in loaded for row in one.rows],
+        "runs": rows,
+        "missing": [asdict(one) for one in missing],
+    }
+    if memory:
+        content["memory"] = [row for of_cell in measured for row in of_cell]
+    folder = workspace.report_dir(name)
+    write_json(folder / "results.json", content)
+    write_csv(
+        folder / "results.csv",
+        [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
+    )
+    pictures = list(draw(workspace, loaded, x))
+    context = {
+        "title": title,
+        "cells": loaded,
+        "told": told,
+        "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
+        "schemes": {row.scheme for one in loaded for row in one.rows},
+        "missing": missing,
+        "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
+        "memory": measured,
+        "margin": f"{source.margin_percent:g} %",
+        "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
+        "command": command,
+        "made_by": [source.remedy] if source.remedy else _made_by(loaded, source.sample),
+        "provenance": provenance([result for one in loaded for result in one.results]),
+        "figures": pictures,
+    }
+    return write_pages(folder, context, {one.file: png(one.figure) for one in pictures})
+
+
+def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False) -> None:
+    """Refuse a run that has no fp32 result to compare with.
+
+    Raises:
+        UsageError: The run id is no name of a folder.
+        QuarlError: There is none.
+    """
+    source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, sample=sample)
+    results.require_reference(source, Run.from_dict(_own_sidecar(workspace, run_id).run))
+
+
+def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
+    """Return a sidecar of a run.
+
+    Raises:
+        QuarlError: It has none that can be read.
+    """
+    for path in sorted(workspace.artifact_dir(run_id).glob("*.json")):
+        if is_scheme(path.stem):
+            sidecar = Sidecar.load(path)
+            if sidecar.run_id == run_id:
+                return sidecar
+    raise QuarlError(
+        "There are no flatbuffers of this run; make them with "
+        f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
+    )
+
+
+def _default_name(runs: Sequence[Run], sample: bool) -> str:
+    names = {run.seedless_id for run in runs}
     if len(names) > 1:
         raise UsageError(
             "A report on runs that differ in more than their seed needs a name; give --name NAME. "
@@ -144,124 +184,56 @@ def _default_name(runs: Sequence[LoadedRun], sample: bool) -> str:
     return report_name(runs[0].run_id if len(runs) == 1 else names.pop(), sample=sample)
 
 
-def _section(workspace: Workspace, runs: list[LoadedRun], sample: bool) -> _Section:
-    title = _title(runs[0], sample)
-    # Of these runs alone: those of other sections may have been exported in others.
-    names = scheme_names(workspace, [run.run_id for run in runs])
-    by_run = {run.run_id: [run_row(run, name) for name in names] for run in runs}
-    rows = [pooled_row(runs, of_scheme) for of_scheme in zip(*by_run.values(), strict=True)]
-    return _Section(
-        title=title,
-        runs=runs,
-        schemes=names,
-        episodes=fewest_episodes(runs),
-        protocol=common_protocol(runs),
-        headline=headline(rows),
-        notes=notes_on(runs),
-        rows=rows,
-        by_run=by_run,
-        chance=chance_interval(runs),
-        figures=_figures(workspace, runs, rows, title),
-    )
+def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
+    """Return the cell of runs that differ in their seed alone, in all that is exported of them."""
+    files = [path for run in runs for path in workspace.artifact_dir(run.run_id).glob("*")]
+    # A large flatbuffer may have been left out, and its sidecar kept.
+    names = {path.stem for path in files if path.suffix in (".tflite", ".json")}
+    found = [Scheme.parse(name) for name in names if is_scheme(name) and name != REFERENCE]
+    columns = [Column(REFERENCE, Scheme.parse(REFERENCE), tuple(run.plain for run in runs))]
+    columns += [Column(s.name, s, tuple(runs)) for s in sorted(found, key=_place)]
+    first = runs[0]
+    title = f"{first.algo} on {first.env_id}"
+    overrides = [f"{key}={value}" for key, value in first.overrides.items()]
+    if first.quantization is not None:
+        overrides += [f"bits={first.quantization.bits}", f"delay={first.quantization.delay}"]
+        overrides += [f"{key}={value}" for key, value in first.quantization.options().items()]
+    telling = ", ".join(overrides + ["sampled actions"] * sample)
+    return Cell(title=f"{title} ({telling})" if telling else title, columns=tuple(columns))
 
 
-def _title(loaded: LoadedRun, sample: bool) -> str:
-    run = loaded.run
-    overrides = ", ".join(f"{key}={value}" for key, value in run.overrides.items())
-    title = f"{run.algo} on {run.env_id}" + (f" ({overrides})" if overrides else "")
-    if run.quantization is not None:
-        title += f", trained at {quantization_text(run.quantization)}"
-    return title + (", sampled actions" if sample else "")
+def _place(scheme: Scheme) -> tuple[int, int, int]:
+    """Return the place of a scheme in a table: native ones first, then many bits."""
+    sweep = family(scheme)
+    usual = DEFAULT_SCHEMES.index(scheme.name) if scheme.name in DEFAULT_SCHEMES else 99
+    return (0 if sweep is None else 1 + list(SWEEPS).index(sweep), -scheme.weight_bits, usual)
 
 
-# Figures.
-
-
-def _figures(
-    workspace: Workspace, runs: Sequence[LoadedRun], rows: Sequence[Row], title: str
-) -> dict[str, Plot]:
-    figures: dict[str, Plot] = {}
-    complete = [row for row in rows if row.status == OK]
-    others = [row.scheme for row in complete if row.scheme != REFERENCE]
-    if others:
-        points = [
-            BitsPoint(
-                Scheme.parse(row.scheme),
-                row.returns,
-                tuple(run.results[row.scheme].comparison.returns.mean for run in runs),
-            )
-            for row in complete
-            if row.returns is not None
-        ]
-        chance = chance_interval(runs)
-        figures["reward_against_bits"] = plots.reward_against_bits(
-            points, None if chance is None else chance.mean, title
-        )
-        reference = _all_returns(runs, REFERENCE)
-        figures["paired_returns"] = plots.paired_returns(
-            {name: (reference, _all_returns(runs, name)) for name in others}, title
-        )
-    reference_id = runs[0].reference.sidecar.run_id
-    reference_path = workspace.artifact(reference_id, REFERENCE)
-    # Without it, where only its hash was kept, and nothing else needs its weights.
-    layers = flatbuffer.weights(reference_path.read_bytes()) if reference_path.exists() else {}
-    if layers:
-        figures["weight_histograms"] = plots.weight_histograms(
-            layers, f"fp32 weights of {reference_id}"
-        )
-    curves = [run.curve for run in runs if run.curve is not None]
-    if curves:
-        figures["learning_curve"] = plots.learning_curve(curves, title)
-    return figures
-
-
-def _all_returns(runs: Sequence[LoadedRun], name: str) -> plots.Floats:
-    return np.concatenate([run.results[name].evaluation.returns for run in runs])
-
-
-# Writing.
-
-
-def _write_results(folder: Path, sections: Sequence[_Section], context: Mapping[str, Any]) -> None:
-    rows = [asdict(row) for s in sections for lines in s.by_run.values() for row in lines]
-    results = {
-        "margin_percent": context["margin_percent"],
-        "confidence": CONFIDENCE,
-        "command": context["command"],
-        "sections": [
-            {
-                "title": section.title,
-                "runs": [run.run_id for run in section.runs],
-                "protocol": section.protocol,
-                "headline": section.headline,
-                "notes": section.notes,
-                "pooled": [asdict(row) for row in section.rows],
-            }
-            for section in sections
-        ],
-        "runs": rows,
-        "missing": [asdict(one) for one in context["missing"]],
+def _told(workspace: Workspace, cell: CellResults) -> dict[str, Any]:
+    """Return what is told of a cell beside its rows."""
+    protocol = cell.protocol
+    return {
+        "title": cell.cell.title,
+        "runs": [run.run_id for run in cell.cell.references],
+        "episodes": cell.episodes,
+        "protocol": protocol,
+        "smallest": None if cell.smallest is None else cell.smallest.scheme,
+        "fewest": {name: row and row.scheme for name, row in cell.fewest},
+        "notes": [{"key": one.key, **one.data} for one in notes_on(workspace, cell)],
     }
-    write_json(folder / "results.json", results)
-    write_csv(
-        folder / "results.csv",
-        [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
-    )
 
 
-def _write_pages(folder: Path, sections: Sequence[_Section], context: Mapping[str, Any]) -> Path:
-    """Write the figures and both pages."""
-    pictures: dict[str, bytes] = {}
-    figures = []
-    for number, section in enumerate(sections, start=1):
-        prefix = f"{number}_" if len(sections) > 1 else ""
-        drawn = {f"{prefix}{stem}.png": plot for stem, plot in section.figures.items()}
-        pictures |= {file: plot.png() for file, plot in drawn.items()}
-        figures.append({file: plot.caption for file, plot in drawn.items()})
-    everything = {
-        **context,
-        "figures": figures,
-        "provenance": provenance([run for section in sections for run in section.runs]),
-        "fewest_episodes": min(section.episodes for section in sections),
-    }
-    return write_pages(folder, "report", everything, pictures)
+def _made_by(cells: Sequence[CellResults], sample: bool) -> list[str]:
+    """Return the command lines that train, export and evaluate all results."""
+    commands = {}
+    for cell in cells:
+        for run in cell.runs:
+            found = [
+                r for one in cell.replicates for r in one.results.items() if r[0][0] == run.run_id
+            ]
+            if found:
+                schemes = ",".join(scheme for (_, scheme), _ in found)
+                episodes = len(found[0][1].evaluation.seeds)
+                options = f" --schemes {schemes} --episodes {episodes}"
+                commands[run.run_id] = run.command("run") + options + " --sample" * sample
+    return list(commands.values())

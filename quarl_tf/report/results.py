@@ -1,57 +1,129 @@
-"""Read the records of some runs and line up their results, one row a scheme.
+"""Read the records of trainings and line up their results, one row a scheme.
 
 An experiment that is missing, or whose files do not belong together, is kept as such, with the
-command that mends it.
+command that fixes it.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from quarl_tf.evaluation.compare import (
     Comparison,
     Interval,
-    Pooled,
     compare,
     mean_interval,
     mean_of_all,
     pool,
     student_interval,
 )
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.report.figures import Curve
-from quarl_tf.spec import BASELINE, DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme
+from quarl_tf.report.figures import Curve, family
+from quarl_tf.spec import BASELINE, REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar, settings
 from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
+#: Run id and scheme.
+_Key = tuple[str, str]
+_Pair = tuple[Sidecar, Evaluation]
+
 #: Status of a row that has a result.
 OK = "ok"
+
+#: Verdicts of what loses no reward that matters.
+KEEPING = ("gain", "within margin")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One scheme of a cell, in the training of each seed."""
+
+    label: str
+    scheme: Scheme
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is compared with one fp32: columns over the same seeds, that of fp32 first.
+
+    Attributes:
+        title: What readers know it by.
+        telling: What tells it from other cells of the same algorithm and environment.
+        remark: What else its author has to say.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    telling: str = ""
+    remark: str = ""
+
+    @property
+    def references(self) -> tuple[Run, ...]:
+        """Return the trainings whose fp32 all others are compared with, one a seed."""
+        return self.columns[0].runs
+
+    @property
+    def task(self) -> str:
+        """Return what is trained where."""
+        return f"{self.references[0].algo} on {self.references[0].env_id}"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """An experiment without a result, why, and the command that fixes it."""
+
+    run_id: str
+    scheme: str
+    reason: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where results are read, and which of them.
+
+    Attributes:
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+        sample: Whether to read the evaluations by sampled actions instead of the greedy ones.
+        episodes: The most episodes to take of any evaluation.
+        known: Why experiments are known to have no result, by run id and scheme.
+        remedy: The command that makes all that is missing, where one does.
+    """
+
+    workspace: Workspace
+    margin_percent: float
+    sample: bool = False
+    episodes: int | None = None
+    known: Mapping[_Key, str] = field(default_factory=dict)
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the results: a scheme of one run, or of all runs of a section; None is unknown.
+    """A scheme of one training, or of all trainings of a cell; None is unknown.
 
     Attributes:
-        run_id: The run, or None for a line that pools runs.
+        run_id: The training, or None for a row that pools several.
+        delay: Step from which on a quantisation-aware training was quantised.
         status: "ok", or why there is no result.
-        compression: Size of the fp32 flatbuffer over this one's.
+        compression: Size of the fp32 flatbuffer over this one's; `speedup` so of latencies.
         action_agreement: Share of states on which the scheme acts as fp32 does, 0 ... 1.
-        absolute_reward_error_percent: Mean over runs of |reward error|, in pooled lines.
-        verdict: As in `statistics.verdict`; "reference" for fp32.
-        weight_dtypes: Weights in the file by dtype.
+        verdict: As in `compare.verdict`; "reference" for fp32.
     """
 
+    cell: str
+    label: str
     run_id: str | None
     algo: str
     env_id: str
@@ -59,6 +131,7 @@ class Row:
     scheme: str
     native: bool
     weight_bits: int
+    delay: int | None
     status: str = OK
     runs: int = 1
     episodes: int | None = None
@@ -66,6 +139,7 @@ class Row:
     compression: float | None = None
     latency_median_us: float | None = None
     latency_p95_us: float | None = None
+    speedup: float | None = None
     return_mean: float | None = None
     return_low: float | None = None
     return_high: float | None = None
@@ -92,16 +166,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Missing:
-    """An experiment without a result, why, and the command that mends it."""
-
-    run_id: str
-    scheme: str
-    reason: str
-    command: str
-
-
-@dataclass(frozen=True)
 class Result:
     """One flatbuffer with what it is, how it played and what that says against fp32."""
 
@@ -110,426 +174,380 @@ class Result:
     comparison: Comparison
 
 
-_Pair = tuple[Sidecar, Evaluation]
+@dataclass(frozen=True)
+class Replicate:
+    """One seed of a cell.
+
+    Attributes:
+        results: Run id and scheme to result, all on the same episodes; none without fp32.
+        played: Run id and scheme to the episodes it has, of which `results` has the first.
+        missing: Run id and scheme, or `BASELINE`, to why there is no result.
+        baseline: Evaluation of the random policy, if it is sound.
+    """
+
+    results: dict[_Key, Result]
+    played: dict[_Key, int]
+    missing: dict[_Key, Missing]
+    baseline: Evaluation | None
+
+    @property
+    def references(self) -> list[Result]:
+        """Return the result of fp32, if there is one."""
+        return list(self.results.values())[:1]
 
 
 @dataclass(frozen=True)
-class LoadedRun:
-    """The results of one run.
+class CellResults:
+    """A cell with its results.
 
     Attributes:
-        own: A sidecar of the run's own; a quantisation-aware run's fp32 is of its plain twin.
-        results: Scheme to result, all on the same episodes; fp32 is always among them.
-        played: Scheme to the episodes it has, of which `results` may hold the first alone.
-        missing: Scheme, or `BASELINE`, to why there is no result.
-        chance: Evaluation of the random policy, if it is sound.
-        curve: Learning curve of the training, if it was exported.
-        foreign: Names of flatbuffers in the run's folder that are named after no scheme.
-        sample: Whether actions were drawn from the policy's distribution.
+        rows: A row for each column, pooled over the seeds.
+        trainings: A row for each column and seed.
+        baseline: Return of the random policy, if every seed has it.
+        curves: Run id to the learning curve of what was trained, where there is one.
     """
 
-    run_id: str
-    own: Sidecar
-    results: dict[str, Result]
-    played: dict[str, int]
-    missing: dict[str, Missing]
-    chance: Evaluation | None
-    curve: Curve | None
-    foreign: list[str]
-    sample: bool
+    cell: Cell
+    rows: list[Row]
+    trainings: list[Row]
+    replicates: list[Replicate]
+    baseline: Interval | None
+    curves: dict[str, Curve]
 
     @property
-    def reference(self) -> Result:
-        """Return the result that all others are compared with."""
-        return self.results[REFERENCE]
+    def references(self) -> list[Result]:
+        """Return the results of fp32 that are there."""
+        return [reference for one in self.replicates for reference in one.references]
 
     @property
-    def run(self) -> Run:
-        """Return what was trained."""
-        return Run.from_dict(self.own.run)
+    def results(self) -> list[Result]:
+        """Return all results that are there."""
+        return [result for one in self.replicates for result in one.results.values()]
 
     @property
-    def command(self) -> str:
-        """Return the command line that trains, exports and evaluates all that is here.
+    def missing(self) -> list[Missing]:
+        """Return all that is not there."""
+        return [missing for one in self.replicates for missing in one.missing.values()]
 
-        Without `--import` and `--presets`, which a run of the user's own environment needs and no
-        record keeps.
+    @property
+    def runs(self) -> list[Run]:
+        """Return all trainings, each once."""
+        return list({run.run_id: run for c in self.cell.columns for run in c.runs}.values())
+
+    @property
+    def episodes(self) -> int | None:
+        """Return the episodes per flatbuffer, of the seed that has fewest."""
+        return min((len(one.evaluation.seeds) for one in self.references), default=None)
+
+    @property
+    def protocol(self) -> Any:
+        """Return the rules that all episodes were played by; None where none were.
+
+        Raises:
+            QuarlError: They were played by different ones.
         """
-        # The fp32 of a quantisation-aware run is its plain twin's.
-        schemes = [n for n in self.results if self.run.quantization is None or n != REFERENCE]
-        episodes = len(self.reference.evaluation.returns)
-        command = f"{self.run.command('run')} --schemes {','.join(schemes)} --episodes {episodes}"
-        return command + (" --sample" if self.sample else "")
+        protocols = [one.evaluation.protocol for one in self.references]
+        if any(one != protocols[0] for one in protocols):
+            raise QuarlError(
+                "Trainings evaluated by different rules cannot be pooled; evaluate all again. "
+                f"Received: runs={[run.run_id for run in self.cell.references]}"
+            )
+        return protocols[0] if protocols else None
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Return all that the training went by."""
-        return settings(self.run, self.own.preset)
+    def settings(self) -> dict[str, str]:
+        """Return all that the trainings went by; where they differ, every value."""
+        found: dict[str, dict[str, None]] = {}
+        for result in self.results:
+            run = Run.from_dict(result.sidecar.run)
+            for key, value in settings(run, result.sidecar.preset).items():
+                found.setdefault(key, {})[str(value)] = None
+        return {key: " or ".join(values) for key, values in found.items()}
+
+    @property
+    def smallest(self) -> Row | None:
+        """Return the smallest native scheme that keeps the reward."""
+        kept = [row for row in self.rows if row.native and row.verdict in KEEPING]
+        return min(kept, key=_size) if kept else None
+
+    @property
+    def fewest(self) -> list[tuple[str, Row | None]]:
+        """Return the fewest bits of each simulated family that keep the reward, as all wider do."""
+        sweeps: dict[tuple[str | None, int | None], list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: -row.weight_bits):
+            sweeps.setdefault((family(Scheme.parse(row.scheme)), row.delay), []).append(row)
+        kept = {
+            key: list(takewhile(lambda row: row.verdict in KEEPING, rows))
+            for key, rows in sweeps.items()
+        }
+        return [(key[0], rows[-1] if rows else None) for key, rows in kept.items() if key[0]]
+
+
+def _size(row: Row) -> float:
+    return math.inf if row.size_bytes is None else row.size_bytes
 
 
 # Reading.
 
 
-def scheme_names(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
-    """Return the schemes that any run was exported in, and fp32: native ones and many bits first.
+def load_cell(source: Source, cell: Cell) -> CellResults:
+    """Load what the experiments of a cell came to.
 
-    A large flatbuffer may have been left out, and its sidecar kept.
+    Each scheme is compared with fp32 of the same seed, on the episodes that all have played.
     """
-    folders = [workspace.artifact_dir(run_id) for run_id in run_ids]
-    files = [path for folder in folders for path in folder.glob("*")]
-    stems = [path.stem for path in files if path.suffix in (".tflite", ".json")]
-    found = filter(_is_scheme, stems)
-
-    def place(scheme: Scheme) -> tuple[bool, bool, int, int]:
-        known = scheme.name in DEFAULT_SCHEMES
-        order = DEFAULT_SCHEMES.index(scheme.name) if known else len(DEFAULT_SCHEMES)
-        return (not scheme.native, scheme.rounding == "floor", -scheme.weight_bits, order)
-
-    parsed = [Scheme.parse(name) for name in {REFERENCE, *found}]
-    return [scheme.name for scheme in sorted(parsed, key=place)]
+    seeds = range(len(cell.references))
+    replicates = [_load_replicate(source, cell, seed) for seed in seeds]
+    rows = [_row(cell, column, seeds, replicates) for column in cell.columns]
+    trainings = [_row(cell, column, [s], replicates) for s in seeds for column in cell.columns]
+    runs = {run.run_id: run for column in cell.columns for run in column.runs}
+    found = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
+    curves = {run_id: curve for run_id, curve in found.items() if curve is not None}
+    return CellResults(cell, rows, trainings, replicates, _baseline_return(replicates), curves)
 
 
-def _is_scheme(name: str) -> bool:
-    try:
-        Scheme.parse(name)
-    except UsageError:
-        return False
-    return True
-
-
-def load_run(
-    workspace: Workspace,
-    run_id: str,
-    schemes: Sequence[str],
-    margin_percent: float,
-    *,
-    episodes: int | None = None,
-    sample: bool = False,
-) -> LoadedRun:
-    """Load a run's results and compare each with fp32, on the episodes that all have played.
-
-    Args:
-        workspace: Where the run's flatbuffers and evaluations are.
-        run_id: The run.
-        schemes: The schemes to load.
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        episodes: The most episodes to take of any.
-        sample: Load the evaluations by sampled actions instead of the greedy ones.
-
-    Raises:
-        UsageError: The run id is no name of a folder.
-        QuarlError: There is no fp32 result, or a file cannot be read.
-    """
-    own, reference = _own_and_reference(workspace, run_id, sample)
-    pairs = {REFERENCE: reference} | {
-        name: _load_comparable(workspace, name, own, reference, sample)
-        for name in schemes
-        if name != REFERENCE
-    }
-    missing = {name: pair for name, pair in pairs.items() if isinstance(pair, Missing)}
-    found = {
-        name: (pair[0], pair[1].first(episodes))
-        for name, pair in pairs.items()
-        if not isinstance(pair, Missing)
-    }
-    played = {name: len(evaluation.seeds) for name, (_, evaluation) in found.items()}
-    count = min(played.values())
-    against = reference[1].first(count)
-    chance: Evaluation | Missing | None = _load_baseline(workspace, against, sample)
-    if isinstance(chance, Missing):
-        missing[BASELINE], chance = chance, None
+def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
+    found: dict[_Key, _Pair] = {}
+    missing: dict[_Key, Missing] = {}
+    reference: _Pair | Missing | None = None
+    networks: dict[str, Sidecar] = {}
+    for column in cell.columns:
+        key = column.runs[seed].run_id, column.scheme.name
+        pair = _load(source, key, reference, networks)
+        reference = reference or pair
+        if isinstance(pair, Missing):
+            missing[key] = pair
+        else:
+            found[key] = pair
+    if reference is None or isinstance(reference, Missing):
+        return Replicate({}, {}, missing, None)
+    played = {key: len(evaluation.seeds) for key, (_, evaluation) in found.items()}
+    count = int(min(*played.values(), source.episodes or math.inf))
+    fp32 = reference[1].first(count)
+    baseline = _load_baseline(source, fp32)
+    if isinstance(baseline, Missing):
+        missing[fp32.run_id, BASELINE] = baseline
+    sound = None if isinstance(baseline, Missing) else baseline
     results = {}
-    for name, (sidecar, whole) in found.items():
+    for key, (sidecar, whole) in found.items():
         evaluation = whole.first(count)
-        comparison = compare(against, evaluation, chance, margin_percent)
-        results[name] = Result(sidecar, evaluation, comparison)
-    curve = _load_curve(workspace, run_id, Run.from_dict(own.run).quantization)
-    files = workspace.artifact_dir(run_id).glob("*.tflite")
-    foreign = sorted(path.name for path in files if not _is_scheme(path.stem))
-    return LoadedRun(run_id, own, results, played, missing, chance, curve, foreign, sample)
+        comparison = compare(fp32, evaluation, sound, source.margin_percent)
+        results[key] = Result(sidecar, evaluation, comparison)
+    return Replicate(results, played, missing, sound)
 
 
-def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False) -> None:
+def require_reference(source: Source, run: Run) -> None:
     """Refuse a run that has no fp32 result to compare with.
 
     Raises:
-        UsageError: The run id is no name of a folder.
-        QuarlError: There is none, or a file cannot be read.
+        QuarlError: There is none; the command that makes it is named.
     """
-    _own_and_reference(workspace, run_id, sample)
-
-
-def _own_and_reference(workspace: Workspace, run_id: str, sample: bool) -> tuple[Sidecar, _Pair]:
-    """Return a sidecar of the run's own, and its fp32.
-
-    Raises:
-        QuarlError: There is no fp32 result, or a file cannot be read.
-    """
-    if not workspace.artifact_dir(run_id).is_dir():
+    found = _load(source, (run.plain.run_id, REFERENCE), None, {})
+    if isinstance(found, Missing):
         raise QuarlError(
-            "There are no flatbuffers of this run; make them with "
-            f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
+            f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
+            f"`{found.command}`. Received: run={run.run_id!r}"
         )
-    aware = _aware_sidecar(workspace.artifact_dir(run_id))
-    reference_id = run_id if aware is None else Run.from_dict(aware.run).plain.run_id
-    reference = _load_pair(workspace, reference_id, REFERENCE, sample)
+
+
+class _AbsentError(QuarlError):
+    """Something is not there, or does not belong to the rest; with the command that fixes it."""
+
+    def __init__(self, reason: str, command: str) -> None:
+        super().__init__(reason)
+        self.command = command
+
+
+def _require(sound: bool, reason: str, command: str) -> None:
+    if not sound:
+        raise _AbsentError(reason, command)
+
+
+def _load(
+    source: Source, key: _Key, reference: _Pair | Missing | None, networks: dict[str, Sidecar]
+) -> _Pair | Missing:
+    """Load a sidecar and its evaluation, or tell why they are no result.
+
+    A flatbuffer need not be kept once it was evaluated: the hash in both says what it was.
+
+    Args:
+        source: Where they are read.
+        key: Run id and scheme.
+        reference: What they must be comparable with, None for fp32 itself.
+        networks: Run id to the sidecar whose network its others must have; it is added to.
+    """
+    artifact = source.workspace.artifact(*key)
+    export = _export_command(source, key)
+    evaluate = _evaluate_command(source, key)
+    path = evaluation_path(artifact, sample=source.sample)
+    try:
+        _require(key not in source.known, source.known.get(key, ""), export)
+        there = sidecar_path(artifact).exists() and (artifact.exists() or path.exists())
+        _require(there, "was not exported", export)
+        sidecar = Sidecar.load(sidecar_path(artifact))
+        found = sha256(artifact) if artifact.exists() else sidecar.sha256
+        same = (sidecar.run_id, sidecar.scheme, sidecar.sha256) == (*key, found)
+        _require(same, "has a flatbuffer that does not match its sidecar", export)
+        how = " by sampled actions" if source.sample else ""
+        _require(path.exists(), f"was not evaluated{how}", evaluate)
+        evaluation = Evaluation.load(path)
+        same = evaluation.artifact_sha256 == sidecar.sha256
+        _require(same, "has a stale evaluation, made with another flatbuffer", evaluate)
+        first = networks.setdefault(sidecar.run_id, sidecar)
+        same = sidecar.network_sha256 == first.network_sha256
+        both = _export_command(source, (key[0], f"{first.scheme},{key[1]}"))
+        _require(same, f"was exported from another network than {first.scheme}", both)
+        if reference is not None:
+            _require_comparable(evaluation, reference, evaluate)
+    except QuarlError as error:
+        command = error.command if isinstance(error, _AbsentError) else evaluate
+        return Missing(*key, str(error), source.remedy or command)
+    return sidecar, evaluation
+
+
+def _require_comparable(evaluation: Evaluation, reference: _Pair | Missing, evaluate: str) -> None:
     if isinstance(reference, Missing):
-        raise QuarlError(
-            f"{run_id} has nothing to compare with: fp32 {reference.reason}; run "
-            f"`{reference.command}`. Received: run={run_id!r}"
-        )
-    return aware or reference[0], reference
+        reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
+        raise _AbsentError(reason, reference.command)
+    fp32, against = reference
+    same = evaluation.reference_sha256 in (None, fp32.sha256)
+    _require(same, "was compared with another fp32 flatbuffer", evaluate)
+    count = min(len(evaluation.seeds), len(against.seeds))
+    rules = evaluation.seeds[:count], evaluation.protocol
+    same = rules == (against.seeds[:count], against.protocol)
+    more = f"{evaluate} --episodes {len(against.seeds)}"
+    _require(same, "was evaluated on other episodes than fp32, or by other rules", more)
 
 
-def _aware_sidecar(folder: Path) -> Sidecar | None:
-    """Return a sidecar of the run that a folder is of, if that is a quantisation-aware one."""
-    paths = [path for path in sorted(folder.glob("qat_*.json")) if _is_scheme(path.stem)]
-    sidecars = [Sidecar.load(path) for path in paths]
-    return next((sidecar for sidecar in sidecars if sidecar.run_id == folder.name), None)
-
-
-def _load_baseline(
-    workspace: Workspace, reference: Evaluation, sample: bool
-) -> Evaluation | Missing:
+def _load_baseline(source: Source, reference: Evaluation) -> Evaluation | Missing:
     """Load the random policy's evaluation, or tell why it is none for the run's fp32.
 
     Of more episodes than fp32 has, those that fp32 has are taken.
     """
     run_id, count = reference.run_id, len(reference.seeds)
-    path = evaluation_path(workspace.artifact(run_id, BASELINE))
-    reason = "was not evaluated"
-    if path.exists():
+    path = evaluation_path(source.workspace.artifact(run_id, BASELINE))
+    evaluate = f"{_evaluate_command(source, (run_id, REFERENCE))} --episodes {count}"
+    try:
+        _require(path.exists(), "was not evaluated", evaluate)
         found = Evaluation.load(path).first(count)
         expected = (BASELINE, run_id, reference.env_id, reference.seeds)
-        if (found.scheme, found.run_id, found.env_id, found.seeds) == expected:
-            return found
+        same = (found.scheme, found.run_id, found.env_id, found.seeds) == expected
         reason = "has an evaluation of another run or on other episodes than fp32"
-    evaluate = _evaluate_command(workspace, run_id, REFERENCE, sample)
-    return Missing(run_id, BASELINE, reason, f"{evaluate} --episodes {count}")
+        _require(same, reason, evaluate)
+    except QuarlError as error:
+        return Missing(run_id, BASELINE, str(error), source.remedy or evaluate)
+    return found
 
 
-def _load_pair(workspace: Workspace, run_id: str, scheme: str, sample: bool) -> _Pair | Missing:
-    """Load a sidecar and its evaluation, or tell why one cannot stand for the other.
-
-    A large flatbuffer need not be kept once it was evaluated: the hash in both says what it was.
-    """
-    artifact = workspace.artifact(run_id, scheme)
-    export = export_command(workspace, run_id, f" --schemes {scheme}")
-    path = evaluation_path(artifact, sample=sample)
-    kept = artifact.exists()
-    if not sidecar_path(artifact).exists() or not (kept or path.exists()):
-        return Missing(run_id, scheme, "was not exported", export)
-    sidecar = Sidecar.load(sidecar_path(artifact))
-    found = sha256(artifact) if kept else sidecar.sha256
-    if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != (run_id, scheme, found):
-        return Missing(run_id, scheme, "has a flatbuffer that does not match its sidecar", export)
-    evaluate = _evaluate_command(workspace, run_id, scheme, sample)
-    if not path.exists():
-        reason = "was not evaluated" + (" by sampled actions" if sample else "")
-        return Missing(run_id, scheme, reason, evaluate)
-    evaluation = Evaluation.load(path)
-    if evaluation.artifact_sha256 != sidecar.sha256:
-        reason = "has a stale evaluation, made with another flatbuffer"
-        return Missing(run_id, scheme, reason, evaluate)
-    return sidecar, evaluation
+def _export_command(source: Source, key: _Key) -> str:
+    return export_command(source.workspace, key[0], f" --schemes {key[1]}")
 
 
-def _load_comparable(
-    workspace: Workspace, scheme: str, own: Sidecar, reference: _Pair, sample: bool
-) -> _Pair | Missing:
-    """Load a scheme of the run that `own` is of, or tell why it cannot be compared with fp32."""
-    run_id, (fp32, against) = own.run_id, reference
-    pair = _load_pair(workspace, run_id, scheme, sample)
-    if isinstance(pair, Missing):
-        return pair
-    sidecar, evaluation = pair
-    if sidecar.network_sha256 != own.network_sha256:
-        reason = f"was exported from another network than {own.scheme}"
-        both = f" --schemes {own.scheme},{scheme}"
-        return Missing(run_id, scheme, reason, export_command(workspace, run_id, both))
-    evaluate = _evaluate_command(workspace, run_id, scheme, sample)
-    if evaluation.reference_sha256 not in (None, fp32.sha256):
-        return Missing(run_id, scheme, "was compared with another fp32 flatbuffer", evaluate)
-    count = min(len(evaluation.seeds), len(against.seeds))
-    if (evaluation.seeds[:count], evaluation.protocol) == (against.seeds[:count], against.protocol):
-        return pair
-    reason = "was evaluated on other episodes than fp32, or by other rules"
-    return Missing(run_id, scheme, reason, f"{evaluate} --episodes {len(against.seeds)}")
+def _evaluate_command(source: Source, key: _Key) -> str:
+    artifact = shlex.quote(str(source.workspace.artifact(*key)))
+    return f"quarl evaluate {artifact}" + (" --sample" if source.sample else "")
 
 
-def _evaluate_command(workspace: Workspace, run_id: str, scheme: str, sample: bool) -> str:
-    artifact = shlex.quote(str(workspace.artifact(run_id, scheme)))
-    return f"quarl evaluate {artifact}" + (" --sample" if sample else "")
-
-
-def _load_curve(
-    workspace: Workspace, run_id: str, quantization: Quantization | None
-) -> Curve | None:
-    path = workspace.artifact_dir(run_id) / "progress.csv"
-    if not path.exists():
-        return None
+def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
+    """Load a run's learning curve; None if there is none that can be read."""
+    path = workspace.artifact_dir(run.run_id) / "progress.csv"
     try:
-        rows = list(csv.DictReader(path.read_text().splitlines()))
-        columns = {
-            name: np.array([float(row[name] or "nan") for row in rows])
-            for name in ("step", "episode_return", "greedy_return")
-        }
-        # Not every algorithm has it, and older trainings did not record it.
-        variance = np.array([float(row.get("action_variance") or "nan") for row in rows])
-        counted = bool(rows) and "episodes" in rows[0]
-        episodes = np.array([float(row["episodes"]) for row in rows]) if counted else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise QuarlError(
-            f"The training curve cannot be read ({error}); copy it again with "
-            f"`{export_command(workspace, run_id)}`. Received: path={str(path)!r}"
-        ) from error
-    if not rows:
+        values = pd.read_csv(path, dtype=float)
+    except (OSError, ValueError):
         return None
-    delay = None if quantization is None else quantization.delay
-    return Curve(
-        label=run_id,
-        steps=columns["step"],
-        episode_return=columns["episode_return"],
-        greedy_return=columns["greedy_return"],
-        action_variance=variance,
-        delay=delay,
-        episodes=episodes,
-    )
+    if values.empty or not {"step", "episode_return", "greedy_return"} <= set(values):
+        return None
+    delay = None if run.quantization is None else run.quantization.delay
+    return Curve(f"seed {run.seed}", values, delay)
 
 
-# Lines of the results.
+# Rows.
 
 
-def blank_row(run: Run, scheme: Scheme) -> Row:
-    """Return a line that tells what was run in which scheme, and no results."""
-    return Row(
-        run_id=run.run_id,
-        algo=run.algo,
-        env_id=run.env_id,
-        seed=run.seed,
+def _row(cell: Cell, column: Column, seeds: Sequence[int], replicates: Sequence[Replicate]) -> Row:
+    """Return the row of a scheme, pooled over some seeds; without figures if one is missing."""
+    runs = [column.runs[seed] for seed in seeds]
+    first, one, scheme = runs[0], len(seeds) == 1, column.scheme
+    row = Row(
+        cell=cell.title,
+        label=column.label,
+        run_id=first.run_id if one else None,
+        algo=first.algo,
+        env_id=first.env_id,
+        seed=first.seed if one else None,
         scheme=scheme.name,
         native=scheme.native,
         weight_bits=scheme.weight_bits,
+        delay=None if first.quantization is None else first.quantization.delay,
+        runs=len(runs),
     )
-
-
-def run_row(run: LoadedRun, name: str) -> Row:
-    """Return the line of one scheme of one run."""
-    scheme = Scheme.parse(name)
-    row = blank_row(run.run, scheme)
-    result = run.results.get(name)
-    if result is None:
-        return replace(row, status=run.missing[name].reason)
-    sidecar, evaluation = result.sidecar, result.evaluation
+    keys = [(run.run_id, scheme.name) for run in runs]
+    missing = [replicates[s].missing.get(key) for s, key in zip(seeds, keys, strict=True)]
+    if absent := [each for each in missing if each is not None]:
+        names = ", ".join(each.run_id for each in absent)
+        return replace(row, status=absent[0].reason if one else f"missing in {names}")
+    results = [replicates[s].results[key] for s, key in zip(seeds, keys, strict=True)]
+    pooled = pool([each.comparison for each in results])
+    agreements = [each.evaluation.agreement or {} for each in results]
     row = replace(
         row,
-        ties=evaluation.ties,
-        action_agreement=None if evaluation.agreement is None else evaluation.agreement["fraction"],
-        weight_dtypes=sidecar.weight_dtypes,
-        sha256=sidecar.sha256,
-        **_statistics(name, result.comparison),
+        episodes=pooled.episodes,
+        **_limits("return", pooled.returns),
+        verdict="reference",
+        action_agreement=mean_of_all([each.get("fraction") for each in agreements]),
+        ties=sum(each.evaluation.ties for each in results),
+        weight_dtypes=results[0].sidecar.weight_dtypes,
+        sha256=results[0].sidecar.sha256 if one else None,
     )
-    if not scheme.native:
+    if scheme.native:
+        references = [replicates[seed].references[0] for seed in seeds]
+        row = replace(row, **_costs(results, references))
+    if scheme.name == REFERENCE:
         return row
-    latency = evaluation.latency_us or {}
     return replace(
         row,
-        size_bytes=sidecar.size_bytes,
-        compression=run.reference.sidecar.size_bytes / sidecar.size_bytes,
-        latency_median_us=latency.get("median"),
-        latency_p95_us=latency.get("p95"),
+        **_limits("difference", pooled.difference),
+        reward_error_percent=pooled.reward_error,
+        absolute_reward_error_percent=pooled.absolute_reward_error,
+        normalised_error_percent=pooled.normalised_error,
+        verdict=pooled.verdict,
     )
 
 
-def pooled_row(runs: Sequence[LoadedRun], rows: Sequence[Row]) -> Row:
-    """Return one line for the rows of a scheme, one a run; without figures if one is missing."""
-    first = rows[0]
-    row = Row(
-        run_id=None,
-        algo=first.algo,
-        env_id=first.env_id,
-        seed=None,
-        scheme=first.scheme,
-        native=first.native,
-        weight_bits=first.weight_bits,
-        runs=len(rows),
-    )
-    absent = [str(r.run_id) for r in rows if r.status != OK]
-    if absent:
-        several = len(rows) > 1
-        status = f"missing in {', '.join(absent)}" if several else first.status
-        return replace(row, status=status)
-    pooled = pool([run.results[row.scheme].comparison for run in runs])
-    row = replace(
-        row,
-        size_bytes=mean_of_all([r.size_bytes for r in rows]),
-        compression=mean_of_all([r.compression for r in rows]),
-        latency_median_us=_least([r.latency_median_us for r in rows]),
-        latency_p95_us=_least([r.latency_p95_us for r in rows]),
-        action_agreement=mean_of_all([r.action_agreement for r in rows]),
-        ties=sum(r.ties or 0 for r in rows),
-        weight_dtypes=first.weight_dtypes,
-        **_statistics(row.scheme, pooled),
-    )
-    if row.scheme == REFERENCE:
-        return row
-    return replace(row, absolute_reward_error_percent=pooled.absolute_reward_error)
+def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:
+    """Return sizes and latencies of native files.
 
-
-def _least(latencies: Sequence[float | None]) -> float | None:
-    """Return the least: networks of one shape take as long, and what else ran only adds to it."""
-    known = [latency for latency in latencies if latency is not None]
-    return min(known) if len(known) == len(latencies) else None
-
-
-def _statistics(name: str, result: Comparison | Pooled) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "episodes": result.episodes,
-        "return_mean": result.returns.mean,
-        "return_low": _finite(result.returns.low),
-        "return_high": _finite(result.returns.high),
-    }
-    if name == REFERENCE:
-        return values | {"verdict": "reference"}
-    return values | {
-        "difference_mean": result.difference.mean,
-        "difference_low": _finite(result.difference.low),
-        "difference_high": _finite(result.difference.high),
-        "reward_error_percent": result.reward_error,
-        "normalised_error_percent": result.normalised_error,
-        "verdict": result.verdict,
-    }
-
-
-def _finite(limit: float) -> float | None:
-    return limit if math.isfinite(limit) else None
-
-
-def common_protocol(runs: Sequence[LoadedRun]) -> dict[str, str]:
-    """Return the rules that the episodes of all runs were played by.
-
-    Raises:
-        QuarlError: They were played by different ones.
+    Of several latencies it is the least: networks of one shape take as long, and what else ran
+    only adds to it.
     """
-    first = runs[0]
-    for run in runs:
-        if run.reference.evaluation.protocol != first.reference.evaluation.protocol:
-            raise QuarlError(
-                "Runs evaluated by different rules cannot be pooled; evaluate both again. "
-                f"Received: runs={[first.run_id, run.run_id]}"
-            )
-    return first.reference.evaluation.protocol
+    sizes = [float(each.sidecar.size_bytes) for each in results]
+    smaller = [r.sidecar.size_bytes / size for r, size in zip(references, sizes, strict=True)]
+    median, fp32 = _least(results, "median"), _least(references, "median")
+    return {
+        "size_bytes": float(np.mean(sizes)),
+        "compression": float(np.mean(smaller)),
+        "latency_median_us": _known(median),
+        "latency_p95_us": _known(_least(results, "p95")),
+        "speedup": _known(fp32 / median),
+    }
 
 
-def fewest_episodes(runs: Sequence[LoadedRun]) -> int:
-    """Return the number of episodes per flatbuffer, of the run that has fewest."""
-    return min(len(run.reference.evaluation.seeds) for run in runs)
+def _least(results: Sequence[Result], name: str) -> float:
+    latencies = [each.evaluation.latency_us or {} for each in results]
+    return float(np.min([latency.get(name, math.nan) for latency in latencies]))
 
 
-def chance_interval(runs: Sequence[LoadedRun]) -> Interval | None:
-    """Return the random policy's return: over episodes for one run, over the runs for several."""
-    returns = [run.chance.returns for run in runs if run.chance is not None]
-    if len(returns) < len(runs):
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _limits(name: str, interval: Interval) -> dict[str, Any]:
+    return {f"{name}_{end}": _known(value) for end, value in asdict(interval).items()}
+
+
+def _baseline_return(replicates: Sequence[Replicate]) -> Interval | None:
+    """Return the random policy's return: over episodes for one training, else over trainings."""
+    returns = [one.baseline.returns for one in replicates if one.baseline is not None]
+    if len(returns) < len(replicates):
         return None
     if len(returns) == 1:
         return mean_interval(returns[0])

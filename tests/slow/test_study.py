@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -11,31 +10,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from quarl_tf import study
 from quarl_tf.cli import verbs
-from quarl_tf.evaluation import memory
-from quarl_tf.evaluation.compare import Interval
 from quarl_tf.export import convert
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.files import locked, write_csv, write_text
-from quarl_tf.report import figures as plots
-from quarl_tf.report.results import load_run
+from quarl_tf.foundation.files import locked, write_text
 from quarl_tf.spec import Quantization, Scheme
 from quarl_tf.store import records
 from quarl_tf.store.workspace import Workspace, evaluation_path
-from quarl_tf.study import State, Study, figures, runner, worker
-from quarl_tf.study import results as study_results
-from quarl_tf.study.figures import overview_figures
-from quarl_tf.study.results import Loader, cell_results
+from quarl_tf.study import State, Study, runner, worker
 from quarl_tf.study.worker import Task
 
 #: A training of a second.
@@ -100,14 +89,6 @@ def test_labels_of_weights_alone_name_their_bits(tmp_path: Path) -> None:
     text = BASE + "schemes: [ptq_w4, ptq_paper_w4, fp16]\n"
     (cell,) = study.read(write(tmp_path, text)).cells
     assert [one.label for one in cell.precisions()] == ["Fp", "w4", "ptq_paper_w4", "fp16"]
-
-
-def test_options_that_differ_between_trainings_are_told_with_their_bits(tmp_path: Path) -> None:
-    (cell,) = study.read(write(tmp_path, BASE + "bits: [4, 3, 2]\n")).cells
-    options = study_results._options(cell)
-    assert options["per_channel"] == "False at 4 bits, True at 3/2 bits"
-    assert options["rule"] == "nearest"
-    assert study_results._options(replace(cell, quantizations=())) == {}
 
 
 def test_several_delays_are_told_apart(tmp_path: Path) -> None:
@@ -637,248 +618,36 @@ def test_a_failure_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_report_names_what_is_missing_and_averages_nothing_else(
-    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, root, _ = finished
-    wanted, workspace = study.read(path), Workspace(root)
-    lost = evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
-    saved = lost.read_bytes()
-    lost.unlink()
-    try:
-        assert verbs.main(["study", "report", str(path), "--root", str(root)]) == 0
-    finally:
-        lost.write_bytes(saved)
-    folder = workspace.report_dir("tiny")
-    assert str(folder / "index.html") in capsys.readouterr().out.replace("\n", "")
-    text = (folder / "report.md").read_text()
-    assert "4 of 9 experiments have no result" in text
-    assert f"int8 of {lost.parent.name} was not evaluated" in text
-    assert "fp32 of " in text
-    assert "failed: Training diverged" in text
-    assert f"quarl study run {path} --root {root}" in text
-    results = json.loads((folder / "results.json").read_text())
-    pooled = {(row["precision"], row["run_id"]): row for row in results["pooled"][:3]}
-    assert pooled["8*", None]["return_mean"] is None
-    assert pooled["8*", None]["status"] == "missing: seed 1"
-    assert pooled["2", None]["return_mean"] is not None
-    assert len(results["missing"]) == 4
-    assert len(results["runs"]) == 9
-    page = (folder / "index.html").read_text()
-    assert page.count("data:image/png") == 3
-    assert sorted(p.name for p in (folder / "figures").iterdir()) == [
-        "1_learning_curves.png",
-        "action_variance_ppo_CartPole-v1.png",
-        "reward_against_precision.png",
-    ]
-    assert text.index("action_variance_ppo") < text.index("## ppo on CartPole-v1")
-
-
-def test_a_damaged_evaluation_takes_no_other_along(
-    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
+    finished: tuple[Path, Path, str],
 ) -> None:
     path, root, _ = finished
     wanted, workspace = study.read(path), Workspace(root)
     damaged = evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
-    saved = damaged.read_text()
-    damaged.write_text(saved[: len(saved) // 2])
-    try:
-        assert verbs.main(["study", "report", str(path), "--root", str(root)]) == 0
-    finally:
-        damaged.write_text(saved)
-    results = json.loads((workspace.report_dir("tiny") / "results.json").read_text())
-    statuses = {row["precision"]: row["status"] for row in results["pooled"][:3]}
-    assert statuses == {"Fp": "ok", "8*": "missing: seed 1", "2": "ok"}
-    capsys.readouterr()
-
-
-def test_a_longer_evaluation_changes_no_number_of_the_report(
-    finished: tuple[Path, Path, str], tmp_path: Path
-) -> None:
-    path, root, _ = finished
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-
-    def rows() -> list[tuple[float, str]]:
-        assert verbs.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
-        results = json.loads((Workspace(tmp_path).report_dir("tiny") / "results.json").read_text())
-        return [(row["return_mean"], row["status"]) for row in results["runs"]]
-
-    before = rows()
-    run = study.read(path).cells[0].run(0, None)
-    artifact = Workspace(tmp_path).artifact(run.run_id, "fp32")
-    assert verbs.main(["evaluate", str(artifact), "--episodes", "5"]) == 0
-    assert len(records.Evaluation.load(evaluation_path(artifact)).seeds) == 5
-    assert rows() == before
-    text = (Workspace(tmp_path).report_dir("tiny") / "report.md").read_text()
-    assert "2 episodes per flatbuffer" in text
-
-
-def test_a_cell_tells_how_it_was_played_and_quantised(
-    finished: tuple[Path, Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, root, _ = finished
-    assert verbs.main(["study", "report", str(path), "--root", str(root)]) == 0
-    capsys.readouterr()
-    folder = Workspace(root).report_dir("tiny")
-    found = json.loads((folder / "results.json").read_text())
-    assert found["missing"]  # of the cell that diverged; it was played by no rules
-    overview = (folder / "report.md").read_text().split("|", 200)
-    assert overview[0].startswith("# A tiny study\n")
-    assert overview[2].strip() == "random"
-    for text in ((folder / "report.md").read_text(), (folder / "index.html").read_text()):
-        assert text.count("greedy: the best value") == 1
-        assert "Rules of an episode: those of" not in text
-        assert "Only 2 episodes" in text
-        assert "edge_bits=8; rule=nearest; ranges=moving_average" in text
-        for term in ("8*", "8, 7, …", "qat_wNaN"):
-            assert term in text
-        for term in ("ptq_wN", "qat_int8", "normalised error"):
-            assert f"{term}</dt>" not in text
-            assert f"**{term}" not in text
-
-
-def without_variances(path: Path) -> None:
-    """Make a curve that of an older training, which did not record them."""
-    rows = list(csv.DictReader(path.read_text().splitlines()))
-    write_csv(path, [{k: v for k, v in row.items() if k[:6] != "action"} for row in rows])
-
-
-def test_a_curve_has_the_variances_that_were_recorded(
-    finished: tuple[Path, Path, str], tmp_path: Path
-) -> None:
-    path, root, _ = finished
-    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    workspace, run_id = Workspace(tmp_path), study.read(path).cells[0].run(0, None).run_id
-    new = load_run(workspace, run_id, ["fp32"], 2.0).curve
-    without_variances(workspace.artifact_dir(run_id) / "progress.csv")
-    old = load_run(workspace, run_id, ["fp32"], 2.0).curve
-    assert new is not None
-    assert old is not None
-    known = np.isfinite(new.greedy_return)
-    assert known.sum() == 2
-    assert np.isfinite(new.action_variance).tolist() == known.tolist()
-    # Of two actions' probabilities: 0 for equal ones, 1/4 for a certain choice.
-    assert ((new.action_variance[known] >= 0) & (new.action_variance[known] <= 0.25)).all()
-    assert np.isnan(old.action_variance).all()
-    assert old.greedy_return[known].tolist() == new.greedy_return[known].tolist()
-
-
-def test_variances_are_drawn_only_if_every_training_recorded_them(
-    finished: tuple[Path, Path, str], tmp_path: Path
-) -> None:
-    path, root, _ = finished
-    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    workspace, run_id = Workspace(tmp_path), study.read(path).cells[0].run(1, None).run_id
-    without_variances(workspace.artifact_dir(run_id) / "progress.csv")
-    assert verbs.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
-    folder = workspace.report_dir("tiny")
-    assert (folder / "figures" / "1_learning_curves.png").exists()
-    assert "action_variance" not in (folder / "report.md").read_text()
-    assert "Action variance" not in (folder / "index.html").read_text()
-
-
-def test_memory_is_shown_where_it_is_asked_for_of_what_is_there(
-    finished: tuple[Path, Path, str], tmp_path: Path
-) -> None:
-    _, root, _ = finished
-    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    text = TINY_STUDY[: TINY_STUDY.index("  # Diverges")] + "memory: true\n"
-    path, workspace = write(tmp_path, text), Workspace(tmp_path)
-    plain = [study.read(path).cells[0].run(seed, None).run_id for seed in (0, 1)]
-    sizes = [workspace.artifact(run_id, "fp32").stat().st_size for run_id in plain]
-    # As if it was too large to be kept.
-    workspace.artifact(plain[1], "int8").unlink()
-    assert verbs.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
-    folder = workspace.report_dir("tiny")
-    fp32, int8 = json.loads((folder / "results.json").read_text())["memory"]
-    # 4 inputs, 8 hidden units and 2 outputs are 58 floats; the normaliser adds some.
-    assert fp32["bytes"]["weights"] >= 4 * 58
-    assert fp32["bytes"]["file"] == sum(sizes) / 2
-    assert (int8["scheme"], int8["status"]) == ("int8", "missing: seed 1")
-    assert int8["bytes"] is None
-    for shown in ((folder / "report.md").read_text(), (folder / "index.html").read_text()):
-        assert "change to fp32" in shown
-        assert "qat_w2a2" in shown
-
-
-def test_changes_of_memory_are_those_to_fp32(
-    finished: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, root, _ = finished
-    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    path = write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")] + "memory: true\n")
-
-    def measure(path: Path) -> memory.Memory:
-        size = 50 if path.stem == "int8" else 200 if "-s0" in path.parent.name else 100
-        return memory.Memory(weights=size, file=2 * size, arena=50, process=3 * size)
-
-    monkeypatch.setattr(memory, "measure", measure)
-    assert verbs.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
-    results = json.loads((Workspace(tmp_path).report_dir("tiny") / "results.json").read_text())
-    fp32, int8 = results["memory"]
-    # Means of 200 and 100, and of 50 and 50.
-    assert fp32["bytes"] == {"weights": 150, "file": 300, "arena": 50, "process": 450}
-    assert int8["bytes"] == {"weights": 50, "file": 100, "arena": 50, "process": 150}
-    assert fp32["change_percent"] is None
-    changes = {"weights": -200 / 3, "file": -200 / 3, "arena": 0, "process": -200 / 3}
-    assert int8["change_percent"] == pytest.approx(changes)
-
-
-def test_a_cells_remark_is_in_the_report(tmp_path: Path) -> None:
-    text = """
-name: s
-seeds: [0]
-cells:
-  - {algo: dqn, env: CartPole-v1, remark: "Published: 1 < 2."}
-  - {algo: dqn, env: Acrobot-v1}
-"""
-    assert verbs.main(["study", "report", str(write(tmp_path, text)), "--root", str(tmp_path)]) == 0
-    report = tmp_path / "reports" / "s"
-    assert (report / "report.md").read_text().count("Published: 1 < 2.") == 1
-    assert (report / "index.html").read_text().count("Published: 1 &lt; 2.") == 1
-
-
-def test_a_study_by_episodes_draws_what_was_counted(
-    finished: tuple[Path, Path, str], tmp_path: Path
-) -> None:
-    _, root, _ = finished
-    shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    path = write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")] + "x: episodes\n")
-    workspace = Workspace(tmp_path)
-    command = ["study", "report", str(path), "--root", str(tmp_path)]
-    assert verbs.main(command) == 0
-    text = (workspace.report_dir("tiny") / "report.md").read_text()
-    assert "Return in training against training episodes" in text
-    for curve in workspace.artifact_dir("x").parent.glob("*/progress.csv"):
-        rows = list(csv.DictReader(curve.read_text().splitlines()))
-        run_id = curve.parent.name
-        write_csv(curve, [{k: v for k, v in r.items() if k != "episodes"} for r in rows])
-        if "-q" not in run_id:
-            old = load_run(workspace, run_id, ["fp32"], 2.0).curve
-            assert old is not None
-            assert old.episodes is None
-    assert verbs.main(command) == 0
-    assert "against training" not in (workspace.report_dir("tiny") / "report.md").read_text()
-
-
-def test_the_same_files_give_the_same_report(finished: tuple[Path, Path, str]) -> None:
-    path, root, _ = finished
+    saved = damaged.read_bytes()
+    damaged.write_bytes(saved[: len(saved) // 2])
     contents = []
-    for _ in range(2):
-        assert verbs.main(["study", "report", str(path), "--root", str(root)]) == 0
-        folder = Workspace(root).report_dir("tiny")
-        contents.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
+    try:
+        for _ in range(2):
+            assert verbs.main(["study", "report", str(path), "--root", str(root)]) == 0
+            folder = workspace.report_dir("tiny")
+            contents.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
+    finally:
+        damaged.write_bytes(saved)
     assert contents[0] == contents[1]
-
-
-def test_a_study_of_which_nothing_exists_has_a_report(tmp_path: Path) -> None:
-    path = write(tmp_path, BASE + "bits: [2]\n")
-    assert verbs.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
-    text = (tmp_path / "reports" / "s" / "report.md").read_text()
-    assert "3 of 3 experiments have no result" in text
-    terms = re.findall(r"^- \*\*(.+)\*\*:", text, re.MULTILINE)
-    assert {"Fp", "8*", "8, 7, …"} <= set(terms)
-    assert "w8, w7, …" not in terms
-    assert "qat_w2a2 of ppo-CartPole-v1-s0-q2d50000 was not trained" in text
+    results = json.loads(contents[0]["results.json"])
+    rows = {row["scheme"]: row for row in results["pooled"][:3]}
+    assert rows["int8"]["return_mean"] is None
+    assert rows["qat_w2a2"]["return_mean"] is not None
+    # The damaged one, and all of the cell that diverged.
+    assert len(results["missing"]) == 4
+    assert len(results["runs"]) == 9
+    text = contents[0]["report.md"].decode()
+    assert all(f"{one['scheme']} of {one['run_id']} " in text for one in results["missing"])
+    assert f"quarl study run {path} --root {root}" in text
+    assert contents[0].keys() >= {
+        *("return_against_bits.png", "1_learning_curves.png"),
+        "action_variance_ppo_CartPole-v1.png",
+    }
 
 
 def test_jobs_do_not_share_cores() -> None:
@@ -892,155 +661,6 @@ def test_jobs_do_not_share_cores() -> None:
 
 
 # Figures.
-
-
-def loaded(cells: Iterable[study.Cell]) -> dict[str, Any]:
-    """Return a stand-in for every training of some cells, with a curve named after it."""
-    steps = np.array([10.0, 20.0])
-    return {
-        run_id: SimpleNamespace(curve=plots.Curve(run_id, steps, steps, steps, steps))
-        for cell in cells
-        for quantization in (None, *cell.quantizations)
-        for run_id in (cell.run(seed, quantization).run_id for seed in cell.seeds)
-    }
-
-
-def labels(root: Path, text: str) -> list[str]:
-    cells = study.read(write(root, text)).cells
-    return [one.label for one in figures._precision_curves(cells, loaded(cells))]
-
-
-def test_precisions_of_all_cells_are_told_apart_by_name(tmp_path: Path) -> None:
-    text = """
-name: s
-seeds: [0, 1]
-bits: [8, 2]
-cells:
-  - {algo: ppo, env: CartPole-v1, overrides: {evaluation_every: 1000}}
-  - {algo: ppo, env: CartPole-v1, bits: [], overrides: {evaluation_every: 1000, layer_norm: true}}
-"""
-    assert labels(tmp_path, text) == ["fp32", "layer norm", "QAT 8 bits", "QAT 2 bits"]
-    text += "  - {algo: ppo, env: CartPole-v1, bits: [], overrides: {discount: 0.9}}\n"
-    assert labels(tmp_path, text) == [
-        "fp32 (evaluation_every=1000)",
-        "layer norm (evaluation_every=1000)",
-        "fp32 (discount=0.9)",
-        *("QAT 8 bits", "QAT 2 bits"),
-    ]
-
-
-def test_shared_plain_trainings_are_one_line_and_delays_are_told_apart(tmp_path: Path) -> None:
-    text = """
-name: s
-seeds: [0]
-bits: [4]
-cells:
-  - {algo: ppo, env: CartPole-v1, delays: [0.5, 10]}
-  - {algo: ppo, env: CartPole-v1, quantization: {ranges: extremes}}
-"""
-    assert labels(tmp_path, text) == [
-        "fp32",
-        *("QAT 4 bits from 50,000", "QAT 4 bits from 10"),
-        "QAT 4 bits from 50,000 (ranges=extremes)",
-    ]
-
-
-def test_a_precision_without_one_of_its_trainings_has_no_curves(tmp_path: Path) -> None:
-    cells = study.read(write(tmp_path, BASE.replace("[0]", "[0, 1]") + "bits: [4]\n")).cells
-    runs = loaded(cells)
-    del runs[cells[0].run(1, cells[0].quantizations[0]).run_id]
-    plain, aware = figures._precision_curves(cells, runs)
-    assert [curve.label for curve in plain.curves] == ["ppo-CartPole-v1-s0", "ppo-CartPole-v1-s1"]
-    assert (plain.quantised, aware.quantised, aware.curves) == (False, True, [])
-
-
-def drawn(root: Path, text: str) -> list[str]:
-    """Return the files of the figures of more than one cell, if every training were there."""
-    wanted = study.read(write(root, text))
-    loader = Loader(Workspace(root), wanted, 2.0)
-    cells = [cell_results(cell, wanted, loader) for cell in wanted.cells]
-    return [name for name, _ in overview_figures(wanted, cells, loaded(wanted.cells))]
-
-
-def test_variances_are_drawn_for_two_lines_to_ten(tmp_path: Path) -> None:
-    nine = ", ".join(f"{step}" for step in range(10, 19))
-    usual, ours = "reward_against_precision.png", "action_variance_ppo_CartPole-v1.png"
-    assert drawn(tmp_path, BASE) == [usual]
-    assert drawn(tmp_path, BASE + "bits: [4]\n") == [usual, ours]
-    assert drawn(tmp_path, BASE + f"bits: [4]\ndelays: [{nine}]\n") == [usual, ours]
-    assert drawn(tmp_path, BASE + f"bits: [4]\ndelays: [{nine}, 99]\n") == [usual]
-
-
-def test_settings_of_one_task_share_a_figure(tmp_path: Path) -> None:
-    text = """
-name: s
-seeds: [0]
-bits: [4, 2]
-cells:
-  - {algo: ppo, env: CartPole-v1}
-  - {algo: ppo, env: CartPole-v1, quantization: {ranges: extremes}}
-"""
-    several, alone = "reward_by_setting.png", "reward_against_precision.png"
-    assert drawn(tmp_path, text)[0] == alone
-    text += "  - {algo: ppo, env: CartPole-v1, bits: [2], quantization: {edge_bits: 2}}\n"
-    assert drawn(tmp_path, text)[0] == several
-    assert alone not in drawn(tmp_path, text)
-    text += "  - {algo: dqn, env: CartPole-v1}\n"
-    assert drawn(tmp_path, text)[:2] == [several, alone]
-    assert drawn(tmp_path, f"x: episodes\n{text}")[0] == alone
-    # Two things at once: what made the difference?
-    text += "  - {algo: ppo, env: CartPole-v1, overrides: {discount: 0.9}}\n"
-    assert several not in drawn(tmp_path, text)
-
-
-def test_a_line_is_broken_where_a_training_is_missing() -> None:
-    points = [
-        plots.PrecisionPoint(str(bits), Scheme.parse(f"qat_w{bits}a{bits}"), 5, returns, runs)
-        for bits, returns, runs in (
-            (4, Interval(3.0, 2.0, 4.0), (2.5, 3.5)),
-            (3, None, (9.0,)),
-            (2, Interval(1.0, 0.0, 2.0), (0.5, 1.5)),
-        )
-    ]
-    panel = plots.PrecisionPanel("cell", points, None)
-    (axes,) = plots.reward_against_precision([panel], "study").figure.axes
-    sweep = next(line for line in axes.lines if len(line.get_xdata()) == 3)
-    assert np.isnan(sweep.get_ydata()).tolist() == [False, True, False]
-    assert [text.get_text() for text in axes.texts] == ["missing"]
-
-
-def test_delays_are_told_apart_in_the_legend() -> None:
-    def panel(title: str, *delays: int) -> plots.PrecisionPanel:
-        scheme, returns = Scheme.parse("qat_w2a2"), Interval(3.0, 2.0, 4.0)
-        points = [plots.PrecisionPoint("2", scheme, one, returns, (3.0,)) for one in delays]
-        return plots.PrecisionPanel(title, points, None)
-
-    def legend(*panels: plots.PrecisionPanel) -> list[str]:
-        figure = plots.reward_against_precision(panels, "study").figure
-        texts = [text.get_text() for text in figure.legends[0].get_texts()]
-        return [text for text in texts if text.startswith("trained")]
-
-    assert legend(panel("a", 5), panel("b", 7)) == ["trained at those bits"]
-    assert legend(panel("a", 5, 1000), panel("b", 7)) == [
-        "trained from 5 or 7",
-        "trained from 1,000",
-    ]
-
-
-@pytest.mark.parametrize("delay", [None, 20])
-def test_the_delay_is_a_line_in_the_learning_curve(delay: int | None) -> None:
-    steps = np.array([10.0, 20.0, 30.0])
-    curve = plots.Curve("run", steps, steps, steps, steps, delay)
-    one, several = (
-        plots.learning_curve([curve], "run"),
-        plots.learning_curves({"4 bits": [curve]}, "cell"),
-    )
-    for plot in (one, several):
-        drawn = [
-            line for line in plot.figure.axes[0].lines if list(line.get_xdata()) == [delay, delay]
-        ]
-        assert len(drawn) == (delay is not None)
-        assert ("quantisation delay" in plot.caption) == (delay is not None)
 
 
 def test_the_pipeline_script_is_the_verb() -> None:

@@ -4,9 +4,10 @@ import io
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -20,31 +21,26 @@ from quarl_tf.evaluation.compare import Interval, mean_interval
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import fake_quantize
 from quarl_tf.report.figures import (
-    MOST_PRECISIONS,
-    BitsPoint,
+    MOST_LINES,
     Curve,
-    Plot,
-    PrecisionCurves,
-    PrecisionPanel,
-    PrecisionPoint,
-    action_variance,
-    learning_curve,
+    Panel,
+    Point,
+    learning_curves,
+    mean_curves,
     mean_line,
     paired_returns,
-    reward_against_bits,
-    reward_against_precision,
-    reward_by_setting,
-    reward_trend,
+    png,
+    return_against_bits,
     scheme_colour,
-    smoothed,
     weight_histograms,
 )
-from quarl_tf.spec import DEFAULT_SCHEMES, Scheme, TensorFormat
+from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
 
 OTHERS = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
-NEAR = Interval(490, 480, 500)
 TRAINED = tuple(f"qat_w{bits}a{bits}" for bits in range(8, 1, -1))
+VARIANCE = {"action_variance": "action variance", "greedy_return": "greedy return"}
+TREND = {"episode_return": "return per episode"}
 
 
 def returns(scheme: str, episodes: int = 100) -> np.ndarray:
@@ -62,34 +58,39 @@ def curve(label: str, delay: int | None = None) -> Curve:
     training = np.minimum(500, steps / 60)
     greedy = np.where(steps % 2500 == 0, training, np.nan)
     training[0] = np.nan  # No episode has ended yet.
-    return Curve(label, steps, training, greedy, greedy / 2000, delay)
+    columns = {"step": steps, "episode_return": training, "greedy_return": greedy}
+    columns |= {"action_variance": greedy / 2000, "episodes": steps // 50}
+    return Curve(label, pd.DataFrame(columns), delay)
 
 
-def courses(widths: int = 2, seeds: int = 3) -> list[PrecisionCurves]:
-    """Return plain trainings, one precision without any, and some that begin to quantise."""
+def groups(widths: int = 2, seeds: int = 3, telling: str = "") -> dict[str, list[Curve]]:
+    """Return full precision, one group that lacks a training, and some that quantise."""
     names = [f"seed {seed}" for seed in range(seeds)]
-    return [
-        PrecisionCurves("fp32", False, [curve(name) for name in names]),
-        PrecisionCurves("layer norm", False, []),
-        *(
-            PrecisionCurves(f"QAT {bits} bits", True, [curve(name, 25_000) for name in names])
+    return {
+        f"fp32{telling}": [curve(name) for name in names],
+        f"fp32 (layer_norm=True){telling}": [],
+        **{
+            f"{bits} bits{telling}": [curve(name, 25_000) for name in names]
             for bits in range(8, 8 - widths, -1)
-        ),
+        },
+    }
+
+
+def point(
+    scheme: str, means: tuple[float, ...] = (485, 495), known: bool = True, delay: int | None = None
+) -> Point:
+    interval = Interval(490, 480, 500) if known else None
+    return Point(Scheme.parse(scheme), delay, interval, means)
+
+
+def panel(
+    schemes: tuple[str, ...] = DEFAULT_SCHEMES, runs: int = 1, title: str = "dqn on CartPole-v1"
+) -> Panel:
+    points = [
+        Point(Scheme.parse(s), None, mean_interval(returns(s)), (float(returns(s).mean()),) * runs)
+        for s in schemes
     ]
-
-
-def counted(curve: Curve) -> Curve:
-    """Return a training whose episodes took 50 steps each."""
-    return replace(curve, episodes=curve.steps // 50)
-
-
-def points(runs: int = 1, schemes: tuple[str, ...] = DEFAULT_SCHEMES) -> list[BitsPoint]:
-    return [
-        BitsPoint(
-            Scheme.parse(name), mean_interval(returns(name)), (float(returns(name).mean()),) * runs
-        )
-        for name in schemes
-    ]
+    return Panel(title, "dqn on CartPole-v1", points, 22.0)
 
 
 def layers() -> dict[str, np.ndarray]:
@@ -101,309 +102,195 @@ def layers() -> dict[str, np.ndarray]:
     }
 
 
-def precisions(title: str, *delays: int) -> PrecisionPanel:
-    """Return a cell of a study with a training at 8 and at 2 bits for each delay."""
-    kinds = [("Fp", "fp32", None), ("8*", "int8", None)]
-    for delay in delays:
-        kinds += [("8", "qat_int8", delay), ("8", "qat_w8a8", delay), ("2", "qat_w2a2", delay)]
-    made = [
-        PrecisionPoint(label, Scheme.parse(name), delay, Interval(490, 480, 500), (485, 495))
-        for label, name, delay in kinds
-    ]
-    return PrecisionPanel(title, made, 22.0)
-
-
-def settings(title: str, returns: Interval | None = NEAR) -> PrecisionPanel:
-    """Return a cell of a study with plain trainings and some at 4 and at 2 bits."""
-    plain = PrecisionPoint("Fp", Scheme.parse("fp32"), None, Interval(500, 500, 500), (500, 500))
-    trained = [
-        PrecisionPoint(str(bits), Scheme.parse(f"qat_w{bits}a{bits}"), 500, returns, (485, 495))
-        for bits in (4, 2)
-    ]
-    return PrecisionPanel(title, [plain, *trained], 22.0)
-
-
 def pairs(schemes: tuple[str, ...] = OTHERS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (returns("fp32"), returns(name)) for name in schemes}
 
 
-FIGURES: dict[str, Callable[[], Plot]] = {
-    "learning curve": lambda: learning_curve([curve("dqn-CartPole-v1-s0")], "dqn on CartPole-v1"),
-    "learning curves": lambda: learning_curve(
-        [curve(f"ddpg-MountainCarContinuous-v0-s{seed}") for seed in range(5)], "ddpg"
+LONG = "ppo on MountainCarContinuous-v0 (gradient=straight_through)"
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "one training": lambda: learning_curves({"fp32": [curve("seed 0")]}, "dqn on CartPole-v1"),
+    "many trainings": lambda: learning_curves(
+        {
+            f"{bits} bits": [curve(f"seed {s}", 25_000) for s in range(6)]
+            for bits in range(8, 1, -1)
+        },
+        "dqn on CartPole-v1",
     ),
     "all schemes": lambda: paired_returns(pairs(), "dqn on CartPole-v1"),
     "one scheme": lambda: paired_returns(pairs(("int8",)), "dqn on CartPole-v1"),
-    "seven schemes": lambda: paired_returns(pairs(OTHERS[:7]), "dqn on CartPole-v1"),
     "weights": lambda: weight_histograms(layers(), "fp32 weights of dqn-CartPole-v1-s0"),
-    "bits": lambda: reward_against_bits(points(), 22.0, "dqn on CartPole-v1"),
-    "bits by two rules": lambda: reward_against_bits(
-        points(1, (*DEFAULT_SCHEMES, *PUBLISHED)), 22.0, "dqn on CartPole-v1"
+    "bits": lambda: return_against_bits([panel()]),
+    "bits by three families": lambda: return_against_bits(
+        [panel((*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED), 3)]
     ),
-    "bits of a training at 8 bits": lambda: reward_against_bits(
-        points(1, ("fp32", "qat_int8", "qat_w8a8")), 22.0, "dqn on CartPole-v1"
+    "bits of many cells": lambda: return_against_bits(
+        [panel((*DEFAULT_SCHEMES, *TRAINED), 3, LONG) for _ in range(19)], "a study"
     ),
-    "precisions": lambda: reward_against_precision(
-        [
-            precisions("ppo on CartPole-v1 (ranges=extremes, per_channel=False)", 500, 50_000),
-            precisions("ppo on CartPole-v1 (ranges=percentile, per_channel=True)", 10, 20, 30),
-        ],
-        "options",
-    ),
-    "settings": lambda: reward_by_setting(
-        {
-            env_id: [settings("defaults"), settings("ranges=percentile"), settings("edge_bits=2")]
-            for env_id in ("ppo on CartPole-v1", "ppo on HalfCheetahBulletEnv-v0")
-        },
-        "options",
-    ),
-    "action variance": lambda: action_variance(courses(), "ppo on CartPole-v1"),
-    "action variance in many precisions": lambda: action_variance(
-        [
-            *courses(7, 5),
-            PrecisionCurves("QAT 2 bits from 25,000 (learning_rate=1e+30)", True, []),
-        ],
+    "action variance": lambda: mean_curves(groups(), VARIANCE, "step", "ppo on CartPole-v1"),
+    "action variance in groups with long names": lambda: mean_curves(
+        groups(7, 5, " (learning_rate=0.00025, entropy_coefficient=0.01)"),
+        VARIANCE,
+        "step",
         "ppo on CartPole-v1",
     ),
-    "action variance in precisions with long names": lambda: action_variance(
-        [
-            replace(one, label=f"{one.label} (learning_rate=0.00025, entropy_coefficient=0.01)")
-            for one in courses(7)
-        ],
-        "ppo on CartPole-v1",
-    ),
-    "reward trend": lambda: reward_trend(
-        [
-            PrecisionCurves(one.label, one.quantised, [counted(curve) for curve in one.curves])
-            for one in courses(1)
-        ],
-        "dqn on CartPole-v0",
-    ),
-    "bits of three runs": lambda: reward_against_bits(points(3), None, "dqn on CartPole-v1"),
+    "episodes": lambda: mean_curves(groups(1), TREND, "episodes", "dqn on CartPole-v0"),
 }
 
 
 @pytest.fixture(scope="module", params=FIGURES.values(), ids=FIGURES.keys())
-def plot(request: pytest.FixtureRequest) -> Plot:
-    made: Plot = request.param()
-    FigureCanvasAgg(made.figure).draw()
+def figure(request: pytest.FixtureRequest) -> Figure:
+    made: Figure = request.param()
+    FigureCanvasAgg(made).draw()
     return made
-
-
-def panels(figure: Figure) -> list[Axes]:
-    return list(figure.axes)
 
 
 # Every figure.
 
 
-def test_nothing_is_cut(plot: Plot) -> None:
-    box = plot.figure.get_tightbbox()
-    width, height = plot.figure.get_size_inches()
-    assert box.x0 >= 0
-    assert box.y0 >= 0
-    assert box.x1 <= width
-    assert box.y1 <= height
-
-
-def test_legends_hide_no_data(plot: Plot) -> None:
-    (legend,) = plot.figure.legends
-    box = legend.get_window_extent()
-    assert not any(box.overlaps(axes.get_tightbbox()) for axes in panels(plot.figure))
-
-
-def test_panel_titles_do_not_run_into_each_other(plot: Plot) -> None:
-    titles = [axes.title.get_window_extent() for axes in panels(plot.figure) if axes.get_title()]
+def test_everything_can_be_read(figure: Figure) -> None:
+    box = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert min(box.x0, box.y0) >= 0
+    assert (box.x1 <= width, box.y1 <= height) == (True, True)
+    (legend,) = figure.legends
+    below = legend.get_window_extent()
+    assert not any(below.overlaps(axes.get_tightbbox()) for axes in figure.axes)
+    titles = [axes.title.get_window_extent() for axes in figure.axes if axes.get_title()]
     assert not any(a.overlaps(b) for i, a in enumerate(titles) for b in titles[:i])
+    assert all(figure.get_supylabel() or axes.get_ylabel() for axes in figure.axes)
+    assert figure.axes[-1].get_xlabel()
 
 
-def test_has_labels_and_a_caption(plot: Plot) -> None:
-    shared = plot.figure.get_supylabel()
-    assert all(shared or axes.get_ylabel() for axes in panels(plot.figure))
-    assert panels(plot.figure)[-1].get_xlabel()
-    assert plot.caption.endswith(".")
-    assert len(plot.caption) > 80
-
-
-def test_registers_nothing_with_pyplot(plot: Plot) -> None:
-    assert plot.figure is not None
-    assert plt.get_fignums() == []
-
-
-def test_png_is_small_and_says_nothing_about_when_or_by_what(plot: Plot) -> None:
-    content = plot.png()
+def test_a_picture_is_small_and_says_nothing_about_when_or_by_what(figure: Figure) -> None:
+    content = png(figure)
     image = Image.open(io.BytesIO(content))
     assert image.info.keys() <= {"transparency"}
     assert image.width >= 1200
-    assert len(content) < 100_000
+    assert len(content) < 220_000
+    assert plt.get_fignums() == []
 
 
 def test_the_same_numbers_make_the_same_bytes() -> None:
     make = FIGURES["bits"]
-    assert make().png() == make().png()
+    assert png(make()) == png(make())
 
 
 # Colours.
 
 
 def test_every_scheme_has_a_colour_of_its_own() -> None:
-    names = (*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED, "qat_int8", "random")
+    names = (*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED, "qat_int8", "qat_int4", "random")
     colours = [to_rgb(scheme_colour(name)) for name in names]
-    apart = [math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]]
-    assert min(apart) > 0.05
-
-
-@pytest.mark.parametrize("bits", [9, 16, 32])
-def test_wide_grids_have_a_colour_too(bits: int) -> None:
-    assert re.fullmatch("#[0-9a-f]{6}", scheme_colour(f"ptq_w{bits}"))
-
-
-def test_an_unknown_scheme_has_none() -> None:
+    assert min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]) > 0.05
+    assert re.fullmatch("#[0-9a-f]{6}", scheme_colour("ptq_w32"))
     with pytest.raises(UsageError, match="int8"):
         scheme_colour("int88")
 
 
 def test_a_scheme_has_the_same_colour_in_every_figure() -> None:
-    paired = panels(paired_returns(pairs(), "").figure)
-    bits = panels(reward_against_bits(points(), None, "").figure)[0]
+    (bits,) = return_against_bits([panel()]).axes
     of_bits = [container.lines[0].get_color() for container in bits.containers]
-    for axes, colour in zip(paired, of_bits[1:], strict=True):
-        name = axes.get_title()
+    for axes, colour in zip(paired_returns(pairs()).axes, of_bits[1:], strict=True):
         dots = [c for c in axes.collections if isinstance(c, PathCollection)][1]
-        assert same_color(dots.get_facecolor()[0], scheme_colour(name))
-        assert same_color(colour, scheme_colour(name))
+        assert same_color(dots.get_facecolor()[0], scheme_colour(axes.get_title()))
+        assert same_color(colour, scheme_colour(axes.get_title()))
 
 
-# Learning curves.
+# Return against bits.
 
 
-def test_curves_leave_out_what_has_no_value() -> None:
-    axes = panels(learning_curve([curve("a")], "").figure)[0]
-    training, greedy = axes.lines
-    assert len(training.get_xdata()) == 99
-    assert list(greedy.get_xdata()) == list(range(0, 50_000, 2500))
+def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
+    schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
+    (axes,) = return_against_bits([panel(schemes)]).axes
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["32", "16", "8", "7", "6", "5", "4", "3", "2"]
+    places = sorted(container.lines[0].get_xdata()[0] for container in axes.containers)
+    assert len(places) == len(schemes)
+    assert min(b - a for a, b in pairwise(places)) > 0.15
+    means = [float(container.lines[0].get_ydata()[0]) for container in axes.containers]
+    assert means == [pytest.approx(returns(scheme).mean()) for scheme in schemes]
 
 
-def test_several_curves_are_told_apart() -> None:
-    figure = learning_curve([curve("a"), curve("b")], "").figure
-    colours = [line.get_color() for line in panels(figure)[0].lines]
-    assert colours[0] == colours[1] != colours[2] == colours[3]
-    assert {"a", "b"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+def test_every_family_has_a_marker_of_its_own() -> None:
+    schemes = ("fp32", "int8", "qat_int8", "qat_w8a8", "ptq_w8", "qat_w4a4", "ptq_paper_w4")
+    (axes,) = return_against_bits([panel(schemes)]).axes
+    markers = [container.lines[0].get_marker() for container in axes.containers]
+    assert markers[:3] == ["o"] * 3
+    assert markers[3] == markers[5]
+    assert len(set(markers)) == 4
+    texts = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert texts[:3] == list(schemes[:3])
+    assert len(texts) == 3 + 3 + 1
 
 
-# Action variances.
+def test_the_random_policy_and_each_of_several_trainings_are_lines() -> None:
+    def lines(runs: int) -> list[float]:
+        (axes,) = return_against_bits([panel(runs=runs)]).axes
+        dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+        assert [line.get_ydata()[0] for line in dashed] == [22.0]
+        return [len(line.get_xdata()) for line in axes.lines]
+
+    assert len(lines(3)) == len(lines(1)) + 3
 
 
-def test_a_moving_average_forgets_and_begins_at_the_first_value() -> None:
-    # Weights 1; 1/2, 1; 1/4, 1/2, 1.
-    assert smoothed(np.array([1.0, 2.0, 4.0]), 0.5) == pytest.approx([1, 5 / 3, 3])
-    assert smoothed(np.array([7.0, 7.0, 7.0]), 0.95) == pytest.approx([7, 7, 7])
-    assert smoothed(np.array([2.0, 0.0]), 0.95) == pytest.approx([2, 1.9 / 1.95])
-    assert smoothed(np.array([]), 0.95).shape == (0,)
-
-
-def test_lines_with_steps_of_their_own_have_a_mean_where_all_of_them_are() -> None:
-    longer = np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0])
-    shorter = np.array([5.0, 15.0]), np.array([1.0, 3.0])
-    steps, values = mean_line([longer, shorter])
-    assert steps.tolist() == [5, 10, 15]
-    assert values.tolist() == [3, 6, 9]
-
-
-def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
-    steps, nothing = np.array([10.0, 20.0, 30.0]), np.full(3, np.nan)
-    one, two = (
-        Curve("seed", steps, nothing, np.array([100.0, np.nan, 0.0]), variance)
-        for variance in (np.array([0.2, np.nan, 0.0]), np.array([0.1, np.nan, 0.1]))
-    )
-    made = action_variance([PrecisionCurves("fp32", False, [one, two])], "")
-    above, below = panels(made.figure)
-    first, second, mean = above.lines
-    assert all(line.get_xdata().tolist() == [10, 30] for line in (*above.lines, *below.lines))
-    assert first.get_ydata() == pytest.approx([0.2, 0.19 / 1.95])
-    assert second.get_ydata() == pytest.approx([0.1, 0.1])
-    assert mean.get_ydata() == pytest.approx([0.15, (0.19 / 1.95 + 0.1) / 2])
-    assert "Not smoothed, the variances end at 0.05 (fp32)." in made.caption
-    assert below.lines[-1].get_ydata() == pytest.approx([100, 95 / 1.95])
-    assert mean.get_linewidth() > first.get_linewidth()
-
-
-def test_a_single_training_is_no_mean() -> None:
-    (single,) = courses(0, 1)[:1]
-    made = action_variance([single], "")
-    assert [len(axes.lines) for axes in panels(made.figure)] == [1, 1]
-    assert "faint" not in made.caption
-
-
-def test_every_precision_has_a_colour_and_the_delay_is_a_line_in_both_panels() -> None:
-    made = action_variance(courses(), "")
-    texts = [text.get_text() for text in made.figure.legends[0].get_texts()]
-    assert texts == [
-        *("fp32", "layer norm (missing)", "QAT 8 bits", "QAT 7 bits", "quantised from here on")
+def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
+    points = [
+        point("fp32"),
+        point("qat_w4a4"),
+        point("qat_w3a3", (490.0,), known=False),
+        point("qat_w2a2"),
     ]
-    for axes in panels(made.figure):
-        assert [line.get_xdata()[0] for line in axes.lines].count(25_000) == 1
-    assert "quantisation delay" in made.caption
-    assert "delay" not in action_variance(courses(0), "").caption
+    (axes,) = return_against_bits([Panel("cell", "task", points, None)]).axes
+    assert len(axes.containers) == 3
+    assert [text.get_text() for text in axes.texts] == ["missing"]
+    (line,) = [one for one in axes.lines if len(one.get_xdata()) == 4]
+    assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False]
 
 
-def test_as_many_precisions_as_are_drawn_can_be_told_apart() -> None:
-    made = action_variance(courses(MOST_PRECISIONS - 2), "")
-    colours = [to_rgb(line.get_color()) for line in made.figure.legends[0].get_lines()]
-    assert len(colours) == MOST_PRECISIONS + 1
-    apart = [math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]]
-    assert min(apart) > 0.1
+def test_trainings_from_several_delays_are_lines_of_their_own() -> None:
+    points = [point("fp32"), *(point("qat_w2a2", delay=delay) for delay in (5, 1000))]
+    (axes,) = return_against_bits([Panel("cell", "task", points, None)]).axes
+    means = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.zorder == 2]
+    assert len(means) == 2
+    places = {round(float(c.lines[0].get_xdata()[0]), 3) for c in axes.containers}
+    assert len(places) == 3
 
 
-def test_the_caption_says_what_a_variance_means_and_how_it_was_smoothed() -> None:
-    caption = action_variance(courses(), "").caption
-    assert "probabilities, and a lower one means more exploration" in caption
-    assert "factor 0.95" in caption
-    assert "bias-corrected" in caption
+def test_panels_of_one_task_share_an_axis_that_holds_trainings_not_wide_intervals() -> None:
+    low = Point(Scheme.parse("fp32"), None, Interval(100, -900, 1100), (90.0, 110.0))
+    panels = [
+        Panel("a", "one", [point("fp32")], None),
+        Panel("b", "one", [low], None),
+        Panel("c", "other", [point("fp32")], None),
+    ]
+    first, second, other = return_against_bits(panels).axes
+    assert first.get_ylim() == second.get_ylim() != other.get_ylim()
+    assert first.get_ylim() == pytest.approx((90 - 0.08 * 405, 495 + 0.08 * 405))
 
 
-# Reward trends.
-
-
-def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantise() -> None:
-    steps, nothing = np.array([0.0, 100.0, 200.0]), np.full(3, np.nan)
-    returns = np.array([np.nan, 20.0, 40.0])
-    slow, quick = (
-        Curve("seed", steps, returns, nothing, nothing, 150, np.array([0.0, ended, 2 * ended]))
-        for ended in (2.0, 4.0)
-    )
-    made = reward_trend([PrecisionCurves("8 bits", True, [slow, quick])], "")
-    (axes,) = panels(made.figure)
-    first, second, mean, *delays = axes.lines
-    assert first.get_xdata().tolist() == [2, 4]
-    assert second.get_xdata().tolist() == [4, 8]
-    assert first.get_ydata().tolist() == second.get_ydata().tolist() == [20, 40]
-    # Both are there at episode 4 alone: one with 40, the other with 20.
-    assert (mean.get_xdata().tolist(), mean.get_ydata().tolist()) == ([4], [30])
-    # Step 150 lies halfway between the last two rows.
-    assert [line.get_xdata()[0] for line in delays] == [3, 6]
-    assert "an episode of its own" in made.caption
-    assert axes.get_xlabel() == "training episodes"
+def test_a_single_episode_has_no_error_bar() -> None:
+    one = Point(Scheme.parse("fp32"), None, Interval(500.0, -math.inf, math.inf), (500.0,))
+    (axes,) = return_against_bits([Panel("cell", "task", [one], None)]).axes
+    assert not axes.containers[0].has_yerr
 
 
 # Paired returns.
 
 
 def test_one_panel_per_scheme_counts_its_episodes() -> None:
-    axes = panels(paired_returns(pairs(), "").figure)
+    axes = paired_returns(pairs()).axes
     assert [one.get_title() for one in axes] == list(OTHERS)
     counts = {
         one.get_title(): [int(n) for n in re.findall(r"\d+", one.texts[0].get_text())]
         for one in axes
     }
-    assert counts["int8"] == [0, 100, 0]
-    assert counts["ptq_w3"] == [3, 97, 0]
+    assert (counts["int8"], counts["ptq_w3"]) == ([0, 100, 0], [3, 97, 0])
     assert counts["ptq_w2"] == [100, 0, 0]
 
 
 def test_pairs_stay_pairs_when_sorted() -> None:
     before, after = np.array([3.0, 1.0, 2.0]), np.array([30.0, 10.0, 20.0])
-    axes = panels(paired_returns({"int8": (before, after)}, "").figure)[0]
+    (axes,) = paired_returns({"int8": (before, after)}).axes
     ring, dot = (c.get_offsets() for c in axes.collections if isinstance(c, PathCollection))
     assert ring.tolist() == [[1, 1], [2, 2], [3, 3]]
     assert dot.tolist() == [[1, 10], [2, 20], [3, 30]]
@@ -414,131 +301,92 @@ def test_pairs_stay_pairs_when_sorted() -> None:
 
 def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
     weights = layers()
-    axes = panels(weight_histograms(weights, "").figure)
+    axes = weight_histograms(weights).axes
     assert len(axes) == 2 * len(weights)
     for row, values in enumerate(weights.values()):
-        for column, bits in enumerate((4, 2)):
-            lines = {float(line.get_xdata()[0]) for line in axes[2 * row + column].lines}
-            assert len(lines) == 2**bits
-            assert (
-                set(fake_quantize(values, TensorFormat(bits=bits, step="paper")).ravel().tolist())
-                <= lines
-            )
-
-
-def test_layers_are_named_without_what_the_converter_fused() -> None:
-    titles = [a.get_title(loc="left") for a in panels(weight_histograms(layers(), "").figure)[::2]]
+        for column, name in enumerate(("ptq_w4", "ptq_w2")):
+            form = Scheme.parse(name).recipe.default.weights
+            assert form is not None
+            lines = {np.float32(line.get_xdata()[0]) for line in axes[2 * row + column].lines}
+            assert len(lines) == 2**form.bits
+            assert set(fake_quantize(values, form).ravel().tolist()) <= lines
+    titles = [one.get_title(loc="left") for one in axes[::2]]
     assert titles[0] == "policy/hidden_0/MatMul (64 by 4)"
-    assert titles[1].startswith("…")
     assert titles[1].endswith("torso/dense_1/MatMul (64 by 64)")
 
 
-def test_convolutions_show_the_grid_of_their_widest_channel() -> None:
+def test_convolutions_show_the_grid_of_their_widest_channel_and_zeros_can_be_drawn() -> None:
     kernel = np.zeros((2, 3, 3, 1), np.float32)
     kernel[0, 0, 0, 0], kernel[1, 0, 0, 0], kernel[1, 0, 1, 0] = 0.1, -2.0, 2.0
-    made = weight_histograms({"conv": kernel}, "")
-    lines = [float(line.get_xdata()[0]) for line in panels(made.figure)[1].lines]
-    assert lines == [-2.0, -1.0, 0.0, 1.0]
-    assert "widest channel" in made.caption
-    assert "channel" not in weight_histograms(layers(), "").caption
+    axes = weight_histograms({"conv": kernel}).axes
+    assert [float(line.get_xdata()[0]) for line in axes[1].lines] == [-2.0, -1.0, 0.0, 1.0]
+    assert png(weight_histograms({"dead": np.zeros((3, 3), np.float32)}))
 
 
-def test_a_layer_of_zeros_can_be_drawn() -> None:
-    assert weight_histograms({"dead": np.zeros((3, 3), np.float32)}, "").png()
+# Curves.
 
 
-# Reward against bits.
+def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:
+    panels = {"fp32": [curve("a"), curve("b")], "4 bits": [curve("a", 25_000), curve("b", 25_000)]}
+    figure = learning_curves(panels)
+    plain, aware = figure.axes
+    training, greedy, *other = plain.lines
+    assert len(training.get_xdata()) == 99
+    assert list(greedy.get_xdata()) == list(range(0, 50_000, 2500))
+    assert training.get_color() == greedy.get_color() != other[0].get_color()
+    delays = [line for line in aware.lines if list(line.get_xdata()) == [25_000, 25_000]]
+    assert len(delays) == 2
+    assert len(plain.lines) == 4
+    assert {"a", "b"} <= {text.get_text() for text in figure.legends[0].get_texts()}
 
 
-@pytest.mark.parametrize("schemes", [DEFAULT_SCHEMES, (*DEFAULT_SCHEMES, *PUBLISHED)])
-def test_bits_descend_and_schemes_of_the_same_width_stand_apart(schemes: tuple[str, ...]) -> None:
-    axes = panels(reward_against_bits(points(1, schemes), None, "").figure)[0]
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["32", "16", "8", "7", "6", "5", "4", "3", "2"]
-    places = sorted(container.lines[0].get_xdata()[0] for container in axes.containers)
-    assert len(places) == len(schemes)
-    assert min(np.diff(places)) > 0.19
+def test_lines_with_steps_of_their_own_have_a_mean_where_all_of_them_are() -> None:
+    longer = pd.Series([0.0, 10.0, 20.0], [0.0, 10.0, 20.0])
+    shorter = pd.Series([1.0, 3.0], [5.0, 15.0])
+    mean = mean_line([longer, shorter])
+    assert mean.index.tolist() == [5, 10, 15]
+    assert mean.tolist() == [3, 6, 9]
 
 
-def test_native_simulated_and_published_have_markers_of_their_own() -> None:
-    schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
-    axes = panels(reward_against_bits(points(1, schemes), None, "").figure)[0]
-    markers = [container.lines[0].get_marker() for container in axes.containers]
-    families = [Scheme.parse(name).rounding for name in schemes]
-    assert len(set(zip(markers, families, strict=True))) == len(set(markers)) == 3
+def data(axes: Axes, place: int) -> tuple[list[float], list[float]]:
+    line = axes.lines[place]
+    return np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
 
 
-def test_what_was_trained_at_few_bits_is_drawn_as_simulated() -> None:
-    schemes = ("fp32", "int8", "qat_int8", "qat_w8a8", "ptq_w8", "qat_w4a4")
-    made = reward_against_bits(points(1, schemes), None, "")
-    markers = {
-        name: container.lines[0].get_marker()
-        for name, container in zip(schemes, panels(made.figure)[0].containers, strict=True)
-    }
-    assert [name for name, marker in markers.items() if marker == "o"] == list(schemes[:3])
-    assert markers["qat_w8a8"] == markers["qat_w4a4"] != markers["ptq_w8"]
-    texts = [text.get_text() for text in made.figure.legends[0].get_texts()]
-    assert texts == ["fp32", "int8", "qat_int8", "ptq_w… (simulated)", "qat_w… (simulated)"]
+def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
+    def training(*variance: float) -> Curve:
+        columns = {"step": [10.0, 20.0, 30.0], "greedy_return": [100.0, np.nan, 0.0]}
+        return Curve("seed", pd.DataFrame({**columns, "action_variance": variance}))
+
+    trainings = [training(0.2, np.nan, 0.0), training(0.1, np.nan, 0.1)]
+    above, below = mean_curves({"fp32": trainings}, VARIANCE, "step").axes
+    # A moving average of factor 0.95 begins at the first value and not at 0.
+    assert data(above, 0) == ([10, 30], pytest.approx([0.2, 0.19 / 1.95]))
+    assert data(above, 1) == ([10, 30], pytest.approx([0.1, 0.1]))
+    assert data(above, 2)[1] == pytest.approx([0.15, (0.19 / 1.95 + 0.1) / 2])
+    assert data(below, 2)[1] == pytest.approx([100, 95 / 1.95])
+    alone = mean_curves({"fp32": trainings[:1]}, VARIANCE, "step")
+    assert [len(axes.lines) for axes in alone.axes] == [1, 1]
 
 
-def test_settings_are_rows_and_what_lacks_a_training_has_no_mean() -> None:
-    cells = [settings("defaults", Interval(400, 380, 420)), settings("extremes", None)]
-    (axes,) = reward_by_setting({"ppo": cells}, "options").figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["defaults", "extremes"]
-    means = [line.get_xydata() for line in axes.lines if line.get_marker() == "D"]
-    # Both means stand in the first row, 4 bits above 2; the axis points down.
-    assert [mean[0, 0] for mean in means] == [400, 400]
-    assert -0.5 < means[0][0, 1] < means[1][0, 1] < 0.5
-    missing = [text.xy[1] for text in axes.texts if text.get_text() == "missing"]
-    assert len(missing) == 2
-    assert all(0.5 < place < 1.5 for place in missing)
-    assert axes.get_ylim() == (1.5, -0.5)
+def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantise() -> None:
+    def training(ended: float) -> Curve:
+        columns = {"step": [0.0, 100.0, 200.0], "episode_return": [np.nan, 20.0, 40.0]}
+        return Curve("seed", pd.DataFrame({**columns, "episodes": [0.0, ended, 2 * ended]}), 150)
+
+    (axes,) = mean_curves({"8 bits": [training(2), training(4)]}, TREND, "episodes").axes
+    assert data(axes, 0) == ([2, 4], [20, 40])
+    assert data(axes, 1) == ([4, 8], [20, 40])
+    # Both are there at episode 4 alone: one with 40, the other with 20.
+    assert data(axes, 2) == ([4], [30])
+    # Step 150 lies halfway between the last two rows.
+    assert [data(axes, place)[0][0] for place in (3, 4)] == [3, 6]
 
 
-def test_no_two_points_of_a_setting_share_a_place() -> None:
-    names = ("qat_int8", "qat_w8a8", "qat_w2a2")
-    made = [
-        PrecisionPoint(name[-1], Scheme.parse(name), 500, Interval(490, 480, 500), (485, 495))
-        for name in names
-    ]
-    figure = reward_by_setting({"ppo": [PrecisionPanel("defaults", made, None)]}, "").figure
-    (axes,) = figure.axes
-    places = [line.get_ydata()[0] for line in axes.lines if line.get_marker() in "oD"]
-    assert len({round(float(place), 3) for place in places}) == len(names)
+def test_every_group_has_a_colour_and_what_lacks_a_training_is_named() -> None:
+    figure = mean_curves(groups(MOST_LINES - 2), VARIANCE, "step")
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:3] == ["qat_int8", "qat_w8a8", "2 bits"]
-
-
-def test_the_random_policy_is_a_line_and_in_the_legend() -> None:
-    made = reward_against_bits(points(), 22.0, "")
-    dashed = [line for line in panels(made.figure)[0].lines if line.get_linestyle() == "--"]
-    assert [line.get_ydata()[0] for line in dashed] == [22.0]
-    assert "random policy" in [text.get_text() for text in made.figure.legends[0].get_texts()]
-    assert "random" in made.caption
-
-
-def test_each_of_several_runs_is_a_line() -> None:
-    def lines(runs: int) -> int:
-        return len(panels(reward_against_bits(points(runs), None, "").figure)[0].lines)
-
-    assert lines(3) == lines(1) + 3
-
-
-def test_a_single_episode_has_no_error_bar() -> None:
-    one = BitsPoint(Scheme.parse("fp32"), Interval(500.0, -math.inf, math.inf), (500.0,))
-    (container,) = panels(reward_against_bits([one], None, "").figure)[0].containers
-    assert not container.has_yerr
-
-
-def test_captions_explain_the_labels_that_are_there() -> None:
-    def caption(*schemes: str) -> str:
-        points = [
-            PrecisionPoint(name, Scheme.parse(name), None, Interval(1, 0, 2), (1.0,))
-            for name in schemes
-        ]
-        return reward_against_precision([PrecisionPanel("one", points, None)], "s").caption
-
-    plain = caption("fp32", "ptq_w4")
-    assert "Fp: float32; w8, w7, …: weights alone, after training. Mean" in plain
-    assert "8*: int8" in caption("fp32", "int8")
-    assert "trained and run at so many bits. Mean" in caption("fp32", "qat_w4a4")
+    assert texts[:2] == ["fp32", "fp32 (layer_norm=True) (missing)"]
+    colours = [to_rgb(line.get_color()) for line in figure.legends[0].get_lines()]
+    assert len(colours) == MOST_LINES + 1
+    assert min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]) > 0.1

@@ -1,53 +1,34 @@
-"""Draw the figures of a report: pure functions from numbers to a figure and its caption.
+"""Draw the figures of a report: pure functions from numbers to a figure.
 
 Figures are `Figure` objects of their own: nothing is registered with pyplot, no window opens, and
 a scheme has the same colour in every one of them.
 """
 
 from quarl_tf.report.figures.curves import (
-    MOST_PRECISIONS,
+    MOST_LINES,
     Curve,
-    PrecisionCurves,
-    action_variance,
-    learning_curve,
     learning_curves,
+    mean_curves,
     mean_line,
-    reward_trend,
-    smoothed,
 )
-from quarl_tf.report.figures.precisions import (
-    PrecisionPanel,
-    PrecisionPoint,
-    reward_against_precision,
-    reward_by_setting,
-)
-from quarl_tf.report.figures.schemes import (
-    BitsPoint,
-    paired_returns,
-    reward_against_bits,
-    weight_histograms,
-)
-from quarl_tf.report.figures.style import Floats, Plot, scheme_colour
+from quarl_tf.report.figures.returns import Panel, Point, paired_returns, return_against_bits
+from quarl_tf.report.figures.style import SWEEPS, Floats, family, png, scheme_colour
+from quarl_tf.report.figures.weights import weight_histograms
 
 __all__ = [
-    "MOST_PRECISIONS",
-    "BitsPoint",
+    "MOST_LINES",
+    "SWEEPS",
     "Curve",
     "Floats",
-    "Plot",
-    "PrecisionCurves",
-    "PrecisionPanel",
-    "PrecisionPoint",
-    "action_variance",
-    "learning_curve",
+    "Panel",
+    "Point",
+    "family",
     "learning_curves",
+    "mean_curves",
     "mean_line",
     "paired_returns",
-    "reward_against_bits",
-    "reward_against_precision",
-    "reward_by_setting",
-    "reward_trend",
+    "png",
+    "return_against_bits",
     "scheme_colour",
-    "smoothed",
     "weight_histograms",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,23 +17,17 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from quarl_tf.report.figures.style import (
     GREY,
     TITLE_LETTERS,
-    WIDTH,
-    Floats,
-    Plot,
-    label_lowest,
+    grid,
     legend_below,
     scheme_colour,
     style,
+    wrapped,
 )
 from quarl_tf.spec import REFERENCE
 
-#: Lines that can still be told apart in the figure of action variances.
-MOST_PRECISIONS = 10
+#: Lines that can still be told apart.
+MOST_LINES = 10
 
-# As many as stand beside each other in the headings of a row of panels.
-_GRID_LETTERS = 92
-# As many as stand beside each other in a legend, the lines before them apart.
-_LEGEND_LETTERS = 90
 _DELAY_COLOUR = "#b3321f"
 # As in QuaRL's figure of action variances.
 _SMOOTHING = 0.95
@@ -43,333 +35,166 @@ _SMOOTHING = 0.95
 
 @dataclass(frozen=True)
 class Curve:
-    """The course of one training; NaN where a row of `progress.csv` has no value.
+    """The course of one training.
 
     Attributes:
         label: Name of the training in the legend.
-        steps: Environment steps, shape [n].
-        episode_return: Mean return of the latest training episodes, shape [n].
-        greedy_return: Mean return of a greedy evaluation, shape [n].
-        action_variance: Mean variance of the policy's distributions in that evaluation, shape [n];
-            all NaN if the policy has none, or they were not recorded.
+        values: Rows of `progress.csv`, NaN where one has no value: step, episode_return and
+            greedy_return; episodes and action_variance, where they were recorded.
         delay: Step at which a quantisation-aware training began to quantise.
-        episodes: Training episodes finished so far, shape [n]; None if they were not counted.
     """
 
     label: str
-    steps: Floats
-    episode_return: Floats
-    greedy_return: Floats
-    action_variance: Floats
+    values: pd.DataFrame
     delay: int | None = None
-    episodes: Floats | None = None
+
+    def has(self, column: str) -> bool:
+        """Tell whether the training recorded a column."""
+        return column in self.values and bool(self.values[column].notna().any())
+
+    def line(self, y: str, x: str = "step") -> pd.Series[float]:
+        """Return a column where it is known, indexed by another."""
+        known = self.values[[x, y]].dropna().groupby(x)[y].last()
+        return known.astype(float)
+
+    def delay_on(self, x: str) -> float | None:
+        """Return where on an axis the training began to quantise."""
+        if self.delay is None:
+            return None
+        return float(np.interp(self.delay, self.values["step"], self.values[x]))
 
 
-@dataclass(frozen=True)
-class PrecisionCurves:
-    """The trainings in one precision, which differ in their seeds alone.
-
-    Attributes:
-        label: Name of the precision in the legend.
-        quantised: Whether they are quantisation-aware.
-        curves: The course of each; none if a training is missing.
-    """
-
-    label: str
-    quantised: bool
-    curves: Sequence[Curve]
-
-
-def learning_curve(curves: Sequence[Curve], title: str) -> Plot:
-    """Draw training return and greedy evaluation against environment steps, one colour a run."""
-    with style():
-        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
-        axes = figure.subplots()
-        palette = (
-            [scheme_colour(REFERENCE)]
-            if len(curves) == 1
-            else sns.color_palette("deep", len(curves))
-        )
-        for curve, colour in zip(curves, palette, strict=True):
-            _draw_curve(axes, curve, colour)
-        axes.set(xlabel="environment steps", ylabel="return per episode", title=title)
-        handles = _curve_legend(curves)
-        if len(curves) > 1:
-            handles += [
-                Line2D([], [], color=colour, lw=3, label=curve.label)
-                for curve, colour in zip(curves, palette, strict=True)
-            ]
-        legend_below(figure, handles)
-    return Plot(figure, f"Learning curve. {_curve_caption(curves)}")
-
-
-def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str) -> Plot:
-    """Draw the curves of many trainings, one panel a precision, one colour a seed.
+def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> Figure:
+    """Draw training return and greedy evaluation against steps, one panel a way of training.
 
     Args:
-        panels: Heading of a panel to its curves, in the same order of seeds everywhere.
+        panels: Heading of a panel to its curves; those of one label share a colour.
         title: Heading of the figure.
     """
     columns = min(4, len(panels))
-    rows = math.ceil(len(panels) / columns)
     curves = [curve for several in panels.values() for curve in several]
     labels = list(dict.fromkeys(curve.label for curve in curves))
     colours = dict(zip(labels, sns.color_palette("deep", len(labels)), strict=True))
     with style():
-        figure = Figure(figsize=(WIDTH, 1.2 + 2.1 * rows), layout="constrained")
-        grid = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-        for axes, (heading, several) in zip(grid, panels.items(), strict=False):
+        height = 2.8 if columns == 1 else 2.1
+        figure, grid_of_axes = grid(
+            len(panels), columns, height, "environment steps", sharex=True, sharey=True
+        )
+        for axes, (heading, several) in zip(grid_of_axes, panels.items(), strict=True):
             for curve in several:
                 _draw_curve(axes, curve, colours[curve.label])
-            lines = [textwrap.fill(line, _GRID_LETTERS // columns) for line in heading.split("\n")]
-            axes.set_title("\n".join(lines), fontsize="small")
-            axes.xaxis.set_major_locator(MaxNLocator(3))
-        label_lowest(grid, len(panels), columns, "environment steps")
+            if len(panels) > 1:
+                axes.set_title(wrapped(heading, columns), fontsize="small")
+            axes.xaxis.set_major_locator(MaxNLocator(7 // columns + 2))
+            _finish(axes)
         figure.suptitle(title)
         figure.supylabel("return per episode", fontsize="medium")
-        handles = _curve_legend(curves)
-        handles += [Line2D([], [], color=colours[one], lw=3, label=one) for one in labels]
-        legend_below(figure, handles)
-    return Plot(
-        figure, f"Learning curves, a panel for each way of training. {_curve_caption(curves)}"
-    )
+        handles = [
+            Line2D([], [], color=GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
+            Line2D([], [], color=GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
+            *_delay_handle(curves),
+            *(Line2D([], [], color=colours[one], lw=3, label=one) for one in labels),
+        ]
+        legend_below(figure, handles, columns=5)
+    return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: Any) -> None:
-    known = np.isfinite(curve.episode_return)
-    axes.plot(curve.steps[known], curve.episode_return[known], color=colour, lw=1.0, alpha=0.55)
-    known = np.isfinite(curve.greedy_return)
-    axes.plot(
-        curve.steps[known],
-        curve.greedy_return[known],
-        color=colour,
-        lw=1.6,
-        marker="o",
-        ms=4,
-        mec="white",
-    )
+    training, greedy = curve.line("episode_return"), curve.line("greedy_return")
+    axes.plot(training.index, training, color=colour, lw=1.0, alpha=0.55)
+    axes.plot(greedy.index, greedy, color=colour, lw=1.6, marker="o", ms=3.5, mec="white")
     if curve.delay is not None:
         _draw_delay(axes, curve.delay)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    axes.margins(x=0.02)
-    sns.despine(ax=axes)
 
 
-def _draw_delay(axes: Axes, delay: float) -> None:
-    axes.axvline(delay, color=_DELAY_COLOUR, ls="--", lw=1.1, zorder=1)
+def mean_curves(
+    groups: Mapping[str, Sequence[Curve]], columns: Mapping[str, str], x: str, title: str = ""
+) -> Figure:
+    """Draw the mean course of each group of trainings, one panel a column of their curves.
+
+    Args:
+        groups: Label to trainings that differ in their seeds alone; none if one is missing. Those
+            in full precision come first.
+        columns: Columns to draw, each with the label of its axis.
+        x: The column to draw them against.
+        title: Heading of the figure.
+    """
+    colours = _colours(groups)
+    curves = [curve for several in groups.values() for curve in several]
+    with style():
+        label = "environment steps" if x == "step" else "training episodes"
+        figure, panels = grid(len(columns), 1, 2.6, label, sharex=True)
+        for axes, (column, name) in zip(panels, columns.items(), strict=True):
+            smooth = column != "episode_return"  # Which is a mean of episodes already.
+            for several, colour in zip(groups.values(), colours, strict=True):
+                lines = [curve.line(column, x) for curve in several]
+                lines = [_smoothed(line) for line in lines] if smooth else lines
+                # Until the delay a quantised training is its reference: that one is on top.
+                _draw_mean(axes, lines, colour, 3 if _delayed(several) else 4)
+            for delay in sorted({d for c in curves if (d := c.delay_on(x)) is not None}):
+                _draw_delay(axes, delay)
+            axes.set_ylabel(f"{name}, smoothed" if smooth else name)
+            _finish(axes)
+        figure.align_ylabels()
+        figure.suptitle(title)
+        names = [name if several else f"{name} (missing)" for name, several in groups.items()]
+        handles = [
+            Line2D([], [], color=colour, lw=2.2, label=wrapped(name, 2))
+            for colour, name in zip(colours, names, strict=True)
+        ]
+        handles += _delay_handle(curves)
+        longest = max(len(name) for name in names)
+        legend_below(figure, handles, columns=2 if longest > TITLE_LETTERS // 4 else 4)
+    return figure
 
 
-def _delay_handle() -> Line2D:
-    return Line2D([], [], color=_DELAY_COLOUR, ls="--", lw=1.1, label="quantised from here on")
-
-
-def _curve_legend(curves: Sequence[Curve]) -> list[Line2D]:
-    handles = [
-        Line2D([], [], color=GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
-        Line2D([], [], color=GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
-    ]
-    return [*handles, _delay_handle()] if _delayed(curves) else handles
-
-
-def _curve_caption(curves: Sequence[Curve]) -> str:
-    return (
-        "Thin line: mean return of the latest training episodes, exploration included. Dots: "
-        "greedy evaluations during training, on seeds apart from those of the final evaluation; "
-        "the network of the best one (quantised, where it ends so) is exported, not the last."
-        + _delay_caption(curves)
+def mean_line(lines: Sequence[pd.Series[float]]) -> pd.Series[float]:
+    """Return the mean of lines where all are, each interpolated between its own points."""
+    together = pd.concat(lines, axis=1).sort_index()
+    known: pd.Series[float] = (
+        together.interpolate("index", limit_area="inside").dropna().mean(axis=1)
     )
+    return known
 
 
-def _delay_caption(curves: Sequence[Curve]) -> str:
-    if not _delayed(curves):
-        return ""
-    return " Dashed: the quantisation delay, from which on the network is quantised."
+def _smoothed(line: pd.Series[float]) -> pd.Series[float]:
+    """Return the exponential moving average, without the pull towards 0 at its start."""
+    return line.ewm(alpha=1 - _SMOOTHING).mean()
+
+
+def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorder: int) -> None:
+    """Draw the mean of some lines, and faintly each of several."""
+    # A tint, not a transparent line: where several agree, it stays faint.
+    tint = sns.blend_palette(["white", colour], 10)[3]
+    for line in lines if len(lines) > 1 else ():
+        axes.plot(line.index, line, color=tint, lw=0.8, zorder=zorder - 2)
+    if lines:
+        mean = mean_line(lines)
+        axes.plot(mean.index, mean, color=colour, lw=2.0, zorder=zorder)
+
+
+def _colours(groups: Mapping[str, Sequence[Curve]]) -> list[Any]:
+    """Return dark and warm colours for full precision, then cool ones in the order of the rest."""
+    aware = sum(_delayed(several) for several in groups.values())
+    warm = sns.color_palette("blend:#e8830c,#f2c14e", len(groups))
+    cool = iter(sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", aware))
+    plain = iter([scheme_colour(REFERENCE), *warm])
+    return [next(cool if _delayed(several) else plain) for several in groups.values()]
 
 
 def _delayed(curves: Sequence[Curve]) -> bool:
     return any(curve.delay is not None for curve in curves)
 
 
-def action_variance(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
-    """Draw action variance and greedy return against environment steps, one colour a precision.
-
-    Args:
-        precisions: Trainings whose evaluations have both, plain ones first.
-        title: Heading of the figure.
-    """
-    curves = [curve for one in precisions for curve in one.curves]
-    colours = _precision_colours(precisions)
-    with style():
-        figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        for one, colour in zip(precisions, colours, strict=True):
-            variances = [_smoothed_line(curve.steps, curve.action_variance) for curve in one.curves]
-            returns = [_smoothed_line(curve.steps, curve.greedy_return) for curve in one.curves]
-            # A quantisation-aware training is its plain twin until the delay: that one is on top.
-            _draw_mean(above, variances, colour, zorder=3 if one.quantised else 4)
-            _draw_mean(below, returns, colour, zorder=3 if one.quantised else 4)
-        for axes, label in (
-            (above, "action variance, smoothed"),
-            (below, "greedy return, smoothed"),
-        ):
-            for delay in sorted({curve.delay for curve in curves if curve.delay is not None}):
-                _draw_delay(axes, delay)
-            axes.set_ylabel(label)
-            axes.margins(x=0.02)
-            sns.despine(ax=axes)
-        below.set_xlabel("environment steps")
-        below.xaxis.set_major_formatter(EngFormatter(sep=" "))
-        figure.align_ylabels()
-        figure.suptitle(title)
-        handles = _precision_handles(precisions, colours)
-        handles += [_delay_handle()] if _delayed(curves) else []
-        longest = max(len(line) for one in handles for line in str(one.get_label()).split("\n"))
-        legend_below(figure, handles, columns=min(4, _LEGEND_LETTERS // longest))
-    return Plot(figure, _variance_caption(precisions))
+def _delay_handle(curves: Sequence[Curve]) -> list[Line2D]:
+    line = Line2D([], [], color=_DELAY_COLOUR, ls="--", lw=1.1, label="quantised from here on")
+    return [line] if _delayed(curves) else []
 
 
-def reward_trend(precisions: Sequence[PrecisionCurves], title: str) -> Plot:
-    """Draw return in training against training episodes, one colour a precision.
-
-    Args:
-        precisions: Trainings whose episodes were counted, plain ones first.
-        title: Heading of the figure.
-    """
-    curves = [curve for one in precisions for curve in one.curves]
-    colours = _precision_colours(precisions)
-    with style():
-        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
-        axes = figure.subplots()
-        for one, colour in zip(precisions, colours, strict=True):
-            lines = [_against_episodes(curve) for curve in one.curves]
-            # A quantisation-aware training is its plain twin until the delay: that one is on top.
-            _draw_mean(axes, lines, colour, zorder=3 if one.quantised else 4)
-        for curve in curves:
-            if curve.delay is not None and curve.episodes is not None:
-                _draw_delay(axes, float(np.interp(curve.delay, curve.steps, curve.episodes)))
-        axes.set(xlabel="training episodes", ylabel="return per episode", title=title)
-        axes.margins(x=0.02)
-        sns.despine(ax=axes)
-        handles = _precision_handles(precisions, colours)
-        handles += [_delay_handle()] if _delayed(curves) else []
-        legend_below(figure, handles)
-    return Plot(figure, _trend_caption(precisions))
+def _draw_delay(axes: Axes, delay: float) -> None:
+    axes.axvline(delay, color=_DELAY_COLOUR, ls="--", lw=1.1, zorder=1)
 
 
-def smoothed(values: Floats, factor: float) -> Floats:
-    """Return the exponential moving average of values, without the pull towards 0 at its start.
-
-    Args:
-        values: What to smooth, shape [n].
-        factor: Weight of a value over that of the next one, 0 ... 1.
-
-    Returns:
-        At each place the weighted mean of all values up to there, shape [n].
-    """
-    averages: Floats = pd.Series(values).ewm(alpha=1 - factor).mean().to_numpy()
-    return averages
-
-
-def mean_line(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Return the mean of lines over the steps that all span, each interpolated between its own.
-
-    Args:
-        lines: Steps, ascending, and values of each line.
-
-    Returns:
-        Steps and values of the mean.
-    """
-    steps = np.unique(np.concatenate([x for x, _ in lines]))
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    steps = steps[(first <= steps) & (steps <= last)]
-    return steps, np.mean([np.interp(steps, x, y) for x, y in lines], axis=0)
-
-
-def _precision_colours(precisions: Sequence[PrecisionCurves]) -> list[Any]:
-    """Return dark and warm colours for plain trainings, then cool ones in the order of the rest."""
-    aware = sum(one.quantised for one in precisions)
-    plain = len(precisions) - aware
-    warm = sns.color_palette("blend:#e8830c,#f2c14e", plain)
-    cool = sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", aware)
-    return [*[scheme_colour(REFERENCE), *warm][:plain], *cool]
-
-
-def _precision_handles(
-    precisions: Sequence[PrecisionCurves], colours: Sequence[Any]
-) -> list[Line2D]:
-    """Return the legend's lines; none beside the name of a precision that has no curves."""
-    return [
-        Line2D([], [], color=colour, lw=2.2, ls="-" if one.curves else "", label=label)
-        for one, colour, label in zip(
-            precisions, colours, map(_precision_label, precisions), strict=True
-        )
-    ]
-
-
-def _precision_label(precision: PrecisionCurves) -> str:
-    label = precision.label if precision.curves else f"{precision.label} (missing)"
-    return textwrap.fill(label, TITLE_LETTERS)
-
-
-def _last(values: Floats) -> float:
-    """Return the last value that is known."""
-    return float(values[np.isfinite(values)][-1])
-
-
-def _smoothed_line(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    known = np.isfinite(values)
-    return steps[known], smoothed(values[known], _SMOOTHING)
-
-
-def _draw_mean(
-    axes: Axes, lines: Sequence[tuple[Floats, Floats]], colour: Any, zorder: int
-) -> None:
-    """Draw the mean of some lines, and faintly each of several."""
-    # A tint, not a transparent line: where several precisions agree, it stays faint.
-    tint = sns.blend_palette(["white", colour], 10)[3]
-    for line in lines if len(lines) > 1 else ():
-        axes.plot(*line, color=tint, lw=0.8, zorder=zorder - 2)
-    if lines:
-        axes.plot(*mean_line(lines), color=colour, lw=2.0, zorder=zorder)
-
-
-def _trend_caption(precisions: Sequence[PrecisionCurves]) -> str:
-    delayed = _delayed([curve for one in precisions for curve in one.curves])
-    several = any(len(one.curves) > 1 for one in precisions)
-    return (
-        "Return in training against training episodes: mean return of the latest episodes, "
-        "exploration included."
-        + (" Strong lines: mean over the trainings, as far as all go." if several else "")
-        + (" Faint lines: each training." if several else "")
-        + (" Dashed: from there on the network is quantised, for each training" if delayed else "")
-        + (" in an episode of its own." if delayed else "")
-    )
-
-
-def _against_episodes(curve: Curve) -> tuple[Floats, Floats]:
-    known = np.isfinite(curve.episode_return)
-    episodes = curve.steps if curve.episodes is None else curve.episodes
-    return episodes[known], curve.episode_return[known]
-
-
-def _variance_caption(precisions: Sequence[PrecisionCurves]) -> str:
-    curves = [curve for one in precisions for curve in one.curves]
-    several = any(len(one.curves) > 1 for one in precisions)
-    ends = [
-        f"{np.mean([_last(curve.action_variance) for curve in one.curves]):.3g} ({one.label})"
-        for one in precisions
-        if one.curves
-    ]
-    hidden = " Until then quantised trainings compute what plain ones do, whose lines hide theirs."
-    return (
-        "Action variance in training. Above: variance of the policy's action distribution, mean "
-        "over the states of greedy episodes. For discrete actions it is the variance over their "
-        "probabilities, and a lower one means more exploration; for continuous ones it is the "
-        "action's own, and a lower one means less. Below: mean return of the same episodes. Both "
-        f"are exponential moving averages of factor {_SMOOTHING} over the evaluations, "
-        "bias-corrected at the start, so that they begin at the first value and not at 0."
-        + f" Not smoothed, the variances end at {', '.join(ends)}."
-        + (" Strong lines: mean over the trainings; faint: each training." if several else "")
-        + _delay_caption(curves)
-        + (hidden if _delayed(curves) else "")
-    )
+def _finish(axes: Axes) -> None:
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.margins(x=0.02)

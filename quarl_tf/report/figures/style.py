@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,8 +25,8 @@ Floats = npt.NDArray[np.floating[Any]]
 # Inches; at 150 dots per inch a figure is 1350 pixels wide, sharp at twice a report's column.
 WIDTH = 9.0
 _DPI = 150
-# As many as stand above one of two panels.
-TITLE_LETTERS = 40
+# Letters that stand beside each other above the panels of a row.
+TITLE_LETTERS = 80
 GREY = "#8a8f98"
 LIGHT_GREY = "#c9ccd1"
 # Native schemes are cool; simulated ones warm, olive as published, purple if trained at those bits,
@@ -37,46 +39,29 @@ _NATIVE_COLOURS = {
     "qat_int8": "#6aa51e",
     "qat_int4": "#3f7f3a",
 }
+_OTHER_NATIVE = "#5b7f95"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The look of the simulated schemes that are made in the same way."""
+    """The look of a family of simulated schemes."""
 
-    label: str
     palette: str
     marker: str
     line: Literal["-", ":", "-."]
 
 
+#: By what schemes of a family begin with.
 SWEEPS = {
-    "nearest": Sweep("ptq_w… (simulated)", "flare_r", "D", "-"),
-    "floor": Sweep("ptq_paper_w… (simulated)", "blend:#4f4200,#c9ae35", "^", ":"),
-    "aware": Sweep("qat_w… (simulated)", "blend:#3a0f5e,#b79be0", "s", "-."),
+    "ptq_w": Sweep("flare_r", "D", "-"),
+    "ptq_paper_w": Sweep("blend:#4f4200,#c9ae35", "^", ":"),
+    "qat_w": Sweep("blend:#3a0f5e,#b79be0", "s", "-."),
 }
 
 
-def sweep_of(scheme: Scheme) -> Sweep | None:
-    """Return the look of a simulated scheme; None for a native one."""
-    kind = "aware" if scheme.aware else scheme.rounding
-    return None if scheme.native or kind is None else SWEEPS[kind]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure and the caption that says what it shows."""
-
-    figure: Figure
-    caption: str
-
-    def png(self) -> bytes:
-        """Render the figure; the same figure gives the same bytes."""
-        full, small = io.BytesIO(), io.BytesIO()
-        self.figure.savefig(full, format="png", dpi=_DPI)
-        # A palette makes a chart 2 to 3 times smaller, and drops matplotlib's version with the rest
-        # of the metadata.
-        Image.open(full).convert("RGB").quantize(256).save(small, format="png", optimize=True)
-        return small.getvalue()
+def family(scheme: Scheme) -> str | None:
+    """Return what the names of a simulated scheme's kind begin with; None for a native one."""
+    return None if scheme.native else re.split(r"\d", scheme.name, maxsplit=1)[0]
 
 
 def scheme_colour(name: str) -> str:
@@ -88,13 +73,23 @@ def scheme_colour(name: str) -> str:
     if name == BASELINE:
         return GREY
     scheme = Scheme.parse(name)
-    sweep = sweep_of(scheme)
+    sweep = family(scheme)
     if sweep is None:
-        return _NATIVE_COLOURS[name]
+        return _NATIVE_COLOURS.get(name, _OTHER_NATIVE)
     # The palette spans 2 ... 8 bits, what is exported by default; wider grids share the lightest.
     steps = 7
-    palette = sns.color_palette(sweep.palette, steps).as_hex()
+    palette = sns.color_palette(SWEEPS[sweep].palette, steps).as_hex()
     return str(palette[min(scheme.weight_bits - PTQ_BITS.start, steps - 1)])
+
+
+def png(figure: Figure) -> bytes:
+    """Render a figure; the same figure gives the same bytes."""
+    full, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(full, format="png", dpi=_DPI)
+    # A palette makes a chart 2 to 3 times smaller, and drops matplotlib's version with the rest
+    # of the metadata.
+    Image.open(full).convert("RGB").quantize(256).save(small, format="png", optimize=True)
+    return small.getvalue()
 
 
 def style() -> Any:
@@ -106,6 +101,8 @@ def style() -> Any:
             # Ships with matplotlib: the same letters, and the same bytes, on every machine.
             "font.sans-serif": ["DejaVu Sans"],
             "axes.edgecolor": "#555b65",
+            "axes.spines.right": False,
+            "axes.spines.top": False,
             "axes.titleweight": "bold",
             "figure.titleweight": "bold",
             "figure.titlesize": "medium",
@@ -116,7 +113,37 @@ def style() -> Any:
     )
 
 
-def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 3) -> None:
+def grid(
+    count: int, columns: int, height: float, xlabel: str, **shared: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many panels, the unused places of its last row left empty.
+
+    Args:
+        count: Panels.
+        columns: Panels in a row, at most.
+        height: Inches of a row.
+        xlabel: Label of the lowest panels.
+        shared: Which axes are shared, see `Figure.subplots`.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(WIDTH, 1.2 + height * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for axes in panels[count:]:
+        axes.remove()
+    for axes in panels[:count][-columns:]:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel(xlabel)
+    return figure, panels[:count]
+
+
+def wrapped(title: str, columns: int) -> str:
+    """Return a heading in lines that fit above one of so many panels in a row."""
+    width = TITLE_LETTERS // columns
+    return textwrap.fill(title, width, break_long_words=False, break_on_hyphens=False)
+
+
+def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 4) -> None:
     """Put a legend under the axes, where it hides no data."""
     figure.legend(
         handles=list(handles),
@@ -124,12 +151,3 @@ def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 3) ->
         ncols=min(len(handles), columns),
         frameon=False,
     )
-
-
-def label_lowest(panels: Sequence[Axes], used: int, columns: int, label: str) -> None:
-    """Remove panels without data; label the lowest of each column, maybe not in the last row."""
-    for axes in panels[used:]:
-        axes.remove()
-    for axes in panels[:used][-columns:]:
-        axes.set_xlabel(label)
-        axes.tick_params(labelbottom=True)

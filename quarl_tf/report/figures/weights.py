@@ -1,0 +1,79 @@
+"""Draw the weights of a network beside the grids that few bits leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from quarl_tf.quantization.grid import grid_between
+from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, style
+from quarl_tf.spec import Scheme
+
+#: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
+HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
+
+
+def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str = "") -> Figure:
+    """Draw the weights of each layer with the values that a 4-bit and a 2-bit grid can hold.
+
+    Args:
+        weights: Layer to its weights, rank 2 or more, finite.
+        title: Heading of the figure.
+    """
+    columns = len(HISTOGRAM_SCHEMES)
+    with style():
+        figure, panels = grid(columns * len(weights), columns, 2.0, "weight", sharey="row")
+        for row, (name, values) in enumerate(weights.items()):
+            of_layer = panels[columns * row : columns * (row + 1)]
+            for axes, scheme in zip(of_layer, HISTOGRAM_SCHEMES, strict=True):
+                _draw_histogram(axes, values, scheme)
+            of_layer[0].set_title(_layer_title(name, values), loc="left", fontsize="small")
+        figure.suptitle(title)
+        figure.supylabel("number of weights (log scale)", fontsize="medium")
+        handles = [
+            Line2D([], [], color=scheme_colour(name), label=f"the values of {name}")
+            for name in HISTOGRAM_SCHEMES
+        ]
+        legend_below(figure, handles)
+    return figure
+
+
+def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], scheme: str) -> None:
+    sns.histplot(values.ravel(), bins=80, ax=axes, color=GREY, element="step", linewidth=0.6)
+    for value in _grid_values(values, scheme):
+        axes.axvline(value, color=scheme_colour(scheme), lw=0.9)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
+    axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
+    axes.set(ylabel="")
+    axes.grid(visible=False)
+
+
+def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np.float64]:
+    """Return the values that a layer may take; of the widest channel of a convolution.
+
+    TensorFlow Lite stores convolutions as [channel, height, width, input].
+    """
+    if values.ndim > 2:
+        flat = values.reshape(len(values), -1)
+        values = flat[np.argmax(np.ptp(flat, axis=1))]
+    form = Scheme.parse(scheme).recipe.default.weights
+    if form is None:
+        return np.empty(0)
+    low, high = (end.astype(np.float64) for end in (values.min(), values.max()))
+    return grid_between(low, high, form).values()
+
+
+def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:
+    shape = " by ".join(map(str, values.shape))
+    # Converters join the paths of all operations they fused; the end of the first names the layer.
+    first = name.partition(";")[0]
+    short = first if len(first) <= 34 else f"…{first[-33:]}"
+    return f"{short} ({shape})"

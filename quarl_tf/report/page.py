@@ -1,0 +1,145 @@
+"""Render the pages of a report from their templates."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from quarl_tf.evaluation.compare import MIN_EPISODES
+from quarl_tf.foundation.files import write_bytes, write_text
+from quarl_tf.foundation.provenance import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
+from quarl_tf.report.figures import scheme_colour
+from quarl_tf.report.results import Result
+
+_UNKNOWN = "\N{EN DASH}"
+
+
+def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str, bytes]) -> Path:
+    """Write pictures, report.md and index.html, and remove the pictures of an earlier report.
+
+    Args:
+        folder: The report's folder.
+        context: What the templates show.
+        pictures: File name to PNG.
+
+    Returns:
+        The path of index.html, which has the pictures within it.
+    """
+    for stale in (folder / "figures").glob("*.png"):
+        if stale.name not in pictures:
+            stale.unlink()
+    for file, content in pictures.items():
+        write_bytes(folder / "figures" / file, content)
+    encoded = {
+        file: f"data:image/png;base64,{base64.b64encode(content).decode()}"
+        for file, content in pictures.items()
+    }
+    everything = {
+        **context,
+        "min_episodes": MIN_EPISODES,
+        "inconclusive": "cannot tell",
+        "pictures": encoded,
+    }
+    for template, file in (("report.md.j2", "report.md"), ("report.html.j2", "index.html")):
+        write_text(folder / file, _environment().get_template(template).render(everything))
+    return folder / "index.html"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("quarl_tf.report"),
+        autoescape=lambda name: name is not None and ".html" in name,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "number": number_text,
+        "percent": percent,
+        "times": times,
+        "size": size,
+        "limits": limits,
+        "dtypes": dtypes,
+        "unseen": _unseen_percent,
+        "colour": scheme_colour,
+    }
+    # Called from here, a macro gives plain text, which a page escapes as it does all other text.
+    words = environment.get_template("words.j2").module
+    for name in ("note", "protocol", "caption", "provenance"):
+        environment.filters[name] = getattr(words, name)
+    return environment
+
+
+def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
+    """Collect commits, processors and versions of packages behind results."""
+    found: dict[str, dict[str, set[str]]] = {"commits": {}, "processors": {}, "versions": {}}
+    for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
+        trained = (sidecar.trained_commit or UNKNOWN_COMMIT).split(SEVERAL)
+        places = (sidecar.trained_on or UNKNOWN_PROCESSOR).split(SEVERAL)
+        found["commits"].setdefault("trained", set()).update(trained)
+        found["commits"].setdefault("exported", set()).add(sidecar.commit or UNKNOWN_COMMIT)
+        found["processors"].setdefault("trained", set()).update(places)
+        evaluated = evaluation.processor or UNKNOWN_PROCESSOR
+        found["processors"].setdefault("evaluated", set()).add(evaluated)
+        for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
+            found["versions"].setdefault(package, set()).add(version)
+    found["versions"] = dict(sorted(found["versions"].items()))
+    return {
+        kind: {what: sorted(values) for what, values in several.items()}
+        for kind, several in found.items()
+    }
+
+
+def number_text(value: float | None) -> str:
+    """Write a return or a latency with three to five digits; a dash for what is unknown."""
+    if value is None:
+        return _UNKNOWN
+    magnitude = abs(value)
+    digits = 0 if magnitude >= 1000 else 1 if magnitude >= 10 else 2
+    text = f"{value:,.{digits}f}" if magnitude >= 0.01 or value == 0 else f"{value:.1g}"
+    return ("0" if value == 0 else text).replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float | None) -> str:
+    """Write a percentage."""
+    return number_text(value) + ("" if value is None else " %")
+
+
+def times(value: float | None) -> str:
+    """Write a ratio."""
+    return number_text(value) + ("" if value is None else "\N{MULTIPLICATION SIGN}")
+
+
+def size(value: float | None) -> str:
+    """Write a number of bytes."""
+    if value is None:
+        return _UNKNOWN
+    for unit, step in (("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= step:
+            return f"{value / step:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def limits(low: float | None, high: float | None) -> str:
+    """Write the limits of an interval."""
+    if low is None or high is None:
+        return "[no interval]"
+    return f"[{number_text(low)}, {number_text(high)}]"
+
+
+def dtypes(counts: Mapping[str, int]) -> str:
+    """Write the weights of a file by dtype, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {dtype}" for dtype, count in ordered)
+
+
+def _unseen_percent(episodes: int) -> float:
+    """Return how often an event may occur and still, at 95 %, not be seen in so many episodes."""
+    return float(100 * (1 - 0.05 ** (1 / episodes)))
