@@ -1,7 +1,7 @@
 """What acts and learns while training; one module per algorithm, each with the same functions.
 
-`build(spec, preset, seed, prepare) -> Agent`, `network_factory(spec, preset, seed)` of the network
-that is exported, and `head(spec)`, which says what its numbers are.
+`build(spec, preset, seed, prepare) -> Agent`, and `network_factory(spec, preset, seed)` of the
+network that is exported.
 
 Deviations of all from their papers: environments start fresh episodes at each checkpoint, by which
 a resumed training is the uninterrupted one; what is kept is the network of the best greedy
@@ -19,13 +19,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.environments import EnvSpec
+from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks.build import NetworkFactory
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.presets import Preset
+from quarl_tf.spec import STOCHASTIC_ALGORITHMS
 
 Arrays = dict[str, npt.NDArray[Any]]
 Prepare = Callable[[keras.Model], keras.Model]
@@ -122,23 +123,25 @@ def build(
     algo: str, spec: EnvSpec, preset: Preset, seed: int, prepare: Prepare = lambda network: network
 ) -> Agent:
     """Build the agent of an algorithm; `prepare` changes policy networks before they train."""
-    agent: Agent = _module(algo).build(spec, preset, seed, prepare)
+    agent: Agent = _module(algo, spec).build(spec, preset, seed, prepare)
     return agent
 
 
 def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> NetworkFactory:
     """Return the factory of the network that an algorithm exports."""
-    factory: NetworkFactory = _module(algo).network_factory(spec, preset, seed)
+    factory: NetworkFactory = _module(algo, spec).network_factory(spec, preset, seed)
     return factory
 
 
 def head(algo: str, spec: EnvSpec) -> str:
     """Return what the numbers of an algorithm's head are: "q_values", "logits" or "action"."""
-    kind: str = _module(algo).head(spec)
-    return kind
+    if spec.num_actions is None:
+        return "action"
+    return "logits" if algo in STOCHASTIC_ALGORITHMS else "q_values"
 
 
-def _module(algo: str) -> Any:
+def _module(algo: str, spec: EnvSpec) -> Any:
+    require_actions(algo, spec)
     return import_module(f"quarl_tf.agents.{algo}")
 
 

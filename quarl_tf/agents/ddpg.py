@@ -26,7 +26,7 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Arrays, Prepare, tf_agents
 from quarl_tf.agents.off_policy import OffPolicyAgent
-from quarl_tf.environments import EnvSpec, require_actions
+from quarl_tf.environments import EnvSpec
 from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
 
@@ -34,19 +34,8 @@ from quarl_tf.presets import DdpgPreset
 _OU_DAMPING = 0.15
 
 
-def head(spec: EnvSpec) -> str:
-    """Return what the head's numbers are."""
-    del spec
-    return "action"
-
-
 def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFactory:
-    """Return the factory of the actor.
-
-    Raises:
-        UsageError: The actions are not continuous.
-    """
-    require_actions("ddpg", spec)
+    """Return the factory of the actor."""
     return networks.actor_factory(spec, _design(preset, spec.action_size), seed)
 
 

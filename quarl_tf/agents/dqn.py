@@ -26,24 +26,13 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Arrays, Prepare, tf_agents
 from quarl_tf.agents.off_policy import OffPolicyAgent
-from quarl_tf.environments import EnvSpec, require_actions
+from quarl_tf.environments import EnvSpec
 from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
 
 
-def head(spec: EnvSpec) -> str:
-    """Return what the head's numbers are."""
-    del spec
-    return "q_values"
-
-
 def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFactory:
-    """Return the factory of the Q-network.
-
-    Raises:
-        UsageError: The actions are not discrete.
-    """
-    require_actions("dqn", spec)
+    """Return the factory of the Q-network."""
     design = Design(
         preset.architecture,
         spec.action_size,

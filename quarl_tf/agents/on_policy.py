@@ -93,11 +93,6 @@ class SharedTorso:
         """Do nothing: predictions read the variables."""
 
 
-def head(spec: EnvSpec) -> str:
-    """Return what the head's numbers are."""
-    return "action" if spec.num_actions is None else "logits"
-
-
 def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFactory:
     """Return the factory of the policy network: logits, or the mean of continuous actions."""
     # A head near zero starts with even chances (Andrychowicz et al., arXiv 2006.05990).

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import gymnasium as gym
 import numpy as np
@@ -86,11 +86,7 @@ class EnvSpec:
 
 
 def require_actions(algo: str, spec: EnvSpec) -> None:
-    """Refuse an environment whose actions an algorithm cannot choose.
-
-    Raises:
-        UsageError: They are continuous and it needs discrete ones, or the other way round.
-    """
+    """Refuse an environment whose actions an algorithm cannot choose."""
     there = "continuous" if spec.num_actions is None else "discrete"
     if ALGORITHMS[algo] not in (there, None):
         fitting = [name for name, actions in ALGORITHMS.items() if actions in (there, None)]
@@ -101,11 +97,7 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
 
 
 def require_end(steps: int) -> None:
-    """Refuse to go on with an episode that has taken so many steps that it may never end.
-
-    Raises:
-        UsageError: It has.
-    """
+    """Refuse to go on with an episode that has taken so many steps that it may never end."""
     if steps > LONGEST_EPISODE:
         raise UsageError(
             "An episode is too long to be played to its end; register the environment with a time "
@@ -114,15 +106,7 @@ def require_end(steps: int) -> None:
 
 
 def require_finite(episode_return: float, where: str) -> None:
-    """Refuse a return that is not finite.
-
-    Args:
-        episode_return: Sum of an episode's rewards, of one under way too.
-        where: Its seed or step, for the message.
-
-    Raises:
-        QuarlError: It is not.
-    """
+    """Refuse a return that is not finite; `where` is its seed or step, for the message."""
     if not math.isfinite(episode_return):
         raise QuarlError(
             "The environment gave a reward that is not finite; fix it before training or "
@@ -131,23 +115,25 @@ def require_finite(episode_return: float, where: str) -> None:
 
 
 def make(env_id: str) -> gym.Env[Any, Any]:
-    """Make one environment, with its time limit and without per-step checks.
+    """Make one environment, with its time limit; observations are float32 or uint8.
 
-    Atari games follow the papers' protocol of evaluation (see `environments.atari`). Observations
-    are float32 or uint8.
+    Atari games follow the papers' protocol of evaluation (see `environments.atari`).
 
     Raises:
         UsageError: The environment is unknown, or a package that it needs is not installed.
     """
     registered = registry.find(env_id)
+
+    def create() -> gym.Env[Any, Any]:
+        return gym.make(env_id, disable_env_checker=True)
+
     with registry.making(env_id):
         if atari.plays(registered):
             return atari.make(registered)
-        if rebuild.keeps_a_past(registered):
-            return _as_float32(
-                rebuild.RebuildOnReset(lambda: gym.make(env_id, disable_env_checker=True))
-            )
-        return _as_float32(gym.make(env_id, disable_env_checker=True))
+        env = rebuild.RebuildOnReset(create) if rebuild.keeps_a_past(registered) else create()
+    if not _is_wide(env.observation_space):
+        return env
+    return gym.wrappers.TransformObservation(env, _narrow, _narrowed(env.observation_space))
 
 
 def make_vector(
@@ -155,15 +141,13 @@ def make_vector(
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """Make a vector environment: NumPy-vectorised where Gymnasium has one, else in a loop.
 
-    Loops, not processes, for the rest as well: a step of Bullet is short beside a message between
-    processes and beside the gradient step that follows it.
+    Loops, not processes: a step of Bullet is short beside a message between processes.
 
     Args:
         env_id: Id of the environment.
         num_envs: How many of them.
         training: Shape Atari games as the papers train (see `environments.atari`): then `info` has
-            the game's own rewards as `RAW_REWARD`, and whether it is over as `GAME_OVER`. Without
-            it, and for all other environments, rewards and episodes are the environment's own.
+            the game's own rewards as `RAW_REWARD`, and whether it is over as `GAME_OVER`.
 
     Raises:
         UsageError: As `make`, or a NumPy-vectorised environment resets at another time.
@@ -200,45 +184,39 @@ def env_spec(env_id: str) -> EnvSpec:
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
     env.close()
-    if not isinstance(observation, gym.spaces.Box):
-        raise UsageError(f"Observations must be a Box. Received: {env_id} with {observation}")
-    if observation.dtype not in (np.float32, np.uint8):
-        raise UsageError(
-            "Observations must be floats, or bytes (uint8) such as images have. Received: "
-            f"{env_id} with {observation}"
-        )
-    if not observation.shape or 0 in observation.shape:
-        raise UsageError(
-            "Observations must be a vector or an image with at least one number; reshape them in "
-            f"the environment. Received: {env_id} with {observation}"
-        )
-    dtype = str(observation.dtype)
-    if isinstance(action, gym.spaces.Discrete) and action.start == 0:
-        depth = observation.shape[-1] if atari.plays(registry.find(env_id)) else 1
-        return EnvSpec(observation.shape, dtype, int(action.n), frame_stack=depth)
-    if not isinstance(action, gym.spaces.Box) or not action.is_bounded():
-        raise UsageError(
-            f"Actions must be Discrete from 0 or a bounded Box. Received: {env_id} with {action}"
-        )
-    if len(action.shape) != 1 or not np.issubdtype(action.dtype, np.floating):
-        raise UsageError(
-            "Continuous actions must be a vector of floats; reshape them in the environment. "
-            f"Received: {env_id} with {action}"
-        )
-    if not action.shape[0] or (action.low >= action.high).any():
-        raise UsageError(
-            "Each continuous action needs a lowest value below its highest; leave out what cannot "
-            f"be chosen. Received: {env_id} with {action}"
-        )
-    return EnvSpec(
-        observation.shape, dtype, None, tuple(action.low.tolist()), tuple(action.high.tolist())
-    )
+    flaw = _observation_flaw(observation) or _action_flaw(action)
+    if flaw is not None:
+        raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
+    shape, dtype = observation.shape or (), str(observation.dtype)
+    if isinstance(action, gym.spaces.Discrete):
+        depth = shape[-1] if atari.plays(registry.find(env_id)) else 1
+        return EnvSpec(shape, dtype, int(action.n), frame_stack=depth)
+    box = cast(gym.spaces.Box, action)
+    return EnvSpec(shape, dtype, None, tuple(box.low.tolist()), tuple(box.high.tolist()))
 
 
-def _as_float32(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    if not _is_wide(env.observation_space):
-        return env
-    return gym.wrappers.TransformObservation(env, _narrow, _narrowed(env.observation_space))
+def _observation_flaw(space: gym.Space[Any]) -> str | None:
+    """Say what keeps observations from being learned from."""
+    if not isinstance(space, gym.spaces.Box):
+        return "Observations must be a Box"
+    if space.dtype not in (np.float32, np.uint8):
+        return "Observations must be floats, or bytes (uint8) such as images have"
+    if not space.shape or 0 in space.shape:
+        return "Observations must be a vector or an image with at least one number"
+    return None
+
+
+def _action_flaw(space: gym.Space[Any]) -> str | None:
+    """Say what keeps actions from being learned."""
+    if isinstance(space, gym.spaces.Discrete) and space.start == 0:
+        return None
+    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
+        return "Actions must be Discrete from 0 or a bounded Box"
+    if len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
+        return "Continuous actions must be a vector of floats"
+    if not space.shape[0] or (space.low >= space.high).any():
+        return "Each continuous action needs a lowest value below its highest"
+    return None
 
 
 def _is_wide(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:

@@ -85,8 +85,7 @@ def make(registered: Registered, noop_max: int = _NOOP_MAX) -> gym.Env[Any, Any]
     env = gym.make(registered.id, disable_env_checker=True, obs_type="grayscale")
     fires = _has_fire(env.get_wrapper_attr("ale").getMinimalActionSet())
     env = AtariPreprocessing(_FireAtStart(env) if fires else env, noop_max=noop_max)
-    env = _TellsStart(_FireAfterLife(env) if fires else env)
-    env = FrameStackObservation(env, 4, padding_type="zero")
+    env = FrameStackObservation(_Game(env, fires=fires), 4, padding_type="zero")
     return TransformObservation(env, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
@@ -175,11 +174,12 @@ class _FireAtStart(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
 
-class _FireAfterLife(gym.Wrapper[Any, Any, Any, Any]):
-    """Presses FIRE in place of the first action after a lost life."""
+class _Game(gym.Wrapper[Any, Any, Any, Any]):
+    """Tells from which start a game goes on; presses FIRE, if there is, after a lost life."""
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env[Any, Any], *, fires: bool) -> None:
         super().__init__(env)
+        self._fires = fires
         self._lives, self._life_lost = 0, False
 
     def reset(
@@ -187,23 +187,13 @@ class _FireAfterLife(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         self._lives, self._life_lost = info["lives"], False
-        return observation, info
+        return observation, info | {START: info["episode_frame_number"]}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        result = self.env.step(_FIRE if self._life_lost else action)
+        result = self.env.step(_FIRE if self._fires and self._life_lost else action)
         lives = result[4]["lives"]
         self._lives, self._life_lost = lives, 0 < lives < self._lives
         return result
-
-
-class _TellsStart(gym.Wrapper[Any, Any, Any, Any]):
-    """Tells from which of the game's starts an episode goes on."""
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
-        return observation, info | {START: info["episode_frame_number"]}
 
 
 def _has_fire(actions: list[Any]) -> bool:

@@ -44,11 +44,7 @@ def canonical_id(env_id: str) -> str:
 
 
 def find(env_id: str) -> Registered:
-    """Look an environment up.
-
-    Raises:
-        UsageError: It is unknown, or the package that registers it is not installed.
-    """
+    """Look an environment up, in packages that register some too."""
     if env_id not in gym.registry:
         for module, ids in _REGISTERING.items():
             try:
@@ -57,24 +53,17 @@ def find(env_id: str) -> Registered:
                 if ids.search(env_id):
                     raise _not_installed(env_id, error) from error
     if env_id not in gym.registry:
-        own = "One of your own needs --import MODULE, the module that registers it."
-        raise unknown("environment", env_id, filter(_is_offered, gym.registry), own)
+        hint = "One of your own needs --import MODULE, the module that registers it."
+        raise unknown("environment", env_id, filter(_is_offered, gym.registry), hint)
     return gym.registry[env_id]
 
 
 @contextmanager
 def making(env_id: str) -> Iterator[None]:
-    """Turn what keeps an environment from being made into one line, a missing package for pip.
-
-    Gymnasium's advice to take a newer version is dropped: CartPole-v0 is a task of its own, whose
-    episodes end after 200 steps, and is asked for by its full name.
-
-    Raises:
-        UsageError: A module that the environment needs is not installed, or of another version, or
-            what it was registered with cannot make it.
-    """
+    """Turn what keeps an environment from being made into one line, a UsageError."""
     try:
         with warnings.catch_warnings():
+            # CartPole-v0, say, is a task of its own, asked for by its full name.
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
@@ -89,9 +78,7 @@ def making(env_id: str) -> Iterator[None]:
 
 
 def import_environments(modules: Sequence[str]) -> None:
-    """Import modules that register environments of the user's own.
-
-    They may be installed, or lie in the current folder.
+    """Import modules, installed or in the current folder, that register a user's environments.
 
     Raises:
         UsageError: A module, or one that it imports, is not there or cannot be imported.
@@ -130,18 +117,19 @@ def _is_offered(env_id: str) -> bool:
 
 
 def _not_installed(env_id: str, error: Exception) -> UsageError:
+    received = f"Received: environment={env_id!r}"
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     name = getattr(missing, "name", None)
     if not name:
-        return UsageError(f"{one_line(error).rstrip('.')}. Received: environment={env_id!r}")
+        return UsageError(f"{one_line(error).rstrip('.')}. {received}")
     entry_point = str(gym.registry[env_id].entry_point) if env_id in gym.registry else ""
     if re.match(rf"{re.escape(name)}[.:]", entry_point):
         return UsageError(
             f"{env_id} was registered with an entry point that cannot be imported, {entry_point}; "
-            f"there is no {name}. Received: environment={env_id!r}"
+            f"there is no {name}. {received}"
         )
     package = name.split(".")[0]
+    package = _PIP_NAMES.get(package, package)
     return UsageError(
-        f"{env_id} needs a package that is not installed: pip install "
-        f"{_PIP_NAMES.get(package, package)}. Received: environment={env_id!r}"
+        f"{env_id} needs a package that is not installed: pip install {package}. {received}"
     )

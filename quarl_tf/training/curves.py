@@ -21,7 +21,7 @@ class Progress:
         self._writer: Any = None
 
     def start(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write TensorBoard's curves afresh up to here: a killed training may have gone further."""
+        """Write TensorBoard's curves anew: a killed training may have gone further."""
         self.rows = [*rows]
         board = self._folder / "tensorboard"
         for stale in board.glob("*"):

@@ -64,9 +64,8 @@ def rollout(
 class _Thinned:
     """Keeps part of what it is given: the beginnings, the extremes, and an even part of the rest.
 
-    A trained policy spends most of its time near where it wants to be. What an even part leaves out
-    is the way there, where observations are largest, and what falls outside a range is cut off:
-    CartPole's pole, say, is caught within 20 of 500 steps.
+    A trained policy spends most of its time near where it wants to be; the way there, where
+    observations are largest, is short.
     """
 
     def __init__(self, most: int) -> None:
@@ -79,7 +78,10 @@ class _Thinned:
         if not self._most:
             return
         if observations.ndim == _VECTORS:
-            self._add_extremes(observations)
+            known = observations
+            if self._extremes is not None:
+                known = np.concatenate([self._extremes, observations])
+            self._extremes = known[np.concatenate([known.argmin(axis=0), known.argmax(axis=0)])]
         if _count(self._beginning) < self._most // 2:
             self._beginning.append(observations)
             return
@@ -89,27 +91,16 @@ class _Thinned:
         if _count(self._batches) > 2 * self._most and len(self._batches) > 1:
             self._batches, self._every = self._batches[::2], 2 * self._every
 
-    def _add_extremes(self, observations: npt.NDArray[Any]) -> None:
-        """Keep the observations in which a feature is smallest or largest so far."""
-        known = observations
-        if self._extremes is not None:
-            known = np.concatenate([self._extremes, observations])
-        rows = np.concatenate([known.argmin(axis=0), known.argmax(axis=0)])
-        self._extremes = np.take(known, rows, axis=0)
-
     def observations(self) -> npt.NDArray[Any]:
         whole = [*self._beginning, *self._batches]
         if not whole:
             return np.empty(0)
         if _count(whole) <= self._most and self._every == 1:
             return np.concatenate(whole)
-        first = list(self._beginning)
-        if self._extremes is not None:
-            first.insert(0, thin(self._extremes, self._most // 4))
-        kept = np.concatenate([*first, whole[0][:0]])[: self._most]
-        rest = thin(np.concatenate([kept[:0], *self._batches]), self._most - len(kept))
-        everything: npt.NDArray[Any] = np.concatenate([kept, rest])
-        return everything
+        extremes = [] if self._extremes is None else [thin(self._extremes, self._most // 4)]
+        first = np.concatenate([*extremes, *self._beginning, whole[0][:0]])[: self._most]
+        rest = thin(np.concatenate([first[:0], *self._batches]), self._most - len(first))
+        return np.concatenate([first, rest])
 
 
 #: Rank of a batch of vectors.
@@ -121,11 +112,9 @@ def _count(batches: list[npt.NDArray[Any]]) -> int:
 
 
 def thin(observations: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
-    """Keep at most `most` observations, evenly spread over the rollout."""
+    """Keep at most `most` observations, evenly spread."""
     if len(observations) <= most:
         return observations
-    if most == 0:
-        return observations[:0]
     index = np.linspace(0, len(observations) - 1, most).astype(np.int64)
     kept: npt.NDArray[Any] = observations[index]
     return kept

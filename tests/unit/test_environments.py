@@ -203,7 +203,7 @@ def test_environments_are_described(
 def test_other_spaces_are_refused(
     register: Callable[..., str], observation: Any, action: Any
 ) -> None:
-    with pytest.raises(UsageError, match=r"Received: Own-v0 with .*\)"):
+    with pytest.raises(UsageError, match=r"Received: Own-v0 with .*"):
         env_spec(register(observation, action))
 
 
