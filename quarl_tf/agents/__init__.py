@@ -29,7 +29,8 @@ from quarl_tf.presets import Preset
 from quarl_tf.spec import STOCHASTIC_ALGORITHMS
 
 Arrays = dict[str, npt.NDArray[Any]]
-Prepare = Callable[[keras.Model], keras.Model]
+#: A function from network to network; they may share variables.
+Change = Callable[[keras.Model], keras.Model]
 
 
 class Stateful(Protocol):
@@ -77,6 +78,10 @@ class Agent(ABC):
         """
 
     @abstractmethod
+    def change_network(self, change: Change) -> None:
+        """Go on with what `change` makes of the network, and of each target."""
+
+    @abstractmethod
     def refresh(self) -> None:
         """Act from now on by the network as it stands."""
 
@@ -120,7 +125,7 @@ class Stochastic(Protocol):
 
 
 def build(
-    algo: str, spec: EnvSpec, preset: Preset, seed: int, prepare: Prepare = lambda network: network
+    algo: str, spec: EnvSpec, preset: Preset, seed: int, prepare: Change = lambda network: network
 ) -> Agent:
     """Build the agent of an algorithm; `prepare` changes policy networks before they train."""
     agent: Agent = _module(algo, spec).build(spec, preset, seed, prepare)

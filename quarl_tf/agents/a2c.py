@@ -19,7 +19,7 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 
 from __future__ import annotations
 
-from quarl_tf.agents import Prepare, tf_agents
+from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.on_policy import ActorCritic, network_factory
 from quarl_tf.environments import EnvSpec
 from quarl_tf.presets import A2cPreset
@@ -27,7 +27,7 @@ from quarl_tf.presets import A2cPreset
 __all__ = ["build", "network_factory"]
 
 
-def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Prepare) -> ActorCritic:
+def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Change) -> ActorCritic:
     """Build the agent."""
     return ActorCritic(
         spec, preset, seed, prepare, lambda variables: tf_agents.rmsprop(preset, variables)

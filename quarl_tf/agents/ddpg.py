@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Prepare, tf_agents
+from quarl_tf.agents import Arrays, Change, tf_agents
 from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.networks.build import Design, NetworkFactory
@@ -45,7 +45,7 @@ def _design(preset: DdpgPreset, outputs: int) -> Design:
     )
 
 
-def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Prepare) -> OffPolicyAgent:
+def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent: actor and critic with their targets and optimizers."""
     observed = tf_agents.observation_spec(spec)
     factory = network_factory(spec, preset, seed)
@@ -83,7 +83,8 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Prepare) -> Off
     learner = tf_agents.Learner(
         agent, [actor, critic], [target_actor], optimizers, lambda result: result.extra.critic_loss
     )
-    return OffPolicyAgent(spec, preset, seed, learner, actor.model, ActionNoise(spec, preset))
+    noise = ActionNoise(spec, preset)
+    return OffPolicyAgent(spec, preset, seed, learner, lambda network: network, noise)
 
 
 class ActionNoise:

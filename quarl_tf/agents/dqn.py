@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Prepare, tf_agents
+from quarl_tf.agents import Arrays, Change, tf_agents
 from quarl_tf.agents.off_policy import OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.networks.build import Design, NetworkFactory
@@ -43,7 +43,7 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
     return networks.policy_factory(spec, design, seed)
 
 
-def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> OffPolicyAgent:
+def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent."""
     observed = tf_agents.observation_spec(spec)
     factory = network_factory(spec, preset, seed)
@@ -66,8 +66,8 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Prepare) -> OffP
         gradient_clipping=preset.gradient_clip,
     )
     learner = tf_agents.Learner(agent, [network], [target], [optimizer], lambda result: result.loss)
-    acting = networks.action_head(network.model)
-    return OffPolicyAgent(spec, preset, seed, learner, acting, EpsilonGreedy(spec, preset))
+    exploration = EpsilonGreedy(spec, preset)
+    return OffPolicyAgent(spec, preset, seed, learner, networks.action_head, exploration)
 
 
 class EpsilonGreedy:

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Agent, Stateful
+from quarl_tf.agents import Agent, Change, Stateful
 from quarl_tf.agents.replay import Replay
 from quarl_tf.agents.tf_agents import Learner, transition
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
-from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
@@ -48,7 +48,7 @@ class OffPolicyAgent(Agent):
         preset: OffPolicyPreset,
         seed: int,
         learner: Learner,
-        acting: keras.Model,
+        acting: Change,
         exploration: Exploration,
     ) -> None:
         """Start with an empty replay.
@@ -58,7 +58,7 @@ class OffPolicyAgent(Agent):
             preset: Hyper-parameters.
             seed: The run's seed.
             learner: What takes gradient steps.
-            acting: What acts, by the variables of the learner's network.
+            acting: Returns the part of a network that acts.
             exploration: How it explores.
         """
         super().__init__(spec, seed, "replay")
@@ -73,9 +73,18 @@ class OffPolicyAgent(Agent):
         )
         self._exploration = exploration
         self._parts |= {"replay": self._replay, "exploration": exploration}
-        self.network, self.targets = learner.network, learner.targets
-        self._snapshot = Snapshot(acting)
+        self._acting = acting
+        self._take_networks()
+
+    def _take_networks(self) -> None:
+        self.network, self.targets = self._learner.normalised[0], self._learner.targets
+        self._snapshot = Snapshot(self._acting(self.network))
         self._burst = inference.compiled(self._train_on, self.network)
+
+    def change_network(self, change: Change) -> None:
+        """Go on with another network, and other targets."""
+        self._learner.change_network(change)
+        self._take_networks()
 
     @property
     def _warming_up(self) -> bool:

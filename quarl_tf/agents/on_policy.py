@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Agent, Prepare, tf_agents
+from quarl_tf.agents import Agent, Change, tf_agents
 from quarl_tf.agents.distributions import Categorical, Gaussian
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
@@ -27,9 +27,13 @@ class TwoNetworks:
 
     def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
         """Build the value network beside the policy."""
-        self.policy = network
         self.value = networks.policy_factory(spec, design, seed, "initial value weights")()
         self.features_spec = spec
+        self.take(network)
+
+    def take(self, network: keras.Model) -> None:
+        """Take a policy network."""
+        self.policy = network
         self.normalised = [network, self.value]
         self.trainable_variables = [v for m in self.normalised for v in m.trainable_variables]
         self._snapshots = [Snapshot(model) for model in self.normalised]
@@ -60,25 +64,30 @@ class SharedTorso:
 
     def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
         """Put a value head beside the head of the policy network."""
-        head, last = network.get_layer("head"), network.layers[-1]
         draw = int(generator(seed, "initial value weights").integers(2**31))
+        width = network.get_layer("head").input.shape[1:]
+        self._features = keras.Input(width)
         value = keras.layers.Dense(
             1, kernel_initializer=keras.initializers.Orthogonal(1.0, seed=draw), name="value"
         )
+        self.value = keras.Model(self._features, value(self._features))
+        self.features_spec = EnvSpec(width, "float32", spec.num_actions)
+        #: Predictions read the variables themselves.
+        self.read: Sequence[Any] = ()
+        self.take(network)
+
+    def take(self, network: keras.Model) -> None:
+        """Take a policy network."""
+        head, last = network.get_layer("head"), network.layers[-1]
         # bfloat16 in front of float32 heads.
         seen = tf.cast(head.input, tf.float32)
         self._torso = keras.Model(network.input, seen)
-        features = keras.Input(self._torso.output_shape[1:])
-        logits = head(features)
-        self.policy = keras.Model(features, logits if last is head else last(logits))
-        self.value = keras.Model(features, value(features))
-        self.features_spec = EnvSpec(features.shape[1:], "float32", spec.num_actions)
+        logits = head(self._features)
+        self.policy = keras.Model(self._features, logits if last is head else last(logits))
         self.normalised = [network]
-        both = keras.Model(network.input, [network.output, value(seen)])
+        both = keras.Model(network.input, [network.output, self.value(seen)])
         self.variables, self.trainable_variables = both.variables, both.trainable_variables
         self._predict = inference.compiled(both, network)
-        #: Predictions read the variables themselves.
-        self.read: Sequence[Any] = ()
 
     def features(self, observations: Any) -> Any:
         """Return what policy and value take."""
@@ -117,7 +126,7 @@ class ActorCritic(Agent):
         spec: EnvSpec,
         preset: PpoPreset,
         seed: int,
-        prepare: Prepare,
+        prepare: Change,
         optimizer: Callable[[Sequence[Any]], Any],
     ) -> None:
         """Create policy and value networks and the optimizer."""
@@ -144,12 +153,13 @@ class ActorCritic(Agent):
         model, preset = self._model, self._preset
         observed = tf_agents.observation_spec(model.features_spec)
         network = tf_agents.FactoryNetwork
+        self._actor = network(lambda: model.policy, observed, "Actor", self._distribution.read)
         return tf_agents.build(
             tf_agents.PPOAgent,
             observed,
             spec,
             optimizer=keras.optimizers.SGD(),
-            actor_net=network(lambda: model.policy, observed, "Actor", self._distribution.read),
+            actor_net=self._actor,
             value_net=network(lambda: model.value, observed, "Value", tf_agents.value),
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
@@ -161,6 +171,13 @@ class ActorCritic(Agent):
             initial_adaptive_kl_beta=0.0,
             kl_cutoff_factor=0.0,
         )
+
+    def change_network(self, change: Change) -> None:
+        """Go on with another policy network."""
+        self.network = change(self.network)
+        self._model.take(self.network)
+        self._actor.model = self._model.policy
+        self._round = inference.compiled(self._train_on, self.network)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""

@@ -20,7 +20,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from quarl_tf.agents import Prepare, tf_agents
+from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.on_policy import ActorCritic, network_factory
 from quarl_tf.environments import EnvSpec
 from quarl_tf.presets import PpoPreset
@@ -28,7 +28,7 @@ from quarl_tf.presets import PpoPreset
 __all__ = ["build", "network_factory"]
 
 
-def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Prepare) -> ActorCritic:
+def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> ActorCritic:
     """Build the agent."""
     return ActorCritic(
         spec,

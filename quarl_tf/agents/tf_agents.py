@@ -42,7 +42,8 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
     """A TF-Agents network around a Keras model made by a factory.
 
     TF-Agents copies a network (for targets) by calling its constructor again with the same
-    arguments. A ready model would share its variables with the copy; a factory does not.
+    arguments. A ready model would share its variables with the copy; a factory does not. The model
+    may be replaced by another.
     """
 
     def __init__(
@@ -101,9 +102,23 @@ class Learner:
             optimizers: All that it uses.
             loss: The loss to report, of what a gradient step tells.
         """
-        self.normalised = [network.model for network in networks]
-        self.network, self.targets = self.normalised[0], [target.model for target in targets]
+        self._networks, self._targets = networks, targets
         self._agent, self._optimizers, self._loss = agent, optimizers, loss
+
+    @property
+    def normalised(self) -> list[keras.Model]:
+        """What learns from normalised observations."""
+        return [network.model for network in self._networks]
+
+    @property
+    def targets(self) -> list[keras.Model]:
+        """Copies of the network that is exported."""
+        return [target.model for target in self._targets]
+
+    def change_network(self, change: Callable[[keras.Model], keras.Model]) -> None:
+        """Go on with another network, and other targets."""
+        for network in (self._networks[0], *self._targets):
+            network.model = change(network.model)
 
     # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]

@@ -411,10 +411,10 @@ def _read_study(path: Path) -> Study:
 def _check_network(run: Run, preset: Preset) -> None:
     """Build the network, and see that it fits the environment, the algorithm and the bits."""
     from quarl_tf import agents
-    from quarl_tf.quantization import preparing
+    from quarl_tf.quantization import watching
 
     spec = environments.env_spec(run.env_id)
-    preparing(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
+    watching(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
 
 
 def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | None:

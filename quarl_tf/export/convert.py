@@ -30,12 +30,12 @@ from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.build import Weights
-from quarl_tf.quantization import preparing, qat
+from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.grid import round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Quantization, Run, Scheme, require_possible
+from quarl_tf.spec import Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import copy_curve, not_exported
 from quarl_tf.store.workspace import Workspace, write_artifact
@@ -96,7 +96,7 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
         record,
         run,
         spec,
-        lambda: preparing(run.quantization)(factory()),
+        lambda: quantizing(run.quantization)(factory()),
         networks.load_weights(folder / "network.npz"),
         networks.load_weights(folder / "calibration.npz")["observations"],
     )
@@ -288,9 +288,9 @@ def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Quantise with the ranges that the calibration observations reach."""
     discrete = trained.spec.num_actions is not None
     network = trained.network(centre_head(trained.weights) if discrete else trained.weights)
-    eight = Quantization(bits=8, delay=1, ranges="extremes")
-    quantized = qat.quantize(network, eight, left=(keras.layers.LayerNormalization,))
-    qat.watch(quantized, trained.observations)
+    watched = qat.watched(network, scheme.recipe, skip=(keras.layers.LayerNormalization,))
+    qat.watch(watched, trained.observations)
+    quantized = qat.quantized(watched)
     qat.freeze(quantized)
     content = _convert(_converter_of_quantized(trained, quantized, scheme))
     expected = trained.network(centre_head(trained.weights) if discrete else trained.weights)

@@ -18,13 +18,6 @@ def is_convolutional(network: keras.Model) -> bool:
     return any(isinstance(unwrap(layer), keras.layers.Conv2D) for layer in network.layers)
 
 
-def quantized_test(network: keras.Model) -> Callable[[], bool]:
-    """Return a function that tells whether a network is quantised, its ranges frozen."""
-    # One stands for all: they freeze together. To look for it takes longer than to read it.
-    frozen = next((v for v in network.variables if v.name.endswith("_frozen:0")), None)
-    return lambda: frozen is not None and bool(frozen.numpy())
-
-
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
     """Compile a function of arrays: by XLA for small layers, else for oneDNN's kernels.
 
@@ -32,15 +25,13 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
 
     Args:
         function: Takes tensors, one for each array.
-        network: The network that it is about. Once the ranges of a quantisation-aware one are
-            frozen, it computes something else, and is compiled anew.
+        network: The network that it is about.
     """
-    quantized = quantized_test(network)
     by_kind: dict[tuple[Any, ...], Any] = {}
 
     def call(*arrays: npt.NDArray[Any]) -> Any:
         tensors = [tf.constant(array) for array in arrays]
-        kind = (quantized(), *(array.shape for array in arrays))
+        kind = tuple(array.shape for array in arrays)
         if kind not in by_kind:
             traced = tf.function(function, jit_compile=not is_convolutional(network))
             by_kind[kind] = traced.get_concrete_function(*tensors)

@@ -1,19 +1,30 @@
-"""Quantisers: the affine mathematics and what applies it to networks."""
+"""Quantisers: grids, and what applies them to networks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from quarl_tf.spec import Quantization
 
+Change = Callable[[Any], Any]
 
-def preparing(quantization: Quantization | None) -> Callable[[Any], Any]:
-    """Return what makes networks quantisation-aware, or leaves them as they are for None."""
+
+def watching(quantization: Quantization | None) -> Change:
+    """Return what makes a network one that trains until the delay; for None it stays as it is."""
     if quantization is None:
         return lambda network: network
     # It loads a second Keras: seconds and 70 MB that plain trainings do without.
     from quarl_tf.quantization import qat
 
-    return partial(qat.quantize, quantization=quantization)
+    return lambda network: qat.watched(network, quantization.recipe, quantization.schedule)
+
+
+def quantizing(quantization: Quantization | None) -> Change:
+    """Return what makes a network one as it is at the end of a training, but for its variables."""
+    if quantization is None:
+        return lambda network: network
+    from quarl_tf.quantization import qat
+
+    watch = watching(quantization)
+    return lambda network: qat.quantized(watch(network))

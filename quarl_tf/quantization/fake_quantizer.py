@@ -1,19 +1,22 @@
-"""The quantiser of quantisation-aware training: transparent until its range freezes."""
+"""What watches the range of a tensor, and what quantises it: TensorFlow's side of `grid`."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats, Forward
-from quarl_tf.quantization.grid import frozen_grid, grid_between, snap
-from quarl_tf.quantization.toolkit import quantizers
-from quarl_tf.spec import Quantization, TensorFormat
+from quarl_tf.quantization.grid import Grid, frozen_grid, grid_between, snap
+from quarl_tf.spec import QatSchedule, TensorFormat
+
+with warnings.catch_warnings():
+    # It compares versions by what Python has given up.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from tensorflow_model_optimization.python.core.quantization.keras import quantizers
 
 #: Weight of what a moving average had before.
 _KEPT = 0.99
@@ -22,110 +25,125 @@ _KEPT = 0.99
 _TAIL = 0.001
 
 
-class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
-    """Quantises a tensor once its range is frozen; until then it watches, and on if it follows.
+class Watcher(quantizers.Quantizer):  # type: ignore[misc]
+    """Takes in the range of what passes in training, and changes nothing."""
+
+    def __init__(self, ranges: str) -> None:
+        """Keep how ranges are made of batches; see `QatSchedule.ranges`."""
+        self._ranges = ranges
+
+    def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
+        """Create the ends as variables of the layer; the wrong way round: nothing was seen yet."""
+        del tensor_shape
+        return {
+            "low": _variable(layer, f"{name}_seen_low", 1.0),
+            "high": _variable(layer, f"{name}_seen_high", -1.0),
+        }
+
+    def __call__(
+        self, inputs: Any, training: bool, weights: Mapping[str, Any], **kwargs: Any
+    ) -> Any:
+        """Return the tensor as it is."""
+        del kwargs
+        if training:
+            self._watch(tf.cast(inputs, tf.float32), weights["low"], weights["high"])
+        return inputs
+
+    def _watch(self, values: Any, low: Any, high: Any) -> None:
+        if self._ranges == "percentile":
+            ordered = tf.sort(tf.reshape(values, (-1,)))
+            last = tf.cast(tf.size(ordered) - 1, tf.float32)
+            places = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
+            lowest, highest = (ordered[place] for place in places)
+        else:
+            lowest, highest = tf.reduce_min(values), tf.reduce_max(values)
+        first = low > high
+        if self._ranges == "extremes":
+            ends = tf.minimum(low, lowest), tf.maximum(high, highest)
+        else:
+            pairs = (low, lowest), (high, highest)
+            ends = tuple(_KEPT * end + (1 - _KEPT) * now for end, now in pairs)
+        low.assign(tf.where(first, lowest, ends[0]))
+        high.assign(tf.where(first, highest, ends[1]))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return nothing: networks are built by factories, never from a configuration."""
+        return {}
+
+
+class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
+    """Puts a tensor on the grid of a range; gradients pass as if it did not.
 
     Attributes:
-        bits: Width of a code.
-        kernel: Whether it is a kernel's: its range is read at a freeze, others are watched.
-        fixed: Range of an activation whose range is known; it is watched as others are, for other
-            bits that may go on from here.
-        narrow: Whether the lowest code is left out, so that the grid is symmetric.
+        form: The grid.
+        kernel: Whether the tensor is a kernel; else the output of a layer.
+        per_channel: Whether each index of the last axis has a grid of its own.
     """
 
     def __init__(
         self,
-        quantization: Quantization,
-        bits: int,
+        form: TensorFormat,
+        schedule: QatSchedule | None = None,
         *,
         kernel: bool = False,
         per_channel: bool = False,
         fixed: tuple[float, float] | None = None,
         limit: float = float("inf"),
-        dtype: str = "float32",
     ) -> None:
         """Describe a quantiser.
 
         Args:
-            quantization: Rule, ranges and gradient.
-            bits: Width of a code.
-            dtype: Arithmetic of the layer; the grid itself is always float32.
-            kernel: Whether it is for a kernel: then symmetric but by the papers' rule.
+            form: The grid.
+            schedule: Says the gradient, and whether the step is learned; None if nothing trains.
+            kernel: Whether the tensor is a kernel.
             per_channel: Whether each index of the last axis has a grid of its own.
-            fixed: Range of an activation whose range is known.
-            limit: Largest end of the range when it freezes, whatever was watched.
+            fixed: The range, where it is known.
+            limit: Largest end of the range, whatever was seen.
         """
-        self._quantization, self.bits = quantization, bits
-        self.fixed, self._limit, self._dtype = fixed, limit, dtype
-        self._paper = quantization.rule == "paper"
-        self._follows = quantization.ranges == "following"
-        self.kernel, self.per_channel = kernel, per_channel
-        self.narrow = kernel and not self._paper
-        self.form = (
-            TensorFormat(bits=bits, rounding="floor", step="paper")
-            if self._paper
-            else TensorFormat(bits=bits, symmetric=kernel)
-        )
-
-    @property
-    def steps(self) -> int:
-        """Steps between the lowest and the highest code."""
-        return self.form.steps
+        self.form, self.kernel, self.per_channel = form, kernel, per_channel
+        self._clips = schedule is not None and schedule.gradient == "clipped"
+        self.learns = schedule is not None and schedule.learned_steps and fixed is None
+        self._fixed, self._limit = fixed, limit
 
     def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
-        """Create the range, and whether it is frozen, as variables of the layer."""
-        shape = (tensor_shape[-1],) if self.per_channel else ()
+        """Create the ends of the grid as variables of the layer."""
+        shape = self._shape(tensor_shape)
+        low = _variable(layer, f"{name}_low", -1.0, shape)
+        return {"low": low, "high": _variable(layer, f"{name}_high", 1.0, shape)}
 
-        def variable(suffix: str, value: float, shape: tuple[int, ...], **options: Any) -> Any:
-            initial = keras.initializers.Constant(value)
-            return layer.add_weight(f"{name}_{suffix}", shape, initializer=initial, **options)
+    def build_stretch(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
+        """Create the logarithm of the factor by which the step is learned, if it is."""
+        if not self.learns:
+            return {}
+        shape = self._shape(tensor_shape)
+        return {"log_stretch": _variable(layer, f"{name}_log_stretch", 0.0, shape, trainable=True)}
 
-        # The wrong way round: nothing was watched yet.
-        created = {"low": variable("low", 1.0, shape, trainable=False)}
-        created["high"] = variable("high", -1.0, shape, trainable=False)
-        if self._follows and not self.kernel:
-            # Those in force stay as they are until the next freeze.
-            created["seen_low"] = variable("seen_low", 1.0, (), trainable=False)
-            created["seen_high"] = variable("seen_high", -1.0, (), trainable=False)
-        if self._quantization.learned_steps and self.fixed is None:
-            created["log_stretch"] = variable("log_stretch", 0.0, shape, trainable=True)
-        return {**created, "frozen": variable("frozen", 0.0, (), trainable=False)}
+    def _shape(self, tensor_shape: Any) -> tuple[int, ...]:
+        return (tensor_shape[-1],) if self.per_channel else ()
 
     def __call__(
         self, inputs: Any, training: bool, weights: Mapping[str, Any], **kwargs: Any
     ) -> Any:
-        """Return the tensor as it is, or quantised."""
-        del kwargs
-        inputs = tf.cast(inputs, tf.float32)
-        return tf.cast(self._quantized(inputs, training, weights), self._dtype)
-
-    def _quantized(self, inputs: Any, training: bool, weights: Mapping[str, Any]) -> Any:
-        # Asked while tracing, so that neither side of the delay pays for the other.
-        with tf.init_scope():
-            frozen = bool(weights["frozen"] > 0)
-        follows = self._follows and self.fixed is None
-        if training and not self.kernel and (follows or not frozen):
-            self._watch(inputs, *_watched(weights))
-        if not frozen:
-            stretch = weights.get("log_stretch")
-            return inputs if stretch is None else _past_stretch(inputs, stretch)
+        """Return the quantised tensor, in the arithmetic that it had."""
+        del training, kwargs
+        values = tf.cast(inputs, tf.float32)
         if "log_stretch" in weights:
-            return self._by_learned_step(inputs, weights)
+            return tf.cast(self._by_learned_step(values, weights), inputs.dtype)
         low, high = weights["low"], weights["high"]
-        clipped = self._quantization.gradient == "clipped"
-        inside = (inputs >= low) & (inputs <= high) if clipped else None
-        return _with_gradient(inputs, self._snap(inputs, low, high), inside)
+        inside = (values >= low) & (values <= high) if self._clips else None
+        return tf.cast(_with_gradient(values, self.snap(values, low, high), inside), inputs.dtype)
 
-    def _snap(self, inputs: Any, low: Any, high: Any) -> Any:
-        if self._paper:
-            step = (high - low) / self.steps
+    def snap(self, inputs: Any, low: Any, high: Any) -> Any:
+        """Return the values on the grid, as `grid.snap`; without a gradient."""
+        if self.form.rounding == "floor":
+            step = (high - low) / self.form.steps
             return tf.floor(tf.clip_by_value(inputs, low, high) / step) * step
         operation = (
             tf.quantization.fake_quant_with_min_max_vars_per_channel
             if self.per_channel
             else tf.quantization.fake_quant_with_min_max_vars
         )
-        return operation(inputs, low, high, self.bits, self.narrow)
+        return operation(inputs, low, high, self.form.bits, self.form.symmetric)
 
     def _by_learned_step(self, inputs: Any, weights: Mapping[str, Any]) -> Any:
         """Quantise by a step that is learned (Esser et al., arXiv 1902.08153).
@@ -135,9 +153,9 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         learns by about the learning rate, which may be more than a step, and would take it below 0.
         """
         # The step changes; which code is 0 does not.
-        frozen = (weights["high"] - weights["low"]) / self.steps
+        frozen = (weights["high"] - weights["low"]) / self.form.steps
         first = tf.round(weights["low"] / frozen)
-        last = first + self.steps
+        last = first + self.form.steps
         # As many as share the step: of a kernel, or of one observation's activations.
         shape = inputs.shape if self.kernel else inputs.shape[1:]
         count = np.prod(shape[:-1] if self.per_channel else shape)
@@ -146,79 +164,40 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         codes = tf.clip_by_value(inputs / step, first, last)
         return _with_gradient(codes, tf.round(codes), None) * step
 
-    def _watch(self, inputs: Any, low: Any, high: Any) -> None:
-        """Take the range of a batch in."""
-        if self._quantization.ranges == "percentile":
-            values = tf.sort(tf.reshape(inputs, (-1,)))
-            last = tf.cast(tf.size(values) - 1, tf.float32)
-            places = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
-            lowest, highest = (values[place] for place in places)
-        else:
-            lowest, highest = tf.reduce_min(inputs), tf.reduce_max(inputs)
-        first = low > high
-        if self._quantization.ranges == "extremes":
-            ends = tf.minimum(low, lowest), tf.maximum(high, highest)
-        else:
-            ends = tuple(
-                _KEPT * end + (1 - _KEPT) * now for end, now in ((low, lowest), (high, highest))
-            )
-        low.assign(tf.where(first, lowest, ends[0]))
-        high.assign(tf.where(first, highest, ends[1]))
-
-    def freeze(self, variables: Mapping[str, Any], kernel: npt.NDArray[Any] | None) -> None:
-        """Set and freeze the range, widened to contain 0 and moved so that 0 is on the grid.
-
-        One that follows may be frozen again.
-
-        Args:
-            variables: As `build` made them.
-            kernel: The kernel, if it is one's quantiser.
-        """
-        low, high = (end.numpy() for end in _watched(variables))
-        if kernel is not None:
-            others = tuple(range(kernel.ndim - 1)) if self.per_channel else None
-            low, high = kernel.min(axis=others), kernel.max(axis=others)
-        if self.fixed is not None:
-            low, high = (np.float32(end) for end in self.fixed)
-        elif kernel is None and low > high:
-            raise UsageError(
-                "Nothing was learned from before the delay, so no range is known; make it longer. "
-                f"Received: delay={self._quantization.delay}"
-            )
-        low, high = np.clip(low, -self._limit, 0), np.clip(high, 0, self._limit)
-        grid = grid_between(low, high, self.form)
-        variables["low"].assign(grid.low)
-        variables["high"].assign(grid.high)
-        variables["frozen"].assign(1.0)
+    def freeze(self, weights: Mapping[str, Any], low: Floats, high: Floats) -> None:
+        """Set the grid to a range, widened to contain 0 and moved so that 0 is on it."""
+        if self._fixed is not None:
+            low, high = (np.array(end, np.float32) for end in self._fixed)
+        ends = np.clip(low, -self._limit, 0), np.clip(high, 0, self._limit)
+        grid = grid_between(*ends, self.form)
+        weights["low"].assign(grid.low)
+        weights["high"].assign(grid.high)
 
     def in_numpy(self, values: Mapping[str, Floats]) -> Forward:
         """Return the same for arrays, with given values of the variables."""
-        if values["frozen"] == 0:
-            return lambda x: x
-        low, high = self.ends(values)
-        grid = frozen_grid(low, high, self.form)
+        grid = self.grid(values)
         return lambda x: snap(x, grid, self.form)
 
-    def ends(self, values: Mapping[str, Floats]) -> tuple[Floats, Floats]:
-        """Return the ends of the frozen range, stretched where its step is learned."""
+    def grid(self, values: Mapping[str, Floats], scale: Any = 1) -> Grid:
+        """Return the grid, stretched where its step is learned, and scaled."""
         stretch = np.exp(values.get("log_stretch", np.float32(0)))
-        return values["low"] * stretch, values["high"] * stretch
+        low, high = (values[end] * stretch * scale for end in ("low", "high"))
+        return frozen_grid(low, high, self.form)
 
-    def exported(self, inputs: Any, low: Floats, high: Floats, *, native: bool) -> Any:
+    def exported(self, inputs: Any, grid: Grid, *, native: bool) -> Any:
         """Quantise a tensor for the converter, by constants.
 
         Args:
             inputs: Tensor.
-            low: Lower end of the range.
-            high: Upper end.
+            grid: The grid.
             native: Whether as the operation that the converter makes an integer tensor of; else in
-                elementary operations, in the order of `affine.snap`.
+                elementary operations, in the order of `grid.snap`.
         """
-        if native or self._paper:
-            return self._snap(inputs, tf.constant(low), tf.constant(high))
-        step = (high - low) / np.float32(self.steps)
+        low, high, step = grid
+        if native or self.form.rounding == "floor":
+            return self.snap(inputs, tf.constant(low), tf.constant(high))
         clipped = tf.minimum(tf.maximum(inputs, low), high)
-        inverse = np.float32(1) / step
+        inverse = 1 / step
         zero = np.floor(-low * inverse + np.float32(0.5))
         return tf.floor((clipped - low) * inverse - zero + 0.5) * step
 
@@ -227,16 +206,17 @@ class DelayedQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         return {}
 
 
-def _watched(variables: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the ends of what is being watched."""
-    prefix = "seen_" if "seen_low" in variables else ""
-    return variables[f"{prefix}low"], variables[f"{prefix}high"]
+def _variable(
+    layer: Any, name: str, value: float, shape: tuple[int, ...] = (), *, trainable: bool = False
+) -> Any:
+    initial = keras.initializers.Constant(value)
+    return layer.add_weight(name, shape, initializer=initial, trainable=trainable)
 
 
 @tf.custom_gradient  # type: ignore[misc]
-def _past_stretch(inputs: Any, stretch: Any) -> Any:
-    """Return the inputs; the stretch has a gradient of 0, where optimizers would miss one."""
-    return tf.identity(inputs), lambda upstream: (upstream, tf.zeros_like(stretch))
+def past(inputs: Any, *unused: Any) -> Any:
+    """Return the inputs; the others have a gradient of 0, where optimizers would miss one."""
+    return tf.identity(inputs), lambda upstream: (upstream, *map(tf.zeros_like, unused))
 
 
 def _with_gradient(inputs: Any, value: Any, inside: Any) -> Any:

@@ -1,26 +1,25 @@
-"""Quantisation-aware training with a delay: a network becomes one whose numbers are quantised.
+"""Quantisation-aware training with a delay, as functions from network to network.
 
-Until the delay the network computes what the plain one does, bit for bit, and its activations'
-ranges are watched. At the delay the ranges, widened to contain 0, freeze (`freeze`). From then on
-the forward pass is quantised, and the gradient passes as if it were not (QuaRL, Krishnan et al.,
-arXiv 1910.01055, Algorithm 2). TensorFlow's model optimisation toolkit, whose wrappers are used,
-has neither a delay nor ranges that freeze, and starts its ranges at ±6. That ranges go on following
-what they hold, as there, is an option, and usual for DQN: they are frozen anew after each burst of
-learning.
+Until the delay a `watched` network computes what the plain one does, bit for bit, and takes in the
+ranges of its activations. At the delay a `quantized` one is built from it, which shares its
+variables, and `freeze` sets its grids. From then on the forward pass is quantised, and the gradient
+passes as if it were not (QuaRL, Krishnan et al., arXiv 1910.01055, Algorithm 2). TensorFlow's model
+optimisation toolkit, whose quantisers are used, has no delay, and its wrapper writes quantised
+kernels into the layer, which two networks could then not share. Ranges may go on following what
+they hold: they are frozen anew after each burst of learning.
 
-What is quantised: the observation behind its scaling, every kernel (one grid per output channel for
-a convolution, and with `per_channel` for a fully-connected one, which else has one for all of it),
-and every layer's output, the head's included;
-biases stay in float, as the 32 bits that they have in int8 kernels. What feeds a tanh has 8 bits at
-any width (not so by the papers' rule): on integer hardware tanh is a table of all 8-bit codes.
-Only what is exported is quantised: neither the critic of DDPG nor the value head of PPO and A2C,
-which no board will run. Kernels' ranges are those they have at the delay, by the papers' rule too,
-where the papers watch weights before it as well.
+What is quantised: the observation behind its scaling, every kernel, and every layer's output, the
+head's included; biases stay in float, as the 32 bits that they have in int8 kernels. What feeds a
+tanh has 8 bits at any width (not so by the papers' rule): on integer hardware tanh is a table of
+all 8-bit codes. Only what is exported is quantised: neither the critic of DDPG nor the value head
+of PPO and A2C, which no board will run. Kernels' ranges are those they have at the delay, by the
+papers' rule too, where the papers watch weights before it as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,9 @@ import numpy.typing as npt
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNormalizer, unwrap
-from quarl_tf.quantization.fake_quantizer import DelayedQuantizer
-from quarl_tf.quantization.layer import QuantizedLayer
-from quarl_tf.spec import Quantization
+from quarl_tf.quantization.fake_quantizer import FakeQuantizer
+from quarl_tf.quantization.layers import QuantizedLayer, WatchedLayer
+from quarl_tf.spec import LayerFormat, QatSchedule, Recipe
 
 #: Bits of what feeds a tanh, and where it ends: from there on an int8 tanh has its last code. A
 #: saturated policy's sums reach far beyond, and one step would span all that tanh tells apart.
@@ -43,15 +42,19 @@ _BYTE_BITS = 8
 _WATCHED = 250
 
 
-def quantize(
-    network: keras.Model, quantization: Quantization, left: tuple[Any, ...] = ()
+def watched(
+    network: keras.Model,
+    recipe: Recipe,
+    schedule: QatSchedule | None = None,
+    skip: tuple[Any, ...] = (),
 ) -> keras.Model:
-    """Return a network that trains quantisation-aware; it takes over the layers of `network`.
+    """Return a network that computes the same, and watches what `quantized` needs to know.
 
     Args:
-        network: A policy network.
-        quantization: What to quantise to.
-        left: Kinds of layers that are left in float.
+        network: A policy network; its layers are shared.
+        recipe: What will be quantised to what.
+        schedule: How it trains; None after training, where ranges are the extremes.
+        skip: Kinds of layers that are left in float.
 
     Raises:
         UsageError: A layer cannot be quantised.
@@ -62,18 +65,33 @@ def quantize(
     }
 
     def wrap(layer: Any) -> Any:
-        if layer.name in plain or isinstance(layer, (*_PASSING, *left)):
+        if layer.name in plain or isinstance(layer, (*_PASSING, *skip)):
             return layer
-        if isinstance(layer, ByteScaling) and quantization.edge_bits == _BYTE_BITS:
+        form = recipe.of(layer.name)
+        if isinstance(layer, ByteScaling) and _bits(form) == _BYTE_BITS:
             return layer  # Bytes lie on their grid already.
         if not isinstance(layer, _QUANTIZED):
             raise UsageError(
                 "Quantisation-aware training has no rule for this layer; train without it. "
                 f"Received: layer={layer.name!r} ({type(layer).__name__})"
             )
-        return _wrapped(layer, quantization, feeds_table=layer.name in feeding)
+        return WatchedLayer(
+            layer,
+            _for_kernel(layer, form, schedule),
+            _for_output(layer, form, schedule, feeds_table=layer.name in feeding),
+            "extremes" if schedule is None else schedule.ranges,
+        )
 
     return keras.models.clone_model(network, clone_function=wrap)
+
+
+def quantized(network: keras.Model) -> keras.Model:
+    """Return a watched network with its numbers on grids, which `freeze` sets."""
+
+    def change(layer: Any) -> Any:
+        return QuantizedLayer(layer) if isinstance(layer, WatchedLayer) else layer
+
+    return keras.models.clone_model(network, clone_function=change)
 
 
 _SCALINGS: tuple[Any, ...] = (ByteScaling, ObservationNormalizer)
@@ -99,27 +117,33 @@ def _is_tanh(layer: Any) -> bool:
     return isinstance(layer, keras.layers.Activation) and layer.activation is keras.activations.tanh
 
 
-def _wrapped(layer: Any, quantization: Quantization, *, feeds_table: bool) -> QuantizedLayer:
-    at_edge = isinstance(layer, _SCALINGS) or layer.name in ("head", "squash")
-    bits = quantization.edge_bits if at_edge else quantization.bits
-    kernel = None
-    if isinstance(layer, _KERNELS):
-        per_channel = isinstance(layer, keras.layers.Conv2D) or quantization.per_channel
-        kernel = DelayedQuantizer(
-            quantization, bits, kernel=True, per_channel=per_channel, dtype=layer.compute_dtype
-        )
-    fixed: tuple[float, float] | None = None
+def _bits(form: LayerFormat) -> int | None:
+    return None if form.activations is None else form.activations.bits
+
+
+def _for_kernel(
+    layer: Any, form: LayerFormat, schedule: QatSchedule | None
+) -> FakeQuantizer | None:
+    if form.weights is None or not isinstance(layer, _KERNELS):
+        return None
+    per_channel = isinstance(layer, keras.layers.Conv2D) or form.weights.per_channel
+    return FakeQuantizer(form.weights, schedule, kernel=True, per_channel=per_channel)
+
+
+def _for_output(
+    layer: Any, form: LayerFormat, schedule: QatSchedule | None, *, feeds_table: bool
+) -> FakeQuantizer | None:
+    grid = form.activations
+    if grid is None:
+        return None
+    published = grid.rounding == "floor"
     if isinstance(layer, ByteScaling):
-        fixed = 0.0, 1.0
-    elif _is_tanh(layer) and bits == _TABLE_BITS and quantization.rule == "nearest":
-        fixed = -1.0, 127 / 128  # As integer kernels have it.
-    limit = float("inf")
-    if feeds_table and quantization.rule == "nearest":
-        bits, limit = _TABLE_BITS, _TABLE_END
-    output = DelayedQuantizer(
-        quantization, bits, fixed=fixed, limit=limit, dtype=layer.compute_dtype
-    )
-    return QuantizedLayer(layer, kernel, output)
+        return FakeQuantizer(grid, schedule, fixed=(0.0, 1.0))
+    if _is_tanh(layer) and grid.bits == _TABLE_BITS and not published:
+        return FakeQuantizer(grid, schedule, fixed=(-1.0, 127 / 128))  # As integer kernels have it.
+    if feeds_table and not published:
+        return FakeQuantizer(replace(grid, bits=_TABLE_BITS), schedule, limit=_TABLE_END)
+    return FakeQuantizer(grid, schedule)
 
 
 def quantized_layers(network: keras.Model) -> list[QuantizedLayer]:
@@ -128,10 +152,10 @@ def quantized_layers(network: keras.Model) -> list[QuantizedLayer]:
 
 
 def exported(network: keras.Model, *, native: bool) -> Callable[[Any], Any]:
-    """Return the forward pass of a frozen network for the converter.
+    """Return the forward pass of a quantised network by constants, for the converter.
 
     Args:
-        network: A network whose ranges are frozen; it is of no use afterwards.
+        network: A network whose grids are set.
         native: Whether for integer kernels, which take bytes (as floats) without scaling; else
             quantisers are spelled out in float operations.
     """
@@ -157,48 +181,52 @@ def exported(network: keras.Model, *, native: bool) -> Callable[[Any], Any]:
 
 def kernel_grids(network: keras.Model) -> list[tuple[int, bool]]:
     """Return each kernel's bits and whether each output has a grid of its own, in order."""
-    return [
-        (quantizer.bits, quantizer.per_channel)
-        for layer in quantized_layers(network)
-        for quantizer, _, kernel in layer.quantizers()
-        if kernel is not None
-    ]
+    found = (layer.quantizers.get("kernel") for layer in quantized_layers(network))
+    return [(q.form.bits, q.per_channel) for q in found if q is not None]
 
 
 def watch(network: keras.Model, observations: npt.NDArray[Any]) -> None:
-    """Show observations to a network whose ranges are not frozen yet."""
+    """Show observations to a watched network."""
     for start in range(0, len(observations), _WATCHED):
         network(observations[start : start + _WATCHED], training=True)
 
 
 def head_step(network: keras.Model) -> float:
-    """Return the largest step of a frozen network's head, in the head's own unit."""
-    quantizer, variables, _ = list(quantized_layers(network)[-1].quantizers())[-1]
-    low, high = quantizer.ends({name: v.numpy() for name, v in variables.items()})
-    step = (high - low) / quantizer.steps
+    """Return the largest step of a quantised network's head, in the head's own unit."""
+    layer = quantized_layers(network)[-1]
+    step = layer.grid("output").step
     last = network.layers[-1]
     return float(np.max(step * last.half if isinstance(last, ActionScaling) else step))
 
 
 def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
-    """Freeze all ranges of a network, and give them to copies such as target networks.
+    """Set all grids of a quantised network, and those of copies such as target networks.
 
     Raises:
         QuarlError: A range is not finite.
     """
     layers = quantized_layers(network)
     for layer in layers:
-        for quantizer, variables, kernel in layer.quantizers():
-            quantizer.freeze(variables, None if kernel is None else kernel.numpy())
-            if not all(np.isfinite(variables[end].numpy()).all() for end in ("low", "high")):
-                raise QuarlError(
-                    "A range is not finite; train again with a lower learning rate "
-                    f"(-p learning_rate=…). Received: layer={layer.name!r}"
-                )
+        layer.freeze()
+        if not all(np.isfinite(layer.grid(part)).all() for part in layer.quantizers):
+            raise QuarlError(
+                "A range is not finite; train again with a lower learning rate "
+                f"(-p learning_rate=…). Received: layer={layer.name!r}"
+            )
     for copy in copies:
         for layer, twin in zip(layers, quantized_layers(copy), strict=True):
-            for (_, variables, _), (_, others, _) in zip(
-                layer.quantizers(), twin.quantizers(), strict=True
-            ):
-                for name, variable in variables.items():
-                    others[name].assign(variable)
+            twin.take_grids(layer)
+
+
+def require_watched(network: keras.Model, delay: int) -> None:
+    """Refuse to quantise a network that has seen nothing.
+
+    Raises:
+        UsageError: It has not.
+    """
+    layers = (layer for layer in network.layers if isinstance(layer, WatchedLayer))
+    if any(layer.seen["low"] > layer.seen["high"] for layer in layers):
+        raise UsageError(
+            "Nothing was learned from before the delay, so no range is known; make it longer. "
+            f"Received: delay={delay}"
+        )

@@ -30,9 +30,9 @@ from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.files import atomic_path, locked, sha256, write_json
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import environment_seed
-from quarl_tf.networks.inference import Snapshot, quantized_test
+from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
-from quarl_tf.quantization import preparing
+from quarl_tf.quantization import quantizing, watching
 from quarl_tf.spec import Run
 from quarl_tf.store import records
 from quarl_tf.store.records import TrainingRecord
@@ -115,13 +115,11 @@ class _Training:
         self._started = time.monotonic()
         self._delay = run.quantization.delay if run.quantization else None
         self._follows = run.quantization is not None and run.quantization.ranges == "following"
-        self.agent = agents.build(run.algo, spec, preset, run.seed, preparing(run.quantization))
-        self._quantized = quantized_test(self.agent.network)
+        self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
+        #: On which side of the delay it is.
+        self._quantized = False
         self._spec = spec
-        self._exported = self._as_exported()
-        network = self._exported
-        action_head = network if spec.num_actions is None else networks.action_head(network)
-        self._snapshot = Snapshot(action_head)
+        self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self._progress = Progress(folder)
@@ -134,17 +132,19 @@ class _Training:
         """How many steps of the environments are done."""
         return self.collector.step
 
-    def _as_exported(self) -> keras.Model:
-        """Return a network as it is exported, in float32; the one that trains if it is that.
+    def _take_snapshot(self) -> None:
+        """Make ready to play by the network as it is exported, in float32.
 
         On the grids of few bits a sum in bfloat16 often takes another code than in float32.
         """
-        run, preset = self._run, self._preset
-        if preset.precision == "float32":
-            return self.agent.network
-        preset = replace(preset, precision="float32")
-        factory = agents.network_factory(run.algo, self._spec, preset, run.seed)
-        return preparing(run.quantization)(factory())
+        run, preset, network = self._run, self._preset, self.agent.network
+        if preset.precision != "float32":
+            preset = replace(preset, precision="float32")
+            factory = agents.network_factory(run.algo, self._spec, preset, run.seed)
+            network = (quantizing if self._quantized else watching)(run.quantization)(factory())
+        self._exported = network
+        discrete = self._spec.num_actions is not None
+        self._snapshot = Snapshot(networks.action_head(network) if discrete else network)
 
     def complete(self, update: Update) -> TrainingRecord:
         """Train to the end, and write what came of it."""
@@ -202,6 +202,8 @@ class _Training:
 
     def _restore(self, arrays: agents.Arrays, state: Any) -> list[dict[str, Any]]:
         """Take the state of a checkpoint; return its rows of progress."""
+        if state["quantized"]:
+            self._quantize()
         best = agents.section(arrays, "best")
         self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
         self.collector.restore(state)
@@ -239,7 +241,7 @@ class _Training:
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
-        if self._delay is not None and self.step >= self._delay and not self._quantized():
+        if self._delay is not None and self.step >= self._delay and not self._quantized:
             self._start_quantization()
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
@@ -252,7 +254,7 @@ class _Training:
                 raise
             metrics = {"loss": math.nan}
         self._require_finite_loss(metrics.get("loss", 0.0))
-        if self._follows and self._quantized():
+        if self._follows and self._quantized:
             # Target networks get them by their updates: with the weights, or (DDPG) at once.
             self._freeze_ranges()
         if self._due(before, self._preset.evaluation_every):
@@ -270,11 +272,23 @@ class _Training:
 
     def _start_quantization(self) -> None:
         """Quantise from now on; what was best before was another, unquantised network."""
+        from quarl_tf.quantization import qat  # `watching` has loaded it.
+
+        qat.require_watched(self.agent.network, self._delay or 0)
+        self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _Best(networks.weights(self.agent.network))
 
+    def _quantize(self) -> None:
+        """Go on with the quantised network; its grids are still to be set."""
+        from quarl_tf.quantization import qat
+
+        self.agent.change_network(qat.quantized)
+        self._quantized = True
+        self._take_snapshot()
+
     def _freeze_ranges(self, copies: Sequence[keras.Model] = ()) -> None:
-        from quarl_tf.quantization import qat  # `preparing` has loaded it.
+        from quarl_tf.quantization import qat
 
         qat.freeze(self.agent.network, copies)
         self.agent.refresh()
@@ -330,6 +344,7 @@ class _Training:
             "rows": self._progress.rows,
             **self.collector.state(),
             "source": self._source,
+            "quantized": self._quantized,
             "seconds": self._elapsed(),
             "commits": self._commits,
             "processors": self._processors,
@@ -352,7 +367,7 @@ class _Training:
 
     def _is_last_before_delay(self) -> bool:
         """Tell whether it will be quantised before the next checkpoint, by this code throughout."""
-        if self._delay is None or self._source is None or self._quantized():
+        if self._delay is None or self._source is None or self._quantized:
             return False
         every = self._preset.checkpoint_every
         return self.step // every >= self._delay // every

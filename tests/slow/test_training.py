@@ -22,7 +22,7 @@ from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.keras import tf
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
-from quarl_tf.quantization import preparing, qat
+from quarl_tf.quantization import qat, quantizing
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import TrainingRecord
 from quarl_tf.store.workspace import Workspace
@@ -450,7 +450,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
     preset = replace(preset, precision="float32")
     factory = agents.network_factory(run.algo, state._spec, preset, run.seed)
-    wanted = preparing(quantization)(factory())
+    wanted = quantizing(quantization)(factory())
     networks.set_weights(wanted, networks.weights(state.agent.network))
     heads = inference.forward(wanted)(frames)
     np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))

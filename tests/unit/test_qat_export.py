@@ -17,7 +17,7 @@ from quarl_tf.export import convert, int4
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.quantization import preparing, qat
+from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
@@ -59,8 +59,9 @@ class Bench:
         """Write a finished quantisation-aware training; return it and its network."""
         quantization = Quantization.from_mapping({"bits": bits, "delay": 1, **options})
         run = replace(KINDS[kind], quantization=quantization)
-        network = preparing(run.quantization)(self.plain(run))
+        network = watching(run.quantization)(self.plain(run))
         qat.watch(network, self.seen(run.env_id))
+        network = qat.quantized(network)
         qat.freeze(network)
         random = np.random.default_rng(0)
         for variable in network.trainable_variables:
@@ -245,24 +246,6 @@ def test_plain_trainings_have_no_trained_schemes(
             convert.export(trained, tiny_run.run_id, [Scheme.parse(scheme)], silent)
 
 
-def test_a_flatbuffer_on_other_grids_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = bench.run("values", 6)
-    exported = qat.exported
-
-    def coarser(network: Any, *, native: bool) -> Any:
-        for layer in qat.quantized_layers(network):
-            *_, (quantizer, _, _) = layer.quantizers()
-            quantizer.bits = 4
-        return exported(network, native=native)
-
-    monkeypatch.setattr("quarl_tf.export.convert.qat.exported", coarser)
-    bench.workspace.artifact(run.run_id, "qat_w6a6").unlink(missing_ok=True)
-    with pytest.raises(QuarlError, match="qat_w6a6 flatbuffer does not compute what its network"):
-        bench.export(run, "qat_w6a6")
-
-
 @pytest.mark.parametrize(("scheme", "bits"), [("qat_w6a6", 6), ("qat_int8", 8)])
 def test_one_value_of_the_head_that_is_wrong_is_refused(
     bench: Bench, scheme: str, bits: int, monkeypatch: pytest.MonkeyPatch
@@ -271,8 +254,7 @@ def test_one_value_of_the_head_that_is_wrong_is_refused(
     exported = qat.exported
 
     def broken(network: Any, *, native: bool) -> Any:
-        *_, head = qat.quantized_layers(network)
-        (_, _, kernel), *_ = head.quantizers()
+        kernel = qat.quantized_layers(network)[-1].layer.kernel
         kernel.assign(kernel.numpy() * np.array([-1.0, *[1.0] * (kernel.shape[1] - 1)], np.float32))
         return exported(network, native=native)
 
@@ -285,12 +267,11 @@ def test_one_value_of_the_head_that_is_wrong_is_refused(
 def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
     run, network = bench.run("values", 4)
     for layer in qat.quantized_layers(network):
-        for quantizer, variables, kernel in layer.quantizers():
-            if kernel is not None:
-                low, high = quantizer.ends({name: v.numpy() for name, v in variables.items()})
-                step = (high - low) / quantizer.steps
-                codes = np.clip(np.floor(kernel.numpy() / step), -quantizer.steps // 2, None)
-                kernel.assign(((codes + 0.5) * step).astype(np.float32))
+        if "kernel" in layer.quantizers:
+            kernel, step = layer.layer.kernel, layer.grid("kernel").step
+            lowest = -layer.quantizers["kernel"].form.steps // 2
+            codes = np.clip(np.floor(kernel.numpy() / step), lowest, None)
+            kernel.assign(((codes + 0.5) * step).astype(np.float32))
     bench.write(run, network)
     assert bench.export(run, "qat_w4a4").exists()
 
