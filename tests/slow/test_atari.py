@@ -177,38 +177,6 @@ def test_vector_shows_what_the_single_game_shows(env_id: str, random: np.random.
 # What training sees.
 
 
-@pytest.mark.parametrize("env_id", [BREAKOUT])
-def test_training_shapes_the_very_games_that_trials_play(
-    env_id: str, random: np.random.Generator
-) -> None:
-    shaped, plain = make_vector(env_id, 4, training=True), make_vector(env_id, 4)
-    (seen, info), (expected, _) = shaped.reset(seed=5), plain.reset(seed=5)
-    lives, life_lost = info["lives"], np.zeros(4, np.bool_)
-    lost, clipped = 0, 0
-    for _ in range(300):
-        np.testing.assert_array_equal(seen, expected)
-        actions = random.integers(GAMES[env_id], size=4)
-        # In a trial the agent itself goes on where there is no FIRE; training plays a no-op.
-        instead = NOOP if env_id == MS_PACMAN else actions
-        expected, raw, over, truncated, _ = plain.step(np.where(life_lost, instead, actions))
-        # The action at a life's last observation is not the agent's.
-        random_again = random.integers(GAMES[env_id], size=4)
-        seen, rewards, terminated, cut, info = shaped.step(
-            np.where(life_lost, random_again, actions)
-        )
-        np.testing.assert_array_equal(info[RAW_REWARD], raw)
-        np.testing.assert_array_equal(info[GAME_OVER], over | truncated)
-        np.testing.assert_array_equal(rewards, np.where(life_lost, 0, np.clip(raw, -1, 1)))
-        life_lost = (info["lives"] < lives) & ~over & (info["lives"] > 0)
-        np.testing.assert_array_equal(terminated, over | life_lost)
-        np.testing.assert_array_equal(cut, truncated)
-        lives = info["lives"]
-        lost += np.count_nonzero(life_lost)
-        clipped += np.count_nonzero(np.abs(raw) > 1)
-    assert lost > 2
-    assert clipped > 4 or env_id == BREAKOUT
-
-
 class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
     """Stands in for ale-py's vectors: rewards and lives as written, actions as they came."""
 
@@ -302,25 +270,6 @@ def test_no_life_waits_for_a_policy_to_press_fire(training: bool) -> None:
 
 
 # Seeds.
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_games_of_a_vector_depend_on_their_own_seeds_alone(
-    training: bool, random: np.random.Generator
-) -> None:
-    """Not on their neighbours, and not on which thread is quicker."""
-    envs = make_vector(BREAKOUT, 4, training=training)
-    alone = [make_vector(BREAKOUT, 1, training=training) for _ in range(4)]
-    seen, _ = envs.reset(seed=11)
-    apart = [one.reset(seed=11 + e)[0] for e, one in enumerate(alone)]
-    for _ in range(120):
-        np.testing.assert_array_equal(seen, np.concatenate(apart))
-        actions = random.integers(4, size=4)
-        seen, *rest, _ = envs.step(actions)
-        results = [one.step(actions[e : e + 1]) for e, one in enumerate(alone)]
-        apart = [result[0] for result in results]
-        for i, together in enumerate(rest, start=1):
-            np.testing.assert_array_equal(together, np.concatenate([r[i] for r in results]))
 
 
 @pytest.mark.parametrize("env_id", [MS_PACMAN])

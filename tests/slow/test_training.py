@@ -11,12 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from quarl_tf import agents, environments, networks, presets
-from quarl_tf.agents.replay import Replay
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.keras import tf
@@ -113,22 +111,17 @@ def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_ru
 def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
     found = rows(trained, tiny_run)
     assert list(found[0]) == ["step", "episodes", "episode_return", "greedy_return", "loss"]
-    steps = [int(row["step"]) for row in found]
-    assert steps == sorted(set(steps))
+    steps, episodes = ([int(row[name]) for row in found] for name in ("step", "episodes"))
     total, frequency = tiny_run.overrides["steps"], tiny_run.overrides["train_frequency"]
     assert total <= steps[-1] < total + frequency
     # A hundredth is less than a burst here, so every burst has its row; resets are no steps.
-    assert 0 < steps[0] <= frequency
-    assert np.diff(steps).max() <= frequency
+    gaps = np.diff([0, *steps])
+    assert 0 < gaps.min() <= gaps.max() <= frequency
     # CartPole pays 1 a step, so an episode is 1 to 500 steps long.
     assert all(1 <= float(r["episode_return"]) <= 500 for r in found if r["episode_return"])
-    episodes = [int(row["episodes"]) for row in found]
-    assert episodes == sorted(episodes)
-    assert all(1 <= step / done <= 500 for step, done in zip(steps, episodes, strict=True) if done)
-    assert episodes[-1] > 0
+    assert 1 <= steps[-1] / episodes[-1] <= 500
     learning = [float(row["loss"]) for row in found if row["loss"]]
-    started = [s for s in steps if s > tiny_run.overrides["learning_starts"]]
-    assert len(learning) >= len(started)
+    assert len(learning) >= sum(s > tiny_run.overrides["learning_starts"] for s in steps)
     assert np.isfinite(learning).all()
 
 
@@ -155,29 +148,6 @@ def test_calibration_observations_are_those_of_the_kept_network(
     most = CALIBRATION_OBSERVATIONS
     expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
-
-
-def test_what_is_learned_from_is_what_cart_pole_does(killed: Workspace, tiny_run: Run) -> None:
-    found = checkpoint.load_newest(killed.run_dir(tiny_run.run_id) / "checkpoints")
-    assert found is not None
-    capacity, num_envs = (tiny_run.overrides[name] for name in ("buffer_size", "num_envs"))
-    replay = Replay(environments.env_spec("CartPole-v1"), capacity, num_envs)
-    stored = {n.removeprefix("replay/"): v for n, v in found[0].items() if n.startswith("replay/")}
-    replay.restore(stored)
-    # The ring holds the break before the first checkpoint, and has been gone round.
-    assert len(replay) == capacity < stored["rows_added"] * num_envs
-    env = gym.make("CartPole-v1").unwrapped
-    env.reset(seed=0)
-    ends = 0
-    for seen, action, reward, discount, following in zip(
-        *replay.sample((5000,), np.random.default_rng(0)), strict=True
-    ):
-        env.state, env.steps_beyond_terminated = tuple(seen.astype(float)), None
-        expected, paid, terminated, *_ = env.step(int(action))
-        np.testing.assert_allclose(following, expected, rtol=1e-5, atol=1e-6)
-        assert (reward, discount) == (paid, 1 - terminated)
-        ends += terminated
-    assert 0 < ends < 5000
 
 
 # The same bytes.
@@ -245,25 +215,6 @@ def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: P
         with pytest.raises(QuarlError, match=r"training this run; wait .* Received: run='dqn-"):
             train(workspace, tiny_run, silent)
         assert not any(folder.iterdir())
-
-
-def test_a_run_that_another_process_finished_meanwhile_is_left_alone(
-    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = copy.run_dir(tiny_run.run_id) / "training.json"
-    content, before = record.read_bytes(), products(copy, tiny_run)
-    record.unlink()
-    build = loop._Training.__init__
-
-    def slowly(self: Any, *args: Any) -> None:
-        build(self, *args)
-        record.write_bytes(content)
-
-    monkeypatch.setattr(loop._Training, "__init__", slowly)
-    steps: list[int] = []
-    train(copy, tiny_run, lambda step, *_: steps.append(step))
-    assert not steps
-    assert products(copy, tiny_run) == before
 
 
 def test_full_disk_is_one_line_and_training_goes_on_later(

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from scipy.special import log_softmax
 
-from quarl_tf import agents, environments, networks, presets
+from quarl_tf import agents, environments, presets
 from quarl_tf.agents import tf_agents
 from quarl_tf.agents.ddpg import ActionNoise
 from quarl_tf.agents.distributions import Categorical
@@ -152,14 +152,6 @@ def test_truncation_bootstraps_from_the_last_observation() -> None:
     found = _estimates([1, 0, 5], [10, 30, 7, 8], [False] * 3, [1, 0, 1], 0.9, 1.0)
     # Nothing of the next episode (reward 5) reaches the one before.
     np.testing.assert_allclose(found[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
-
-
-def test_lambda_one_is_the_discounted_sum_of_rewards() -> None:
-    random = np.random.default_rng(0)
-    rewards, values = random.normal(size=6), random.normal(size=7)
-    found = _estimates(rewards, values, [False] * 6, [True] * 6, 0.9, 1.0)
-    expected = sum(0.9**k * rewards[k] for k in range(6)) + 0.9**6 * values[6] - values[0]
-    np.testing.assert_allclose(found[0], expected, rtol=1e-5)
 
 
 # Gradient steps.
@@ -401,19 +393,3 @@ def test_loss_and_gradients_through_the_split_are_those_of_whole_networks(
         scale = np.abs(other).max()
         np.testing.assert_allclose(found, other, atol=1e-4 * scale, err_msg=variable.name)
         assert scale > 0
-
-
-def test_continuous_policies_for_images_learn_all_their_variables() -> None:
-    changes = {"network": "li", "num_envs": 4, "train_frequency": 16, "minibatch_size": 8}
-    preset = presets.load("ppo", BREAKOUT, {**changes, "precision": "float32", "epochs": 1})
-    spec = EnvSpec((36, 36, 2), "uint8", None, STEERED.action_low, STEERED.action_high)
-    agent: Any = agents.build("ppo", spec, preset, 0)
-    before = networks.weights(agent.network)
-    random, never = np.random.default_rng(0), np.zeros(4, np.bool_)
-    for _ in range(4):
-        seen = random.integers(0, 256, (4, 36, 36, 2), np.uint8)
-        rewards = random.normal(size=4).astype(np.float32)
-        agent.observe(Tick(seen, agent.act(seen, 0.0), rewards, never, ~never))
-    agent.learn(seen)
-    for name, value in networks.weights(agent.network).items():
-        assert not np.array_equal(value, before[name]), name

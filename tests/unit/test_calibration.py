@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from quarl_tf import environments
 from quarl_tf.environments import make_vector
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.training.rollout import rollout, thin
+from quarl_tf.training.rollout import rollout
 
 ENV_ID = "LimitedCartPole-v0"
 LIMIT = 40
@@ -67,43 +66,22 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:
 # Observations kept.
 
 
-class Kept(np.ndarray):
-    """An array that is counted as long as anything holds it."""
-
-    alive: ClassVar[list[weakref.ref[Kept]]] = []
-
-    def __array_finalize__(self, _: Any) -> None:
-        self.alive.append(weakref.ref(self))
-
-    @classmethod
-    def rows(cls) -> int:
-        """Count the rows in memory, views of which count once."""
-        found = [array for reference in cls.alive if (array := reference()) is not None]
-        cls.alive[:] = [weakref.ref(array) for array in found]
-        return sum(len(array) for array in found if not isinstance(array.base, Kept))
-
-
 class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
     """Episodes of given lengths; an observation is the tick and the number of the environment."""
 
-    def __init__(self, lengths: Sequence[int], *, images: bool = False, copies: int = 1) -> None:
+    def __init__(self, lengths: Sequence[int], *, images: bool = False) -> None:
         self.num_envs, self.lengths = len(lengths), np.array(lengths)
-        self._copies = copies
-        self._shape = (len(lengths), *((1, 1, 2) if images else (2 * copies,)))
-        self.most = 0
+        self._shape = (len(lengths), *((1, 1, 2) if images else (2,)))
 
     def _observations(self) -> np.ndarray:
         ticks = np.full(self.num_envs, self.tick)
-        seen = np.stack([ticks, np.arange(self.num_envs)] * self._copies, axis=1)
-        return seen.reshape(self._shape).view(Kept)
+        return np.stack([ticks, np.arange(self.num_envs)], axis=1).reshape(self._shape)
 
     def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        Kept.alive.clear()
         self.tick = 0
         return self._observations(), {}
 
     def step(self, _: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        self.most = max(self.most, Kept.rows())
         self.tick += 1
         never = np.zeros(self.num_envs, np.bool_)
         ended = self.tick == self.lengths
@@ -116,16 +94,12 @@ def stay(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
-def test_rollouts_hold_little_more_than_what_is_kept(
+def test_rollouts_keep_as_many_as_they_are_told(
     lengths: list[int], keep: int, images: bool
 ) -> None:
-    envs = Ticking(lengths, images=images)
-    found = rollout(envs, stay, seed=0, keep=keep)
+    found = rollout(Ticking(lengths, images=images), stay, seed=0, keep=keep)
     assert found.returns == lengths
     assert len(found.observations) == min(keep, sum(lengths))
-    # Half of it from the beginning and twice as much of the rest, each with a batch before it was
-    # thinned; two batches on their way, and what is smallest and largest.
-    assert envs.most <= 2.5 * keep + 4 * len(lengths) + 8
 
 
 @settings(max_examples=50)
@@ -151,16 +125,3 @@ def test_the_smallest_and_the_largest_of_each_feature_are_kept(
     kept = np.asarray(found.observations)
     np.testing.assert_array_equal(kept.min(axis=0), [0, 0])
     np.testing.assert_array_equal(kept.max(axis=0), [max(lengths) - 1, len(lengths) - 1])
-
-
-@given(st.integers(0, 400), st.integers(2, 50))
-def test_thinning_keeps_both_ends_and_even_steps(count: int, most: int) -> None:
-    observations = np.arange(2 * count).reshape(count, 2)
-    kept = thin(observations, most)
-    assert len(kept) == min(count, most)
-    indices = kept[:, 0] // 2
-    np.testing.assert_array_equal(kept, observations[indices])
-    if count:
-        assert (indices[0], indices[-1]) == (0, count - 1)
-        gaps = np.diff(indices)
-        assert len(gaps) == 0 or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)

@@ -75,26 +75,6 @@ def test_the_same_seed_gives_the_same_initial_weights() -> None:
             assert not any(np.array_equal(value, other[name]) for other in others)
 
 
-@pytest.mark.parametrize("gain", [0.01, 1.0])
-def test_orthogonal_weights_keep_lengths_up_to_their_gain(gain: float) -> None:
-    values = networks.weights(
-        policy_factory(SPEC, Design(architecture((8,)), 4, "tanh", gain), seed=0)()
-    )
-    for layer, scale in (("hidden_0", np.sqrt(2)), ("head", gain)):
-        kernel = values[f"{layer}/kernel:0"] / scale
-        small = kernel @ kernel.T if len(kernel) < kernel.shape[1] else kernel.T @ kernel
-        np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
-
-
-def test_networks_of_a_factory_share_nothing() -> None:
-    first, second = build(), build()
-    before = networks.weights(second)
-    for variable in first.variables:
-        variable.assign(np.full(variable.shape, 7, np.float32))
-    for name, value in networks.weights(second).items():
-        np.testing.assert_array_equal(value, before[name])
-
-
 # Bytes and images.
 
 
@@ -209,25 +189,6 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
         after = network(observations).numpy()
         np.testing.assert_allclose(snapshot(observations), after, rtol=1e-5, atol=1e-5)
         assert ("log_deviation" in variable.name) == np.array_equal(snapshot(observations), before)
-
-
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_layer_norm_comes_before_the_activation(activation: str) -> None:
-    design = Design(architecture((6, 5)), 2, activation, layer_norm=True)
-    network, x = policy_factory(SPEC, design, seed=0)(), observations_of(SPEC)
-    initial, values = networks.weights(network), random_weights(network)
-    norms = [name for name in initial if "norm/" in name]
-    assert norms == [f"hidden_{i}_norm/{kind}:0" for i in (0, 1) for kind in ("gamma", "beta")]
-    hidden = network.get_layer("normalizer")(x).numpy()
-    for i in (0, 1):
-        linear = dense(hidden, values, f"hidden_{i}")
-        deviation = np.sqrt(linear.var(axis=1, keepdims=True) + 1e-3)
-        centred = (linear - linear.mean(axis=1, keepdims=True)) / deviation
-        gamma, beta = values[f"hidden_{i}_norm/gamma:0"], values[f"hidden_{i}_norm/beta:0"]
-        hidden = centred * gamma + beta
-        hidden = np.tanh(hidden) if activation == "tanh" else np.maximum(hidden, 0)
-    found = network(x).numpy()
-    np.testing.assert_allclose(found, dense(hidden, values, "head"), rtol=1e-4, atol=1e-5)
 
 
 def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:

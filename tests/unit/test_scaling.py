@@ -83,10 +83,3 @@ def test_all_bytes_are_spread_evenly_over_0_to_1() -> None:
     assert network.input.dtype == "uint8"
     # A byte's range is known: there is nothing to normalise with.
     assert not [name for name in networks.weights(network) if "normalizer" in name]
-
-
-def test_statistics_of_bytes_are_not_kept() -> None:
-    spec = EnvSpec((4, 4, 2), "uint8", 2)
-    collected = RunningStatistics(spec)
-    collected.update(np.full((9, 4, 4, 2), 200, np.uint8))
-    assert all(value.size == 1 and not value.any() for value in collected.arrays().values())

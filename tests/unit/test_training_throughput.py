@@ -15,47 +15,9 @@ def preset(name: str) -> dict[str, Any]:
     return asdict(WORKLOADS[name].preset())
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_no_evaluation_or_checkpoint_falls_into_a_measurement(name: str) -> None:
-    end = WORKLOADS[name].warm_up + WORKLOADS[name].steps
-    values = preset(name)
-    # The curves' rows are a hundredth of the steps apart.
-    assert min(values["evaluation_every"], values["checkpoint_every"], values["steps"] / 100) > end
-
-
-def test_dqn_is_translated() -> None:
-    translated = peers.arguments("sb3", "dqn", preset("dqn-CartPole"))
-    assert translated == {
-        "policy": "MlpPolicy",
-        "policy_kwargs": {"net_arch": [256, 256]},
-        "learning_rate": 0.0023,
-        "gamma": 0.99,
-        "batch_size": 64,
-        "buffer_size": 100_000,
-        "learning_starts": 1000,
-        "gradient_steps": 128,
-        "train_freq": 32,  # Ticks of eight environments: 256 steps.
-        "target_update_interval": 256,  # Environment steps: 128 gradient steps.
-        "n_steps": 1,
-        "exploration_initial_eps": 0.04,
-        "exploration_final_eps": 0.04,
-        "max_grad_norm": 10.0,
-    }
-
-
 def test_the_warm_up_is_not_counted() -> None:
     stamps = [(100, 0.0), (200, 10.0), (300, 11.0), (400, 13.0)]
     assert peers.rate(stamps, warm_up=150) == 200 / 3
-
-
-def test_each_setting_of_a_peer_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    tried = training_throughput.settings("sb3", WORKLOADS["dqn-Pong"])
-    # One environment needs no processes.
-    assert len(tried) == 2 * 2 + 2
-    assert {setting["threads"] for setting in tried} == {1, 4}
-    alone = training_throughput.settings("sbx", WORKLOADS["ppo-CartPole"])
-    assert alone == [{"rhythm": {}, "threads": 1, "processes": False}]
 
 
 def test_tables() -> None:
