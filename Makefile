@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 DEMO := .demo
 PEERS := .venv-peers
 
-.PHONY: demo test peers lint format lock clean
+.PHONY: demo test results peers lint format lock clean
 
 demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a folder of its own.
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
 
 test: $(VENV)/installed  ## Run the whole test suite.
 	$(BIN)/pytest --numprocesses auto --dist loadfile
+
+results: $(VENV)/installed  ## Render every report again from its records, and check what is published.
+	$(BIN)/python pipelines/results.py
+	$(BIN)/pytest tests/results
 
 peers: $(PEERS)/installed  ## Install what benchmarks/training_throughput.py compares with.
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,6 +22,7 @@ from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.compare import compare, student_interval
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import digest, sha256, write_bytes, write_csv
+from quarl_tf.foundation.provenance import import_path
 from quarl_tf.report import write_report
 from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Cell, Column, Source
@@ -308,6 +310,23 @@ def test_the_same_files_make_the_same_bytes(
         contents.append({path.relative_to(folder): path.read_bytes() for path in files})
     assert len(contents[0]) == 8
     assert contents[0] == contents[1]
+
+
+def test_every_report_is_rendered_again_by_its_command(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    run = add_run(workspace, schemes=["fp32", "int8"])
+    for scheme in ("fp32", "int8"):  # Which here are no flatbuffers; only their hashes are kept.
+        workspace.artifact(run.run_id, scheme).unlink()
+    command = f"quarl report {run.run_id}"
+    folder = write_report(workspace, [run.run_id], command=command).parent
+    before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for name in ("index.html", "report.md"):
+        (folder / name).unlink()
+    script = Path(__file__).parents[2] / "pipelines" / "results.py"
+    found_by = {**os.environ, "PYTHONPATH": import_path()}
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True, env=found_by)
+    after = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
 
 
 def test_figures_of_an_earlier_report_are_removed(

@@ -1,0 +1,21 @@
+"""Render every committed report again, by the command that it records."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from quarl_tf.cli import main
+
+
+def render(reports: Path) -> int:
+    """Render all reports of a folder; return how many could not be."""
+    failed = 0
+    for path in sorted(reports.glob("*/results.json")):
+        command = json.loads(path.read_text())["command"]
+        failed += main(shlex.split(command)[1:]) != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(render(Path("reports")))
