@@ -7,6 +7,7 @@ Sizes and latencies of simulated schemes are those of a float file and are left 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,13 +21,13 @@ from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures import SWEEPS, family, png
 from quarl_tf.report.memory import memory_rows
-from quarl_tf.report.notes import is_scheme, notes_on
+from quarl_tf.report.notes import notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
-from quarl_tf.report.results import Cell, CellResults, Column, Source, load_cell
+from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, load_cell
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar, settings
 from quarl_tf.store.state import export_command
-from quarl_tf.store.workspace import Workspace, checked_report_name, report_name
+from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
 
 
 def write_report(
@@ -104,9 +105,11 @@ def write(
     """
     workspace = source.workspace
     loaded = [load_cell(source, cell) for cell in cells]
-    missing = list({(m.run_id, m.scheme): m for one in loaded for m in one.missing}.values())
+    missing: dict[tuple[str, str], Missing] = {}
+    for one in (replicate for cell in loaded for replicate in cell.replicates):
+        missing |= one.missing
     measured = [memory_rows(workspace, one) for one in loaded] if memory else []
-    told = [_told(workspace, one) for one in loaded]
+    told = [_told(one) for one in loaded]
     rows = [asdict(row) for one in loaded for row in one.trainings]
     content = {
         "name": name,
@@ -116,7 +119,7 @@ def write(
         "cells": told,
         "pooled": [asdict(row) for one in loaded for row in one.rows],
         "runs": rows,
-        "missing": [asdict(one) for one in missing],
+        "missing": [asdict(one) for one in missing.values()],
     }
     if memory:
         content["memory"] = [row for of_cell in measured for row in of_cell]
@@ -133,13 +136,15 @@ def write(
         "told": told,
         "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
         "schemes": {row.scheme for one in loaded for row in one.rows},
-        "missing": missing,
+        "missing": list(missing.values()),
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
         "memory": measured,
         "margin": f"{source.margin_percent:g} %",
         "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
         "command": command,
-        "made_by": [source.remedy] if source.remedy else _made_by(loaded, source.sample),
+        "made_by": [source.remedy]
+        if source.remedy
+        else [line for one in loaded for line in _made_by(one, source.sample)],
         "provenance": provenance([result for one in loaded for result in one.results]),
         "figures": pictures,
     }
@@ -163,11 +168,10 @@ def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
     Raises:
         QuarlError: It has none that can be read.
     """
-    for path in sorted(workspace.artifact_dir(run_id).glob("*.json")):
-        if is_scheme(path.stem):
-            sidecar = Sidecar.load(path)
-            if sidecar.run_id == run_id:
-                return sidecar
+    for scheme in _exported(workspace, [run_id]):
+        path = sidecar_path(workspace.artifact(run_id, scheme.name))
+        if path.exists() and (sidecar := Sidecar.load(path)).run_id == run_id:
+            return sidecar
     raise QuarlError(
         "There are no flatbuffers of this run; make them with "
         f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
@@ -186,12 +190,9 @@ def _default_name(runs: Sequence[Run], sample: bool) -> str:
 
 def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
     """Return the cell of runs that differ in their seed alone, in all that is exported of them."""
-    files = [path for run in runs for path in workspace.artifact_dir(run.run_id).glob("*")]
-    # A large flatbuffer may have been left out, and its sidecar kept.
-    names = {path.stem for path in files if path.suffix in (".tflite", ".json")}
-    found = [Scheme.parse(name) for name in names if is_scheme(name) and name != REFERENCE]
+    found = _exported(workspace, [run.run_id for run in runs])
     columns = [Column(REFERENCE, Scheme.parse(REFERENCE), tuple(run.plain for run in runs))]
-    columns += [Column(s.name, s, tuple(runs)) for s in sorted(found, key=_place)]
+    columns += [Column(s.name, s, tuple(runs)) for s in found if s.name != REFERENCE]
     first = runs[0]
     title = f"{first.algo} on {first.env_id}"
     overrides = [f"{key}={value}" for key, value in first.overrides.items()]
@@ -202,38 +203,48 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
     return Cell(title=f"{title} ({telling})" if telling else title, columns=tuple(columns))
 
 
-def _place(scheme: Scheme) -> tuple[int, int, int]:
-    """Return the place of a scheme in a table: native ones first, then many bits."""
-    sweep = family(scheme)
-    usual = DEFAULT_SCHEMES.index(scheme.name) if scheme.name in DEFAULT_SCHEMES else 99
-    return (0 if sweep is None else 1 + list(SWEEPS).index(sweep), -scheme.weight_bits, usual)
+def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
+    """Return what runs were exported in: native schemes first, then many bits.
+
+    A large flatbuffer may have been left out, and its sidecar kept.
+    """
+    files = [path for run_id in run_ids for path in workspace.artifact_dir(run_id).glob("*")]
+    found = []
+    for name in {path.stem for path in files if path.suffix in (".tflite", ".json")}:
+        with contextlib.suppress(UsageError):  # Named after no scheme.
+            found.append(Scheme.parse(name))
+
+    def place(scheme: Scheme) -> tuple[int, int, int]:
+        sweep = family(scheme)
+        usual = DEFAULT_SCHEMES.index(scheme.name) if scheme.name in DEFAULT_SCHEMES else 99
+        return (0 if sweep is None else 1 + list(SWEEPS).index(sweep), -scheme.weight_bits, usual)
+
+    return sorted(found, key=place)
 
 
-def _told(workspace: Workspace, cell: CellResults) -> dict[str, Any]:
+def _told(cell: CellResults) -> dict[str, Any]:
     """Return what is told of a cell beside its rows."""
-    protocol = cell.protocol
     return {
         "title": cell.cell.title,
         "runs": [run.run_id for run in cell.cell.references],
         "episodes": cell.episodes,
-        "protocol": protocol,
+        "protocol": cell.protocol,
         "smallest": None if cell.smallest is None else cell.smallest.scheme,
         "fewest": {name: row and row.scheme for name, row in cell.fewest},
-        "notes": [{"key": one.key, **one.data} for one in notes_on(workspace, cell)],
+        "notes": list(notes_on(cell)),
     }
 
 
-def _made_by(cells: Sequence[CellResults], sample: bool) -> list[str]:
-    """Return the command lines that train, export and evaluate all results."""
-    commands = {}
-    for cell in cells:
-        for run in cell.runs:
-            found = [
-                r for one in cell.replicates for r in one.results.items() if r[0][0] == run.run_id
-            ]
-            if found:
-                schemes = ",".join(scheme for (_, scheme), _ in found)
-                episodes = len(found[0][1].evaluation.seeds)
-                options = f" --schemes {schemes} --episodes {episodes}"
-                commands[run.run_id] = run.command("run") + options + " --sample" * sample
-    return list(commands.values())
+def _made_by(cell: CellResults, sample: bool) -> list[str]:
+    """Return the command lines that train, export and evaluate the results of a cell."""
+    schemes: dict[str | None, list[str]] = {}
+    for row in cell.trainings:
+        if row.status == OK:
+            schemes.setdefault(row.run_id, []).append(row.scheme)
+    runs = {run.run_id: run for column in cell.cell.columns for run in column.runs}
+    options = f" --episodes {cell.episodes}" + " --sample" * sample
+    return [
+        f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
+        for run_id, run in runs.items()
+        if run_id in schemes
+    ]

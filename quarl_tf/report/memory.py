@@ -44,11 +44,9 @@ def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> 
         "label": pooled.label,
         "scheme": pooled.scheme,
         "status": OK,
-        "bytes": None,
-        "change_percent": None,
     }
+    row |= {"bytes": None, "change_percent": None}
     if absent:
-        names = ", ".join(str(run_id) for run_id in dict.fromkeys(absent))
-        return row | {"status": f"missing in {names}"}
+        return row | {"status": f"missing in {', '.join(map(str, dict.fromkeys(absent)))}"}
     measured = [asdict(memory.measure(path)) for path in paths.values()]
     return row | {"bytes": {what: fmean(one[what] for one in measured) for what in measured[0]}}

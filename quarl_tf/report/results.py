@@ -155,15 +155,6 @@ class Row:
     weight_dtypes: dict[str, int] = field(default_factory=dict)
     sha256: str | None = None
 
-    @property
-    def returns(self) -> Interval | None:
-        """Return the mean return with its interval, if there is a result."""
-        if self.return_mean is None:
-            return None
-        low = -math.inf if self.return_low is None else self.return_low
-        high = math.inf if self.return_high is None else self.return_high
-        return Interval(self.return_mean, low, high)
-
 
 @dataclass(frozen=True)
 class Result:
@@ -180,13 +171,11 @@ class Replicate:
 
     Attributes:
         results: Run id and scheme to result, all on the same episodes; none without fp32.
-        played: Run id and scheme to the episodes it has, of which `results` has the first.
         missing: Run id and scheme, or `BASELINE`, to why there is no result.
         baseline: Evaluation of the random policy, if it is sound.
     """
 
     results: dict[_Key, Result]
-    played: dict[_Key, int]
     missing: dict[_Key, Missing]
     baseline: Evaluation | None
 
@@ -223,16 +212,6 @@ class CellResults:
     def results(self) -> list[Result]:
         """Return all results that are there."""
         return [result for one in self.replicates for result in one.results.values()]
-
-    @property
-    def missing(self) -> list[Missing]:
-        """Return all that is not there."""
-        return [missing for one in self.replicates for missing in one.missing.values()]
-
-    @property
-    def runs(self) -> list[Run]:
-        """Return all trainings, each once."""
-        return list({run.run_id: run for c in self.cell.columns for run in c.runs}.values())
 
     @property
     def episodes(self) -> int | None:
@@ -319,9 +298,9 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
         else:
             found[key] = pair
     if reference is None or isinstance(reference, Missing):
-        return Replicate({}, {}, missing, None)
-    played = {key: len(evaluation.seeds) for key, (_, evaluation) in found.items()}
-    count = int(min(*played.values(), source.episodes or math.inf))
+        return Replicate({}, missing, None)
+    played = [len(evaluation.seeds) for _, evaluation in found.values()]
+    count = min(played) if source.episodes is None else min(*played, source.episodes)
     fp32 = reference[1].first(count)
     baseline = _load_baseline(source, fp32)
     if isinstance(baseline, Missing):
@@ -332,7 +311,7 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
         evaluation = whole.first(count)
         comparison = compare(fp32, evaluation, sound, source.margin_percent)
         results[key] = Result(sidecar, evaluation, comparison)
-    return Replicate(results, played, missing, sound)
+    return Replicate(results, missing, sound)
 
 
 def require_reference(source: Source, run: Run) -> None:

@@ -274,12 +274,8 @@ def test_markdown_tables_have_as_many_cells_as_headings(several: Path) -> None:
 
 def test_what_users_wrote_is_text_not_markup(workspace: Workspace, no_figures: None) -> None:
     run = add_run(workspace)
-    write_bytes(workspace.artifact_dir(run.run_id) / "<b>.tflite", b"of somebody else")
     index = write_report(workspace, [run.run_id], command="quarl '<script>alert(1)</script>'")
-    assert notes(workspace, run)["foreign_file"]["file"] == "<b>.tflite"
     assert "<script>" not in index.read_text()
-    assert "<b>.tflite" not in index.read_text()
-    assert "<b>.tflite" in page_of(index.parent).text
 
 
 def test_terms_are_explained_where_they_are_shown(workspace: Workspace, no_figures: None) -> None:
@@ -449,9 +445,6 @@ def test_schemes_are_compared_on_the_episodes_that_all_have(
     after = write_report(workspace, [run.run_id], command=COMMAND, name="after").parent
     assert results_of(after)["missing"] == []
     assert results_of(after)["runs"] == results_of(before)["runs"]
-    cut = notes(workspace, run)["cut"]
-    assert (cut["episodes"], cut["most"]) == (EPISODES, EPISODES + 10)
-    assert cut["schemes"] == ["fp16", "ptq_w8", "ptq_w4", "ptq_w2"]
 
 
 # Sampled actions.
@@ -586,7 +579,6 @@ def test_a_baseline_of_something_else_is_missing(
     assert all(row["normalised_error_percent"] is None for row in results["runs"])
     assert "| random policy |" not in (folder / "report.md").read_text()
     assert by_scheme(results["runs"])["ptq_w4"]["verdict"] == "loss"
-    assert "no_baseline" in notes(workspace, run)
 
 
 @pytest.mark.parametrize(
@@ -652,7 +644,7 @@ def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
     index = write_report(workspace, [run.run_id], command=COMMAND)
     (cell,) = results_of(index.parent)["cells"]
     quoted = re.findall(r"^> (.+)$", (index.parent / "report.md").read_text(), re.MULTILINE)
-    sentences = [text for text in quoted if "see Missing." not in text or "normalised" in text]
+    sentences = [text for text in quoted if "see Missing." not in text]
     assert len(sentences) == len(cell["notes"])
     page = page_of(index.parent).text
     for text in sentences:
@@ -686,7 +678,7 @@ def test_games_that_repeat_themselves_are_noted(
     assert ("as_random" in found) == as_random
 
 
-def test_notes_on_few_episodes_no_curve_and_foreign_files(
+def test_few_episodes_are_noted_and_what_is_no_scheme_or_no_curve_is_left_out(
     workspace: Workspace, no_figures: None
 ) -> None:
     run = add_run(workspace, episodes=5)
@@ -694,10 +686,7 @@ def test_notes_on_few_episodes_no_curve_and_foreign_files(
     write_bytes(folder / "progress.csv", b"step,loss\n1,2\n")
     for name in ("foo", "ptq_w99", "int8 (copy)"):
         write_bytes(folder / f"{name}.tflite", b"of somebody else")
-    found = notes(workspace, run)
-    assert found["few_episodes"]["episodes"] == 5
-    assert found["no_curve"]["runs"] == [run.run_id]
-    assert found["foreign_file"]["run"] == run.run_id
+    assert notes(workspace, run)["few_episodes"]["episodes"] == 5
     results = results_of(workspace.report_dir(run.run_id))
     assert [row["scheme"] for row in results["runs"]] == list(SCHEMES)
     verdicts = {row["verdict"] for row in results["runs"][1:]}
