@@ -1,21 +1,29 @@
-# Two commands: `make demo` and `make test`. Both make the environment first.
+# `make demo` shows it, `make test` tests it. All make the environment first.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/pytest --numprocesses auto --dist loadfile
 DEMO := .demo
 PEERS := .venv-peers
 
-.PHONY: demo test results peers lint format lock clean
+.PHONY: demo quick test results test-system peers lint format lock clean
 
 demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a folder of its own.
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
 
-test: $(VENV)/installed  ## Run the whole test suite.
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+quick: $(VENV)/installed  ## Run the tests of single parts, a minute or two.
+	$(PYTEST) tests/unit
+
+test: $(VENV)/installed  ## Run those of trainings and studies, too.
+	$(PYTEST) tests/unit tests/slow
 
 results: $(VENV)/installed  ## Render every report again from its records, and check what is published.
 	$(BIN)/python pipelines/results.py
-	$(BIN)/pytest tests/results
+	$(PYTEST) tests/results
+
+test-system: $(VENV)/installed  ## Test installations and clusters; needs the network.
+	$(BIN)/pip install --quiet --constraint requirements.txt --editable '.[cluster]'
+	$(BIN)/pytest tests/system
 
 peers: $(PEERS)/installed  ## Install what benchmarks/training_throughput.py compares with.
 
