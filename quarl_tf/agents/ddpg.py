@@ -17,15 +17,15 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Change, tf_agents
-from quarl_tf.agents.off_policy import OffPolicyAgent
+from quarl_tf.agents import Change, tf_agents
+from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
@@ -87,14 +87,14 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
     return OffPolicyAgent(spec, preset, seed, learner, lambda network: network, noise)
 
 
-class ActionNoise:
+class ActionNoise(Exploration):
     """Adds noise to the best action; uniform actions while the replay warms up."""
 
     def __init__(self, spec: EnvSpec, preset: DdpgPreset) -> None:
         """Start without noise."""
         self._spec, self._scale = spec, preset.noise
         self._kept = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
-        self._noise = np.zeros((preset.num_envs, spec.action_size))
+        super().__init__(noise=np.zeros((preset.num_envs, spec.action_size)))
 
     def act(
         self,
@@ -105,18 +105,10 @@ class ActionNoise:
     ) -> npt.NDArray[Any]:
         """Choose actions (see `off_policy.Exploration`)."""
         del progress
-        low, high = self._spec.bounds
+        (low, high), noise = self._spec.bounds, self.state["noise"]
         if warming_up:
-            return random.uniform(low, high, size=self._noise.shape).astype(np.float32)
-        fresh = self._scale * random.standard_normal(self._noise.shape)
-        self._noise = self._kept * self._noise + fresh
-        noisy = greedy() + (high - low) / 2 * self._noise
+            return random.uniform(low, high, size=noise.shape).astype(np.float32)
+        noise = self._kept * noise + self._scale * random.standard_normal(noise.shape)
+        self.state["noise"] = noise
+        noisy = greedy() + (high - low) / 2 * noise
         return np.clip(noisy, low, high).astype(np.float32)
-
-    def arrays(self) -> Arrays:
-        """Return the noise, which goes on from where it is."""
-        return {"noise": self._noise}
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take it back."""
-        self._noise = arrays["noise"]

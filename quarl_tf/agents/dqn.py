@@ -17,15 +17,15 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Arrays, Change, tf_agents
-from quarl_tf.agents.off_policy import OffPolicyAgent
+from quarl_tf.agents import Change, tf_agents
+from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.networks.build import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
@@ -70,11 +70,12 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     return OffPolicyAgent(spec, preset, seed, learner, networks.action_head, exploration)
 
 
-class EpsilonGreedy:
+class EpsilonGreedy(Exploration):
     """Acts greedily, but at random with a probability that falls linearly."""
 
     def __init__(self, spec: EnvSpec, preset: DqnPreset) -> None:
         """Explore at random at first."""
+        super().__init__()
         self._num_actions, self._preset = spec.action_size, preset
 
     def act(
@@ -92,10 +93,3 @@ class EpsilonGreedy:
         exploring = random.random(p.num_envs) < epsilon
         actions = random.integers(self._num_actions, size=p.num_envs)
         return actions if exploring.all() else np.where(exploring, actions, greedy())
-
-    def arrays(self) -> Arrays:
-        """Return nothing: it has no state."""
-        return {}
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Do nothing."""

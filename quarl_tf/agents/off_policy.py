@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import Agent, Change, Stateful
+from quarl_tf.agents import Agent, Arrays, Change
 from quarl_tf.agents.replay import Replay
 from quarl_tf.agents.tf_agents import Learner, transition
 from quarl_tf.environments import EnvSpec
@@ -19,9 +20,14 @@ from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
 
 
-class Exploration(Stateful, Protocol):
+class Exploration(ABC):
     """How actions are tried that the network does not think best."""
 
+    def __init__(self, **state: npt.NDArray[Any]) -> None:
+        """Start from a state, if there is one."""
+        self.state: Arrays = state
+
+    @abstractmethod
     def act(
         self,
         greedy: Callable[[], npt.NDArray[Any]],
@@ -38,6 +44,14 @@ class Exploration(Stateful, Protocol):
             warming_up: Whether nothing is learned yet.
         """
 
+    def arrays(self) -> Arrays:
+        """Return the state for a checkpoint."""
+        return dict(self.state)
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take the state of a checkpoint back."""
+        self.state = dict(arrays)
+
 
 class OffPolicyAgent(Agent):
     """Acts by an exploration, keeps what it sees in a replay and learns from draws of it."""
@@ -51,26 +65,12 @@ class OffPolicyAgent(Agent):
         acting: Change,
         exploration: Exploration,
     ) -> None:
-        """Start with an empty replay.
-
-        Args:
-            spec: Shapes of observations and actions.
-            preset: Hyper-parameters.
-            seed: The run's seed.
-            learner: What takes gradient steps.
-            acting: Returns the part of a network that acts.
-            exploration: How it explores.
-        """
+        """Start with an empty replay; `acting` returns the part of a network that acts."""
         super().__init__(spec, seed, "replay")
         self._spec, self._preset, self._learner = spec, preset, learner
         self._pending: list[npt.NDArray[Any]] = []
-        self._replay = Replay(
-            spec,
-            preset.buffer_size,
-            preset.num_envs,
-            n_step=preset.n_step,
-            discount=preset.discount,
-        )
+        rows = preset.buffer_size, preset.num_envs
+        self._replay = Replay(spec, *rows, n_step=preset.n_step, discount=preset.discount)
         self._exploration = exploration
         self._parts |= {"replay": self._replay, "exploration": exploration}
         self._acting = acting

@@ -91,27 +91,21 @@ class Replay:
         self._rows_added += 1
 
     def add_break(self, observation: npt.NDArray[Any]) -> None:
-        """Store the stream's last observations before all environments start fresh episodes."""
+        """Store the last observations before all environments start fresh episodes."""
         none = np.zeros(len(observation), np.bool_)
         self.add(Tick(observation, np.zeros_like(self._actions[0]), none, none, none))
 
     def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
-        """Draw transitions uniformly, with replacement.
-
-        Args:
-            shape: Shape of the draw, e.g. (batches, batch_size).
-            random: Generator of the draw.
-        """
+        """Draw transitions uniformly, with replacement; `shape` is e.g. (batches, batch_size)."""
         rows, num_envs = self._starts.shape
         # Of the oldest stacks of a full ring some frames are overwritten. The newest row has no
         # successor yet.
         lost = self._observations.reach if self._rows_added > rows else 0
         held = min(self._rows_added, rows) - lost
         pairs = (held - 1) * num_envs
-        index = random.integers(pairs, size=shape)
         oldest = self._rows_added - held
-        row, env = (oldest + index // num_envs) % rows, index % num_envs
-        rejected = ~self._starts[row, env]
+        row, env = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        rejected = np.ones(shape, np.bool_)
         while rejected.any():
             index = random.integers(pairs, size=np.count_nonzero(rejected))
             row[rejected] = (oldest + index // num_envs) % rows

@@ -159,14 +159,7 @@ def action_spec(spec: EnvSpec) -> Any:
 
 
 def build(kind: Any, observed: Any, spec: EnvSpec, **settings: Any) -> Any:
-    """Build an agent of TF-Agents.
-
-    Args:
-        kind: Its class.
-        observed: Specification of what its networks take.
-        spec: Says which actions there are.
-        settings: What the class asks for beside.
-    """
+    """Build an agent of TF-Agents, of a kind, whose networks take what is `observed`."""
     agent = kind(
         ts.time_step_spec(observed),
         action_spec(spec),
@@ -206,7 +199,7 @@ def adam(
 
     Args:
         learning_rate: Step size at the start.
-        preset: Says whether it falls, and over how many gradient steps.
+        preset: Says whether it falls.
         variables: What it will change.
         epsilon: What keeps its quotient finite.
     """

@@ -64,11 +64,7 @@ def policy_factory(
 ) -> NetworkFactory:
     """Return a factory of networks; every call draws the same initial weights.
 
-    Args:
-        spec: Shape and type of the observations.
-        design: What stands behind them.
-        seed: The run's seed.
-        purpose: Name of the draw, so that two networks of a run start differently.
+    `purpose` names the draw, so that two networks of a run start differently.
     """
 
     def build() -> keras.Model:
@@ -84,13 +80,9 @@ def actor_factory(
 ) -> NetworkFactory:
     """Return a factory of networks whose head is a continuous action.
 
-    Args:
-        spec: Observations, and the action's bounds.
-        design: What stands between.
-        seed: The run's seed.
-        stochastic: Whether it is the mean of a distribution; else tanh keeps it within its bounds.
+    It is the mean of a distribution (`stochastic`), or tanh keeps it within its bounds.
     """
-    low, high = spec.action_low or (), spec.action_high or ()
+    low, high = spec.bounds
 
     def build() -> keras.Model:
         observation = _observation(spec)
@@ -105,7 +97,8 @@ def actor_factory(
 
 def critic_factory(spec: EnvSpec, design: Design, seed: int) -> NetworkFactory:
     """Return a factory of networks from observation and action to one value."""
-    half = (np.array(spec.action_high, np.float32) - np.array(spec.action_low, np.float32)) / 2
+    low, high = spec.bounds
+    half = (high - low) / 2
 
     def build() -> keras.Model:
         observation = _observation(spec)
@@ -131,7 +124,7 @@ class _Layers:
         self._policy = "mixed_bfloat16" if design.precision == "bfloat16" else design.precision
 
     def build(self, observation: Any) -> Any:
-        """Build all layers, from the observation to the head."""
+        """Build all layers."""
         return self.connected(self.convolved(self.scaled(observation)))
 
     def scaled(self, observation: Any) -> Any:

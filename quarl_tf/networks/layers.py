@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,7 @@ import numpy.typing as npt
 from quarl_tf.foundation.keras import keras, tf
 
 Floats = npt.NDArray[np.float32]
-
-
 Forward = Callable[[npt.NDArray[Any]], Floats]
-
 
 #: Normalised observations beyond this many standard deviations are cut off (as the papers' DDPG
 #: does); it also bounds the range that the first int8 tensor must cover.
@@ -71,14 +68,11 @@ class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
     logarithm of its standard deviation, in the action's own units, with the network's weights.
     """
 
-    def __init__(
-        self, low: Sequence[float], high: Sequence[float], *, stochastic: bool, name: str
-    ) -> None:
+    def __init__(self, low: Floats, high: Floats, *, stochastic: bool, name: str) -> None:
         """Keep the bounds."""
         super().__init__(name=name)
-        bottom, top = np.array(low, np.float32), np.array(high, np.float32)
-        self.half: Floats = (top - bottom) / np.float32(2)
-        self._middle: Floats = (top + bottom) / np.float32(2)
+        self.half: Floats = (high - low) / np.float32(2)
+        self._middle: Floats = (high + low) / np.float32(2)
         self._stochastic = stochastic
 
     def build(self, input_shape: Any) -> None:

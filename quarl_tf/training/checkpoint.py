@@ -31,26 +31,23 @@ def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state:
         step: Environment step; it names the file.
         arrays: Arrays by name.
         state: Anything else, JSON-ready.
-
-    Returns:
-        The file.
     """
     text = np.frombuffer(json.dumps(state).encode(), np.uint8)
     path = folder / f"{step:012d}.npz"
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays, **{_STATE: text})  # type: ignore[arg-type]
-    found = _newest_first(folder)
-    place = found.index(path)
+    checkpoints = _newest_first(folder)
+    place = checkpoints.index(path)
     # A training goes on from the newest good one: those of later steps are damaged.
-    for superseded in found[:place] + found[place + _KEPT :]:
+    for superseded in checkpoints[:place] + checkpoints[place + _KEPT :]:
         superseded.unlink(missing_ok=True)
     return path
 
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
     """Return arrays and state of the newest checkpoint that is not damaged, or None."""
-    found = (load(path) for path in _newest_first(folder))
-    return next((one for one in found if one is not None), None)
+    checkpoints = (load(path) for path in _newest_first(folder))
+    return next((checkpoint for checkpoint in checkpoints if checkpoint is not None), None)
 
 
 def load(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:

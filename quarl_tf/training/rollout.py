@@ -37,9 +37,7 @@ def rollout(
         envs: Environments.
         act: Chooses the actions.
         seed: Seed of the reset.
-        keep: Most observations to return. If there are more: those in which a feature is smallest
-            or largest (up to a quarter), half from the beginning, the others evenly spread over the
-            rest.
+        keep: Most observations to return (see `_Thinned`).
 
     Raises:
         QuarlError: A return is not finite.
@@ -62,7 +60,10 @@ def rollout(
 
 
 class _Thinned:
-    """Keeps part of what it is given: the beginnings, the extremes, and an even part of the rest.
+    """Keeps part of what it is given.
+
+    Those in which a feature is smallest or largest (up to a quarter of what is kept), half from the
+    beginning, the others evenly spread over the rest.
 
     A trained policy spends most of its time near where it wants to be; the way there, where
     observations are largest, is short.
