@@ -1,4 +1,4 @@
-"""Errors a user can cause or mend; the command line shows each as one line, without a traceback."""
+"""Errors a user can cause or fix; the command line shows each as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ class GateError(QuarlError):
     exit_code = 3
 
 
-def unknown(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> UsageError:
+def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
     """Build the error for a name that is not among the known ones, naming the closest.
 
     Args:
         kind: What the name stands for, as a user would say it ("environment", "scheme").
         name: The name received.
         known: Every name that would have been accepted.
-        otherwise: A sentence on what to do if none of these is meant.
+        hint: A sentence on what to do if none of these is meant.
     """
     choices = sorted(known)
     by_lower = {choice.lower(): choice for choice in choices}
     close = [by_lower[c] for c in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
-    hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(choices)}."
-    advice = f"{hint} {otherwise}".strip()
+    advice = (
+        f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(choices)}."
+    )
+    advice = f"{advice} {hint}".strip()
     return UsageError(f"Unknown {kind}: {advice} Received: {kind}={name!r}")
 
 

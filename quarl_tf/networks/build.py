@@ -157,10 +157,10 @@ class _Layers:
     def connected(self, hidden: Any) -> Any:
         """Build the fully-connected layers and the head."""
         design = self._design
-        before = own = hidden
+        before = last = hidden
         for i, units in enumerate(design.architecture.hidden_layers):
-            before, own = own, self._hidden(own, units, f"hidden_{i}")
-        head = self._linear(own, design.outputs, "head", design.head_gain or 1.0)
+            before, last = last, self._hidden(last, units, f"hidden_{i}")
+        head = self._linear(last, design.outputs, "head", design.head_gain or 1.0)
         if not design.dueling:
             return head
         for units in design.architecture.hidden_layers[-1:]:

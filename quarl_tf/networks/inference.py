@@ -37,8 +37,8 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
             by_kind[kind] = traced.get_concrete_function(*tensors)
         # TensorFlow's own search for the trace that fits takes 200 us a call, and to match the
         # arguments with its signature as long again.
-        found = by_kind[kind]
-        return found.inference_fn.call_preflattened([*tensors, *found.captured_inputs])
+        trace = by_kind[kind]
+        return trace.inference_fn.call_preflattened([*tensors, *trace.captured_inputs])
 
     return call
 
@@ -99,8 +99,8 @@ class Snapshot:
 def in_numpy(layer: Any, values: Sequence[npt.NDArray[Any]]) -> Forward:
     """Return what a layer computes with given values of its variables."""
     if hasattr(layer, "in_numpy"):
-        own: Forward = layer.in_numpy(*values)
-        return own
+        forward_pass: Forward = layer.in_numpy(*values)
+        return forward_pass
     if isinstance(layer, keras.layers.Dense):
         kernel, bias = values
         activation = _ACTIVATIONS[layer.activation.__name__]
@@ -119,7 +119,7 @@ def in_numpy(layer: Any, values: Sequence[npt.NDArray[Any]]) -> Forward:
         return _ACTIVATIONS[layer.activation.__name__]
     if isinstance(layer, keras.layers.Flatten):
         return lambda x: x.reshape(len(x), -1)
-    raise QuarlError(f"No NumPy twin of this layer. Received: {layer.name} ({type(layer)})")
+    raise QuarlError(f"NumPy has no such layer. Received: {layer.name} ({type(layer)})")
 
 
 _ACTIVATIONS: Mapping[str, Forward] = {

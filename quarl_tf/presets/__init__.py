@@ -301,7 +301,7 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
 
 
 def load(
-    algo: str, env_id: str, overrides: Mapping[str, Any] | None = None, own: Path | None = None
+    algo: str, env_id: str, overrides: Mapping[str, Any] | None = None, file: Path | None = None
 ) -> Preset:
     """Load the preset of an (algorithm, environment).
 
@@ -309,14 +309,14 @@ def load(
         algo: Name of the algorithm.
         env_id: Id of the environment.
         overrides: Values that take the place of the preset's, by name.
-        own: A file of the user's presets, which go before the package's.
+        file: One of the user's presets, which go before the package's.
 
     Raises:
         UsageError: There is no such preset, the user's file is of no use, or a value does not fit.
     """
     table = _table(algo)
-    if own is not None:
-        table.update(_own_table(algo, own))
+    if file is not None:
+        table.update(_own_table(algo, file))
     if env_id not in table:
         elsewhere = "Any other needs an entry in a file of yours, given with --presets."
         raise unknown(f"{algo} preset", env_id, table, elsewhere)
@@ -324,9 +324,9 @@ def load(
     return _CLASSES[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
 
 
-def has_own(algo: str, env_id: str, own: Path) -> bool:
+def has_own(algo: str, env_id: str, file: Path) -> bool:
     """Tell whether a file of the user's presets has one of an (algorithm, environment)."""
-    return env_id in _own_table(algo, own)
+    return env_id in _own_table(algo, file)
 
 
 def restore(algo: str, values: Mapping[str, Any]) -> Preset:
@@ -345,5 +345,5 @@ def _table(algo: str) -> tables.Table:
     return tables.shipped(algo)
 
 
-def _own_table(algo: str, own: Path) -> tables.Table:
-    return tables.read(own, _CLASSES).get(algo, {})
+def _own_table(algo: str, file: Path) -> tables.Table:
+    return tables.read(file, _CLASSES).get(algo, {})

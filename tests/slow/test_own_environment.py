@@ -244,7 +244,7 @@ def write(path: Path, content: Any) -> Path:
 
 def test_own_presets_go_before_the_package_s_and_overrides_before_both(tmp_path: Path) -> None:
     own = write(tmp_path / "own.yaml", shipped(epochs=3, clip=0.3))
-    assert asdict(presets.load("ppo", "CartPole-v1", own=own)) == shipped(epochs=3, clip=0.3)
+    assert asdict(presets.load("ppo", "CartPole-v1", file=own)) == shipped(epochs=3, clip=0.3)
     overridden = presets.load("ppo", "CartPole-v1", {"clip": 0.1}, own)
     assert asdict(overridden) == shipped(epochs=3, clip=0.1)
 
@@ -253,7 +253,7 @@ def test_whatever_the_file_does_not_name_stays_the_package_s(tmp_path: Path) -> 
     own = write(tmp_path / "own.yaml", shipped(epochs=3))
     for algo, env_id in presets.available():
         if (algo, env_id) != ("ppo", "CartPole-v1"):
-            assert presets.load(algo, env_id, own=own) == presets.load(algo, env_id)
+            assert presets.load(algo, env_id, file=own) == presets.load(algo, env_id)
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "1.e-3", "+.1e-2", "0.001"])
