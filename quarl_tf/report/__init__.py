@@ -19,7 +19,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
 from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
-from quarl_tf.report.figures import SWEEPS, family, png
+from quarl_tf.report.figures.style import FAMILIES, family, png
 from quarl_tf.report.memory import memory_rows
 from quarl_tf.report.notes import notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
@@ -217,7 +217,7 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
     def place(scheme: Scheme) -> tuple[int, int, int]:
         sweep = family(scheme)
         usual = DEFAULT_SCHEMES.index(scheme.name) if scheme.name in DEFAULT_SCHEMES else 99
-        return (0 if sweep is None else 1 + list(SWEEPS).index(sweep), -scheme.weight_bits, usual)
+        return (0 if sweep is None else 1 + list(FAMILIES).index(sweep), -scheme.weight_bits, usual)
 
     return sorted(found, key=place)
 

@@ -10,8 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from quarl_tf.evaluation.compare import Interval
-from quarl_tf.report import figures
-from quarl_tf.report.figures import Curve, Panel, Point
+from quarl_tf.report.figures import curves, returns, weights
+from quarl_tf.report.figures.curves import Curve
+from quarl_tf.report.figures.returns import Panel, Point
 from quarl_tf.report.results import OK, CellResults
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Run
@@ -54,23 +55,23 @@ def draw(workspace: Workspace, cells: Sequence[CellResults], x: str) -> Iterator
     """
     panels = [_panel(cell) for cell in cells]
     if any(len(panel.points) > 1 for panel in panels):
-        yield Picture("return_against_bits", 0, figures.return_against_bits(panels))
+        yield Picture("return_against_bits", 0, returns.return_against_bits(panels))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
-        several = sum(bool(curves) for curves in groups.values()) > 1
-        if several and len(groups) <= figures.MOST_LINES and _all_have(groups, "action_variance"):
+        drawn = sum(map(bool, groups.values())) > 1
+        if drawn and len(groups) <= curves.MOST_LINES and _all_have(groups, "action_variance"):
             columns = {"action_variance": "action variance", "greedy_return": "greedy return"}
-            figure = figures.mean_curves(groups, columns, "step", task)
+            figure = curves.mean_curves(groups, columns, "step", task)
             yield Picture("action_variance", 0, figure, task.replace(" on ", "_").replace("/", "_"))
     for number, cell in enumerate(cells, start=0 if len(cells) == 1 else 1):
         if len(cells) <= _MOST_DETAILED:
             yield from _detailed(workspace, cell, number)
         groups, title = _groups([cell]), cell.cell.title
         if x == "episodes" and _all_have(groups, x):
-            figure = figures.mean_curves(groups, {"episode_return": "return per episode"}, x, title)
+            figure = curves.mean_curves(groups, {"episode_return": "return per episode"}, x, title)
             yield Picture("return_against_episodes", number, figure)
-        elif there := {name: curves for name, curves in groups.items() if curves}:
-            yield Picture("learning_curves", number, figures.learning_curves(there, title))
+        elif there := {name: one for name, one in groups.items() if one}:
+            yield Picture("learning_curves", number, curves.learning_curves(there, title))
 
 
 def _panel(cell: CellResults) -> Panel:
@@ -78,13 +79,13 @@ def _panel(cell: CellResults) -> Panel:
     columns = cell.cell.columns
     for place, (column, row) in enumerate(zip(columns, cell.rows, strict=True)):
         means = [one.return_mean for one in cell.trainings[place :: len(columns)]]
-        returns = None
+        interval = None
         if row.return_mean is not None:
             low = -math.inf if row.return_low is None else row.return_low
             high = math.inf if row.return_high is None else row.return_high
-            returns = Interval(row.return_mean, low, high)
+            interval = Interval(row.return_mean, low, high)
         known = tuple(mean for mean in means if mean is not None)
-        points.append(Point(column.scheme, row.delay, returns, known))
+        points.append(Point(column.scheme, row.delay, interval, known))
     baseline = None if cell.baseline is None else cell.baseline.mean
     return Panel(cell.cell.title, cell.cell.task, points, baseline)
 
@@ -102,13 +103,13 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
             )
             pairs[column.label] = (reference, other)
     if pairs:
-        yield Picture("paired_returns", number, figures.paired_returns(pairs, cell.cell.title))
+        yield Picture("paired_returns", number, returns.paired_returns(pairs, cell.cell.title))
     run_id = cell.cell.references[0].run_id
     path = workspace.artifact(run_id, REFERENCE)
     # Only its hash may have been kept.
     layers = flatbuffer.weights(path.read_bytes()) if cell.references and path.exists() else {}
     if layers:
-        figure = figures.weight_histograms(layers, f"fp32 weights of {run_id}")
+        figure = weights.weight_histograms(layers, f"fp32 weights of {run_id}")
         yield Picture("weight_histograms", number, figure)
 
 
@@ -141,5 +142,5 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
 
 
 def _all_have(groups: _Groups, column: str) -> bool:
-    curves = [curve for several in groups.values() for curve in several]
-    return bool(curves) and all(curve.has(column) for curve in curves)
+    trainings = [curve for several in groups.values() for curve in several]
+    return bool(trainings) and all(curve.has(column) for curve in trainings)

@@ -13,7 +13,7 @@ import jinja2
 from quarl_tf.evaluation.compare import MIN_EPISODES
 from quarl_tf.foundation.files import write_bytes, write_text
 from quarl_tf.foundation.provenance import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
-from quarl_tf.report.figures import scheme_colour
+from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.results import Result
 
 _UNKNOWN = "\N{EN DASH}"

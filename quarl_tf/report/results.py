@@ -27,7 +27,8 @@ from quarl_tf.evaluation.compare import (
 )
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.report.figures import Curve, family
+from quarl_tf.report.figures.curves import Curve
+from quarl_tf.report.figures.style import family
 from quarl_tf.spec import BASELINE, REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar, settings
 from quarl_tf.store.state import export_command

@@ -14,23 +14,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from quarl_tf.report.figures.style import (
-    GREY,
-    TITLE_LETTERS,
-    grid,
-    legend_below,
-    scheme_colour,
-    style,
-    wrapped,
-)
+from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled, wrapped
 from quarl_tf.spec import REFERENCE
 
 #: Lines that can still be told apart.
 MOST_LINES = 10
 
-_DELAY_COLOUR = "#b3321f"
+_DELAY: dict[str, Any] = {"color": "#b3321f", "ls": "--", "lw": 1.1}
 # As in QuaRL's figure of action variances.
 _SMOOTHING = 0.95
+_AXES = {"step": "environment steps", "episodes": "training episodes"}
 
 
 @dataclass(frozen=True)
@@ -54,16 +47,10 @@ class Curve:
 
     def line(self, y: str, x: str = "step") -> pd.Series[float]:
         """Return a column where it is known, indexed by another."""
-        known = self.values[[x, y]].dropna().groupby(x)[y].last()
-        return known.astype(float)
-
-    def delay_on(self, x: str) -> float | None:
-        """Return where on an axis the training began to quantise."""
-        if self.delay is None:
-            return None
-        return float(np.interp(self.delay, self.values["step"], self.values[x]))
+        return self.values[[x, y]].dropna().groupby(x)[y].last().astype(float)
 
 
+@styled
 def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> Figure:
     """Draw training return and greedy evaluation against steps, one panel a way of training.
 
@@ -72,41 +59,32 @@ def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> F
         title: Heading of the figure.
     """
     columns = min(4, len(panels))
-    curves = [curve for several in panels.values() for curve in several]
-    labels = list(dict.fromkeys(curve.label for curve in curves))
-    colours = dict(zip(labels, sns.color_palette("deep", len(labels)), strict=True))
-    with style():
-        height = 2.8 if columns == 1 else 2.1
-        figure, grid_of_axes = grid(
-            len(panels), columns, height, "environment steps", sharex=True, sharey=True
-        )
-        for axes, (heading, several) in zip(grid_of_axes, panels.items(), strict=True):
-            for curve in several:
-                _draw_curve(axes, curve, colours[curve.label])
-            if len(panels) > 1:
-                axes.set_title(wrapped(heading, columns), fontsize="small")
-            axes.xaxis.set_major_locator(MaxNLocator(7 // columns + 2))
-            _finish(axes)
-        figure.suptitle(title)
-        figure.supylabel("return per episode", fontsize="medium")
-        handles = [
-            Line2D([], [], color=GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
-            Line2D([], [], color=GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
-            *_delay_handle(curves),
-            *(Line2D([], [], color=colours[one], lw=3, label=one) for one in labels),
-        ]
-        legend_below(figure, handles, columns=5)
+    names = dict.fromkeys(curve.label for curves in panels.values() for curve in curves)
+    colours = dict(zip(names, sns.color_palette("deep", len(names)), strict=True))
+    labels = (title, _AXES["step"], "return per episode")
+    height = 2.8 if columns == 1 else 2.1
+    figure, grid_of_axes = grid(len(panels), columns, height, labels, sharex=True, sharey=True)
+    for axes, (heading, curves) in zip(grid_of_axes, panels.items(), strict=True):
+        for curve in curves:
+            training, greedy = curve.line("episode_return"), curve.line("greedy_return")
+            look: dict[str, Any] = {"color": colours[curve.label]}
+            axes.plot(training.index, training, lw=1.0, alpha=0.55, **look)
+            axes.plot(greedy.index, greedy, lw=1.6, marker="o", ms=3.5, mec="white", **look)
+        if len(panels) > 1:
+            axes.set_title(wrapped(heading, columns), fontsize="small")
+        axes.xaxis.set_major_locator(MaxNLocator(7 // columns + 2))
+        _finish(axes, curves)
+    handles = [
+        Line2D([], [], color=GREY, lw=1.0, alpha=0.7, label="training (exploring)"),
+        Line2D([], [], color=GREY, lw=1.6, marker="o", ms=4, label="greedy evaluation"),
+        *_delay_handle(panels),
+        *(Line2D([], [], color=colour, lw=3, label=name) for name, colour in colours.items()),
+    ]
+    legend_below(figure, handles)
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: Any) -> None:
-    training, greedy = curve.line("episode_return"), curve.line("greedy_return")
-    axes.plot(training.index, training, color=colour, lw=1.0, alpha=0.55)
-    axes.plot(greedy.index, greedy, color=colour, lw=1.6, marker="o", ms=3.5, mec="white")
-    if curve.delay is not None:
-        _draw_delay(axes, curve.delay)
-
-
+@styled
 def mean_curves(
     groups: Mapping[str, Sequence[Curve]], columns: Mapping[str, str], x: str, title: str = ""
 ) -> Figure:
@@ -120,46 +98,33 @@ def mean_curves(
         title: Heading of the figure.
     """
     colours = _colours(groups)
-    curves = [curve for several in groups.values() for curve in several]
-    with style():
-        label = "environment steps" if x == "step" else "training episodes"
-        figure, panels = grid(len(columns), 1, 2.6, label, sharex=True)
-        for axes, (column, name) in zip(panels, columns.items(), strict=True):
-            smooth = column != "episode_return"  # Which is a mean of episodes already.
-            for several, colour in zip(groups.values(), colours, strict=True):
-                lines = [curve.line(column, x) for curve in several]
-                lines = [_smoothed(line) for line in lines] if smooth else lines
-                # Until the delay a quantised training is its reference: that one is on top.
-                _draw_mean(axes, lines, colour, 3 if _delayed(several) else 4)
-            for delay in sorted({d for c in curves if (d := c.delay_on(x)) is not None}):
-                _draw_delay(axes, delay)
-            axes.set_ylabel(f"{name}, smoothed" if smooth else name)
-            _finish(axes)
-        figure.align_ylabels()
-        figure.suptitle(title)
-        names = [name if several else f"{name} (missing)" for name, several in groups.items()]
-        handles = [
-            Line2D([], [], color=colour, lw=2.2, label=wrapped(name, 2))
-            for colour, name in zip(colours, names, strict=True)
-        ]
-        handles += _delay_handle(curves)
-        longest = max(len(name) for name in names)
-        legend_below(figure, handles, columns=2 if longest > TITLE_LETTERS // 4 else 4)
+    figure, panels = grid(len(columns), 1, 2.6, (title, _AXES[x], ""), sharex=True)
+    for axes, (column, label) in zip(panels, columns.items(), strict=True):
+        smooth = column != "episode_return"  # Which is a mean of episodes already.
+        for curves, colour in zip(groups.values(), colours, strict=True):
+            lines = [curve.line(column, x) for curve in curves]
+            if smooth:  # Without the pull towards 0 at its start.
+                lines = [line.ewm(alpha=1 - _SMOOTHING).mean() for line in lines]
+            # Until the delay a quantised training is its reference: that one is on top.
+            _draw_mean(axes, lines, colour, 3 if _delayed(curves) else 4)
+        axes.set_ylabel(f"{label}, smoothed" if smooth else label)
+        _finish(axes, [curve for curves in groups.values() for curve in curves], x)
+    figure.align_ylabels()
+    names = [name if curves else f"{name} (missing)" for name, curves in groups.items()]
+    handles = [
+        Line2D([], [], color=colour, lw=2.2, label=wrapped(name, 2))
+        for colour, name in zip(colours, names, strict=True)
+    ]
+    longest = max(len(name) for name in names)
+    legend_below(figure, [*handles, *_delay_handle(groups)], columns=2 if longest > 20 else 4)
     return figure
 
 
 def mean_line(lines: Sequence[pd.Series[float]]) -> pd.Series[float]:
     """Return the mean of lines where all are, each interpolated between its own points."""
-    together = pd.concat(lines, axis=1).sort_index()
-    known: pd.Series[float] = (
-        together.interpolate("index", limit_area="inside").dropna().mean(axis=1)
-    )
-    return known
-
-
-def _smoothed(line: pd.Series[float]) -> pd.Series[float]:
-    """Return the exponential moving average, without the pull towards 0 at its start."""
-    return line.ewm(alpha=1 - _SMOOTHING).mean()
+    together = pd.concat(lines, axis=1).sort_index().interpolate("index", limit_area="inside")
+    mean: pd.Series[float] = together.dropna().mean(axis=1)
+    return mean
 
 
 def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorder: int) -> None:
@@ -175,26 +140,27 @@ def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorde
 
 def _colours(groups: Mapping[str, Sequence[Curve]]) -> list[Any]:
     """Return dark and warm colours for full precision, then cool ones in the order of the rest."""
-    aware = sum(_delayed(several) for several in groups.values())
-    warm = sns.color_palette("blend:#e8830c,#f2c14e", len(groups))
-    cool = iter(sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", aware))
-    plain = iter([scheme_colour(REFERENCE), *warm])
-    return [next(cool if _delayed(several) else plain) for several in groups.values()]
+    aware = [_delayed(curves) for curves in groups.values()]
+    warm = [scheme_colour(REFERENCE), *sns.color_palette("blend:#e8830c,#f2c14e", len(groups))]
+    cool = sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(aware))
+    plain, quantised = iter(warm), iter(cool)
+    return [next(quantised if one else plain) for one in aware]
 
 
 def _delayed(curves: Sequence[Curve]) -> bool:
     return any(curve.delay is not None for curve in curves)
 
 
-def _delay_handle(curves: Sequence[Curve]) -> list[Line2D]:
-    line = Line2D([], [], color=_DELAY_COLOUR, ls="--", lw=1.1, label="quantised from here on")
-    return [line] if _delayed(curves) else []
+def _delay_handle(groups: Mapping[str, Sequence[Curve]]) -> list[Line2D]:
+    line = Line2D([], [], label="quantised from here on", **_DELAY)
+    return [line] if any(map(_delayed, groups.values())) else []
 
 
-def _draw_delay(axes: Axes, delay: float) -> None:
-    axes.axvline(delay, color=_DELAY_COLOUR, ls="--", lw=1.1, zorder=1)
-
-
-def _finish(axes: Axes) -> None:
+def _finish(axes: Axes, curves: Sequence[Curve], x: str = "step") -> None:
+    """Mark where trainings began to quantise, and format the axis."""
+    for delay in sorted(
+        {float(np.interp(c.delay, c.values["step"], c.values[x])) for c in curves if c.delay}
+    ):
+        axes.axvline(delay, zorder=1, **_DELAY)
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.margins(x=0.02)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec
 
 import matplotlib as mpl
 import numpy as np
@@ -20,15 +20,14 @@ from PIL import Image
 
 from quarl_tf.spec import BASELINE, PTQ_BITS, Scheme
 
+_P = ParamSpec("_P")
 Floats = npt.NDArray[np.floating[Any]]
 
 # Inches; at 150 dots per inch a figure is 1350 pixels wide, sharp at twice a report's column.
-WIDTH = 9.0
-_DPI = 150
+_WIDTH, _DPI = 9.0, 150
 # Letters that stand beside each other above the panels of a row.
-TITLE_LETTERS = 80
+_TITLE_LETTERS = 80
 GREY = "#8a8f98"
-LIGHT_GREY = "#c9ccd1"
 # Native schemes are cool; simulated ones warm, olive as published, purple if trained at those bits,
 # and darker the fewer their bits.
 _NATIVE_COLOURS = {
@@ -42,20 +41,19 @@ _NATIVE_COLOURS = {
 _OTHER_NATIVE = "#5b7f95"
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Look(NamedTuple):
     """The look of a family of simulated schemes."""
 
     palette: str
     marker: str
-    line: Literal["-", ":", "-."]
+    line: str
 
 
 #: By what schemes of a family begin with.
-SWEEPS = {
-    "ptq_w": Sweep("flare_r", "D", "-"),
-    "ptq_paper_w": Sweep("blend:#4f4200,#c9ae35", "^", ":"),
-    "qat_w": Sweep("blend:#3a0f5e,#b79be0", "s", "-."),
+FAMILIES = {
+    "ptq_w": Look("flare_r", "D", "-"),
+    "ptq_paper_w": Look("blend:#4f4200,#c9ae35", "^", ":"),
+    "qat_w": Look("blend:#3a0f5e,#b79be0", "s", "-."),
 }
 
 
@@ -73,13 +71,11 @@ def scheme_colour(name: str) -> str:
     if name == BASELINE:
         return GREY
     scheme = Scheme.parse(name)
-    sweep = family(scheme)
-    if sweep is None:
+    if (kind := family(scheme)) is None:
         return _NATIVE_COLOURS.get(name, _OTHER_NATIVE)
     # The palette spans 2 ... 8 bits, what is exported by default; wider grids share the lightest.
-    steps = 7
-    palette = sns.color_palette(SWEEPS[sweep].palette, steps).as_hex()
-    return str(palette[min(scheme.weight_bits - PTQ_BITS.start, steps - 1)])
+    palette = sns.color_palette(FAMILIES[kind].palette, 7).as_hex()
+    return str(palette[min(scheme.weight_bits - PTQ_BITS.start, 6)])
 
 
 def png(figure: Figure) -> bytes:
@@ -92,29 +88,34 @@ def png(figure: Figure) -> bytes:
     return small.getvalue()
 
 
-def style() -> Any:
-    """Return a context in which artists take the project's look."""
-    return mpl.rc_context(
-        {
-            **sns.axes_style("ticks", {"axes.grid": True}),
-            **sns.plotting_context("paper", font_scale=1.1),
-            # Ships with matplotlib: the same letters, and the same bytes, on every machine.
-            "font.sans-serif": ["DejaVu Sans"],
-            "axes.edgecolor": "#555b65",
-            "axes.spines.right": False,
-            "axes.spines.top": False,
-            "axes.titleweight": "bold",
-            "figure.titleweight": "bold",
-            "figure.titlesize": "medium",
-            "axes.titlesize": "medium",
-            "grid.color": "#e8eaed",
-            "grid.linewidth": 0.8,
-        }
-    )
+def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+    """Let a function draw in the project's look."""
+    look = {
+        **sns.axes_style("ticks", {"axes.grid": True}),
+        **sns.plotting_context("paper", font_scale=1.1),
+        # Ships with matplotlib: the same letters, and the same bytes, on every machine.
+        "font.sans-serif": ["DejaVu Sans"],
+        "axes.edgecolor": "#555b65",
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titleweight": "bold",
+        "figure.titleweight": "bold",
+        "figure.titlesize": "medium",
+        "axes.titlesize": "medium",
+        "grid.color": "#e8eaed",
+        "grid.linewidth": 0.8,
+    }
+
+    @wraps(draw)
+    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with mpl.rc_context(look):
+            return draw(*args, **kwargs)
+
+    return drawn
 
 
 def grid(
-    count: int, columns: int, height: float, xlabel: str, **shared: Any
+    count: int, columns: int, height: float, labels: tuple[str, str, str], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with so many panels, the unused places of its last row left empty.
 
@@ -122,32 +123,30 @@ def grid(
         count: Panels.
         columns: Panels in a row, at most.
         height: Inches of a row.
-        xlabel: Label of the lowest panels.
+        labels: Heading of the figure, label of its horizontal axes and of its vertical ones.
         shared: Which axes are shared, see `Figure.subplots`.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(WIDTH, 1.2 + height * rows), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 1.2 + height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
     for axes in panels[count:]:
         axes.remove()
     for axes in panels[:count][-columns:]:
         axes.tick_params(labelbottom=True)
-        axes.set_xlabel(xlabel)
+        axes.set_xlabel(labels[1])
+    figure.suptitle(labels[0])
+    figure.supylabel(labels[2], fontsize="medium")
     return figure, panels[:count]
 
 
 def wrapped(title: str, columns: int) -> str:
     """Return a heading in lines that fit above one of so many panels in a row."""
-    width = TITLE_LETTERS // columns
+    width = _TITLE_LETTERS // columns
     return textwrap.fill(title, width, break_long_words=False, break_on_hyphens=False)
 
 
-def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 4) -> None:
+def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 5) -> None:
     """Put a legend under the axes, where it hides no data."""
-    figure.legend(
-        handles=list(handles),
-        loc="outside lower center",
-        ncols=min(len(handles), columns),
-        frameon=False,
-    )
+    columns = min(len(handles), columns)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)

@@ -13,13 +13,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from quarl_tf.quantization.grid import grid_between
-from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, style
+from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled
 from quarl_tf.spec import Scheme
 
 #: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
 HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
 
 
+@styled
 def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str = "") -> Figure:
     """Draw the weights of each layer with the values that a 4-bit and a 2-bit grid can hold.
 
@@ -28,20 +29,18 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
         title: Heading of the figure.
     """
     columns = len(HISTOGRAM_SCHEMES)
-    with style():
-        figure, panels = grid(columns * len(weights), columns, 2.0, "weight", sharey="row")
-        for row, (name, values) in enumerate(weights.items()):
-            of_layer = panels[columns * row : columns * (row + 1)]
-            for axes, scheme in zip(of_layer, HISTOGRAM_SCHEMES, strict=True):
-                _draw_histogram(axes, values, scheme)
-            of_layer[0].set_title(_layer_title(name, values), loc="left", fontsize="small")
-        figure.suptitle(title)
-        figure.supylabel("number of weights (log scale)", fontsize="medium")
-        handles = [
-            Line2D([], [], color=scheme_colour(name), label=f"the values of {name}")
-            for name in HISTOGRAM_SCHEMES
-        ]
-        legend_below(figure, handles)
+    labels = (title, "weight", "number of weights (log scale)")
+    figure, panels = grid(columns * len(weights), columns, 2.0, labels, sharey="row")
+    for place, (name, values) in enumerate(weights.items()):
+        row = panels[columns * place : columns * (place + 1)]
+        for axes, scheme in zip(row, HISTOGRAM_SCHEMES, strict=True):
+            _draw_histogram(axes, values, scheme)
+        row[0].set_title(_layer_title(name, values), loc="left", fontsize="small")
+    handles = [
+        Line2D([], [], color=scheme_colour(name), label=f"the values of {name}")
+        for name in HISTOGRAM_SCHEMES
+    ]
+    legend_below(figure, handles)
     return figure
 
 
@@ -52,7 +51,7 @@ def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], scheme: str) ->
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
     axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
-    axes.set(ylabel="")
+    axes.set_ylabel("")
     axes.grid(visible=False)
 
 
