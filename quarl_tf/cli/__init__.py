@@ -1,5 +1,34 @@
 """The command `quarl`."""
 
-from quarl_tf.cli.verbs import main
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+#: Extras by a module that each of them brings; what is not here comes with `train`.
+_EXTRAS = {
+    **dict.fromkeys(("gymnasium", "rich", "scipy", "yaml"), "evaluate"),
+    **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
+    "litert_quantizer": "int4",
+    "ray": "cluster",
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    try:
+        from quarl_tf.cli import verbs
+
+        return verbs.main(words)
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(name, "train")
+        print(
+            "quarl: this needs more than acting does; install it in the folder of quarl_tf: "
+            f"pip install '.[{extra}]'. Received: no module {name!r}",
+            file=sys.stderr,
+        )
+        return 1
+
 
 __all__ = ["main"]

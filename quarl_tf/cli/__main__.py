@@ -2,6 +2,6 @@
 
 import sys
 
-from quarl_tf.cli.verbs import main
+from quarl_tf.cli import main
 
 sys.exit(main())

@@ -52,6 +52,15 @@ def build() -> argparse.ArgumentParser:
     _add_schemes(export)
     _add_dry_run(export)
 
+    quantize = verb("quantize", "round the weights of an fp32 .tflite file", _EXAMPLE_QUANTIZE)
+    quantize.add_argument("artifact", metavar="ARTIFACT", type=Path)
+    quantize.add_argument(
+        "--scheme", required=True, help="ptq_wN or ptq_paper_wN, for N = 2 ... 32"
+    )
+    quantize.add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", help="(default: SCHEME.tflite beside it)"
+    )
+
     evaluate = verb("evaluate", "replay .tflite files, compare with fp32", _EXAMPLE_EVAL)
     evaluate.add_argument("artifacts", metavar="ARTIFACT", nargs="+", type=Path)
     _add_import(evaluate)
@@ -78,6 +87,7 @@ def build() -> argparse.ArgumentParser:
 _EXAMPLE_TRAIN = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _EXAMPLE_RUN = f"run {_EXAMPLE_TRAIN}"
 _EXAMPLE_EXPORT = "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8"
+_EXAMPLE_QUANTIZE = "quantize tflite_models/dqn-CartPole-v1-s0/fp32.tflite --scheme ptq_w4"
 _EXAMPLE_EVAL = "evaluate tflite_models/dqn-CartPole-v1-s0/int8.tflite --episodes 100 --gate 2"
 _EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
 _EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"

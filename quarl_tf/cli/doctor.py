@@ -27,7 +27,8 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Run all checks; those of packages for training only where TensorFlow is installed."""
-    findings = list(_requirements(PACKAGE, extra=""))
+    extras = ("", "evaluate", "report")
+    findings = [found for extra in extras for found in _requirements(PACKAGE, extra)]
     if _version("tensorflow") is None:
         return [
             *findings,
@@ -59,7 +60,7 @@ def _requirements(package: str, extra: str) -> Iterator[Finding]:
         wanted = marker is None or marker.evaluate({"extra": extra})
         if not wanted or (extra and marker is not None and marker.evaluate({"extra": ""})):
             continue
-        if extra and marker is None:
+        if (extra and marker is None) or requirement.name == package:
             continue
         version = _version(requirement.name)
         good = version is not None and requirement.specifier.contains(version, prereleases=True)

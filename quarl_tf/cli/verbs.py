@@ -23,6 +23,7 @@ from quarl_tf import environments, presets, study
 from quarl_tf.cli import arguments
 from quarl_tf.cli.summary import Summary, reference_of
 from quarl_tf.evaluation.play import evaluate_and_save, require_playable
+from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import QuarlError, UsageError
@@ -147,6 +148,10 @@ def _export(args: argparse.Namespace) -> None:
         _plan(*(f"export   {workspace.artifact(args.run, scheme.name)}" for scheme in schemes))
         return
     _export_all(workspace, args.run, schemes)
+
+
+def _quantize(args: argparse.Namespace) -> None:
+    _say(f"quantised {quantize(args.artifact, Scheme.parse(args.scheme), args.output)}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
@@ -602,6 +607,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "run": _run,
     "train": _train,
     "export": _export,
+    "quantize": _quantize,
     "evaluate": _evaluate,
     "report": _report,
     "study plan": _study_plan,

@@ -24,14 +24,13 @@ import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import int4
+from quarl_tf.export import int4, ptq
 from quarl_tf.foundation import native_output, provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.build import Weights
 from quarl_tf.quantization import qat, quantizing
-from quarl_tf.quantization.grid import round_to_half
 from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -254,8 +253,9 @@ def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    quantized = quantize_weights(trained.weights, scheme.recipe)
-    return _convert(trained.converter(quantized)), trained.network(quantized)
+    content, _ = _fp32(trained, scheme)
+    stored = _as_stored(trained, lambda weights: quantize_weights(weights, scheme.recipe))
+    return ptq.quantized(content, scheme), trained.network(stored)
 
 
 def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
@@ -264,17 +264,22 @@ def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.target_spec.supported_types = [tf.float16]
     try:
-        halves = half_weights(trained.weights)
+        halves = _as_stored(trained, half_weights)
     except ValueError as error:
         raise QuarlError(
             "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
             f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
         ) from error
-    first = "convolution_0/kernel:0"
-    if trained.spec.observation_dtype == "uint8" and first in halves:
-        # The converter makes the scaling of bytes part of the first kernel, and rounds that.
-        halves[first] = round_to_half(trained.weights[first] / np.float32(255)) * np.float32(255)
     return _convert(converter), trained.network(halves)
+
+
+def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
+    """Change weights as they lie in a flatbuffer: bytes are scaled within the first kernel."""
+    first, scale = "convolution_0/kernel:0", np.float32(255)
+    if trained.spec.observation_dtype != "uint8" or first not in trained.weights:
+        return change(trained.weights)
+    changed = change({**trained.weights, first: trained.weights[first] / scale})
+    return {**changed, first: changed[first] * scale}
 
 
 def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:

@@ -12,11 +12,11 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from quarl_tf.foundation.errors import QuarlError
@@ -45,12 +45,17 @@ _ASTRAY = (
 )
 
 
-def _names(enumeration: type) -> dict[int, str]:
-    return {code: name for name, code in vars(enumeration).items() if not name.startswith("_")}
+def _schema() -> Any:
+    # Acting needs none, and only one of the two LiteRT packages brings it.
+    from ai_edge_litert import schema_py_generated
+
+    return schema_py_generated
 
 
-_DTYPES = {code: name.lower() for code, name in _names(schema.TensorType).items()}
-_OPERATORS = _names(schema.BuiltinOperator)
+@cache
+def _names(enumeration: str) -> dict[int, str]:
+    members = vars(getattr(_schema(), enumeration))
+    return {code: name for name, code in members.items() if not name.startswith("_")}
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ def read(path: Path) -> bytes:
     return content
 
 
-def check_identifier(content: bytes, name: str) -> None:
+def check_identifier(content: bytes | bytearray, name: str) -> None:
     """Refuse bytes that do not even claim to be a TFLite flatbuffer.
 
     Raises:
@@ -242,6 +247,34 @@ def layers(source: Path | bytes) -> list[Layer]:
     ]
 
 
+def with_kernels(
+    content: bytes, change: Callable[[str, NDArray[np.float32]], NDArray[np.float32]]
+) -> bytes:
+    """Return a flatbuffer with other float32 kernels; all else stays byte for byte.
+
+    Args:
+        content: The flatbuffer.
+        change: Takes an operator's name and its kernel, output channels first, and returns what
+            takes the kernel's place.
+
+    Raises:
+        QuarlError: The content is empty, damaged or no TFLite flatbuffer.
+    """
+    changed = bytearray(content)
+    # Several operators may share a kernel: it is changed once. The arrays are views of `changed`.
+    kernels = {
+        data.ctypes.data: (op.name, data.view(np.float32).reshape(kernel.shape))
+        for graph in _parse(changed)
+        for op in graph.operators
+        if op.name in _WEIGHTED
+        and (data := (kernel := graph.tensors[op.inputs[1]]).data) is not None
+        and kernel.dtype == "float32"
+    }
+    for operator, values in kernels.values():
+        values[...] = change(operator, values)
+    return bytes(changed)
+
+
 def activations(source: Path | bytes) -> list[Activation]:
     """Return the tensors of the main graph that are not constant, inputs first.
 
@@ -286,12 +319,12 @@ def byte_size(dtype: str, elements: int) -> int:
     return math.ceil(elements * bits / 8)
 
 
-def _parse(source: Path | bytes) -> list[_Graph]:
-    name = "The content" if isinstance(source, bytes) else str(source)
-    content = source if isinstance(source, bytes) else read(source)
+def _parse(source: Path | bytes | bytearray) -> list[_Graph]:
+    name = str(source) if isinstance(source, Path) else "The content"
+    content = read(source) if isinstance(source, Path) else source
     check_identifier(content, name)
     try:
-        model = schema.Model.GetRootAs(content, 0)
+        model = _schema().Model.GetRootAs(content, 0)
         buffers = [_bytes(model.Buffers(i), content) for i in range(model.BuffersLength())]
         graphs = [
             _graph(model, model.Subgraphs(i), buffers) for i in range(model.SubgraphsLength())
@@ -306,7 +339,7 @@ def _parse(source: Path | bytes) -> list[_Graph]:
     return graphs
 
 
-def _bytes(buffer: Any, content: bytes) -> NDArray[np.uint8] | None:
+def _bytes(buffer: Any, content: bytes | bytearray) -> NDArray[np.uint8] | None:
     if start := buffer.Offset():
         # Behind the tables, as some writers put large buffers.
         if start + buffer.Size() > len(content):
@@ -347,7 +380,7 @@ def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
             raise ValueError(f"{scales.size} scales for a tensor of shape {shape}")
     # Buffer 0 is empty by convention: tensors that are computed point at it.
     data = buffers[tensor.Buffer()]
-    dtype = _DTYPES[tensor.Type()]
+    dtype = _names("TensorType")[tensor.Type()].lower()
     if data is not None and dtype in _DECODABLE:
         expected = byte_size(dtype, math.prod(shape))
         if data.size != expected:
@@ -358,7 +391,7 @@ def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
 def _operator(model: Any, operator: Any) -> _Operator:
     code = model.OperatorCodes(operator.OpcodeIndex())
     # Old files know only the 8-bit field, new ones repeat small numbers in it.
-    name = _OPERATORS[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+    name = _names("BuiltinOperator")[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
     if name == "CUSTOM":
         name = _text(code.CustomCode())
     # -1 stands for an optional input that is left out.

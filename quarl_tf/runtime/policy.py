@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_tf.foundation import native_output
@@ -21,6 +20,11 @@ from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
+
+try:
+    from ai_edge_litert.interpreter import Interpreter
+except ModuleNotFoundError:  # LiteRT's former name, on boards without a wheel of today's.
+    from tflite_runtime.interpreter import Interpreter
 
 HEADS = ("q_values", "advantages", "logits", "action")
 

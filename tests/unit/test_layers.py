@@ -65,5 +65,14 @@ def test_evaluation_and_reports_load_no_tensorflow() -> None:
     assert not loaded & TENSORFLOW
 
 
+@pytest.mark.parametrize(("module", "extra"), [("rich", "evaluate"), ("jinja2", "report")])
+def test_the_command_names_the_extra_that_is_not_installed(module: str, extra: str) -> None:
+    words = ["report", "dqn-CartPole-v1-s0", "--root", str(PACKAGE.parent)]
+    code = f"import sys; sys.modules[{module!r}] = None; import quarl_tf.cli as c; c.main({words})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"[{extra}]" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_plain_trainings_load_no_toolkit() -> None:
     assert "tensorflow_model_optimization" not in loaded_by("import quarl_tf.training.loop")

@@ -1,0 +1,70 @@
+"""Weights are quantised from flatbuffer to flatbuffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quarl_tf.cli import main
+from quarl_tf.export.ptq import quantize, quantized
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.quantization.grid import fake_quantize
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import Scheme
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.workspace import sidecar_path
+
+
+@pytest.mark.parametrize("name", ["ptq_w2", "ptq_w8", "ptq_paper_w4", "ptq_w32"])
+def test_kernels_are_put_on_their_grids_and_nothing_else_changes(
+    artifacts: dict[str, Path], name: str
+) -> None:
+    content = artifacts["fp32"].read_bytes()
+    changed = quantized(content, Scheme.parse(name))
+    form = Scheme.parse(name).recipe.default.weights
+    assert form is not None
+    both = flatbuffer.weights(content), flatbuffer.weights(changed)
+    assert list(both[0]) == list(both[1])
+    for kernel, found in zip(*(weights.values() for weights in both), strict=True):
+        np.testing.assert_array_equal(found, fake_quantize(kernel, form))
+    kernels = sum(kernel.nbytes for kernel in both[0].values())
+    differing = np.frombuffer(content, np.uint8) != np.frombuffer(changed, np.uint8)
+    assert 0 < differing.sum() <= kernels
+    assert flatbuffer.audit(content) == flatbuffer.audit(changed)
+
+
+def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Callable[[str], Path]) -> None:
+    path = copy_artifact("frames")
+    assert main(["quantize", str(path), "--scheme", "ptq_w6"]) == 0
+    made = path.with_name("ptq_w6.tflite")
+    policy = Policy.load(made)
+    assert (policy.sidecar.scheme, policy.sidecar.native) == ("ptq_w6", False)
+    assert policy.act(np.zeros((6, 6, 2), np.uint8)) in (0, 1)
+    again = quantize(path, Scheme.parse("ptq_w6"), path.with_name("other.tflite"))
+    assert again.read_bytes() == made.read_bytes()
+
+
+def test_a_file_that_was_not_kept_comes_back_as_its_sidecar_says(
+    copy_artifact: Callable[[str], Path],
+) -> None:
+    path = copy_artifact("fp32")
+    made = quantize(path, Scheme.parse("ptq_w4"))
+    content, said = made.read_bytes(), sidecar_path(made).read_text().replace("{}", '{"a": 1}', 1)
+    sidecar_path(made).write_text(said)
+    made.unlink()
+    quantize(path, Scheme.parse("ptq_w4"))
+    assert (made.read_bytes(), sidecar_path(made).read_text()) == (content, said)
+    assert Sidecar.load(sidecar_path(made)).sha256
+
+
+def test_other_schemes_and_files_are_refused(artifacts: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="scheme='int8'"):
+        quantize(artifacts["fp32"], Scheme.parse("int8"))
+    with pytest.raises(UsageError, match="scheme='fp16'"):
+        quantize(artifacts["fp16"], Scheme.parse("ptq_w4"))
+    with pytest.raises(QuarlError, match="identifier"):
+        quantized(b"none", Scheme.parse("ptq_w4"))
