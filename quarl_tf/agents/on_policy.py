@@ -230,8 +230,13 @@ class ActorCritic(Agent):
         flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
         loss, *read = self._round(index, *flat)
         self._statistics.update(flat[0][valid])
-        normalised_anew = self._statistics.apply_to(self._model.normalised)
-        self._model.refresh(None if normalised_anew else [value.numpy() for value in read])
+        anew = self._statistics.apply_to(self._model.normalised)
+        # The statistics have changed since; to read all variables takes long.
+        current = [
+            variable.numpy() if anew and not variable.trainable else value.numpy()
+            for variable, value in zip(self._model.read, read, strict=True)
+        ]
+        self._model.refresh(current)
         self._distribution.refresh()
         return {"loss": float(loss)}
 
