@@ -4,7 +4,7 @@ Prints, for every native flatbuffer of a run, the median and range over repetiti
 `invoke`, one `Policy.act`, the difference, and 100 episodes in the environment. The two calls
 alternate within every repetition, so that a drift of the machine meets both alike.
 
-    python benchmarks/acting.py tflite_models/dqn-CartPole-v1-s0
+    python benchmarks/acting.py tflite_models/CartPole-v1/dqn/s0
 """
 
 from __future__ import annotations

@@ -87,11 +87,11 @@ def build() -> argparse.ArgumentParser:
 _EXAMPLE_TRAIN = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _EXAMPLE_RUN = f"run {_EXAMPLE_TRAIN}"
 _EXAMPLE_EXPORT = "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8"
-_EXAMPLE_QUANTIZE = "quantize tflite_models/dqn-CartPole-v1-s0/fp32.tflite --scheme ptq_w4"
-_EXAMPLE_EVAL = "evaluate tflite_models/dqn-CartPole-v1-s0/int8.tflite --episodes 100 --gate 2"
+_EXAMPLE_QUANTIZE = "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4"
+_EXAMPLE_EVAL = "evaluate tflite_models/CartPole-v1/dqn/s0/int8.tflite --episodes 100 --gate 2"
 _EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
 _EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"
-_EXAMPLE_INSPECT = "inspect tflite_models/dqn-CartPole-v1-s0/int8.tflite"
+_EXAMPLE_INSPECT = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
 
 
 def _add_verb(verbs: Any, name: str, help_: str, example: str) -> argparse.ArgumentParser:

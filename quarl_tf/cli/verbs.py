@@ -327,7 +327,7 @@ def _list(args: argparse.Namespace) -> None:
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
     reported = reported_runs(workspace)
-    for run_id in _run_ids(workspace):
+    for run_id in workspace.run_ids():
         folder = workspace.artifact_dir(run_id)
         found.add_row(
             run_id,
@@ -346,12 +346,6 @@ def _has_evaluation(artifact: Path) -> bool:
     """Tell whether there is an evaluation, greedy or by sampled actions."""
     kinds = (False, True)
     return any(evaluation_path(artifact, sample=kind).exists() for kind in kinds)
-
-
-def _run_ids(workspace: Workspace) -> list[str]:
-    parents = (workspace.run_dir("x").parent, workspace.artifact_dir("x").parent)
-    # A name with a dot is a study's lock.
-    return sorted({p.name for parent in parents for p in parent.glob("[!.]*") if p.is_dir()})
 
 
 def _doctor(args: argparse.Namespace) -> None:

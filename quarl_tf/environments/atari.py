@@ -39,14 +39,16 @@ RAW_REWARD, GAME_OVER = "quarl_tf/raw_reward", "quarl_tf/game_over"
 #: no chance, so games from the same start go alike as long as their actions do.
 START = "quarl_tf/start"
 
-#: What an evaluation says of its rules.
+#: The rules of an evaluation: whole games, not lives.
 _RULES = {
-    "game": (
-        "whole games, not lives, stopped after 108 000 frames; no sticky actions; up to 30 no-ops "
-        "at the start; in games that have FIRE it is pressed at the start and in place of the "
-        "first action after a lost life"
-    ),
-    "frames": "skip of 4 with the maximum of the last two; the last 4 stacked, grey, 84x84",
+    "sticky_actions": 0.0,
+    "frame_skip": 4,
+    "max_pooled_frames": 2,
+    "frame_stack": 4,
+    "frame_size": [84, 84],
+    "noop_max": 30,
+    "max_frames": 108_000,
+    "fire": "at the start and after a lost life",
 }
 
 _NOOP_MAX = 30
@@ -54,9 +56,9 @@ _NOOP, _FIRE = 0, 1
 _SPACE = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
 
 
-def rules(env_id: str) -> dict[str, str]:
-    """Say by what rules a game is evaluated; of other environments there is nothing to say."""
-    return dict(_RULES) if env_id.endswith("NoFrameskip-v4") else {}
+def rules(env_id: str) -> dict[str, Any] | None:
+    """Return the rules by which a game is evaluated; None for other environments."""
+    return dict(_RULES) if env_id.endswith("NoFrameskip-v4") else None
 
 
 def plays(registered: Registered) -> bool:

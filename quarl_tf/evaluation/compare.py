@@ -10,7 +10,7 @@ has 10 distinct samples and is far too narrow), and never narrower than the epis
 means allow: three means may agree by luck.
 
 A game without chance in it is a third case: a greedy policy plays on alike from many of its starts.
-Its episodes of equal returns are one observation (see `independent_games`), and few that are all
+Its episodes of equal returns are one observation (see `effective_n`), and few that are all
 equal have no interval.
 
 The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
@@ -31,9 +31,9 @@ import numpy.typing as npt
 from scipy import stats
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.store.records import GREEDY, Evaluation
+from quarl_tf.store.records import Evaluation
 
-Verdict = Literal["gain", "within margin", "loss", "cannot tell"]
+Verdict = Literal["gain", "within margin", "loss", "inconclusive"]
 
 #: Losses up to this share of the fp32 return, in percent, are taken as none.
 DEFAULT_MARGIN_PERCENT = 2.0
@@ -129,7 +129,7 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
     Args:
         values: Finite values, shape [n] with n >= 1.
         observations: How many observations the values are worth where some repeat others, see
-            `independent_games`; None where each is one of its own.
+            `effective_n`; None where each is one of its own.
 
     Raises:
         QuarlError: There are no values, or one is not finite.
@@ -184,7 +184,7 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
 
 def mean_return(evaluation: Evaluation) -> Interval:
     """Return the mean return of an evaluation with its interval."""
-    return mean_interval(evaluation.returns, independent_games(evaluation))
+    return mean_interval(evaluation.returns, effective_n(evaluation))
 
 
 def paired_difference(
@@ -239,7 +239,7 @@ def verdict(
 
     The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
 
-    * "cannot tell", fewer than `MIN_EPISODES` episodes: their interval may be narrow, or have no
+    * "inconclusive", fewer than `MIN_EPISODES` episodes: their interval may be narrow, or have no
       width, by chance.
     * "gain", low > 0: the scheme earns more.
     * "within margin", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
@@ -247,9 +247,9 @@ def verdict(
       A loss within the margin may be there, even a certain one: the margin is what the reader has
       declared not to matter.
     * "loss", high < 0: the scheme earns less, and by how much beyond the margin is open.
-    * "cannot tell": both a loss beyond the margin and no loss at all agree with the episodes.
+    * "inconclusive": both a loss beyond the margin and no loss at all agree with the episodes.
 
-    Noisy episodes widen the interval and end in "cannot tell"; a test that called every loss that
+    Noisy episodes widen the interval and end in "inconclusive"; a test that called every loss that
     is not significant "no loss" would reward them. An fp32 return of 0 gives the margin no size, so
     "within margin" is not given then.
 
@@ -268,12 +268,12 @@ def verdict(
             f"Received: margin_percent={margin_percent}"
         )
     if episodes < MIN_EPISODES:
-        return "cannot tell"
+        return "inconclusive"
     if difference.low > 0:
         return "gain"
     if reference_mean != 0 and difference.low >= -margin_percent / 100 * abs(reference_mean):
         return "within margin"
-    return "loss" if difference.high < 0 else "cannot tell"
+    return "loss" if difference.high < 0 else "inconclusive"
 
 
 def compare(
@@ -300,7 +300,7 @@ def compare(
             f"{_described(reference)} and {_described(scheme)}"
         )
     difference = paired_difference(
-        reference.returns, scheme.returns, independent_games(reference, scheme)
+        reference.returns, scheme.returns, effective_n(reference, scheme)
     )
     returns = mean_return(scheme)
     reference_mean = float(np.mean(reference.returns))
@@ -322,7 +322,7 @@ def compare(
     )
 
 
-def independent_games(*played: Evaluation) -> float | None:
+def effective_n(*played: Evaluation) -> float | None:
     """Return how many independent games the played ones are worth; None where each is its own.
 
     Without chance in the game, greedy games of equal returns are mostly one game played again. A
@@ -332,7 +332,8 @@ def independent_games(*played: Evaluation) -> float | None:
     Args:
         played: Evaluations on the same seeds; games differ where any of them tells them apart.
     """
-    if "game" not in played[0].protocol or played[0].protocol["action"] != GREEDY:
+    rules = played[0].protocol
+    if rules.game is None or rules.actions != "greedy":
         return None
     counts = Counter(zip(*(one.returns for one in played), strict=True)).values()
     return sum(counts) ** 2 / sum(count**2 for count in counts)

@@ -8,7 +8,7 @@ kinds are kept in files of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,13 +22,13 @@ from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.provenance import package_versions
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy, measure_latency
 from quarl_tf.spec import BASELINE, Run
-from quarl_tf.store.records import GREEDY, Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
+from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.state import evaluation_flaw, protocol, saved_baseline
+from quarl_tf.store.workspace import evaluation_path, reference_path
 
 #: Episodes on which a policy is compared with its fp32 reference.
 AGREEMENT_EPISODES = 10
@@ -39,39 +39,16 @@ AGREEMENT_TOLERANCE = 0.01
 #: Observations kept for measuring the latency; 1000 Atari frames take 28 MB.
 _LATENCY_OBSERVATIONS = 1000
 
-_GREEDY = {
-    "action": GREEDY,
-    "return": "sum of the environment's own rewards, unclipped, undiscounted",
-    "episode": "whole, from env.reset(seed=seed), ended by the environment or its time limit",
-    "agreement": (
-        f"on the states the fp32 policy visits in the first {AGREEMENT_EPISODES} episodes; "
-        f"continuous actions agree within {AGREEMENT_TOLERANCE:.0%} of each component's range"
-    ),
-    "latency": "one act call, batch 1, one thread, on the first observations met",
-}
-_SAMPLED = _GREEDY | {
-    "action": (
-        "sampled from the policy's distribution, continuous ones clipped; every episode has a "
-        "generator derived from its seed, so all schemes meet the same noise"
-    ),
-    "agreement": f"of the greedy actions, {_GREEDY['agreement']}",
-    "latency": "one sample call, batch 1, one thread, on the first observations met",
-}
-_RANDOM = {
-    "action": "sampled from the action space, independently of the environment",
-    "return": _GREEDY["return"],
-    "episode": _GREEDY["episode"],
-}
-
 _Act = Callable[[Any], Any]
 
 
 class _Episode(NamedTuple):
-    """What one episode came to."""
+    """What one episode came to, and which of the game's starts it went on from."""
 
     result: float
     length: int
     ties: int
+    start: int | None
 
 
 def evaluate(
@@ -114,16 +91,18 @@ def evaluate(
         env_id=policy.sidecar.env_id,
         scheme=policy.sidecar.scheme,
         artifact_sha256=policy.sidecar.sha256,
-        protocol=_protocol(_SAMPLED if sample else _GREEDY, policy.sidecar.env_id),
+        protocol=protocol(policy.sidecar.env_id, "sampled" if sample else "greedy"),
         seeds=list(seeds),
         returns=[episode.result for episode in episodes],
         lengths=lengths,
+        starts=_listed([episode.start for episode in episodes]),
         ties=sum(episode.ties for episode in episodes),
         latency_us=measure_latency(policy, seen, random=_noise(seeds[0], sample)),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
         versions=package_versions(),
         processor=provenance.processor(),
+        sources=provenance.sources(),
     )
 
 
@@ -162,16 +141,18 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         env_id=env_id,
         scheme=BASELINE,
         artifact_sha256=None,
-        protocol=_protocol(_RANDOM, env_id),
+        protocol=protocol(env_id, "random"),
         seeds=list(seeds),
         returns=returns,
         lengths=lengths,
+        starts=None,
         ties=0,
         latency_us=None,
         reference_sha256=None,
         agreement=None,
         versions=package_versions(),
         processor=provenance.processor(),
+        sources=provenance.sources(),
     )
 
 
@@ -198,92 +179,39 @@ def evaluate_and_save(
         QuarlError: As `evaluate`, or a result cannot be written.
     """
     sidecar = Policy.load(artifact).sidecar
-    seeds = evaluation_seeds(sidecar.run["seed"], episodes)
+    run = Run.from_dict(sidecar.run)
+    seeds = evaluation_seeds(run.seed, episodes)
     reference = reference_path(artifact, sidecar)
-    evaluation = latest(artifact, seeds, reference, sample=sample)
+    evaluation = _saved(artifact, sidecar, seeds, sample=sample)
     if evaluation is None:
         guide = reference if reference.exists() else None
         evaluation = evaluate(artifact, seeds, sample=sample, reference=guide, update=update)
         evaluation.save(evaluation_path(artifact, sample=sample))
-    # Last, so that a policy that is no distribution is refused at once.
-    if not _has_baseline(artifact, sidecar, seeds):
-        baseline = evaluate_random(sidecar.env_id, sidecar.run_id, seeds)
-        baseline.save(_baseline_path(artifact))
+    # Last, so that a policy that is no distribution is refused at once. It lies beside fp32.
+    beside = artifact.with_name(f"{BASELINE}.tflite")
+    if reference.parent == artifact.parent and saved_baseline(beside, run, seeds) is None:
+        evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(evaluation_path(beside))
     return evaluation
 
 
-def is_evaluated(artifact: Path, episodes: int) -> bool:
-    """Tell whether all that `evaluate_and_save` would save of greedy actions is there.
-
-    Raises:
-        QuarlError: The sidecar is missing or damaged.
-    """
-    sidecar = Sidecar.load(sidecar_path(artifact))
-    seeds = evaluation_seeds(sidecar.run["seed"], episodes)
-    saved = latest(artifact, seeds, reference_path(artifact, sidecar))
-    return saved is not None and _has_baseline(artifact, sidecar, seeds)
-
-
-def _baseline_path(artifact: Path) -> Path:
-    return evaluation_path(artifact.with_name(f"{BASELINE}.tflite"))
-
-
-def _has_baseline(artifact: Path, sidecar: Sidecar, seeds: Sequence[int]) -> bool:
-    """Tell whether the random policy was evaluated on these episodes, or more, if it has to be.
-
-    It lies beside fp32: a quantisation-aware training has its plain twin's.
-    """
-    if reference_path(artifact, sidecar).parent != artifact.parent:
-        return True
-    saved = _saved(_baseline_path(artifact), _RANDOM)
-    if saved is None:
-        return False
-    found = saved.run_id, saved.env_id, saved.first(len(seeds)).seeds
-    return found == (sidecar.run_id, sidecar.env_id, list(seeds))
-
-
-def latest(
-    artifact: Path, seeds: Sequence[int], reference: Path | None, *, sample: bool = False
+def _saved(
+    artifact: Path, sidecar: Sidecar, seeds: Sequence[int], *, sample: bool
 ) -> Evaluation | None:
-    """Return what was saved for these bytes, seeds or more, rules and reference, if it was.
+    """Return what was saved of these bytes, rules, reference and seeds or more, if it was.
 
-    Anything else, a damaged record included, is worth nothing and cheap to redo: None. Of a
-    flatbuffer that was left out, its sidecar knows the bytes.
-
-    Raises:
-        QuarlError: A flatbuffer is missing, and so is its sidecar.
+    Anything else, a damaged record included, is worth nothing and cheap to redo.
     """
-    saved = _saved(evaluation_path(artifact, sample=sample), _SAMPLED if sample else _GREEDY)
-    if saved is None or saved.first(len(seeds)).seeds != list(seeds):
-        return None
-    whole = saved.artifact_sha256 == _known_sha256(artifact)
-    return saved if whole and saved.reference_sha256 in _references(reference) else None
+    with suppress(QuarlError):
+        evaluation = Evaluation.load(evaluation_path(artifact, sample=sample))
+        reference = reference_path(artifact, sidecar)
+        if evaluation_flaw(evaluation, sidecar, reference, seeds) is None:
+            return evaluation
+    return None
 
 
-def _references(path: Path | None) -> set[str | None]:
-    """Return the hashes of references that an evaluation may have; None stands for none."""
-    if path is None or not (path.exists() or sidecar_path(path).exists()):
-        return {None}
-    # One that was left out can be compared with no more.
-    return {_known_sha256(path)} | (set() if path.exists() else {None})
-
-
-def _known_sha256(artifact: Path) -> str:
-    if artifact.exists():
-        return sha256(artifact)
-    return Sidecar.load(sidecar_path(artifact)).sha256
-
-
-def _protocol(rules: dict[str, str], env_id: str) -> dict[str, str]:
-    return rules | environments.rules(env_id)
-
-
-def _saved(path: Path, rules: dict[str, str]) -> Evaluation | None:
-    try:
-        evaluation = Evaluation.load(path)
-    except QuarlError:
-        return None
-    return evaluation if evaluation.protocol == _protocol(rules, evaluation.env_id) else None
+def _listed(starts: Sequence[int | None]) -> list[int] | None:
+    known = [start for start in starts if start is not None]
+    return known if len(known) == len(starts) else None
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
@@ -374,13 +302,14 @@ def _play_all(
     by_start: dict[int | None, _Episode] = {}
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
-        start = None if sample else info.get(environments.START)
-        episode = by_start.get(start)
+        start = info.get(environments.START)
+        # By sampled actions no two episodes are alike.
+        episode = None if sample else by_start.get(start)
         if episode is None:
             ties = policy.ties
             act = _keep_first(_actor(policy, _noise(seed, sample)), seen)
             result, length = _play_from(observation, env, act, seed)
-            episode = _Episode(result, length, policy.ties - ties)
+            episode = _Episode(result, length, policy.ties - ties, start)
         if start is not None:
             by_start[start] = episode
         episodes.append(episode)

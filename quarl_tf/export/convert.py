@@ -161,10 +161,11 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         network_sha256=record.network_sha256,
         calibration_sha256=record.calibration_sha256 if scheme.name == "int8" else None,
         preset=record.preset,
-        trained_commit=record.commit,
-        trained_on=record.processor,
+        trained_commits=record.commits,
+        trained_on=record.processors,
         versions=provenance.package_versions(),
         commit=provenance.source_commit(),
+        sources=provenance.sources(),
     )
 
 

@@ -64,13 +64,6 @@ _RECORDED_PACKAGES = (
 )
 
 
-#: What stands between several commits or processors, and for one that is not known.
-SEVERAL = "; "
-
-
-UNKNOWN_COMMIT, UNKNOWN_PROCESSOR = "unknown", "an unknown processor"
-
-
 @cache
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that shape a result, those that are installed."""
@@ -82,12 +75,17 @@ def package_versions() -> dict[str, str]:
 
 
 @cache
-def source_digest() -> str:
-    """Return what tells this code, and the packages and processor under it, from any other."""
+def sources() -> str:
+    """Return a digest of this package's sources."""
     package = Path(__file__).parents[1]
     files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
-    found = {str(path.relative_to(package)): sha256(path) for path in files}
-    return digest({**found, **package_versions(), "processor": processor()})
+    return digest({str(path.relative_to(package)): sha256(path) for path in files})
+
+
+@cache
+def source_digest() -> str:
+    """Return what tells this code, and the packages and processor under it, from any other."""
+    return digest({"sources": sources(), **package_versions(), "processor": processor()})
 
 
 def import_path() -> str:

@@ -5,16 +5,18 @@ A missing (algorithm, environment) is an error that names the closest, never a s
 
 from __future__ import annotations
 
+import json
 import math
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.presets import tables
+from quarl_tf.spec import Run
 from quarl_tf.spec.architectures import Architecture, architecture
 
 PRECISIONS = ("float32", "bfloat16")
@@ -332,6 +334,21 @@ def has_own(algo: str, env_id: str, file: Path) -> bool:
 def restore(algo: str, values: Mapping[str, Any]) -> Preset:
     """Rebuild the preset that a record of a training keeps."""
     return _CLASSES[algo].from_mapping(values, where=f"The recorded {algo} preset")
+
+
+def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that a training goes by, JSON-ready: its preset, and how it is quantised.
+
+    A key that the preset has not, as one recorded by an earlier version, has its default.
+
+    Raises:
+        UsageError: The preset has a key that is not known any more.
+    """
+    quantization = run.to_dict().get("quantization", {})
+    found = {f"quantization.{name}": value for name, value in quantization.items()}
+    # Tuples are lists once they have been through JSON.
+    values: dict[str, Any] = json.loads(json.dumps(asdict(restore(run.algo, preset))))
+    return {**values, **found}
 
 
 def available() -> list[tuple[str, str]]:

@@ -35,7 +35,8 @@ DEFAULT_EPISODES = 100
 class Run:
     """One training: an algorithm on an environment from a seed, with overrides of its preset.
 
-    With a `quantization` it is quantisation-aware.
+    With a `quantization` it is quantisation-aware. The user's modules that register environments
+    and file of presets belong to its command, not to its name.
     """
 
     algo: str
@@ -43,6 +44,8 @@ class Run:
     seed: int
     overrides: Mapping[str, Any] = field(default_factory=dict)
     quantization: Quantization | None = None
+    modules: tuple[str, ...] = field(default=(), compare=False)
+    presets: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse an unknown algorithm and a negative seed."""
@@ -54,7 +57,12 @@ class Run:
     @property
     def run_id(self) -> str:
         """Name the run; overrides enter as a digest, so another preset is another run."""
-        return "-".join([self._task, f"s{self.seed}", *self._settings])
+        return f"{self._task}-{self.folder}"
+
+    @property
+    def folder(self) -> str:
+        """Name the folder of its flatbuffers, within those of its environment and algorithm."""
+        return "-".join([f"s{self.seed}", *self._settings])
 
     @property
     def seedless_id(self) -> str:
@@ -80,6 +88,10 @@ class Run:
         words = ["quarl", verb, "--algo", self.algo, "--env", self.env_id, "--seed", f"{self.seed}"]
         for name, value in self.overrides.items():
             words += ["-p", f"{name}={json.dumps(value)}"]
+        for module in self.modules:
+            words += ["--import", module]
+        if self.presets is not None:
+            words += ["--presets", self.presets]
         if self.quantization is not None:
             words += ["--bits", f"{self.quantization.bits}"]
             words += ["--quant-delay", f"{self.quantization.delay}"]
@@ -88,15 +100,18 @@ class Run:
         return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values; a plain training has no `quantization`."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Return the fields as JSON-ready values, without those that say nothing."""
+        values = asdict(self) | {"modules": list(self.modules)}
+        silent: dict[str, Any] = {"quantization": None, "modules": [], "presets": None}
+        return {k: v for k, v in values.items() if k not in silent or v != silent[k]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
         """Take `to_dict` back."""
         quantization = values.get("quantization")
         known = None if quantization is None else Quantization.restore(quantization)
-        return cls(**{**values, "quantization": known})
+        modules = tuple(values.get("modules", ()))
+        return cls(**{**values, "quantization": known, "modules": modules})
 
 
 def file_name(env_id: str) -> str:

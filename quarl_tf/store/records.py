@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from quarl_tf import presets
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_json
-from quarl_tf.presets import Preset
 from quarl_tf.spec import Run
 
-#: How an evaluation's protocol says that it took the best actions.
-GREEDY = "greedy: the best value, the lowest index on ties; continuous heads clipped"
+#: Version of the rules that evaluations are played by; those of another are played again.
+PROTOCOL_VERSION = 1
 
 #: What every record says about the run it belongs to, see `spec.Run`.
 _RUN_FIELDS = {"algo": str, "env_id": str, "seed": int, "overrides": dict[str, Any]}
+
+_CONVERT = "python -m quarl_tf.store.convert DIR brings files of an earlier version along"
 
 
 class _JsonRecord:
@@ -33,7 +32,7 @@ class _JsonRecord:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the record; a field with a default may be absent, as it is from older files.
+        """Read the record.
 
         Raises:
             QuarlError: The file is missing, damaged, or its fields or their values are not this
@@ -44,30 +43,33 @@ class _JsonRecord:
         optional = {f.name for f in declared if f.default is not MISSING}
         differing = ({f.name for f in declared} ^ set(values)) - optional
         if differing:
-            odd = ", ".join(sorted(differing))
             raise QuarlError(
-                f"{path} is not a {cls.__name__} of this version (fields that differ: {odd}); "
-                f"delete it and run again what made it. Received: path={str(path)!r}"
+                f"{path} is no {cls.__name__} of this version; {_CONVERT}, or delete it and run "
+                f"again what made it. Received: fields that differ {', '.join(sorted(differing))}"
             )
         for name, kind in get_type_hints(cls).items():
             if name in values and not _fits(values[name], kind):
                 wanted = kind.__name__ if isinstance(kind, type) else kind
-                raise _not_so(path, cls, f"{name} must be {wanted}", name, values[name])
-        record = cls(**values)
-        flaw = record._flaw()
-        if flaw is not None:
+                raise _invalid(path, cls, f"{name} must be {wanted}", name, values[name])
+        record = cls(**cls._decoded(values))
+        if (flaw := record._flaw()) is not None:
             name, rule = flaw
-            raise _not_so(path, cls, rule, name, values[name])
+            raise _invalid(path, cls, rule, name, values[name])
         return record
+
+    @classmethod
+    def _decoded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the fields, those that are dataclasses built."""
+        return values
 
     def _flaw(self) -> tuple[str, str] | None:
         """Return a field whose value cannot be, though its type is right, and the rule it broke."""
         return None
 
 
-def _not_so(path: Path, record: type, rule: str, name: str, value: Any) -> QuarlError:
+def _invalid(path: Path, record: type, rule: str, name: str, value: Any) -> QuarlError:
     return QuarlError(
-        f"{path} is no sound {record.__name__} ({rule}); delete it and run again what made it. "
+        f"{path} is no valid {record.__name__} ({rule}); delete it and run again what made it. "
         f"Received: {name}={reprlib.repr(value)}"
     )
 
@@ -76,17 +78,21 @@ def _fits(value: Any, kind: Any) -> bool:
     """Return whether a JSON value is of the type that a record's field is declared with."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return any(_fits(value, one) for one in arguments)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(one, arguments[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(v, arguments[1]) for v in value.values())
-    if isinstance(value, bool):  # To Python, True is an int.
+        return any(_fits(value, kind) for kind in arguments)
+    if origin in (list, dict):
+        items = value.values() if isinstance(value, dict) else value
+        return isinstance(value, origin) and all(_fits(item, arguments[-1]) for item in items)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = isinstance(value, dict) and value.keys() == hints.keys()
+        return known and all(_fits(value[name], hint) for name, hint in hints.items())
+    if isinstance(value, bool) or kind is Any:  # To Python, True is an int.
         return kind in (bool, Any)
-    if kind is float:
-        # Finite: json reads NaN and 1e999, which `write_json` never writes.
-        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return kind is Any or isinstance(value, kind)
+    # Finite: json reads NaN and 1e999, which `write_json` never writes.
+    limit = sys.float_info.max
+    return isinstance(value, (int, float) if kind is float else kind) and not (
+        isinstance(value, float) and not abs(value) <= limit
+    )
 
 
 def _run_flaw(run: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -116,28 +122,14 @@ class TrainingRecord(_JsonRecord):
     #: Wall time of the training alone, of every part that its network comes from.
     seconds: float
     versions: dict[str, str]
-    #: All that trained a part of it, with `SEVERAL` between.
-    commit: str | None
-    #: All that it was trained on, likewise; empty in older files.
-    processor: str = ""
+    #: What trained it, each part of a resumed training once: commits, digests of the sources, and
+    #: processors.
+    commits: list[str]
+    sources: list[str]
+    processors: list[str]
 
     def _flaw(self) -> tuple[str, str] | None:
         return _run_flaw(self.run)
-
-    @classmethod
-    def finished(cls, folder: Path, run: Run, preset: Preset) -> Self | None:
-        """Return the record of a finished training, or None if it is not finished.
-
-        Raises:
-            QuarlError: It was trained with another preset or quantisation, or its files were
-                changed.
-        """
-        if not (folder / "training.json").exists():
-            return None
-        record = cls.load(folder / "training.json")
-        record.verify(folder)
-        require_same_settings(folder, {"run": record.run, "preset": record.preset}, run, preset)
-        return record
 
     def verify(self, folder: Path) -> None:
         """Check the files of the run folder against their hashes.
@@ -177,7 +169,7 @@ class Sidecar(_JsonRecord):
     action_high: list[float] | None
     #: Standard deviation of each component of a continuous action around the head, where the policy
     #: is such a distribution; null where it is none, and for discrete actions.
-    action_std: list[float] | None = None
+    action_std: list[float] | None
     observation_shape: list[int]
     observation_dtype: str
     #: Tensors in the file by dtype, read back from the flatbuffer.
@@ -193,13 +185,13 @@ class Sidecar(_JsonRecord):
     #: Hash of the calibration observations, for schemes that need them.
     calibration_sha256: str | None
     preset: dict[str, Any]
-    #: Commits and processors of the training, as its record names them; null and empty in older
-    #: files.
-    trained_commit: str | None = None
-    trained_on: str = ""
-    #: Those of the export.
+    #: Commits and processors of the training, as its record has them.
+    trained_commits: list[str]
+    trained_on: list[str]
+    #: Of the export.
     versions: dict[str, str]
     commit: str | None
+    sources: str
 
     def _flaw(self) -> tuple[str, str] | None:
         if self.size_bytes < 1:
@@ -208,6 +200,22 @@ class Sidecar(_JsonRecord):
         if std is not None and (len(std) != len(self.action_low or ()) or min(std, default=-1) < 0):
             return "action_std", "action_std is 0 or more for each component of the action, or null"
         return _run_flaw(self.run)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The rules that episodes are played by: whole ones, their rewards unclipped and summed.
+
+    Attributes:
+        version: See `PROTOCOL_VERSION`.
+        actions: "greedy", the best value and the lowest index on ties; "sampled" from the policy's
+            distribution; or "random".
+        game: Rules of an Atari game (`environments.rules`); null elsewhere.
+    """
+
+    version: int
+    actions: str
+    game: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -220,11 +228,12 @@ class Evaluation(_JsonRecord):
     scheme: str
     #: Hash of the flatbuffer that acted; null for the random baseline.
     artifact_sha256: str | None
-    #: Protocol in words, e.g. {"action": "greedy", "return": "unclipped", ...}.
-    protocol: dict[str, str]
+    protocol: Protocol
     seeds: list[int]
     returns: list[float]
     lengths: list[int]
+    #: Which of the game's starts each episode went on from; null where episodes are not told apart.
+    starts: list[int] | None
     #: Steps at which two or more actions shared the best value.
     ties: int
     #: Microseconds of one `Policy.act` or `Policy.sample` call, whichever chose the actions:
@@ -236,8 +245,9 @@ class Evaluation(_JsonRecord):
     #: {"fraction": ..., "states": ...}; null where there is nothing to compare with.
     agreement: dict[str, float] | None
     versions: dict[str, str]
-    #: What it was measured on; empty in older files.
-    processor: str = ""
+    #: What it was measured on.
+    processor: str
+    sources: str
 
     def first(self, episodes: int | None) -> Evaluation:
         """Return it with its first episodes alone, or all; ties and latency stay those of all."""
@@ -246,60 +256,20 @@ class Evaluation(_JsonRecord):
             seeds=self.seeds[:episodes],
             returns=self.returns[:episodes],
             lengths=self.lengths[:episodes],
+            starts=None if self.starts is None else self.starts[:episodes],
         )
+
+    @classmethod
+    def _decoded(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, "protocol": Protocol(**values["protocol"])}
 
     def _flaw(self) -> tuple[str, str] | None:
         if not self.seeds:
             return "seeds", "an evaluation has at least one episode"
-        for name in ("returns", "lengths"):
-            if len(getattr(self, name)) != len(self.seeds):
+        for name in ("returns", "lengths", "starts"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.seeds):
                 return name, f"{name} must be as many as the {len(self.seeds)} seeds"
         if self.agreement is not None and "fraction" not in self.agreement:
             return "agreement", "agreement needs a fraction"
         return None
-
-
-def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that a training goes by, JSON-ready: its preset, and how it is quantised.
-
-    What a preset has learned to say since it was recorded was then as it is where unsaid.
-
-    Raises:
-        UsageError: The preset has a key that is not known any more.
-    """
-    quantization = run.to_dict().get("quantization", {})
-    found = {f"quantization.{name}": value for name, value in quantization.items()}
-    # Tuples are lists once they have been through JSON.
-    values: dict[str, Any] = json.loads(json.dumps(asdict(presets.restore(run.algo, preset))))
-    return {**values, **found}
-
-
-def require_same_settings(
-    folder: Path, recorded: Mapping[str, Any], run: Run, preset: Preset
-) -> None:
-    """Refuse to go on in a run folder with other `settings` than its own.
-
-    Args:
-        folder: The run folder.
-        recorded: Its `run` and `preset`, as a record or a checkpoint keeps them.
-        run: What is asked for.
-        preset: Its preset.
-
-    Raises:
-        QuarlError: The two differ; the keys that do are named.
-    """
-    asked = settings(run, asdict(preset))
-    try:
-        found = settings(Run.from_dict(recorded["run"]), recorded["preset"])
-    except (KeyError, UsageError) as error:
-        raise QuarlError(
-            f"{folder} was trained by another version; move it away or use another --root. "
-            f"Received: {error}"
-        ) from error
-    keys = sorted(k for k in {*found, *asked} if found.get(k) != asked.get(k))
-    if keys:
-        received = ", ".join(f"{k}={asked.get(k)!r} for {found.get(k)!r}" for k in keys)
-        raise QuarlError(
-            f"{folder} was trained with other settings; move it away or use another --root. "
-            f"Received: {received}"
-        )

@@ -1,18 +1,180 @@
-"""Tell from the files of a workspace what is done and what belongs together."""
+"""Tell from the files of a workspace what is done and what belongs together: `state`."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf import environments, presets
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_bytes
+from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
-from quarl_tf.spec import Run
-from quarl_tf.store.records import Sidecar, TrainingRecord
-from quarl_tf.store.workspace import Workspace, delete_checkpoints, sidecar_path
+from quarl_tf.spec import BASELINE, REFERENCE, Run
+from quarl_tf.store.records import (
+    PROTOCOL_VERSION,
+    Evaluation,
+    Protocol,
+    Sidecar,
+    TrainingRecord,
+)
+from quarl_tf.store.workspace import (
+    Workspace,
+    delete_checkpoints,
+    evaluation_path,
+    reference_path,
+    sidecar_path,
+)
+
+
+class State(StrEnum):
+    """How far an experiment, a run in a scheme, is."""
+
+    MISSING = "missing"
+    TRAINED = "trained"
+    EXPORTED = "exported"
+    EVALUATED = "evaluated"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far an experiment is, and its files as far as they belong together.
+
+    Attributes:
+        reason: Why it is not evaluated, in words that follow the name of the scheme.
+        command: The command line that brings it on.
+    """
+
+    state: State
+    reason: str = ""
+    command: str = ""
+    sidecar: Sidecar | None = None
+    evaluation: Evaluation | None = None
+
+
+def state(
+    workspace: Workspace,
+    run: Run,
+    scheme: str,
+    *,
+    episodes: int | None = None,
+    preset: Preset | None = None,
+    sample: bool = False,
+) -> Status:
+    """Tell how far an experiment is.
+
+    A large flatbuffer need not be kept once it was evaluated: the hash in its sidecar and in the
+    evaluation says what it was. Files that came without their run folder, as in a clone, count.
+
+    Args:
+        workspace: Where its files are.
+        run: What was trained.
+        scheme: Name of the scheme.
+        episodes: Episodes that an evaluation must have, of the run's seeds; None for any.
+        preset: The hyper-parameters that it must be trained by; None for those it was.
+        sample: Whether by sampled actions instead of greedy ones.
+    """
+    try:
+        record = None if preset is None else finished_training(workspace, run, preset)
+        if preset is not None and record is None and _is_begun(workspace, run.run_id):
+            return Status(State.MISSING, "was not trained", run.command("run"))
+        found = _exported(workspace, run, scheme, record)
+        if isinstance(found, Status):
+            return found
+        if preset is not None:
+            require_same_settings(workspace.artifact_dir(run.run_id), asdict(found), run, preset)
+        return _evaluated(workspace, run, found, episodes, sample=sample)
+    except QuarlError as error:
+        return Status(State.FAILED, str(error))
+
+
+def _exported(
+    workspace: Workspace, run: Run, scheme: str, record: TrainingRecord | None
+) -> Sidecar | Status:
+    """Return the sidecar of a flatbuffer that is, or was, there and whole; else why it is not."""
+    artifact = workspace.artifact(run.run_id, scheme)
+    trained = record is not None or is_trained(workspace, run.run_id)
+    before = State.TRAINED if trained else State.MISSING
+    command = export_command(workspace, run.run_id, f" --schemes {scheme}")
+    kept = artifact.exists()
+    evaluated = any(evaluation_path(artifact, sample=kind).exists() for kind in (False, True))
+    if not sidecar_path(artifact).exists() or not (kept or evaluated):
+        return Status(before, "was not exported", command)
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    expected = (run.run_id, scheme, sha256(artifact) if kept else sidecar.sha256)
+    if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != expected:
+        return Status(before, "has a flatbuffer that does not match its sidecar", command)
+    if record is not None and sidecar.network_sha256 != record.network_sha256:
+        return Status(before, "was exported from an earlier network", command)
+    return sidecar
+
+
+def _evaluated(
+    workspace: Workspace, run: Run, sidecar: Sidecar, episodes: int | None, *, sample: bool
+) -> Status:
+    artifact = workspace.artifact(run.run_id, sidecar.scheme)
+    path = evaluation_path(artifact, sample=sample)
+    command = evaluate_command(artifact, sample=sample)
+    if not path.exists():
+        reason = "was not evaluated" + (" by sampled actions" if sample else "")
+        return Status(State.EXPORTED, reason, command, sidecar)
+    evaluation = Evaluation.load(path)
+    seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
+    flaw = evaluation_flaw(evaluation, sidecar, reference_path(artifact, sidecar), seeds)
+    if flaw is None and seeds and run.quantization is None and not baseline(workspace, run, seeds):
+        flaw = "has no evaluation of the random policy beside it"
+    if flaw is not None:
+        return Status(State.EXPORTED, flaw, command, sidecar)
+    return Status(State.EVALUATED, sidecar=sidecar, evaluation=evaluation)
+
+
+def evaluation_flaw(
+    evaluation: Evaluation, sidecar: Sidecar, reference: Path, seeds: Sequence[int] | None
+) -> str | None:
+    """Return why an evaluation cannot stand for a flatbuffer on these seeds; None if it can."""
+    if evaluation.artifact_sha256 != sidecar.sha256:
+        return "has a stale evaluation, made with another flatbuffer"
+    if evaluation.protocol != protocol(evaluation.env_id, evaluation.protocol.actions):
+        return "was evaluated by other rules"
+    if evaluation.reference_sha256 not in _reference_hashes(reference):
+        return "was compared with another fp32 flatbuffer"
+    if seeds is not None and evaluation.first(len(seeds)).seeds != list(seeds):
+        return "was evaluated on fewer or other episodes"
+    return None
+
+
+def protocol(env_id: str, actions: str) -> Protocol:
+    """Return the rules that episodes are played by today."""
+    return Protocol(PROTOCOL_VERSION, actions, environments.rules(env_id))
+
+
+def _reference_hashes(path: Path) -> set[str | None]:
+    """Return the hashes of references that an evaluation may have; None stands for none."""
+    if not sidecar_path(path).exists():
+        return {None}
+    # One that was left out can be compared with no more.
+    return {Sidecar.load(sidecar_path(path)).sha256} | (set() if path.exists() else {None})
+
+
+def baseline(workspace: Workspace, run: Run, seeds: Sequence[int]) -> Evaluation | None:
+    """Return the random policy's evaluation on these seeds, which lies beside the run's fp32."""
+    return saved_baseline(workspace.artifact(run.plain.run_id, BASELINE), run, seeds)
+
+
+def saved_baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
+    """Return the random policy's evaluation on these seeds, where it is kept as `artifact`'s."""
+    try:
+        found = Evaluation.load(evaluation_path(artifact)).first(len(seeds))
+    except QuarlError:
+        return None
+    expected = (run.plain.run_id, protocol(run.env_id, "random"), list(seeds))
+    return found if (found.run_id, found.protocol, found.seeds) == expected else None
 
 
 def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:
@@ -21,13 +183,47 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
     Checkpoints that it has left, as one does that was killed as it ended, are deleted.
 
     Raises:
-        QuarlError: As `TrainingRecord.finished`.
+        QuarlError: It was trained with another preset or quantisation, or its files were changed.
     """
     folder = workspace.run_dir(run.run_id)
-    record = TrainingRecord.finished(folder, run, preset)
-    if record is not None:
-        delete_checkpoints(folder)
+    if not (folder / "training.json").exists():
+        return None
+    record = TrainingRecord.load(folder / "training.json")
+    record.verify(folder)
+    require_same_settings(folder, asdict(record), run, preset)
+    delete_checkpoints(folder)
     return record
+
+
+def require_same_settings(
+    folder: Path, recorded: Mapping[str, Any], run: Run, preset: Preset
+) -> None:
+    """Refuse to go on in a folder with other settings than its own.
+
+    Args:
+        folder: The folder.
+        recorded: Its `run` and `preset`, as a record or a checkpoint keeps them.
+        run: What is asked for.
+        preset: Its preset.
+
+    Raises:
+        QuarlError: The two differ; the keys that do are named.
+    """
+    asked = presets.settings(run, asdict(preset))
+    try:
+        found = presets.settings(Run.from_dict(recorded["run"]), recorded["preset"])
+    except (KeyError, UsageError) as error:
+        raise QuarlError(
+            f"{folder} was trained by another version; move it away or use another --root. "
+            f"Received: {error}"
+        ) from error
+    keys = sorted(k for k in {*found, *asked} if found.get(k) != asked.get(k))
+    if keys:
+        received = ", ".join(f"{k}={asked.get(k)!r} for {found.get(k)!r}" for k in keys)
+        raise QuarlError(
+            f"{folder} was trained with other settings; move it away or use another --root. "
+            f"Received: {received}"
+        )
 
 
 def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
@@ -37,17 +233,26 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         QuarlError: The run does not exist or is not finished.
     """
     folder = workspace.run_dir(run_id)
-    if not (folder / "training.json").exists():
-        state = "is not finished" if folder.exists() else "does not exist"
-        command = "quarl train --algo … --env … --seed …"
-        if not folder.exists() and (exported := exported_run(workspace, run_id)):
-            state = "is not here, only what was exported of it"
+    if (folder / "training.json").exists():
+        return TrainingRecord.load(folder / "training.json")
+    reason, command = "is not finished", "quarl train --algo … --env … --seed …"
+    if not folder.exists():
+        reason, exported = "does not exist", exported_run(workspace, run_id)
+        if exported is not None:
+            reason = "is not here, only what was exported of it"
             command = f"{exported.command('train')} --root DIR"
-        raise QuarlError(
-            f"The run {state}; train it first ({command}). "
-            f"Received: run={run_id!r} in {workspace.root.resolve()}"
-        )
-    return TrainingRecord.load(folder / "training.json")
+    raise QuarlError(
+        f"The run {reason}; train it first ({command}). "
+        f"Received: run={run_id!r} in {workspace.root.resolve()}"
+    )
+
+
+def exported_run(workspace: Workspace, run_id: str) -> Run | None:
+    """Return the run that the flatbuffers under a run's id are of; None if there are none."""
+    for path in sorted(workspace.artifact_dir(run_id).glob("*.json")):
+        with contextlib.suppress(QuarlError):
+            return Run.from_dict(Sidecar.load(path).run)
+    return None
 
 
 def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[str]:
@@ -56,18 +261,49 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     Raises:
         QuarlError: As `training_record`.
     """
-    network = training_record(workspace, run_id).network_sha256
+    record = training_record(workspace, run_id)
+    run = Run.from_dict(record.run)
 
-    def current(scheme: str) -> bool:
-        path = workspace.artifact(run_id, scheme)
+    def is_current(scheme: str) -> bool:
         try:
-            sidecar = Sidecar.load(sidecar_path(path))
-            found = (sidecar.scheme, sidecar.sha256, sidecar.network_sha256)
-            return found == (scheme, sha256(path), network)
+            found = _exported(workspace, run, scheme, record)
         except QuarlError:
             return False
+        return isinstance(found, Sidecar) and workspace.artifact(run_id, scheme).exists()
 
-    return [scheme for scheme in schemes if not current(scheme)]
+    return [scheme for scheme in schemes if not is_current(scheme)]
+
+
+def is_trained(workspace: Workspace, run_id: str) -> bool:
+    """Tell whether a training is finished, or its flatbuffers came without it, as in a clone."""
+    if _is_begun(workspace, run_id):
+        return (workspace.run_dir(run_id) / "training.json").exists()
+    return any(workspace.artifact_dir(run_id).glob("*.json"))
+
+
+def _is_begun(workspace: Workspace, run_id: str) -> bool:
+    return (workspace.run_dir(run_id) / "run.json").exists()
+
+
+def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
+    """Refuse to begin a training whose flatbuffers would take the place of another one's.
+
+    Raises:
+        QuarlError: There are flatbuffers under the run's id and no training, as in a clone of
+            published results.
+    """
+    folder = workspace.artifact_dir(run_id)
+    if not _is_begun(workspace, run_id) and any(folder.glob("*.tflite")):
+        raise QuarlError(
+            f"{folder} has what an earlier training was exported to, which is not here; work "
+            f"elsewhere (--root DIR) or delete that folder. Received: run={run_id!r}"
+        )
+
+
+def has_reference(workspace: Workspace, run: Run, *, sample: bool) -> bool:
+    """Tell whether there is the fp32 that a run is compared with, or its evaluation."""
+    artifact = workspace.artifact(run.plain.run_id, REFERENCE)
+    return artifact.exists() or evaluation_path(artifact, sample=sample).exists()
 
 
 def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
@@ -77,12 +313,19 @@ def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
     return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
 
 
-def exported_run(workspace: Workspace, run_id: str) -> Run | None:
-    """Return the run that the flatbuffers under a run's id are of; None if there are none."""
-    for path in sorted(workspace.artifact_dir(run_id).glob("*.tflite")):
-        with contextlib.suppress(QuarlError):
-            return Run.from_dict(Sidecar.load(sidecar_path(path)).run)
-    return None
+def evaluate_command(artifact: Path, *, sample: bool = False) -> str:
+    """Return the command line that evaluates a flatbuffer."""
+    return f"quarl evaluate {shlex.quote(str(artifact))}" + (" --sample" if sample else "")
+
+
+def copy_curve(workspace: Workspace, run_id: str) -> None:
+    """Bring the run's learning curve to its flatbuffers, where the report looks for it."""
+    name = "progress.csv"
+    with contextlib.suppress(FileNotFoundError):
+        curve = (workspace.run_dir(run_id) / name).read_bytes()
+        copy = workspace.artifact_dir(run_id) / name
+        if not copy.exists() or copy.read_bytes() != curve:
+            write_bytes(copy, curve)
 
 
 def reported_runs(workspace: Workspace) -> set[str]:
@@ -94,39 +337,3 @@ def reported_runs(workspace: Workspace) -> set[str]:
             rows = read_json(path)["runs"]
             found |= {row["run_id"] for row in rows if row["status"] == "ok"}
     return found
-
-
-def is_trained(workspace: Workspace, run_id: str) -> bool:
-    """Tell whether a training is finished, or its flatbuffers came without it, as in a clone."""
-    folder = workspace.run_dir(run_id)
-    if (folder / "run.json").exists():
-        return (folder / "training.json").exists()
-    return any(workspace.artifact_dir(run_id).glob("*.tflite"))
-
-
-def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
-    """Refuse to begin a training whose flatbuffers would take the place of another one's.
-
-    Raises:
-        QuarlError: There are flatbuffers under the run's id and no training, as in a clone of
-            published results.
-    """
-    folder = workspace.artifact_dir(run_id)
-    begun = (workspace.run_dir(run_id) / "run.json").exists()
-    if not begun and any(folder.glob("*.tflite")):
-        raise QuarlError(
-            f"{folder} has what an earlier training was exported to, which is not here; work "
-            f"elsewhere (--root DIR) or delete that folder. Received: run={run_id!r}"
-        )
-
-
-def copy_curve(workspace: Workspace, run_id: str) -> None:
-    """Bring the run's learning curve to its flatbuffers, where the report looks for it."""
-    name = "progress.csv"
-    try:
-        curve = (workspace.run_dir(run_id) / name).read_bytes()
-    except FileNotFoundError:
-        return  # The report says that there is none.
-    copy = workspace.artifact_dir(run_id) / name
-    if not copy.exists() or copy.read_bytes() != curve:
-        write_bytes(copy, curve)

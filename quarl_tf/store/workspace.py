@@ -29,12 +29,27 @@ class Workspace:
         return self.root / "runs" / _checked_run_id(run_id)
 
     def artifact_dir(self, run_id: str) -> Path:
-        """Return the folder of one training's flatbuffers.
+        """Return the folder of one training's flatbuffers: by environment, algorithm and the rest.
 
         Raises:
-            UsageError: The run id is no name of a folder.
+            UsageError: The run id is no name of a folder, or of no run.
         """
-        return self.root / "tflite_models" / _checked_run_id(run_id)
+        match = re.fullmatch(r"([^-]+)-(.+)-(s\d+.*)", _checked_run_id(run_id))
+        if match is None:
+            raise UsageError(
+                "A run id is an algorithm, an environment and a seed, as in dqn-CartPole-v1-s0; "
+                f"`quarl list` names the runs. Received: run={run_id!r}"
+            )
+        return self.root / "tflite_models" / match[2] / match[1] / match[3]
+
+    def run_ids(self) -> list[str]:
+        """Return the ids of all runs that have a folder."""
+        trained = {path.name for path in self.root.glob("runs/[!.]*/") if path.is_dir()}
+        exported = {
+            "-".join([path.parent.name, path.parent.parent.name, path.name])
+            for path in self.root.glob("tflite_models/*/*/*/")
+        }
+        return sorted(trained | exported)
 
     def artifact(self, run_id: str, scheme: str) -> Path:
         """Return the path of one flatbuffer; its sidecar and evaluations lie beside it."""
@@ -85,7 +100,7 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     folder = artifact.parent
     if run.quantization is not None:
         # Of "." and ".." the parent is not the folder that they lie in.
-        folder = Path(os.path.abspath(folder)).parent / run.plain.run_id
+        folder = Path(os.path.abspath(folder)).parent / run.plain.folder
     return folder / f"{REFERENCE}.tflite"
 
 

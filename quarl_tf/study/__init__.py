@@ -5,9 +5,10 @@ each is from the files of the workspace alone: nothing else is remembered, so a 
 killed goes on where it was.
 """
 
+from quarl_tf.store.state import State
 from quarl_tf.study.design import Cell, Experiment, Precision, Study, differing_settings
 from quarl_tf.study.file import read
-from quarl_tf.study.status import State, Status, failure_path, plan, preset_of, statuses
+from quarl_tf.study.status import Status, failure_path, plan, preset_of, statuses
 
 __all__ = [
     "Cell",

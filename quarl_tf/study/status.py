@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_tf import presets
-from quarl_tf.evaluation.play import is_evaluated
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Run, Scheme
-from quarl_tf.store.records import Sidecar, TrainingRecord
-from quarl_tf.store.state import not_exported
-from quarl_tf.store.workspace import Workspace, sidecar_path
+from quarl_tf.store.state import State, state
+from quarl_tf.store.workspace import Workspace
 from quarl_tf.study.design import Experiment, Study
-
-
-class State(StrEnum):
-    """How far an experiment is."""
-
-    MISSING = "missing"
-    TRAINED = "trained"
-    EXPORTED = "exported"
-    EVALUATED = "evaluated"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -61,68 +48,21 @@ def plan(workspace: Workspace, study: Study) -> list[Status]:
 
 def statuses(workspace: Workspace, study: Study, experiments: Iterable[Experiment]) -> list[Status]:
     """Tell of some of a study's experiments how far they are."""
-    untrained: dict[str, Status | None] = {}
-    found = []
-    for experiment in experiments:
-        run_id = experiment.run.run_id
-        if _is_published(workspace, study, experiment):
-            found.append(Status(experiment, State.EVALUATED))
-            continue
-        if run_id not in untrained:
-            untrained[run_id] = _untrained(workspace, study, experiment)
-        before = untrained[run_id]
-        found.append(
-            _status_of_trained(workspace, study, experiment)
-            if before is None
-            else replace(before, experiment=experiment)
-        )
-    return found
+    return [_status(workspace, study, experiment) for experiment in experiments]
 
 
-def _is_published(workspace: Workspace, study: Study, experiment: Experiment) -> bool:
-    """Tell whether a result came without the run folder that it is of, as in a fresh clone."""
-    run = experiment.run
-    artifact = workspace.artifact(run.run_id, experiment.scheme.name)
-    # Not the folder: a failure is written there, too.
-    if (workspace.run_dir(run.run_id) / "run.json").exists():
-        return False
-    try:
-        sidecar = Sidecar.load(sidecar_path(artifact))
-        made = Run.from_dict(sidecar.run), presets.restore(run.algo, sidecar.preset)
-        return made == (run, preset_of(study, run)) and is_evaluated(artifact, study.episodes)
-    except QuarlError:
-        return False
-
-
-def _untrained(workspace: Workspace, study: Study, experiment: Experiment) -> Status | None:
-    """Return the status that all schemes of a run share that is not trained; None if it is."""
-    run = experiment.run
+def _status(workspace: Workspace, study: Study, experiment: Experiment) -> Status:
+    run, scheme = experiment.run, experiment.scheme
     try:
         preset = preset_of(study, run)
-        record = TrainingRecord.finished(workspace.run_dir(run.run_id), run, preset)
     except QuarlError as error:
         return Status(experiment, State.FAILED, str(error))
-    if record is not None:
-        return None
-    failure = failure_path(workspace, run, None)
-    if failure.exists():
-        return Status(experiment, State.FAILED, _first_line(failure), failure)
-    return Status(experiment, State.MISSING)
-
-
-def _status_of_trained(workspace: Workspace, study: Study, experiment: Experiment) -> Status:
-    run_id, scheme = experiment.run.run_id, experiment.scheme
-    state = State.TRAINED
-    try:
-        if not not_exported(workspace, run_id, [scheme.name]):
-            done = is_evaluated(workspace.artifact(run_id, scheme.name), study.episodes)
-            state = State.EVALUATED if done else State.EXPORTED
-    except QuarlError as error:
-        return Status(experiment, State.FAILED, str(error))
-    failure = failure_path(workspace, experiment.run, scheme)
-    if state != State.EVALUATED and failure.exists():
-        return Status(experiment, State.FAILED, _first_line(failure), failure)
-    return Status(experiment, state)
+    found = state(workspace, run, scheme.name, episodes=study.episodes, preset=preset)
+    if found.state != State.EVALUATED:
+        for failure in (failure_path(workspace, run, None), failure_path(workspace, run, scheme)):
+            if failure.exists():
+                return Status(experiment, State.FAILED, _first_line(failure), failure)
+    return Status(experiment, found.state, found.reason if found.state == State.FAILED else "")
 
 
 def _first_line(path: Path) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from quarl_tf import presets
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import digest
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Run
-from quarl_tf.store import records
 
 
 def trunk_path(folder: Path, run: Run, preset: Preset) -> Path | None:
@@ -24,7 +24,7 @@ def trunk_path(folder: Path, run: Run, preset: Preset) -> Path | None:
     """
     if run.quantization is None or run.quantization.learned_steps:
         return None  # Which steps are learned depends on the bits.
-    shared = records.settings(run, asdict(preset))
+    shared = presets.settings(run, asdict(preset))
     for name in ("bits", "per_channel", "gradient"):
         del shared[f"quantization.{name}"]
     training = run.algo, run.env_id, run.seed, provenance.source_digest()

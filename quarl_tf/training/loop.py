@@ -34,9 +34,8 @@ from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization import quantizing, watching
 from quarl_tf.spec import Run
-from quarl_tf.store import records
 from quarl_tf.store.records import TrainingRecord
-from quarl_tf.store.state import finished_training, refuse_overwrite
+from quarl_tf.store.state import finished_training, refuse_overwrite, require_same_settings
 from quarl_tf.store.workspace import Workspace, checkpoint_dir, delete_checkpoints
 from quarl_tf.training import checkpoint, rollout
 from quarl_tf.training.collector import Collector
@@ -103,8 +102,9 @@ class _Training:
         self, folder: Path, run: Run, preset: presets.Preset, trunk: Path | None = None
     ) -> None:
         # Now: commits made while it trains are not what it runs.
-        self._commits = [provenance.source_commit() or provenance.UNKNOWN_COMMIT]
+        self._commits = [provenance.source_commit() or "unknown"]
         self._processors = [provenance.processor()]
+        self._sources = [provenance.sources()]
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints, self._trunk = checkpoint_dir(folder), trunk
         #: What code all of it was done by so far; None if by several.
@@ -169,8 +169,9 @@ class _Training:
             calibration_sha256=sha256(folder / "calibration.npz"),
             seconds=round(self._elapsed(), 1),
             versions=provenance.package_versions(),
-            commit=provenance.SEVERAL.join(self._commits),
-            processor=provenance.SEVERAL.join(self._processors),
+            commits=self._commits,
+            sources=self._sources,
+            processors=self._processors,
         )
         record.save(folder / "training.json")
         delete_checkpoints(folder)
@@ -212,6 +213,7 @@ class _Training:
         self._seconds = state["seconds"]
         self._commits = _joined(state["commits"], self._commits)
         self._processors = _joined(state["processors"], self._processors)
+        self._sources = _joined(state["sources"], self._sources)
         self.best = _Best(best, *state["best"])
         rows: list[dict[str, Any]] = state["rows"]
         return rows
@@ -220,7 +222,7 @@ class _Training:
         """Return arrays and state of the newest good checkpoint, else of the trunk, or None."""
         found = checkpoint.load_newest(self._checkpoints)
         if found is not None:
-            records.require_same_settings(self._folder, found[1], self._run, self._preset)
+            require_same_settings(self._folder, found[1], self._run, self._preset)
             return found
         shared = None if self._trunk is None else checkpoint.load(self._trunk)
         # The code may have been changed since it was left.
@@ -348,6 +350,7 @@ class _Training:
             "seconds": self._elapsed(),
             "commits": self._commits,
             "processors": self._processors,
+            "sources": self._sources,
             "best": [self.best.score, self.best.step],
         }
         path = checkpoint.save(self._checkpoints, self.step, self._arrays(), state)
