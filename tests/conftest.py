@@ -101,6 +101,7 @@ def sidecar_for(content: bytes, **changes: Any) -> Sidecar:
         "num_actions": 2,
         "action_low": None,
         "action_high": None,
+        "action_std": None,
         "observation_shape": [4],
         "observation_dtype": "float32",
         "tensor_dtypes": found.tensor_dtypes,
@@ -110,8 +111,11 @@ def sidecar_for(content: bytes, **changes: Any) -> Sidecar:
         "network_sha256": "0" * 64,
         "calibration_sha256": None,
         "preset": asdict(presets.load("dqn", "CartPole-v1")),
+        "trained_commits": [],
+        "trained_on": [],
         "versions": {},
         "commit": None,
+        "sources": "",
     }
     return Sidecar(**values | changes)
 

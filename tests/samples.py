@@ -15,7 +15,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.spec import Run
-from quarl_tf.store.records import Sidecar, TrainingRecord
+from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
 
 RUN = Run("dqn", "CartPole-v1", 0)
 
@@ -32,7 +32,9 @@ TRAINING = TrainingRecord(
     calibration_sha256=hashlib.sha256(b"calibration").hexdigest(),
     seconds=0.1,
     versions={"numpy": "2"},
-    commit=None,
+    commits=["0123456789ab"],
+    sources=["01234567"],
+    processors=["a processor"],
 )
 
 SIDECAR = Sidecar(
@@ -47,6 +49,7 @@ SIDECAR = Sidecar(
     num_actions=2,
     action_low=None,
     action_high=None,
+    action_std=None,
     observation_shape=[4],
     observation_dtype="float32",
     tensor_dtypes={"float32": 12},
@@ -56,8 +59,30 @@ SIDECAR = Sidecar(
     network_sha256=TRAINING.network_sha256,
     calibration_sha256=None,
     preset=TRAINING.preset,
+    trained_commits=TRAINING.commits,
+    trained_on=TRAINING.processors,
     versions={},
     commit=None,
+    sources="01234567",
+)
+
+EVALUATION = Evaluation(
+    run_id=TRAINING.run_id,
+    env_id="CartPole-v1",
+    scheme="fp32",
+    artifact_sha256=SIDECAR.sha256,
+    protocol=Protocol(PROTOCOL_VERSION, "greedy"),
+    seeds=[1, 2],
+    returns=[9.0, 10.0],
+    lengths=[9, 10],
+    starts=None,
+    ties=0,
+    latency_us={"median": 9.0, "p95": 11.5},
+    reference_sha256=None,
+    agreement={"fraction": 1.0, "states": 19},
+    versions={},
+    processor="a processor",
+    sources="01234567",
 )
 
 

@@ -204,7 +204,7 @@ def _saved(
     with suppress(QuarlError):
         evaluation = Evaluation.load(evaluation_path(artifact, sample=sample))
         reference = reference_path(artifact, sidecar)
-        if evaluation_flaw(evaluation, sidecar, reference, seeds) is None:
+        if evaluation_flaw(evaluation, sidecar, reference, seeds, sample=sample) is None:
             return evaluation
     return None
 

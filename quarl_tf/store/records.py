@@ -77,8 +77,8 @@ def _invalid(path: Path, record: type, rule: str, name: str, value: Any) -> Quar
 def _fits(value: Any, kind: Any) -> bool:
     """Return whether a JSON value is of the type that a record's field is declared with."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return any(_fits(value, kind) for kind in arguments)
+    if origin is UnionType or kind is Any:
+        return kind is Any or any(_fits(value, one) for one in arguments)
     if origin in (list, dict):
         items = value.values() if isinstance(value, dict) else value
         return isinstance(value, origin) and all(_fits(item, arguments[-1]) for item in items)
@@ -86,13 +86,12 @@ def _fits(value: Any, kind: Any) -> bool:
         hints = get_type_hints(kind)
         known = isinstance(value, dict) and value.keys() == hints.keys()
         return known and all(_fits(value[name], hint) for name, hint in hints.items())
-    if isinstance(value, bool) or kind is Any:  # To Python, True is an int.
-        return kind in (bool, Any)
-    # Finite: json reads NaN and 1e999, which `write_json` never writes.
-    limit = sys.float_info.max
-    return isinstance(value, (int, float) if kind is float else kind) and not (
-        isinstance(value, float) and not abs(value) <= limit
-    )
+    if isinstance(value, bool):  # To Python, True is an int.
+        return kind is bool
+    if kind is float:
+        # Finite: json reads NaN and 1e999, which `write_json` never writes.
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return isinstance(value, kind)
 
 
 def _run_flaw(run: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -126,7 +126,8 @@ def _evaluated(
         return Status(State.EXPORTED, reason, command, sidecar)
     evaluation = Evaluation.load(path)
     seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
-    flaw = evaluation_flaw(evaluation, sidecar, reference_path(artifact, sidecar), seeds)
+    reference = reference_path(artifact, sidecar)
+    flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, sample=sample)
     if flaw is None and seeds and run.quantization is None and not baseline(workspace, run, seeds):
         flaw = "has no evaluation of the random policy beside it"
     if flaw is not None:
@@ -135,12 +136,17 @@ def _evaluated(
 
 
 def evaluation_flaw(
-    evaluation: Evaluation, sidecar: Sidecar, reference: Path, seeds: Sequence[int] | None
+    evaluation: Evaluation,
+    sidecar: Sidecar,
+    reference: Path,
+    seeds: Sequence[int] | None,
+    *,
+    sample: bool,
 ) -> str | None:
     """Return why an evaluation cannot stand for a flatbuffer on these seeds; None if it can."""
     if evaluation.artifact_sha256 != sidecar.sha256:
         return "has a stale evaluation, made with another flatbuffer"
-    if evaluation.protocol != protocol(evaluation.env_id, evaluation.protocol.actions):
+    if evaluation.protocol != protocol(sidecar.env_id, "sampled" if sample else "greedy"):
         return "was evaluated by other rules"
     if evaluation.reference_sha256 not in _reference_hashes(reference):
         return "was compared with another fp32 flatbuffer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 from quarl_tf import environments
+from quarl_tf.evaluation import play
 from quarl_tf.evaluation.play import (
     AGREEMENT_EPISODES,
     evaluate,
     evaluate_and_save,
     evaluate_random,
-    is_evaluated,
-    latest,
 )
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
@@ -29,11 +28,17 @@ from quarl_tf.foundation.files import write_bytes
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.records import Evaluation, Protocol, Sidecar
+from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
 SEEDS = list(range(2**30, 2**30 + 12))
 ROOT = Path(__file__).parents[2]
+
+
+def kept(path: Path, seeds: Sequence[int], *, sample: bool = False) -> Evaluation | None:
+    """Return what was saved of a flatbuffer on these seeds, if it is not played anew."""
+    return play._saved(path, Sidecar.load(sidecar_path(path)), seeds, sample=sample)
 
 
 def episodes(
@@ -213,10 +218,7 @@ def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Callable[...,
     path = stochastic("fp32", "fp32")
     result = evaluate(path, SEEDS, sample=True)
     assert (result.returns, result.lengths) == sampled_by_hand(path, SEEDS, lambda _: None)
-    assert result.protocol["action"].startswith("sampled from the policy's distribution")
-    assert "same noise" in result.protocol["action"]
-    assert result.protocol["agreement"].startswith("of the greedy actions")
-    assert result.protocol["latency"].startswith("one sample call")
+    assert result.protocol.actions == "sampled"
     assert result.latency_us is not None
 
 
@@ -283,10 +285,10 @@ def test_both_kinds_lie_side_by_side(stochastic: Callable[..., Path]) -> None:
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"fp32.sampled.eval.json"}
     assert Evaluation.load(folder / "fp32.sampled.eval.json") == sampled
-    assert latest(path, greedy.seeds, path) == greedy
-    assert latest(path, sampled.seeds, path, sample=True) == sampled
-    assert latest(path, sampled.seeds, path) == greedy  # It has these episodes, and more.
-    assert latest(path, greedy.seeds, path, sample=True) is None
+    assert kept(path, greedy.seeds) == greedy
+    assert kept(path, sampled.seeds, sample=True) == sampled
+    assert kept(path, sampled.seeds) == greedy  # It has these episodes, and more.
+    assert kept(path, greedy.seeds, sample=True) is None
     assert evaluate_and_save(path, 8, sample=True) == sampled
 
     shorter = Evaluation.load(folder / "random.eval.json")
@@ -300,7 +302,7 @@ def test_greedy_results_do_not_pass_for_sampled_ones(stochastic: Callable[..., P
     path = stochastic("tied", "fp32")
     result = evaluate(path, SEEDS[:2])
     result.save(evaluation_path(path, sample=True))
-    assert latest(path, SEEDS[:2], None, sample=True) is None
+    assert kept(path, SEEDS[:2], sample=True) is None
 
 
 @pytest.mark.parametrize("name", ["fp32", "steering"])
@@ -328,24 +330,14 @@ def test_evaluations_of_games_state_their_rules(
     stochastic: Callable[..., Path], game: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = stochastic("fp32", "fp32", env_id=game)
-    made = [evaluate(path, SEEDS[:2], sample=kind) for kind in (False, True)]
+    made = [evaluate(path, SEEDS[:2], sample=kind, reference=path) for kind in (False, True)]
     for result in (*made, evaluate_random(game, "run", SEEDS[:2])):
-        rules = f"{result.protocol['game']}; {result.protocol['frames']}"
-        for words in (
-            "whole games, not lives",
-            "no sticky actions",
-            "up to 30 no-ops",
-            "games that have FIRE it is pressed at the start",
-            "in place of the first action after a lost life",
-            "skip of 4 with the maximum of the last two",
-            "the last 4 stacked, grey, 84x84",
-        ):
-            assert words in rules
-        assert "unclipped" in result.protocol["return"]
+        assert result.protocol.game == environments.rules(game)
+    assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
     made[0].save(evaluation_path(path))
-    assert latest(path, SEEDS[:2], None) == made[0]
-    monkeypatch.setattr(environments, "rules", lambda _: {"game": "by other rules"})
-    assert latest(path, SEEDS[:2], None) is None
+    assert kept(path, SEEDS[:2]) == made[0]
+    monkeypatch.setattr(environments, "rules", lambda _: {"sticky_actions": 0.25})
+    assert kept(path, SEEDS[:2]) is None
 
 
 class _OfTwoStarts(gym.Wrapper):
@@ -384,15 +376,6 @@ def test_greedy_episodes_from_one_start_are_played_once(
     assert result.ties == sum(one.ties for one in expected)
     evaluate(path, [4, 7, 5], sample=True)
     assert _OfTwoStarts.played == 2 + 3
-
-
-def test_committed_results_are_by_these_rules() -> None:
-    found = sorted((ROOT / "tflite_models").glob("*/int8.eval.json"))
-    assert found
-    for path in found:
-        evaluation = Evaluation.load(path)
-        artifact, reference = path.with_name("int8.tflite"), path.with_name("fp32.tflite")
-        assert latest(artifact, evaluation.seeds, reference) == evaluation
 
 
 # Bad input.
@@ -483,29 +466,19 @@ def test_latest_is_of_these_bytes_and_these_seeds_or_none(
     copy_artifact: Callable[[str], Path],
 ) -> None:
     path = copy_artifact("tied")
-    assert latest(path, SEEDS[:2], None) is None
+    assert kept(path, SEEDS[:2]) is None
     result = evaluate(path, SEEDS[:2])
     result.save(evaluation_path(path))
-    assert latest(path, SEEDS[:2], None) == result
-    assert latest(path, SEEDS[:3], None) is None
-    assert latest(path, SEEDS[1:2], None) is None
-    assert latest(path, SEEDS[:1], None) == result
+    assert kept(path, SEEDS[:2]) == result
+    assert kept(path, SEEDS[:3]) is None
+    assert kept(path, SEEDS[1:2]) is None
+    assert kept(path, SEEDS[:1]) == result
 
-    assert latest(path, SEEDS[:2], path) is None  # It was compared with nothing.
-    compared = evaluate(path, SEEDS[:2], reference=path)
-    compared.save(evaluation_path(path))
-    assert latest(path, SEEDS[:2], path) == compared
-    for other in ({"artifact_sha256": "0" * 64}, {"protocol": {"action": "another rule"}}):
+    for other in ({"artifact_sha256": "0" * 64}, {"protocol": Protocol(0, "greedy")}):
         replace(result, **other).save(evaluation_path(path))
-        assert latest(path, SEEDS[:2], None) is None
+        assert kept(path, SEEDS[:2]) is None
     evaluation_path(path).write_text('{"run_id": ')
-    assert latest(path, SEEDS[:2], None) is None
-    compared.save(evaluation_path(path))
-    path.unlink()  # Its sidecar still knows what it was.
-    assert latest(path, SEEDS[:2], path) == compared
-    sidecar_path(path).unlink()
-    with pytest.raises(QuarlError, match="no such file"):
-        latest(path, SEEDS[:2], path)
+    assert kept(path, SEEDS[:2]) is None
 
 
 def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(
@@ -515,8 +488,6 @@ def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(
     longer = evaluate_and_save(path, 4)
     assert evaluate_and_save(path, 2) == longer
     assert Evaluation.load(evaluation_path(path)) == longer
-    assert is_evaluated(path, 4)
-    assert not is_evaluated(path, 5)
     longest = evaluate_and_save(path, 5)
     assert longest.returns[:4] == longer.returns
     assert Evaluation.load(evaluation_path(path)) == longest
@@ -534,7 +505,8 @@ def test_the_random_policy_plays_beside_the_plain_training_alone(
         described = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme}
         replace(sidecar, **described).save(sidecar_path(artifact))
         evaluate_and_save(artifact, 2)
-        assert is_evaluated(artifact, 2)
+        assert state(Workspace(tmp_path), run, scheme, episodes=2).state == State.EVALUATED
+        assert state(Workspace(tmp_path), run, scheme, episodes=3).state == State.EXPORTED
         baseline = evaluation_path(artifact.with_name("random.tflite"))
         assert baseline.exists() == (run == plain)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import EVALUATION
 from scipy import stats
 
 from quarl_tf.evaluation.compare import (
@@ -17,7 +18,7 @@ from quarl_tf.evaluation.compare import (
     Comparison,
     Interval,
     compare,
-    independent_games,
+    effective_n,
     mean_interval,
     mean_return,
     normalised_error,
@@ -28,7 +29,7 @@ from quarl_tf.evaluation.compare import (
     verdict,
 )
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.store.records import GREEDY, Evaluation
+from quarl_tf.store.records import Evaluation, Protocol
 
 quick = settings(max_examples=20)
 
@@ -37,7 +38,7 @@ samples = st.lists(st.integers(-10_000, 10_000).map(float), min_size=2, max_size
 
 IntervalOf = Callable[..., Interval]
 
-GAME = {"action": GREEDY, "game": "no chance in it"}
+GAME = Protocol(1, "greedy", {"sticky_actions": 0.0})
 
 
 def limits(interval: Interval) -> tuple[float, float, float]:
@@ -45,20 +46,12 @@ def limits(interval: Interval) -> tuple[float, float, float]:
 
 
 def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None) -> Evaluation:
-    return Evaluation(
-        run_id="dqn-CartPole-v1-s0",
-        env_id="CartPole-v1",
+    return replace(
+        EVALUATION,
         scheme=scheme,
-        artifact_sha256=None,
-        protocol={"action": GREEDY},
         seeds=list(range(len(returns))) if seeds is None else seeds,
         returns=returns,
         lengths=[1] * len(returns),
-        ties=0,
-        latency_us=None,
-        reference_sha256=None,
-        agreement=None,
-        versions={},
     )
 
 
@@ -258,20 +251,20 @@ def test_normalised_error_of_a_policy_below_chance_keeps_its_sign() -> None:
     [
         (0, 0, 500, "within margin"),
         (-10, 0, 500, "within margin"),  # just within 2 %
-        (-10.01, 0, 500, "cannot tell"),
+        (-10.01, 0, 500, "inconclusive"),
         (-5, -1, 500, "within margin"),  # sure, and within what the user does not mind
         (-20, -1, 500, "loss"),
         (-400, -300, 500, "loss"),
-        (-20, 30, 500, "cannot tell"),
+        (-20, 30, 500, "inconclusive"),
         (0.1, 30, 500, "gain"),
         (0, 30, 500, "within margin"),
         (-1, 1, -100, "within margin"),  # the margin is of the absolute return
         (-3, -2.5, -100, "loss"),
-        (0, 0, 0, "cannot tell"),  # 2 % of nothing is no margin
-        (-5, 5, 0, "cannot tell"),
+        (0, 0, 0, "inconclusive"),  # 2 % of nothing is no margin
+        (-5, 5, 0, "inconclusive"),
         (1, 5, 0, "gain"),  # needs no margin
         (-5, -1, 0, "loss"),
-        (-math.inf, math.inf, 500, "cannot tell"),
+        (-math.inf, math.inf, 500, "inconclusive"),
     ],
 )
 def test_verdict(low: float, high: float, reference: float, expected: str) -> None:
@@ -280,7 +273,7 @@ def test_verdict(low: float, high: float, reference: float, expected: str) -> No
 
 
 def test_a_margin_of_zero_forgives_nothing() -> None:
-    assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0, 100) == "cannot tell"
+    assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0, 100) == "inconclusive"
     assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0, 100) == "within margin"
 
 
@@ -305,8 +298,8 @@ def test_a_wider_margin_never_turns_no_loss_into_a_loss(
 @pytest.mark.parametrize("low", [-400.0, 0.0, 400.0])
 def test_a_handful_of_episodes_cannot_tell(low: float) -> None:
     certain = Interval(low, low, low)
-    assert verdict(certain, 500, 2.0, MIN_EPISODES - 1) == "cannot tell"
-    assert verdict(certain, 500, 2.0, MIN_EPISODES) != "cannot tell"
+    assert verdict(certain, 500, 2.0, MIN_EPISODES - 1) == "inconclusive"
+    assert verdict(certain, 500, 2.0, MIN_EPISODES) != "inconclusive"
 
 
 # Comparisons.
@@ -340,24 +333,24 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     result = compare(*played, None)
     assert result.difference == mean_interval(np.subtract(after, before), 3)
     assert result.returns == mean_interval(after, 3)
-    assert (result.difference.mean, result.verdict) == (chance.difference.mean, "cannot tell")
+    assert (result.difference.mean, result.verdict) == (chance.difference.mean, "inconclusive")
     # Two schemes tell more games apart than either.
-    assert independent_games(*played) == 3
-    assert independent_games(replace(played[0], returns=[1.0] * 99), played[1]) == 3
+    assert effective_n(*played) == 3
+    assert effective_n(replace(played[0], returns=[1.0] * 99), played[1]) == 3
     lost = replace(played[1], returns=[-21.0] * 99)
     assert compare(played[0], lost, None).verdict == "loss"
     # That all are equal says little when they are few.
     same = compare(played[0], replace(played[0], scheme="int8"), None)
-    assert (same.difference.bounded, same.verdict) == (False, "cannot tell")
+    assert (same.difference.bounded, same.verdict) == (False, "inconclusive")
     # Chance in the actions makes each game its own.
-    drawn = [replace(one, protocol=GAME | {"action": "sampled"}) for one in played]
-    assert independent_games(*drawn) is None
+    drawn = [replace(one, protocol=replace(GAME, actions="sampled")) for one in played]
+    assert effective_n(*drawn) is None
     assert compare(*drawn, None).difference == chance.difference
 
 
 def test_rarely_played_games_weigh_little() -> None:
     game = replace(evaluation("fp32", [20.0] * 90 + [21.0] * 10), protocol=GAME)
-    assert independent_games(game) == pytest.approx(100**2 / (90**2 + 10**2))
+    assert effective_n(game) == pytest.approx(100**2 / (90**2 + 10**2))
     # 1.2 games are no evidence of a mean, however often they are played.
     assert not mean_return(game).bounded
     assert mean_return(game).mean == pytest.approx(20.1)
@@ -390,10 +383,10 @@ def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: 
     before = [10.0 + i for i in range(episodes)]
     after = [value + change + 0.01 * i for i, value in enumerate(before)]
     result = compare(evaluation("fp32", before), evaluation("int8", after), None)
-    assert result.verdict == "cannot tell"
+    assert result.verdict == "inconclusive"
     # No way around it through a report on one run, or on several of which one is short.
-    assert pool([result]).verdict == "cannot tell"
-    assert pool([result, comparison(change), comparison(change)]).verdict == "cannot tell"
+    assert pool([result]).verdict == "inconclusive"
+    assert pool([result, comparison(change), comparison(change)]).verdict == "inconclusive"
 
 
 def test_compare_refuses_other_episodes_and_names_both() -> None:
@@ -420,7 +413,7 @@ def comparison(difference: float, reference: float = 100.0, scheme: str = "int8"
         reward_error=reward_error(reference, mean),
         normalised_error=normalised_error(reference, mean, 0.0),
         margin_percent=2.0,
-        verdict="cannot tell",
+        verdict="inconclusive",
     )
 
 
@@ -437,7 +430,7 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert pooled.returns == student_interval([96.0, 100.0, 101.0])
     assert pooled.episodes == 300
     # Each run alone is sure of its own difference; what the next training loses is another matter.
-    assert pooled.verdict == "cannot tell"
+    assert pooled.verdict == "inconclusive"
 
 
 def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None:
@@ -450,7 +443,7 @@ def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None
     assert difference.mean == pytest.approx(-2.25)
     assert difference.low == pytest.approx(-2.25 - math.sqrt(81 + 144 + 64) / 3)
     assert difference.high == pytest.approx(-2.25 + math.sqrt(3 * 36) / 3)
-    assert pool(each).verdict == "cannot tell"
+    assert pool(each).verdict == "inconclusive"
 
 
 def test_signed_errors_cancel_and_absolute_ones_do_not() -> None:

@@ -19,14 +19,25 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     artifact = workspace.artifact("dqn-CartPole-v1-s0", "ptq_w8")
     assert artifact.relative_to(tmp_path).parts == (
         "tflite_models",
-        "dqn-CartPole-v1-s0",
+        "CartPole-v1",
+        "dqn",
+        "s0",
         "ptq_w8.tflite",
     )
     assert sidecar_path(artifact).name == "ptq_w8.json"
     assert evaluation_path(artifact).name == "ptq_w8.eval.json"
     assert evaluation_path(artifact, sample=True).name == "ptq_w8.sampled.eval.json"
-    folders = {workspace.run_dir("x"), workspace.artifact_dir("x"), workspace.report_dir("x")}
-    assert {folder.parent.name for folder in folders} == {"runs", "tflite_models", "reports"}
+    assert workspace.run_dir("x") == tmp_path / "runs" / "x"
+    assert workspace.report_dir("x") == tmp_path / "reports" / "x"
+
+
+@pytest.mark.parametrize(
+    "run_id", ["ppo-Foo-s3-v1-s12", "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d", "a2c-a_b-v0-s1"]
+)
+def test_runs_are_listed_by_their_ids(tmp_path: Path, run_id: str) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.artifact_dir(run_id).mkdir(parents=True)
+    assert workspace.run_ids() == [run_id]
 
 
 @pytest.mark.parametrize(
