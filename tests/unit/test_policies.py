@@ -418,7 +418,8 @@ def test_latency_of_sampling_is_of_sample(
 
 def test_policies_import_neither_tensorflow_nor_gymnasium(artifacts: dict[str, Path]) -> None:
     code = (
-        "import sys; from quarl_tf.runtime import flatbuffer; from quarl_tf.runtime.policy import Policy;"
+        "import sys; from quarl_tf.runtime import flatbuffer;"
+        "from quarl_tf.runtime.policy import Policy;"
         f"flatbuffer.audit(flatbuffer.Path({str(artifacts['fp32'])!r}));"
         f"Policy.load({str(artifacts['fp32'])!r}).act([0.0] * 4);"
         "print([m for m in ('tensorflow', 'gymnasium', 'keras', 'tf_keras') if m in sys.modules])"
