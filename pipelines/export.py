@@ -1,8 +1,22 @@
-"""Pipeline stage: the same as `quarl export`."""
+"""Stage 2: a trained run in, one `.tflite` a scheme out, each with its sidecar.
 
+python pipelines/export.py ppo-CartPole-v1-s0 fp32 int8
+"""
+
+import argparse
 import sys
 
-from quarl_tf.cli import main
+from quarl_tf import pipeline
+from quarl_tf.foundation.errors import QuarlError
 
-if __name__ == "__main__":
-    sys.exit(main(["export", *sys.argv[1:]]))
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("run")
+parser.add_argument("schemes", nargs="*", help="default: all usual ones")
+parser.add_argument("--root", default=".")
+args = parser.parse_args()
+
+try:
+    artifacts = pipeline.export(args.run, args.schemes, root=args.root)
+except QuarlError as error:
+    sys.exit(str(error))
+print(*artifacts, sep="\n")

@@ -1,8 +1,24 @@
-"""Pipeline stage: the same as `quarl report`."""
+"""Stage 4: evaluated runs in, `reports/<name>/` out: tables, figures and what they say.
 
+python pipelines/report.py ppo-CartPole-v1-s0
+"""
+
+import argparse
+import shlex
 import sys
 
-from quarl_tf.cli import main
+from quarl_tf import pipeline
+from quarl_tf.foundation.errors import QuarlError
 
-if __name__ == "__main__":
-    sys.exit(main(["report", *sys.argv[1:]]))
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("runs", nargs="+")
+parser.add_argument("--name", help="of the report; default: after the runs")
+parser.add_argument("--root", default=".")
+args = parser.parse_args()
+
+try:
+    command = shlex.join(["python", *sys.argv])
+    page = pipeline.report(args.runs, root=args.root, name=args.name, command=command)
+except QuarlError as error:
+    sys.exit(str(error))
+print(page)

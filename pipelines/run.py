@@ -1,8 +1,26 @@
-"""Pipeline stage: the same as `quarl run`."""
+"""All four stages of one run: train, export, evaluate, report.
 
+python pipelines/run.py ppo CartPole-v1 0
+"""
+
+import argparse
+import shlex
 import sys
 
-from quarl_tf.cli import main
+from quarl_tf import Run, evaluate, pipeline, train
+from quarl_tf.foundation.errors import QuarlError
 
-if __name__ == "__main__":
-    sys.exit(main(["run", *sys.argv[1:]]))
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("algo")
+parser.add_argument("env")
+parser.add_argument("seed", type=int)
+parser.add_argument("--root", default=".")
+args = parser.parse_args()
+
+try:
+    run_id = train(Run(args.algo, args.env, args.seed), root=args.root).run_id
+    for artifact in pipeline.export(run_id, root=args.root):
+        evaluate(artifact)
+    print(pipeline.report([run_id], root=args.root, command=shlex.join(["python", *sys.argv])))
+except QuarlError as error:
+    sys.exit(str(error))

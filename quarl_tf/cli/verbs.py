@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf import environments, presets, study
+from quarl_tf import environments, pipeline, presets, study
 from quarl_tf.cli import arguments
-from quarl_tf.cli.summary import Summary, reference_of
-from quarl_tf.evaluation.play import evaluate_and_save, require_playable
+from quarl_tf.cli.summary import Summary
+from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
@@ -42,10 +42,8 @@ from quarl_tf.spec import (
 )
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import (
-    copy_curve,
-    finished_training,
+    has_reference,
     is_trained,
-    not_exported,
     refuse_overwrite,
     reported_runs,
     training_record,
@@ -106,9 +104,9 @@ def _run(args: argparse.Namespace) -> None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
-    if run.quantization and not _has_twin(workspace, run, sample=args.sample):
-        _check_network(run, preset)  # What cannot be quantised needs no twin.
-        raise _lacks_twin(workspace, run, args)
+    if run.quantization and not has_reference(workspace, run, sample=args.sample):
+        _check_network(run, preset)  # What cannot be quantised needs no reference.
+        raise _lacks_reference(workspace, run, args)
     refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
@@ -379,7 +377,9 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
             file=sys.stderr,
         )
     quantization = _quantization(args, preset)
-    return Run(args.algo, env_id, args.seed, overrides, quantization), preset
+    own = None if args.presets is None else str(args.presets)
+    modules = tuple(args.modules)
+    return Run(args.algo, env_id, args.seed, overrides, quantization, modules, own), preset
 
 
 def _tell_renamed(ids: Mapping[str, str]) -> None:
@@ -459,23 +459,12 @@ def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> lis
     return [Scheme.parse(name) for name in names]
 
 
-def _has_twin(workspace: Workspace, run: Run, *, sample: bool) -> bool:
-    """Tell whether there is what a quantisation-aware run is compared with.
-
-    A large flatbuffer need not be kept once it was evaluated.
-    """
-    artifact = workspace.artifact(run.plain.run_id, REFERENCE)
-    return artifact.exists() or evaluation_path(artifact, sample=sample).exists()
-
-
-def _lacks_twin(workspace: Workspace, run: Run, args: argparse.Namespace) -> QuarlError:
+def _lacks_reference(workspace: Workspace, run: Run, args: argparse.Namespace) -> QuarlError:
     """Build the error of a quantisation-aware run with nothing to compare with."""
-    words = [*_root(args), *(word for name in args.modules for word in ("--import", name))]
-    words += [] if args.presets is None else ["--presets", str(args.presets)]
+    command = shlex.join([*shlex.split(run.plain.command("run")), *_root(args)])
     return QuarlError(
-        "A quantisation-aware training is compared with its plain twin, which comes first: "
-        f"{' '.join([run.plain.command('run'), *map(shlex.quote, words)])}. "
-        f"Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
+        "A quantisation-aware training is compared with its plain reference, which comes first: "
+        f"{command}. Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
     )
 
 
@@ -523,14 +512,10 @@ def _check_percent(option: str, value: float) -> None:
 
 
 def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
-    # Looked up here, so that what is finished costs no import of TensorFlow.
-    record = finished_training(workspace, run, preset)
-    if record is None:
-        from quarl_tf.training.loop import train
-
+    if not is_trained(workspace, run.run_id):
         _tell_slow([preset])
-        with progress_bar(f"train {run.run_id}") as update:
-            record = train(workspace, run, update, preset)
+    with progress_bar(f"train {run.run_id}") as update:
+        record = pipeline.train(run, root=workspace.root, update=update)
     _say(
         f"trained   {workspace.run_dir(run.run_id)}  (kept the network of step "
         f"{record.best_step:,}: greedy return {record.selection_return:.1f} on selection seeds)"
@@ -538,23 +523,16 @@ def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
 
 
 def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) -> None:
-    if not_exported(workspace, run_id, [scheme.name for scheme in schemes]):
-        from quarl_tf.export.convert import export
-
-        with progress_bar(f"export {run_id}") as update:
-            export(workspace, run_id, schemes, update)
-    else:
-        copy_curve(workspace, run_id)
+    names = [scheme.name for scheme in schemes]
+    with progress_bar(f"export {run_id}") as update:
+        pipeline.export(run_id, names, root=workspace.root, update=update)
     _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
 
 
 def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
-    # What there is to compare with comes first.
-    references = [reference_of(path) for path in artifacts if path.exists()]
-    present = [path for path in references if path.exists()]
-    for path in dict.fromkeys([*present, *artifacts]):
+    for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
-            evaluate_and_save(path, args.episodes, update, sample=args.sample)
+            pipeline.evaluate(path, args.episodes, sample=args.sample, update=update)
     summary, narrow = _summary(args), _console.width < _NARROW
     for folder in dict.fromkeys(path.parent for path in artifacts):
         of_one = [path for path in artifacts if path.parent == folder]
@@ -574,11 +552,9 @@ def _write_report(
     workspace: Workspace, run_ids: Sequence[str], name: str | None, args: argparse.Namespace
 ) -> None:
     with spinner("report"):
-        from quarl_tf.report import write_report
-
-        page = write_report(
-            workspace,
+        page = pipeline.report(
             run_ids,
+            root=workspace.root,
             name=name,
             margin_percent=args.margin,
             sample=args.sample,

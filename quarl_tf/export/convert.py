@@ -36,7 +36,7 @@ from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar, TrainingRecord
-from quarl_tf.store.state import copy_curve, not_exported
+from quarl_tf.store.state import not_exported
 from quarl_tf.store.workspace import Workspace, write_artifact
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
@@ -120,7 +120,6 @@ def export(
         update(i, len(schemes), scheme.name)
         if scheme.name in missing:
             _export_one(trained, scheme, workspace.artifact(run_id, scheme.name))
-    copy_curve(workspace, run_id)
     update(len(schemes), len(schemes), "")
     return [workspace.artifact(run_id, scheme.name) for scheme in schemes]
 

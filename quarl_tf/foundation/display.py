@@ -45,13 +45,17 @@ def progress_bar(title: str) -> Iterator[Update]:
         TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
         TextColumn("{task.fields[note]}", table_column=_giving_way()),
     )
-    with Progress(*columns, console=console, expand=True) as progress:
-        task = progress.add_task(title, total=None, note="")
+    progress = Progress(*columns, console=console, expand=True)
+    task = progress.add_task(title, total=None, note="")
 
-        def update(done: int, total: int, note: str = "") -> None:
-            progress.update(task, completed=done, total=total, note=note)
+    def update(done: int, total: int, note: str = "") -> None:
+        progress.start()  # Not before: what is done already shows no bar.
+        progress.update(task, completed=done, total=total, note=note)
 
+    try:
         yield update
+    finally:
+        progress.stop()
 
 
 def _giving_way() -> Column:

@@ -804,15 +804,6 @@ def test_doctor_finds_this_environment_sound(capsys: pytest.CaptureFixture[str])
     assert "Keras 2 is chosen" in shown
 
 
-@pytest.mark.parametrize("stage", ["run", "train", "export", "evaluate", "report"])
-def test_pipeline_scripts_are_the_verbs(stage: str) -> None:
-    script = Path(__file__).parents[2] / "pipelines" / f"{stage}.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "-h"], capture_output=True, text=True, check=True
-    )
-    assert f"quarl {stage}" in done.stdout
-
-
 def test_interrupted_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "quarl_tf.cli", "train", *TINY, "-p", "steps=4000"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

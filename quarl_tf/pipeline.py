@@ -1,0 +1,164 @@
+"""The stages as functions: files in, files out; a stage that is done returns at once.
+
+TensorFlow is loaded where something is left to be trained or exported, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quarl_tf.spec import DEFAULT_EPISODES, Run, Scheme, default_schemes, require_possible
+
+if TYPE_CHECKING:
+    from quarl_tf.presets import Preset
+    from quarl_tf.store.records import Evaluation, TrainingRecord
+
+
+def _silent(*_: Any) -> None:
+    """Tell nobody how far a stage is."""
+
+
+def preset_of(run: Run) -> Preset:
+    """Return the hyper-parameters of a run: of its own file, else the package's.
+
+    Raises:
+        UsageError: There are none, or an override does not fit.
+    """
+    from quarl_tf import presets
+
+    own = None if run.presets is None else Path(run.presets)
+    return presets.load(run.algo, run.env_id, run.overrides, own)
+
+
+def train(run: Run, *, root: Path | str = ".", update: Any = _silent) -> TrainingRecord:
+    """Train a run into `runs/<run_id>/`, or go on where it was.
+
+    Args:
+        run: What to train; its modules are imported first.
+        root: Folder of `runs/`, `tflite_models/` and `reports/`.
+        update: Called with the steps done, all steps, and a note.
+
+    Raises:
+        QuarlError: The run or its folder is not fit; see `training.loop.train`.
+    """
+    from quarl_tf.environments import import_environments
+    from quarl_tf.store.state import finished_training
+    from quarl_tf.store.workspace import Workspace
+
+    workspace, preset = Workspace(Path(root)), preset_of(run)
+    finished = finished_training(workspace, run, preset)
+    if finished is not None:
+        return finished
+    from quarl_tf.training import loop
+
+    if run.modules:
+        import_environments(run.modules)
+    return loop.train(workspace, run, update, preset)
+
+
+def export(
+    run_id: str,
+    schemes: Sequence[str] | None = None,
+    *,
+    root: Path | str = ".",
+    update: Any = _silent,
+) -> list[Path]:
+    """Export a trained run into its folder of `tflite_models/`, one flatbuffer a scheme.
+
+    Args:
+        run_id: Name of the run.
+        schemes: Names of the schemes; the usual ones of such a training if there are none.
+        root: As in `train`.
+        update: Called with the schemes done, all schemes, and the next one's name.
+
+    Returns:
+        The flatbuffers, in the order of the schemes.
+
+    Raises:
+        QuarlError: The run is not trained, a scheme is not of such a training, or a flatbuffer does
+            not compute what its network does.
+    """
+    from quarl_tf.store.state import copy_curve, not_exported, training_record
+    from quarl_tf.store.workspace import Workspace
+
+    workspace = Workspace(Path(root))
+    run = Run.from_dict(training_record(workspace, run_id).run)
+    parsed = [Scheme.parse(name) for name in schemes or default_schemes(run.quantization)]
+    require_possible(run, parsed)
+    if not_exported(workspace, run_id, [scheme.name for scheme in parsed]):
+        from quarl_tf.export import convert
+
+        convert.export(workspace, run_id, parsed, update)
+    copy_curve(workspace, run_id)
+    return [workspace.artifact(run_id, scheme.name) for scheme in parsed]
+
+
+def evaluate(
+    artifact: Path | str,
+    episodes: int = DEFAULT_EPISODES,
+    *,
+    sample: bool = False,
+    update: Any = None,
+) -> Evaluation:
+    """Replay a flatbuffer in its environment, beside it its reference and the random baseline.
+
+    Args:
+        artifact: The flatbuffer, its sidecar beside it.
+        episodes: Whole episodes, on seeds that follow from the run's.
+        sample: Draw actions from the policy's distribution, instead of the best.
+        update: Called with the episodes done and all episodes.
+
+    Raises:
+        QuarlError: A file is damaged, or the environment is not the one it was trained in.
+    """
+    from quarl_tf.evaluation.play import evaluate_and_save
+    from quarl_tf.store.records import Sidecar
+    from quarl_tf.store.workspace import reference_path, sidecar_path
+
+    path = Path(artifact)
+    if sidecar_path(path).exists():
+        reference = reference_path(path, Sidecar.load(sidecar_path(path)))
+        if reference.exists() and reference.resolve() != path.resolve():
+            evaluate_and_save(reference, episodes, update, sample=sample)
+    return evaluate_and_save(path, episodes, update, sample=sample)
+
+
+def report(
+    run_ids: Sequence[str],
+    *,
+    root: Path | str = ".",
+    name: str | None = None,
+    margin_percent: float | None = None,
+    sample: bool = False,
+    command: str = "quarl_tf.report(…)",
+) -> Path:
+    """Write `reports/<name>/` on runs that are exported and evaluated.
+
+    Args:
+        run_ids: Names of the runs.
+        root: As in `train`.
+        name: Name of the report; by default after the runs.
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+        sample: Report on the evaluations by sampled actions.
+        command: What makes this report, to be shown in it.
+
+    Returns:
+        The path of index.html.
+
+    Raises:
+        QuarlError: A run has no fp32 result, or runs do not belong together.
+    """
+    from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
+    from quarl_tf.report import write_report
+    from quarl_tf.store.workspace import Workspace
+
+    return write_report(
+        Workspace(Path(root)),
+        run_ids,
+        command=command,
+        name=name,
+        margin_percent=DEFAULT_MARGIN_PERCENT if margin_percent is None else margin_percent,
+        sample=sample,
+    )

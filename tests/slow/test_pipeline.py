@@ -1,0 +1,60 @@
+"""The stages as functions and scripts: files in, files out, and done twice is done once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quarl_tf
+from quarl_tf import pipeline
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.spec import Run
+from quarl_tf.store.workspace import Workspace
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(name: str, *words: str, folder: Path) -> str:
+    command = [sys.executable, str(ROOT / name), *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_script_does_its_stage(tmp_path: Path) -> None:
+    run_id = "ppo-CartPole-v1-s0"
+    assert run_id in script("pipelines/train.py", "ppo", "CartPole-v1", "0", folder=tmp_path)
+    paths = script("pipelines/export.py", run_id, "fp32", "int8", folder=tmp_path).split()
+    told = script("pipelines/evaluate.py", *paths, "--episodes", "5", folder=tmp_path)
+    assert told.count("mean return") == 2
+    page = script("pipelines/report.py", run_id, folder=tmp_path).strip()
+    assert "int8" in (tmp_path / page).with_name("report.md").read_text()
+    assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0", folder=tmp_path)
+    assert "action: " in script("examples/api.py", ".", folder=tmp_path)
+    command = [sys.executable, str(ROOT / "pipelines" / "study.py"), "none.yaml"]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 2
+
+
+def test_stages_done_twice_are_done_once(trained: Workspace, tiny_run: Run) -> None:
+    root = trained.root
+    first = pipeline.export(tiny_run.run_id, ["fp32", "int8"], root=root)
+    results = [pipeline.evaluate(path, 3) for path in first]
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
+    assert pipeline.train(tiny_run, root=root).run_id == tiny_run.run_id
+    assert pipeline.export(tiny_run.run_id, ["fp32", "int8"], root=root) == first
+    assert [pipeline.evaluate(path, 3) for path in first] == results
+    assert {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()} == before
+
+
+def test_what_was_not_trained_is_not_exported(tmp_path: Path) -> None:
+    with pytest.raises(QuarlError, match="dqn-CartPole-v1-s7"):
+        pipeline.export("dqn-CartPole-v1-s7", root=tmp_path)
+
+
+def test_public_names_are_there() -> None:
+    assert all(callable(getattr(quarl_tf, name)) for name in quarl_tf.__all__)
+    with pytest.raises(AttributeError, match="quantise"):
+        _ = quarl_tf.quantise
