@@ -35,6 +35,9 @@ from quarl_tf.store.records import Evaluation
 
 Verdict = Literal["gain", "within margin", "loss", "inconclusive"]
 
+#: The verdict where both a loss beyond the margin and none agree with the results.
+INCONCLUSIVE: Verdict = "inconclusive"
+
 #: Losses up to this share of the fp32 return, in percent, are taken as none.
 DEFAULT_MARGIN_PERCENT = 2.0
 
@@ -268,12 +271,12 @@ def verdict(
             f"Received: margin_percent={margin_percent}"
         )
     if episodes < MIN_EPISODES:
-        return "inconclusive"
+        return INCONCLUSIVE
     if difference.low > 0:
         return "gain"
     if reference_mean != 0 and difference.low >= -margin_percent / 100 * abs(reference_mean):
         return "within margin"
-    return "loss" if difference.high < 0 else "inconclusive"
+    return "loss" if difference.high < 0 else INCONCLUSIVE
 
 
 def compare(

@@ -25,7 +25,8 @@ from quarl_tf.report.notes import notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, load_cell
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
-from quarl_tf.store.records import Sidecar, settings
+from quarl_tf.presets import settings
+from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from quarl_tf.evaluation.compare import MIN_EPISODES, independent_games
+from quarl_tf.evaluation import compare
+from quarl_tf.evaluation.compare import MIN_EPISODES
 from quarl_tf.report.results import CellResults, Replicate
 from quarl_tf.spec import Run
 
@@ -35,7 +36,7 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
 def _notes_on_games(one: Replicate) -> Iterator[dict[str, Any]]:
     for reference in one.references:
         run_id, games = reference.sidecar.run_id, reference.evaluation.returns
-        effective_n = independent_games(reference.evaluation)
+        effective_n = compare.effective_n(reference.evaluation)
         if effective_n is not None and effective_n < len(games):
             told = {"run": run_id, "games": len(games), "different": len(set(games))}
             yield {"key": "repeated_games", **told, "effective_n": round(effective_n, 1)}

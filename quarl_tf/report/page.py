@@ -10,9 +10,8 @@ from typing import Any
 
 import jinja2
 
-from quarl_tf.evaluation.compare import MIN_EPISODES
+from quarl_tf.evaluation.compare import INCONCLUSIVE, MIN_EPISODES
 from quarl_tf.foundation.files import write_bytes, write_text
-from quarl_tf.foundation.provenance import SEVERAL, UNKNOWN_COMMIT, UNKNOWN_PROCESSOR
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.results import Result
 
@@ -42,7 +41,7 @@ def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str,
     everything = {
         **context,
         "min_episodes": MIN_EPISODES,
-        "inconclusive": "cannot tell",
+        "inconclusive": INCONCLUSIVE,
         "pictures": encoded,
     }
     for template, file in (("report.md.j2", "report.md"), ("report.html.j2", "index.html")):
@@ -81,13 +80,14 @@ def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
     """Collect commits, processors and versions of packages behind results."""
     found: dict[str, dict[str, set[str]]] = {"commits": {}, "processors": {}, "versions": {}}
     for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
-        trained = (sidecar.trained_commit or UNKNOWN_COMMIT).split(SEVERAL)
-        places = (sidecar.trained_on or UNKNOWN_PROCESSOR).split(SEVERAL)
-        found["commits"].setdefault("trained", set()).update(trained)
-        found["commits"].setdefault("exported", set()).add(sidecar.commit or UNKNOWN_COMMIT)
-        found["processors"].setdefault("trained", set()).update(places)
-        evaluated = evaluation.processor or UNKNOWN_PROCESSOR
-        found["processors"].setdefault("evaluated", set()).add(evaluated)
+        for kind, what, values in (
+            ("commits", "trained", sidecar.trained_commits),
+            ("commits", "exported", [sidecar.commit] if sidecar.commit else []),
+            ("processors", "trained", sidecar.trained_on),
+            ("processors", "evaluated", [evaluation.processor] if evaluation.processor else []),
+        ):
+            unknown = f"an unknown {kind[:-1]}"
+            found[kind].setdefault(what, set()).update(values or [unknown])
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
             found["versions"].setdefault(package, set()).add(version)
     found["versions"] = dict(sorted(found["versions"].items()))

@@ -27,10 +27,11 @@ from quarl_tf.evaluation.compare import (
 )
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
+from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
 from quarl_tf.spec import BASELINE, REFERENCE, Run, Scheme
-from quarl_tf.store.records import Evaluation, Sidecar, settings
+from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 

@@ -362,7 +362,7 @@ def test_results_in_a_fresh_clone_go_by_the_rules_of_all_others(
     of_another = {
         "reference_sha256": "0" * 64,
         "seeds": [1, 2],
-        "protocol": {"action": "by another rule"},
+        "protocol": records.Protocol(0, "greedy"),
     }
     for name, value in of_another.items():
         replace(records.Evaluation.load(path), **{name: value}).save(path)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import EVALUATION, SIDECAR
 
 from quarl_tf import presets, report, study
 from quarl_tf.cli import arguments
@@ -28,7 +29,7 @@ from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Cell, Column, Source
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
-from quarl_tf.store.records import GREEDY, Evaluation, Sidecar
+from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 from quarl_tf.study.report import write_study_report
 
@@ -38,9 +39,8 @@ SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
 
 PRESET = asdict(presets.load("dqn", "CartPole-v1"))
-PROTOCOL = {"action": GREEDY, "return": "unclipped", "episode": "whole"}
-SAMPLED = PROTOCOL | {"action": "sampled"}
-GAME = PROTOCOL | {"game": "whole games"}
+SAMPLED = replace(EVALUATION.protocol, actions="sampled")
+GAME = replace(EVALUATION.protocol, game={"frame_skip": 4})
 AWARE = Quantization(bits=4, delay=25_000)
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910}
 #: Size of the float file that holds a simulated scheme; it must not be seen anywhere.
@@ -60,7 +60,8 @@ def returns_of(scheme: str, episodes: int = EPISODES) -> list[float]:
 
 
 def sidecar_of(run: Run, scheme: str, size_bytes: int) -> Sidecar:
-    return Sidecar(
+    return replace(
+        SIDECAR,
         run=run.to_dict(),
         run_id=run.run_id,
         env_id=run.env_id,
@@ -68,21 +69,10 @@ def sidecar_of(run: Run, scheme: str, size_bytes: int) -> Sidecar:
         native=Scheme.parse(scheme).native,
         sha256="",
         size_bytes=size_bytes,
-        head="q_values",
-        num_actions=2,
-        action_low=None,
-        action_high=None,
-        observation_shape=[4],
-        observation_dtype="float32",
-        tensor_dtypes={"float32": 12},
         weight_dtypes={"int8": 67_584, "int32": 514} if scheme == "int8" else {"float32": 68_098},
-        operators=["FULLY_CONNECTED float32"],
-        check={"largest_difference": 1e-7},
-        network_sha256="ab" * 32,
-        calibration_sha256=None,
         preset=PRESET,
-        trained_commit="fedcba987654",
-        trained_on="Alpha with avx2",
+        trained_commits=["fedcba987654"],
+        trained_on=["Alpha with avx2"],
         versions={"numpy": "2.3.5", "tensorflow": "2.21.0"},
         commit="0123456789ab",
     )
@@ -90,18 +80,17 @@ def sidecar_of(run: Run, scheme: str, size_bytes: int) -> Sidecar:
 
 def evaluation_of(run: Run, scheme: str, returns: list[float], digest: str | None) -> Evaluation:
     latency = {"fp32": 9.1, "fp16": 9.0, "int8": 5.6}.get(scheme, 9.2)
-    return Evaluation(
+    return replace(
+        EVALUATION,
         run_id=run.run_id,
         env_id=run.env_id,
         scheme=scheme,
         artifact_sha256=digest,
-        protocol=PROTOCOL,
         seeds=[2**30 + i for i in range(len(returns))],
         returns=returns,
         lengths=[int(r) for r in returns],
         ties=3 if scheme == "int8" else 0,
         latency_us=None if scheme == "random" else {"median": latency, "p95": latency * 1.2},
-        reference_sha256=None,
         agreement=None if scheme == "random" else {"fraction": 0.993, "states": 5000},
         versions={"numpy": "2.3.5", "ai-edge-litert": "2.1.0"},
         processor="Beta with asimd",
