@@ -6,7 +6,7 @@ python pipelines/export.py ppo-CartPole-v1-s0 fp32 int8
 import argparse
 import sys
 
-from quarl_tf import pipeline
+from quarl_tf import export
 from quarl_tf.foundation.errors import QuarlError
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -16,7 +16,7 @@ parser.add_argument("--root", default=".")
 args = parser.parse_args()
 
 try:
-    artifacts = pipeline.export(args.run, args.schemes, root=args.root)
+    artifacts = export(args.run, args.schemes, root=args.root)
 except QuarlError as error:
     sys.exit(str(error))
 print(*artifacts, sep="\n")

@@ -7,7 +7,7 @@ import argparse
 import shlex
 import sys
 
-from quarl_tf import pipeline
+from quarl_tf import report
 from quarl_tf.foundation.errors import QuarlError
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -18,7 +18,7 @@ args = parser.parse_args()
 
 try:
     command = shlex.join(["python", *sys.argv])
-    page = pipeline.report(args.runs, root=args.root, name=args.name, command=command)
+    page = report(args.runs, root=args.root, name=args.name, command=command)
 except QuarlError as error:
     sys.exit(str(error))
 print(page)

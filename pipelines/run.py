@@ -7,7 +7,7 @@ import argparse
 import shlex
 import sys
 
-from quarl_tf import Run, evaluate, pipeline, train
+from quarl_tf import Run, evaluate, export, report, train
 from quarl_tf.foundation.errors import QuarlError
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -19,8 +19,8 @@ args = parser.parse_args()
 
 try:
     run_id = train(Run(args.algo, args.env, args.seed), root=args.root).run_id
-    for artifact in pipeline.export(run_id, root=args.root):
+    for artifact in export(run_id, root=args.root):
         evaluate(artifact)
-    print(pipeline.report([run_id], root=args.root, command=shlex.join(["python", *sys.argv])))
+    print(report([run_id], root=args.root, command=shlex.join(["python", *sys.argv])))
 except QuarlError as error:
     sys.exit(str(error))

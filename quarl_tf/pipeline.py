@@ -151,7 +151,7 @@ def report(
         QuarlError: A run has no fp32 result, or runs do not belong together.
     """
     from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
-    from quarl_tf.report import write_report
+    from quarl_tf.report.write import write_report
     from quarl_tf.store.workspace import Workspace
 
     return write_report(

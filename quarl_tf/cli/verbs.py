@@ -172,7 +172,7 @@ def _report(args: argparse.Namespace) -> None:
     if name is None and len(args.runs) == 1:
         name = report_name(args.runs[0], sample=args.sample)
     if args.dry_run:
-        from quarl_tf.report import require_reference
+        from quarl_tf.report.write import require_reference
 
         for run_id in args.runs:
             require_reference(workspace, run_id, sample=args.sample)

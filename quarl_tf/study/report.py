@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quarl_tf import report
+from quarl_tf.report import write as report
 from quarl_tf.report.results import Cell, Column, Source
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Cell as StudyCell

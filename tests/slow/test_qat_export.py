@@ -258,7 +258,7 @@ def test_one_value_of_the_head_that_is_wrong_is_refused(
         kernel.assign(kernel.numpy() * np.array([-1.0, *[1.0] * (kernel.shape[1] - 1)], np.float32))
         return exported(network, native=native)
 
-    monkeypatch.setattr("quarl_tf.export.convert.qat.exported", broken)
+    monkeypatch.setattr(convert.qat, "exported", broken)
     bench.workspace.artifact(run.run_id, scheme).unlink(missing_ok=True)
     with pytest.raises(QuarlError, match=f"{scheme} flatbuffer does not compute"):
         bench.export(run, scheme)

@@ -16,6 +16,7 @@ from ai_edge_litert.interpreter import Interpreter
 from quarl_tf import networks, presets
 from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec, make_vector
+from quarl_tf.export import convert
 from quarl_tf.export.convert import FLOAT_TOLERANCE, export
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
@@ -597,7 +598,7 @@ def test_a_converter_that_fails_without_a_word_is_one_line(
         def convert(self) -> bytes:
             raise MemoryError
 
-    monkeypatch.setattr("quarl_tf.export.convert._converter", lambda *_: Speechless())
+    monkeypatch.setattr(convert, "_converter", lambda *_: Speechless())
     with pytest.raises(QuarlError, match=r"^The TFLite converter failed: MemoryError"):
         make(copy, tiny_run, "ptq_w12")
 
@@ -665,7 +666,7 @@ def test_flatbuffer_that_is_not_its_network_is_refused(
         # A hundredth of the head: as if the converter had lost a little of the network.
         return half_weights(weights) | {"head/bias:0": weights["head/bias:0"] + np.float32(0.01)}
 
-    monkeypatch.setattr("quarl_tf.export.convert.half_weights", shifted)
+    monkeypatch.setattr(convert, "half_weights", shifted)
     with pytest.raises(QuarlError, match=r"fp16 flatbuffer does not compute .*nothing was written"):
         make(copy, tiny_run, "fp16")
     assert not path.exists()

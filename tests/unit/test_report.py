@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 from samples import EVALUATION, SIDECAR
 
-from quarl_tf import presets, report, study
+from quarl_tf import presets, study
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.compare import compare, student_interval
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import digest, sha256, write_bytes, write_csv
 from quarl_tf.foundation.provenance import import_path
-from quarl_tf.report import write_report
+from quarl_tf.report import write as report
 from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Cell, Column, Source
+from quarl_tf.report.write import write_report
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
 from quarl_tf.store.records import Evaluation, Sidecar
@@ -328,7 +329,7 @@ def test_figures_of_an_earlier_report_are_removed(
 
 
 def test_needs_no_tensorflow() -> None:
-    code = "import sys, quarl_tf.report; print('tensorflow' in sys.modules)"
+    code = "import sys, quarl_tf.report.write; print('tensorflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

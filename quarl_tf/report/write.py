@@ -1,0 +1,251 @@
+"""Report what quantisation costs: one page from the sidecars and evaluations of some trainings.
+
+Nothing is averaged over what happens to be there: an experiment that is missing, or whose files do
+not belong together, is named with the command that makes it, and its scheme has no pooled figures.
+Sizes and latencies of simulated schemes are those of a float file and are left out everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import write_csv, write_json
+from quarl_tf.report import results
+from quarl_tf.report.drawing import draw
+from quarl_tf.report.figures.style import FAMILIES, family, png
+from quarl_tf.report.memory import memory_rows
+from quarl_tf.report.notes import notes_on
+from quarl_tf.report.page import dtypes, provenance, write_pages
+from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, load_cell
+from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
+from quarl_tf.presets import settings
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.state import export_command
+from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
+
+
+def write_report(
+    workspace: Workspace,
+    run_ids: Sequence[str],
+    *,
+    command: str,
+    name: str | None = None,
+    margin_percent: float = DEFAULT_MARGIN_PERCENT,
+    sample: bool = False,
+) -> Path:
+    """Report on runs that are exported and evaluated: one cell for those of one kind.
+
+    Args:
+        workspace: Where the runs are and the report goes.
+        run_ids: The runs.
+        command: Command line that makes this report, shown in it.
+        name: Name of the report; by default the run's, without the seed that of several, and
+            apart for sampled actions.
+        margin_percent: Loss that does not matter, in percent of the fp32 return.
+        sample: Report on the evaluations by sampled actions instead of the greedy ones.
+
+    Returns:
+        The path of index.html. The same files in give the same bytes out.
+
+    Raises:
+        UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
+        QuarlError: A run has no fp32 result, or runs were evaluated by different rules.
+    """
+    if not run_ids:
+        raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
+    source = Source(workspace=workspace, margin_percent=margin_percent, sample=sample)
+    sidecars = [_own_sidecar(workspace, run_id) for run_id in dict.fromkeys(run_ids)]
+    runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
+    for run in runs:
+        results.require_reference(source, run)
+    chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
+    groups: dict[str, list[Run]] = {}
+    for run, sidecar in zip(runs, sidecars, strict=True):
+        # Only what differs in the seed alone may be pooled.
+        key = run.to_dict() | {"seed": None, "settings": settings(run, sidecar.preset)}
+        groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
+    cells = [_cell_of(workspace, group, sample) for group in groups.values()]
+    title = cells[0].title if len(cells) == 1 else chosen
+    return write(source, cells, name=chosen, title=title, command=command)
+
+
+def write(
+    source: Source,
+    cells: Sequence[Cell],
+    *,
+    name: str,
+    title: str,
+    command: str,
+    x: str = "step",
+    memory: bool = False,
+) -> Path:
+    """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
+
+    Args:
+        source: Where the results are read.
+        cells: What is reported on.
+        name: Name of the report's folder.
+        title: Heading of the page.
+        command: Command line that makes this report, shown in it.
+        x: "step" or "episodes", what returns in training are drawn against.
+        memory: Whether to measure the memory that the native flatbuffers take.
+
+    Returns:
+        The path of index.html. The same files in give the same bytes out, but for the memory of
+        processes, which is measured anew.
+
+    Raises:
+        QuarlError: Trainings of one cell were evaluated by different rules.
+    """
+    workspace = source.workspace
+    loaded = [load_cell(source, cell) for cell in cells]
+    missing: dict[tuple[str, str], Missing] = {}
+    for one in (replicate for cell in loaded for replicate in cell.replicates):
+        missing |= one.missing
+    measured = [memory_rows(workspace, one) for one in loaded] if memory else []
+    told = [_told(one) for one in loaded]
+    rows = [asdict(row) for one in loaded for row in one.trainings]
+    content = {
+        "name": name,
+        "margin_percent": source.margin_percent,
+        "confidence": CONFIDENCE,
+        "command": command,
+        "cells": told,
+        "pooled": [asdict(row) for one in loaded for row in one.rows],
+        "runs": rows,
+        "missing": [asdict(one) for one in missing.values()],
+    }
+    if memory:
+        content["memory"] = [row for of_cell in measured for row in of_cell]
+    folder = workspace.report_dir(name)
+    write_json(folder / "results.json", content)
+    write_csv(
+        folder / "results.csv",
+        [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
+    )
+    pictures = list(draw(workspace, loaded, x))
+    context = {
+        "title": title,
+        "cells": loaded,
+        "told": told,
+        "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
+        "schemes": {row.scheme for one in loaded for row in one.rows},
+        "missing": list(missing.values()),
+        "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
+        "memory": measured,
+        "margin": f"{source.margin_percent:g} %",
+        "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
+        "command": command,
+        "made_by": [source.remedy]
+        if source.remedy
+        else [line for one in loaded for line in _made_by(one, source.sample)],
+        "provenance": provenance([result for one in loaded for result in one.results]),
+        "figures": pictures,
+    }
+    return write_pages(folder, context, {one.file: png(one.figure) for one in pictures})
+
+
+def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False) -> None:
+    """Refuse a run that has no fp32 result to compare with.
+
+    Raises:
+        UsageError: The run id is no name of a folder.
+        QuarlError: There is none.
+    """
+    source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, sample=sample)
+    results.require_reference(source, Run.from_dict(_own_sidecar(workspace, run_id).run))
+
+
+def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
+    """Return a sidecar of a run.
+
+    Raises:
+        QuarlError: It has none that can be read.
+    """
+    for scheme in _exported(workspace, [run_id]):
+        path = sidecar_path(workspace.artifact(run_id, scheme.name))
+        if path.exists() and (sidecar := Sidecar.load(path)).run_id == run_id:
+            return sidecar
+    raise QuarlError(
+        "There are no flatbuffers of this run; make them with "
+        f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
+    )
+
+
+def _default_name(runs: Sequence[Run], sample: bool) -> str:
+    names = {run.seedless_id for run in runs}
+    if len(names) > 1:
+        raise UsageError(
+            "A report on runs that differ in more than their seed needs a name; give --name NAME. "
+            f"Received: runs={[run.run_id for run in runs]}"
+        )
+    return report_name(runs[0].run_id if len(runs) == 1 else names.pop(), sample=sample)
+
+
+def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
+    """Return the cell of runs that differ in their seed alone, in all that is exported of them."""
+    found = _exported(workspace, [run.run_id for run in runs])
+    columns = [Column(REFERENCE, Scheme.parse(REFERENCE), tuple(run.plain for run in runs))]
+    columns += [Column(s.name, s, tuple(runs)) for s in found if s.name != REFERENCE]
+    first = runs[0]
+    title = f"{first.algo} on {first.env_id}"
+    overrides = [f"{key}={value}" for key, value in first.overrides.items()]
+    if first.quantization is not None:
+        overrides += [f"bits={first.quantization.bits}", f"delay={first.quantization.delay}"]
+        overrides += [f"{key}={value}" for key, value in first.quantization.options().items()]
+    telling = ", ".join(overrides + ["sampled actions"] * sample)
+    return Cell(title=f"{title} ({telling})" if telling else title, columns=tuple(columns))
+
+
+def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
+    """Return what runs were exported in: native schemes first, then many bits.
+
+    A large flatbuffer may have been left out, and its sidecar kept.
+    """
+    files = [path for run_id in run_ids for path in workspace.artifact_dir(run_id).glob("*")]
+    found = []
+    for name in {path.stem for path in files if path.suffix in (".tflite", ".json")}:
+        with contextlib.suppress(UsageError):  # Named after no scheme.
+            found.append(Scheme.parse(name))
+
+    def place(scheme: Scheme) -> tuple[int, int, int]:
+        sweep = family(scheme)
+        usual = DEFAULT_SCHEMES.index(scheme.name) if scheme.name in DEFAULT_SCHEMES else 99
+        return (0 if sweep is None else 1 + list(FAMILIES).index(sweep), -scheme.weight_bits, usual)
+
+    return sorted(found, key=place)
+
+
+def _told(cell: CellResults) -> dict[str, Any]:
+    """Return what is told of a cell beside its rows."""
+    return {
+        "title": cell.cell.title,
+        "runs": [run.run_id for run in cell.cell.references],
+        "episodes": cell.episodes,
+        "protocol": None if cell.protocol is None else asdict(cell.protocol),
+        "smallest": None if cell.smallest is None else cell.smallest.scheme,
+        "fewest": {name: row and row.scheme for name, row in cell.fewest},
+        "notes": list(notes_on(cell)),
+    }
+
+
+def _made_by(cell: CellResults, sample: bool) -> list[str]:
+    """Return the command lines that train, export and evaluate the results of a cell."""
+    schemes: dict[str | None, list[str]] = {}
+    for row in cell.trainings:
+        if row.status == OK:
+            schemes.setdefault(row.run_id, []).append(row.scheme)
+    runs = {run.run_id: run for column in cell.cell.columns for run in column.runs}
+    options = f" --episodes {cell.episodes}" + " --sample" * sample
+    return [
+        f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
+        for run_id, run in runs.items()
+        if run_id in schemes
+    ]
