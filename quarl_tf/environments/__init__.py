@@ -22,7 +22,7 @@ import numpy.typing as npt
 from quarl_tf.environments import atari, rebuild, registry
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.spec import ALGORITHMS
 
 __all__ = [
@@ -87,6 +87,8 @@ class EnvSpec:
 
 def require_actions(algo: str, spec: EnvSpec) -> None:
     """Refuse an environment whose actions an algorithm cannot choose."""
+    if algo not in ALGORITHMS:
+        raise unknown("algorithm", algo, ALGORITHMS)
     there = "continuous" if spec.num_actions is None else "discrete"
     if ALGORITHMS[algo] not in (there, None):
         fitting = [name for name, actions in ALGORITHMS.items() if actions in (there, None)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -30,12 +28,10 @@ IMPORT = ["--import", "examples.docking"]
 TRAIN = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run"]
 
 
-def readme_commands() -> list[list[str]]:
-    section = re.search(
-        r"^## Your own environment\n(.+?)^## ", (ROOT / "README.md").read_text(), re.M | re.S
-    )
-    assert section is not None
-    return [shlex.split(line)[1:] for line in re.findall(r"^quarl .+$", section[1], re.MULTILINE)]
+RUN_COMMAND = [
+    *("run", "--algo", "ppo", "--env", "Docking-v0", "--import", "examples.docking"),
+    *("--presets", "examples/docking.yaml"),
+]
 
 
 def quarl(folder: Path, *arguments: str) -> None:
@@ -47,12 +43,12 @@ def quarl(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Follow the README in a folder that holds nothing but its example; return the folder."""
+    """Follow the docs in a folder that holds nothing but its example; return the folder."""
     folder = tmp_path_factory.mktemp("own")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    run, evaluate = readme_commands()
-    quarl(folder, *run, "--schemes", "fp32,int8", "--episodes", "50")
-    quarl(folder, *evaluate)
+    quarl(folder, *RUN_COMMAND, "--schemes", "fp32,int8", "--episodes", "50")
+    artifact = str(Workspace(Path()).artifact(RUN_ID, "int8"))
+    quarl(folder, "evaluate", artifact, *IMPORT, "--episodes", "200", "--gate", "5")
     return folder
 
 
@@ -76,15 +72,14 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
     return error
 
 
-# The README's example.
+# The example.
 
 
-def test_the_readme_s_commands_train_a_flatbuffer_that_docks(finished: Path) -> None:
+def test_the_example_trains_a_flatbuffer_that_docks(finished: Path) -> None:
     artifact = Workspace(finished).artifact(RUN_ID, "int8")
     trained = Evaluation.load(evaluation_path(artifact))
     chance = Evaluation.load(evaluation_path(artifact.with_name("random.tflite")))
     assert len(trained.returns) == len(chance.returns) == 200
-    # As the README says.
     assert np.mean(chance.returns) < 10
     assert np.mean(trained.returns) > 80
 
@@ -106,7 +101,7 @@ def test_what_is_finished_needs_no_environment(here: Path) -> None:
         ["run", *DOCKING],
         ["train", *DOCKING],
         ["export", RUN_ID, "--schemes", "fp16"],
-        ["evaluate", f"tflite_models/{RUN_ID}/int8.tflite", "--episodes", "201"],
+        ["evaluate", str(Workspace(Path()).artifact(RUN_ID, "int8")), "--episodes", "201"],
     ],
 )
 def test_a_forgotten_import_is_an_error_that_says_so(
@@ -280,9 +275,9 @@ def test_entries_may_share_values(tmp_path: Path) -> None:
         ("ppo: {CartPole-v1: 3}", "CartPole-v1 below ppo in {path} must map preset keys"),
         ("ppo: {CartPole-v1: {on: 3}}", "must map preset keys to values. Received: {True: 3}"),
         ("ppo: {CartPole-v1: {}}", "The ppo preset of CartPole-v1 lacks checkpoint_every, clip"),
-        ("ppo: [1", "(line 1: expected ',' or ']', but got '<stream end>'); mend it. Received: "),
+        ("ppo: [1", "(line 1: expected ',' or ']', but got '<stream end>'); fix it. Received: "),
         ("ppo:\n\tCartPole-v1: 3", "no sound YAML (line 2: "),
-        ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice); mend it. Received: path='{path}'"),
+        ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice); fix it. Received: path='{path}'"),
         ("ppo: !!python/object:os.system {}", "no sound YAML (line 1: could not"),
         ("ppo: {CartPole-v1: {steps: 2026-99-99}}", "no sound YAML (month must be"),
         ("ppo: \0", "no sound YAML (unacceptable character"),

@@ -728,7 +728,7 @@ def test_a_run_of_one_seed_or_another_processor_than_its_reference_is_noted(
     run = add_run(workspace, quantization=AWARE)
     assert notes(workspace, run).keys() == {"one_seed"}
     path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
-    replace(Sidecar.load(path), trained_on="Gamma").save(path)
+    replace(Sidecar.load(path), trained_on=["Gamma"]).save(path)
     assert notes(workspace, run)["other_processor"]["bits"] == [4]
     assert "Gamma" in page_of(workspace.report_dir(run.run_id)).text
 
