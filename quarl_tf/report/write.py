@@ -17,6 +17,7 @@ from typing import Any
 from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
+from quarl_tf.presets import settings
 from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
@@ -25,7 +26,6 @@ from quarl_tf.report.notes import notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, load_cell
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
-from quarl_tf.presets import settings
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
