@@ -1,1 +1,6 @@
 """What a board installs: act from a flatbuffer, with NumPy and LiteRT."""
+
+from pathlib import Path
+
+#: Three policies that come with the package, `<algorithm>-<environment>.tflite`.
+POLICIES = Path(__file__).parent / "policies"

@@ -1,0 +1,69 @@
+"""The wheel installs into an empty environment and acts there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+_ACT = """
+import sys
+import numpy as np
+from quarl_tf.runtime import POLICIES
+from quarl_tf.runtime.policy import Policy
+
+for path in sorted(POLICIES.glob("*.tflite")):
+    policy = Policy.load(path)
+    print(path.stem, policy.act(np.zeros(policy.sidecar.observation_shape, np.float32)))
+assert not {"gymnasium", "rich", "scipy", "tensorflow", "yaml"} & set(sys.modules)
+"""
+
+
+def run(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "quarl_tf", folder / "quarl_tf")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder / "dist", folder)
+    (found,) = (folder / "dist").glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", folder)
+    run(folder / "bin/pip", "install", wheel)
+    return folder / "bin"
+
+
+def test_the_wheel_holds_small_policies(wheel: Path) -> None:
+    entries = zipfile.ZipFile(wheel).infolist()
+    policies = [entry for entry in entries if "/policies/" in entry.filename]
+    assert sum(entry.filename.endswith(".tflite") for entry in policies) == 3
+    assert sum(entry.file_size for entry in policies) <= 300_000
+
+
+def test_policies_act_by_the_base_alone(environment: Path) -> None:
+    # From a folder without the package's sources.
+    done = run("env", "-C", environment, environment / "python", "-c", _ACT)
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_the_command_names_the_extra_that_it_needs(environment: Path) -> None:
+    done = run(environment / "quarl", "list", code=1)
+    assert "[evaluate]" in done.stderr
+    assert done.stderr.count("\n") == 1
