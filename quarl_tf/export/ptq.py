@@ -85,6 +85,7 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         check={},
         versions=provenance.package_versions(),
         commit=provenance.source_commit(),
+        sources=provenance.sources(),
     )
     write_artifact(target, content, made)
     return target

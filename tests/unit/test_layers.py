@@ -65,6 +65,11 @@ def test_evaluation_and_reports_load_no_tensorflow() -> None:
     assert not loaded & TENSORFLOW
 
 
+def test_boards_load_numpy_and_litert_alone() -> None:
+    more = {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
+    assert not loaded_by("import quarl_tf.runtime.policy") & (TENSORFLOW | more)
+
+
 @pytest.mark.parametrize(("module", "extra"), [("rich", "evaluate"), ("jinja2", "report")])
 def test_the_command_names_the_extra_that_is_not_installed(module: str, extra: str) -> None:
     words = ["report", "dqn-CartPole-v1-s0", "--root", str(PACKAGE.parent)]
