@@ -166,11 +166,6 @@ def test_a_picture_is_small_and_says_nothing_about_when_or_by_what(figure: Figur
     assert plt.get_fignums() == []
 
 
-def test_the_same_numbers_make_the_same_bytes() -> None:
-    make = FIGURES["bits"]
-    assert png(make()) == png(make())
-
-
 # Colours.
 
 
@@ -243,15 +238,6 @@ def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
     assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False]
 
 
-def test_trainings_from_several_delays_are_lines_of_their_own() -> None:
-    points = [point("fp32"), *(point("qat_w2a2", delay=delay) for delay in (5, 1000))]
-    (axes,) = return_against_bits([Panel("cell", "task", points, None)]).axes
-    means = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.zorder == 2]
-    assert len(means) == 2
-    places = {round(float(c.lines[0].get_xdata()[0]), 3) for c in axes.containers}
-    assert len(places) == 3
-
-
 def test_panels_of_one_task_share_an_axis_that_holds_trainings_not_wide_intervals() -> None:
     low = Point(Scheme.parse("fp32"), None, Interval(100, -900, 1100), (90.0, 110.0))
     panels = [
@@ -262,12 +248,6 @@ def test_panels_of_one_task_share_an_axis_that_holds_trainings_not_wide_interval
     first, second, other = return_against_bits(panels).axes
     assert first.get_ylim() == second.get_ylim() != other.get_ylim()
     assert first.get_ylim() == pytest.approx((90 - 0.08 * 405, 495 + 0.08 * 405))
-
-
-def test_a_single_episode_has_no_error_bar() -> None:
-    one = Point(Scheme.parse("fp32"), None, Interval(500.0, -math.inf, math.inf), (500.0,))
-    (axes,) = return_against_bits([Panel("cell", "task", [one], None)]).axes
-    assert not axes.containers[0].has_yerr
 
 
 # Paired returns.

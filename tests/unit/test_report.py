@@ -8,8 +8,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from html.parser import HTMLParser
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from samples import EVALUATION, SIDECAR
 
-from quarl_tf import presets, study
+from quarl_tf import study
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.compare import compare, student_interval
@@ -39,7 +39,6 @@ COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
 
-PRESET = asdict(presets.load("dqn", "CartPole-v1"))
 SAMPLED = replace(EVALUATION.protocol, actions="sampled")
 GAME = replace(EVALUATION.protocol, game={"frame_skip": 4})
 AWARE = Quantization(bits=4, delay=25_000)
@@ -68,14 +67,10 @@ def sidecar_of(run: Run, scheme: str, size_bytes: int) -> Sidecar:
         env_id=run.env_id,
         scheme=scheme,
         native=Scheme.parse(scheme).native,
-        sha256="",
         size_bytes=size_bytes,
-        weight_dtypes={"int8": 67_584, "int32": 514} if scheme == "int8" else {"float32": 68_098},
-        preset=PRESET,
         trained_commits=["fedcba987654"],
         trained_on=["Alpha with avx2"],
         versions={"numpy": "2.3.5", "tensorflow": "2.21.0"},
-        commit="0123456789ab",
     )
 
 
@@ -138,38 +133,6 @@ def layers(content: bytes) -> dict[str, np.ndarray]:
     return {"policy/hidden_0/MatMul": np.linspace(-1, 1, 64, dtype=np.float32).reshape(16, 4)}
 
 
-class Page(HTMLParser):
-    """A page that is well formed: its text, what it loads, its anchors."""
-
-    VOID = frozenset({"meta", "img", "br", "link"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.words: list[str] = []
-        self.loads: list[str] = []
-        self.ids: list[str | None] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
-        self.ids += [value for name, value in attrs if name == "id"]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path)
@@ -197,14 +160,19 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = Workspace(tmp_path_factory.mktemp("several"))
     runs = [add_run(workspace, seed) for seed in range(3)]
     evaluate(workspace, runs[2], "int8", [500.0] * (EPISODES - 1) + [440.0])
+    change(workspace.artifact(runs[1].run_id, "int8"), latency_us={"median": 9.5, "p95": 6.0})
     evaluation_path(workspace.artifact(runs[1].run_id, "ptq_w4")).unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatbuffer, "weights", layers)
         return write_report(workspace, [run.run_id for run in runs], command=COMMAND).parent
 
 
-def page_of(folder: Path) -> Page:
-    return Page((folder / "index.html").read_text())
+def page_of(folder: Path) -> str:
+    """Return the words of a page."""
+    words = re.sub(
+        r"<style>.*?</style>|<[^>]+>", " ", (folder / "index.html").read_text(), flags=re.S
+    )
+    return " ".join(unescape(words).split())
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -226,18 +194,17 @@ def change(artifact: Path, **changes: Any) -> None:
 
 
 def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -> None:
-    page, markdown = page_of(single), (single / "report.md").read_text()
-    assert len(page.loads) == 4
-    assert all(load.startswith("data:image/png;base64,") for load in page.loads)
-    assert not re.search(r"https?://|<script|@import|url\(", (single / "index.html").read_text())
+    content, markdown = (single / "index.html").read_text(), (single / "report.md").read_text()
+    loads = re.findall(r'(?:src|href)="([^"]*)"', content)
+    assert len(loads) == 4
+    assert all(load.startswith("data:image/png;base64,") for load in loads)
+    assert not re.search(r"https?://|<script|@import|url\(", content)
     shown = re.findall(r"!\[[^]]+\]\(figures/(\w+\.png)\)", markdown)
     assert sorted(shown) == sorted(path.name for path in (single / "figures").iterdir())
-    rows = results_of(single)["pooled"]
-    for text in (page.text, markdown):
-        for row in rows:
-            assert row["scheme"] in text
-            assert row["verdict"] in text
-            assert number_text(row["return_mean"]) in text
+    for text in (page_of(single), markdown):
+        for row in results_of(single)["pooled"]:
+            for value in (row["scheme"], row["verdict"], number_text(row["return_mean"])):
+                assert value in text
         for made_by in (COMMAND, "2.21.0", "fedcba987654", "Alpha with avx2", "Beta with asimd"):
             assert made_by in text
         assert "None" not in text
@@ -252,14 +219,6 @@ def test_sizes_and_latencies_of_float_files_are_shown_nowhere(single: Path) -> N
     assert rows["ptq_w4"]["size_bytes"] is rows["ptq_w4"]["latency_median_us"] is None
     assert rows["ptq_w4"]["compression"] is rows["ptq_w4"]["speedup"] is None
     assert rows["int8"]["size_bytes"] == SIZES["int8"]
-
-
-def test_markdown_tables_have_as_many_cells_as_headings(several: Path) -> None:
-    tables = re.findall(r"(?:^\|.*\n)+", (several / "report.md").read_text(), re.MULTILINE)
-    assert len(tables) == 2
-    for table in tables:
-        # |R_fp32| in words is no cell border: it stands in no table.
-        assert len({line.count("|") for line in table.splitlines()}) == 1
 
 
 def test_what_users_wrote_is_text_not_markup(workspace: Workspace, no_figures: None) -> None:
@@ -325,13 +284,7 @@ def test_figures_of_an_earlier_report_are_removed(
     (workspace.artifact_dir(run.run_id) / "progress.csv").unlink()
     index = write_report(workspace, [run.run_id], command=COMMAND)
     assert not stale.exists()
-    assert page_of(index.parent).loads == []
-
-
-def test_needs_no_tensorflow() -> None:
-    code = "import sys, quarl_tf.report.write; print('tensorflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert "<img" not in index.read_text()
 
 
 # The numbers.
@@ -375,25 +328,8 @@ def test_several_trainings_count_once_each(several: Path) -> None:
     assert row["reward_error_percent"] == pytest.approx(0.4 / 3)
     assert row["absolute_reward_error_percent"] == pytest.approx(0.4 / 3)
     assert (row["runs"], row["episodes"], row["ties"]) == (3, 3 * EPISODES, 9)
-
-
-def test_the_latency_of_several_trainings_is_the_least(
-    workspace: Workspace, no_figures: None
-) -> None:
-    runs = [add_run(workspace, seed) for seed in (0, 1)]
-    path = evaluation_path(workspace.artifact(runs[1].run_id, "int8"))
-    # Something else ran beside it.
-    replace(Evaluation.load(path), latency_us={"median": 9.5, "p95": 6.0}).save(path)
-    index = write_report(workspace, [run.run_id for run in runs], command=COMMAND)
-    row = by_scheme(results_of(index.parent)["pooled"])["int8"]
+    # The least: what else ran beside it only adds to it.
     assert (row["latency_median_us"], row["latency_p95_us"]) == (5.6, 6.0)
-
-
-def test_the_margin_is_the_users(workspace: Workspace, no_figures: None) -> None:
-    run = add_run(workspace)
-    index = write_report(workspace, [run.run_id], command=COMMAND, margin_percent=30)
-    assert by_scheme(results_of(index.parent)["runs"])["ptq_w4"]["verdict"] == "within margin"
-    assert "30 %" in page_of(index.parent).text
 
 
 @pytest.mark.parametrize(
@@ -478,7 +414,7 @@ def test_a_missing_experiment_is_named_and_not_averaged_over(several: Path) -> N
     assert "dqn-CartPole-v1-s1" in row["status"]
     assert row["return_mean"] is row["verdict"] is row["reward_error_percent"] is None
     assert results["cells"][0]["fewest"] == {"ptq_w": "ptq_w8"}
-    for text in (page_of(several).text, (several / "report.md").read_text()):
+    for text in (page_of(several), (several / "report.md").read_text()):
         assert f"ptq_w4 of dqn-CartPole-v1-s1 {missing['reason']}" in text
         assert missing["command"] in text
 
@@ -487,7 +423,7 @@ def commands(workspace: Workspace, run: Run) -> dict[str, list[str]]:
     """Return the command for each scheme that is missing; both pages name it, with the reason."""
     index = write_report(workspace, [run.run_id], command=COMMAND)
     missing = results_of(index.parent)["missing"]
-    for text in (page_of(index.parent).text, (index.parent / "report.md").read_text()):
+    for text in (page_of(index.parent), (index.parent / "report.md").read_text()):
         for one in missing:
             assert f"{one['scheme']} of {run.run_id} {one['reason']}" in text
             assert one["command"] in text
@@ -613,11 +549,6 @@ def test_a_flatbuffer_may_be_left_out_once_it_was_evaluated(
     assert not figure.exists()
 
 
-def test_a_run_that_is_not_there(workspace: Workspace) -> None:
-    with pytest.raises(QuarlError, match=r"quarl export dqn-CartPole-v1-s9 .* Received: run="):
-        write_report(workspace, ["dqn-CartPole-v1-s9"], command=COMMAND)
-
-
 def test_runs_by_different_rules_are_not_pooled(workspace: Workspace, no_figures: None) -> None:
     runs = [add_run(workspace, seed) for seed in range(2)]
     for scheme in SCHEMES:
@@ -636,7 +567,7 @@ def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
     quoted = re.findall(r"^> (.+)$", (index.parent / "report.md").read_text(), re.MULTILINE)
     sentences = [text for text in quoted if "see Missing." not in text]
     assert len(sentences) == len(cell["notes"])
-    page = page_of(index.parent).text
+    page = page_of(index.parent)
     for text in sentences:
         assert " ".join(text.split()) in page
     return {note["key"]: note for note in cell["notes"]}
@@ -683,14 +614,6 @@ def test_few_episodes_are_noted_and_what_is_no_scheme_or_no_curve_is_left_out(
     assert verdicts.isdisjoint({"gain", "loss", "within margin"})
 
 
-def test_one_episode_has_no_interval(workspace: Workspace, no_figures: None) -> None:
-    run = add_run(workspace, episodes=1)
-    assert notes(workspace, run)["few_episodes"]["episodes"] == 1
-    folder = workspace.report_dir(run.run_id)
-    assert by_scheme(results_of(folder)["runs"])["int8"]["return_low"] is None
-    assert "[no interval]" in page_of(folder).text
-
-
 # Quantisation-aware runs.
 
 
@@ -702,7 +625,7 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(
     aware = [add_run(workspace, seed, quantization=AWARE) for seed in range(2)]
     for run in aware:
         path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
-        preset = {**PRESET, "learning_rate": 0.5}
+        preset = {**SIDECAR.preset, "learning_rate": 0.5}
         replace(Sidecar.load(path), preset=preset, network_sha256="cd" * 32).save(path)
         evaluate(workspace, run, "qat_w4a4", [450.0] * EPISODES)
     folder = write_report(workspace, [run.run_id for run in aware], command=COMMAND).parent
@@ -712,7 +635,7 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(
     assert (rows["qat_w4a4"]["return_mean"], rows["fp32"]["return_mean"]) == (450.0, 500.0)
     assert (rows["qat_w4a4"]["delay"], rows["fp32"]["delay"]) == (AWARE.delay, None)
     assert results_of(folder)["cells"][0]["notes"] == []
-    assert "0.5" in page_of(folder).text
+    assert "0.5" in page_of(folder)
     # Each training's command makes what is of it alone.
     _, *made = re.findall(r"^    (quarl run .+)$", (folder / "report.md").read_text(), re.M)
     parsed = [arguments.build().parse_args(shlex.split(line)[1:]) for line in made]
@@ -730,7 +653,7 @@ def test_a_run_of_one_seed_or_another_processor_than_its_reference_is_noted(
     path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
     replace(Sidecar.load(path), trained_on=["Gamma"]).save(path)
     assert notes(workspace, run)["other_processor"]["bits"] == [4]
-    assert "Gamma" in page_of(workspace.report_dir(run.run_id)).text
+    assert "Gamma" in page_of(workspace.report_dir(run.run_id))
 
 
 # Cells and names.
@@ -758,6 +681,8 @@ def test_names(workspace: Workspace, no_figures: None) -> None:
         name_of([])
     with pytest.raises(UsageError, match="Received: run="):
         name_of([f"./{cart[0]}"])
+    with pytest.raises(QuarlError, match=r"`quarl export dqn-Gone-s9 .*Received: run="):
+        name_of(["dqn-Gone-s9"])
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(
@@ -849,7 +774,7 @@ def test_a_study_is_a_report_of_its_cells(
     # Of the 30 episodes, those that the study asks for.
     assert {row["episodes"] for row in results["runs"]} == {20}
     assert {cell["episodes"] for cell in results["cells"]} == {20}
-    assert "Published: 1 < 2." in page_of(folder).text
+    assert "Published: 1 < 2." in page_of(folder)
     assert {"return_against_bits.png", "1_learning_curves.png"} <= {
         one.name for one in (folder / "figures").iterdir()
     }
@@ -876,7 +801,7 @@ def test_a_study_of_which_nothing_exists_has_a_report(workspace: Workspace) -> N
     results = results_of(folder)
     assert len(results["missing"]) == len(list(wanted.experiments())) == 14
     assert all(row["return_mean"] is None for row in (*results["pooled"], *results["runs"]))
-    assert "int8 of dqn-CartPole-v1-s0 " in page_of(folder).text
+    assert "int8 of dqn-CartPole-v1-s0 " in page_of(folder)
 
 
 def test_memory_is_that_of_native_files_compared_with_fp32(
@@ -899,7 +824,7 @@ def test_memory_is_that_of_native_files_compared_with_fp32(
     assert fp32["change_percent"] is None
     changes = {"weights": -200 / 3, "file": -200 / 3, "arena": 0, "process": -200 / 3}
     assert int8["change_percent"] == pytest.approx(changes)
-    assert "450 B" in page_of(folder).text
+    assert "450 B" in page_of(folder)
     # As if it was too large to be kept.
     workspace.artifact("dqn-CartPole-v1-s1", "int8").unlink()
     folder, _ = report_on(workspace, STUDY + "memory: true\n")
