@@ -7,7 +7,6 @@ command that fixes it.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
@@ -26,14 +25,13 @@ from quarl_tf.evaluation.compare import (
     student_interval,
 )
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import sha256
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
 from quarl_tf.spec import BASELINE, REFERENCE, Run, Scheme
-from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.state import export_command
-from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
+from quarl_tf.store.records import Evaluation, Protocol, Sidecar
+from quarl_tf.store.state import baseline, evaluate_command, export_command, state
+from quarl_tf.store.workspace import Workspace
 
 #: Run id and scheme.
 _Key = tuple[str, str]
@@ -221,19 +219,9 @@ class CellResults:
         return min((len(one.evaluation.seeds) for one in self.references), default=None)
 
     @property
-    def protocol(self) -> Any:
-        """Return the rules that all episodes were played by; None where none were.
-
-        Raises:
-            QuarlError: They were played by different ones.
-        """
-        protocols = [one.evaluation.protocol for one in self.references]
-        if any(one != protocols[0] for one in protocols):
-            raise QuarlError(
-                "Trainings evaluated by different rules cannot be pooled; evaluate all again. "
-                f"Received: runs={[run.run_id for run in self.cell.references]}"
-            )
-        return protocols[0] if protocols else None
+    def protocol(self) -> Protocol | None:
+        """Return the rules that all episodes were played by; None where none were."""
+        return next((one.evaluation.protocol for one in self.references), None)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -292,8 +280,9 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
     reference: _Pair | Missing | None = None
     networks: dict[str, Sidecar] = {}
     for column in cell.columns:
-        key = column.runs[seed].run_id, column.scheme.name
-        pair = _load(source, key, reference, networks)
+        run, scheme = column.runs[seed], column.scheme.name
+        key = run.run_id, scheme
+        pair = _load(source, run, scheme, reference, networks)
         reference = reference or pair
         if isinstance(pair, Missing):
             missing[key] = pair
@@ -301,19 +290,22 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
             found[key] = pair
     if reference is None or isinstance(reference, Missing):
         return Replicate({}, missing, None)
-    played = [len(evaluation.seeds) for _, evaluation in found.values()]
-    count = min(played) if source.episodes is None else min(*played, source.episodes)
+    counts = [len(evaluation.seeds) for _, evaluation in found.values()]
+    count = min(counts) if source.episodes is None else min(*counts, source.episodes)
     fp32 = reference[1].first(count)
-    baseline = _load_baseline(source, fp32)
-    if isinstance(baseline, Missing):
-        missing[fp32.run_id, BASELINE] = baseline
-    sound = None if isinstance(baseline, Missing) else baseline
+    played = baseline(source.workspace, cell.references[seed], fp32.seeds)
+    if played is None:
+        artifact = source.workspace.artifact(fp32.run_id, REFERENCE)
+        command = f"{evaluate_command(artifact, sample=source.sample)} --episodes {count}"
+        reason = "was not evaluated on the episodes of fp32"
+        absent = Missing(fp32.run_id, BASELINE, reason, source.remedy or command)
+        missing[fp32.run_id, BASELINE] = absent
     results = {}
     for key, (sidecar, whole) in found.items():
         evaluation = whole.first(count)
-        comparison = compare(fp32, evaluation, sound, source.margin_percent)
+        comparison = compare(fp32, evaluation, played, source.margin_percent)
         results[key] = Result(sidecar, evaluation, comparison)
-    return Replicate(results, missing, sound)
+    return Replicate(results, missing, played)
 
 
 def require_reference(source: Source, run: Run) -> None:
@@ -322,7 +314,7 @@ def require_reference(source: Source, run: Run) -> None:
     Raises:
         QuarlError: There is none; the command that makes it is named.
     """
-    found = _load(source, (run.plain.run_id, REFERENCE), None, {})
+    found = _load(source, run.plain, REFERENCE, None, {})
     if isinstance(found, Missing):
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
@@ -330,102 +322,47 @@ def require_reference(source: Source, run: Run) -> None:
         )
 
 
-class _AbsentError(QuarlError):
-    """Something is not there, or does not belong to the rest; with the command that fixes it."""
-
-    def __init__(self, reason: str, command: str) -> None:
-        super().__init__(reason)
-        self.command = command
-
-
-def _require(sound: bool, reason: str, command: str) -> None:
-    if not sound:
-        raise _AbsentError(reason, command)
-
-
 def _load(
-    source: Source, key: _Key, reference: _Pair | Missing | None, networks: dict[str, Sidecar]
+    source: Source,
+    run: Run,
+    scheme: str,
+    reference: _Pair | Missing | None,
+    networks: dict[str, Sidecar],
 ) -> _Pair | Missing:
     """Load a sidecar and its evaluation, or tell why they are no result.
 
-    A flatbuffer need not be kept once it was evaluated: the hash in both says what it was.
-
     Args:
         source: Where they are read.
-        key: Run id and scheme.
+        run: What was trained.
+        scheme: Name of the scheme.
         reference: What they must be comparable with, None for fp32 itself.
         networks: Run id to the sidecar whose network its others must have; it is added to.
     """
-    artifact = source.workspace.artifact(*key)
-    export = _export_command(source, key)
-    evaluate = _evaluate_command(source, key)
-    path = evaluation_path(artifact, sample=source.sample)
-    try:
-        _require(key not in source.known, source.known.get(key, ""), export)
-        there = sidecar_path(artifact).exists() and (artifact.exists() or path.exists())
-        _require(there, "was not exported", export)
-        sidecar = Sidecar.load(sidecar_path(artifact))
-        found = sha256(artifact) if artifact.exists() else sidecar.sha256
-        same = (sidecar.run_id, sidecar.scheme, sidecar.sha256) == (*key, found)
-        _require(same, "has a flatbuffer that does not match its sidecar", export)
-        how = " by sampled actions" if source.sample else ""
-        _require(path.exists(), f"was not evaluated{how}", evaluate)
-        evaluation = Evaluation.load(path)
-        same = evaluation.artifact_sha256 == sidecar.sha256
-        _require(same, "has a stale evaluation, made with another flatbuffer", evaluate)
-        first = networks.setdefault(sidecar.run_id, sidecar)
-        same = sidecar.network_sha256 == first.network_sha256
-        both = _export_command(source, (key[0], f"{first.scheme},{key[1]}"))
-        _require(same, f"was exported from another network than {first.scheme}", both)
-        if reference is not None:
-            _require_comparable(evaluation, reference, evaluate)
-    except QuarlError as error:
-        command = error.command if isinstance(error, _AbsentError) else evaluate
-        return Missing(*key, str(error), source.remedy or command)
-    return sidecar, evaluation
+    key = run.run_id, scheme
+    status = state(source.workspace, run, scheme, sample=source.sample)
+    sidecar, evaluation = status.sidecar, status.evaluation
+    evaluate = evaluate_command(source.workspace.artifact(*key), sample=source.sample)
+    reason, command = source.known.get(key, status.reason), status.command or evaluate
+    if not reason and sidecar is not None and evaluation is not None:
+        first = networks.setdefault(run.run_id, sidecar)
+        if sidecar.network_sha256 != first.network_sha256:
+            reason = f"was exported from another network than {first.scheme}"
+            both = f" --schemes {first.scheme},{scheme}"
+            command = export_command(source.workspace, run.run_id, both)
+        elif isinstance(reference, Missing):
+            reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
+            command = reference.command
+        elif reference is None or _same_episodes(evaluation, reference[1]):
+            return sidecar, evaluation
+        else:
+            reason = "was evaluated on other episodes than fp32"
+            command = f"{evaluate} --episodes {len(reference[1].seeds)}"
+    return Missing(*key, reason, source.remedy or command)
 
 
-def _require_comparable(evaluation: Evaluation, reference: _Pair | Missing, evaluate: str) -> None:
-    if isinstance(reference, Missing):
-        reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
-        raise _AbsentError(reason, reference.command)
-    fp32, against = reference
-    same = evaluation.reference_sha256 in (None, fp32.sha256)
-    _require(same, "was compared with another fp32 flatbuffer", evaluate)
-    count = min(len(evaluation.seeds), len(against.seeds))
-    rules = evaluation.seeds[:count], evaluation.protocol
-    same = rules == (against.seeds[:count], against.protocol)
-    more = f"{evaluate} --episodes {len(against.seeds)}"
-    _require(same, "was evaluated on other episodes than fp32, or by other rules", more)
-
-
-def _load_baseline(source: Source, reference: Evaluation) -> Evaluation | Missing:
-    """Load the random policy's evaluation, or tell why it is none for the run's fp32.
-
-    Of more episodes than fp32 has, those that fp32 has are taken.
-    """
-    run_id, count = reference.run_id, len(reference.seeds)
-    path = evaluation_path(source.workspace.artifact(run_id, BASELINE))
-    evaluate = f"{_evaluate_command(source, (run_id, REFERENCE))} --episodes {count}"
-    try:
-        _require(path.exists(), "was not evaluated", evaluate)
-        found = Evaluation.load(path).first(count)
-        expected = (BASELINE, run_id, reference.env_id, reference.seeds)
-        same = (found.scheme, found.run_id, found.env_id, found.seeds) == expected
-        reason = "has an evaluation of another run or on other episodes than fp32"
-        _require(same, reason, evaluate)
-    except QuarlError as error:
-        return Missing(run_id, BASELINE, str(error), source.remedy or evaluate)
-    return found
-
-
-def _export_command(source: Source, key: _Key) -> str:
-    return export_command(source.workspace, key[0], f" --schemes {key[1]}")
-
-
-def _evaluate_command(source: Source, key: _Key) -> str:
-    artifact = shlex.quote(str(source.workspace.artifact(*key)))
-    return f"quarl evaluate {artifact}" + (" --sample" if source.sample else "")
+def _same_episodes(evaluation: Evaluation, reference: Evaluation) -> bool:
+    count = min(len(evaluation.seeds), len(reference.seeds))
+    return evaluation.seeds[:count] == reference.seeds[:count]
 
 
 def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
