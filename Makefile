@@ -19,6 +19,7 @@ test: $(VENV)/installed  ## Run those of trainings and studies, too.
 
 results: $(VENV)/installed  ## Render every report again from its records, and check what is published.
 	$(BIN)/python pipelines/results.py
+	$(BIN)/python pipelines/index.py
 	$(PYTEST) tests/results
 
 test-system: $(VENV)/installed  ## Test installations and clusters; needs the network.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from quarl_tf import presets
 from quarl_tf.foundation.provenance import SEVERAL
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar
@@ -92,34 +91,3 @@ def test_results_come_from_committed_code(run: Run) -> None:
         commits = [sidecar.commit, *(sidecar.trained_commit or sidecar.commit or "").split(SEVERAL)]
         assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme
         assert set(commits) <= (history() or set(commits)), sidecar.scheme
-
-
-def is_of_the_preset(run: Run) -> bool:
-    """Tell whether a training went by the preset as it stands today."""
-    if run.quantization is not None or (run.algo, run.env_id) not in presets.available():
-        return False
-    sidecar = Sidecar.load(WORKSPACE.artifact(run.run_id, "fp32").with_suffix(".json"))
-    return presets.restore(run.algo, sidecar.preset) == presets.load(run.algo, run.env_id)
-
-
-def test_the_readme_names_the_presets_that_nothing_was_trained_by() -> None:
-    known = set(presets.available())
-    missing = known - {(run.algo, run.env_id) for run in RUNS if is_of_the_preset(run)}
-    games = {env_id for _, env_id in known if env_id.endswith("NoFrameskip-v4")}
-    untouched = {env_id for env_id in games if not any(run.env_id == env_id for run in RUNS)}
-    parts = []
-    for algo in sorted({algo for algo, _ in missing}):
-        names = sorted(env for a, env in missing if a == algo and env not in untouched)
-        short = [re.split("NoFrameskip|BulletEnv|-v", name)[0] for name in names]
-        parts += [f"{algo.upper()}'s of {' and '.join(short)}"] if short else []
-    count = ["none", "one", "two", "three", "four", "five", "six", "seven"][len(untouched)]
-    told = f"as they stand: {', '.join(parts)}, and all of the other {count} games."
-    assert told in " ".join((WORKSPACE.root / "README.md").read_text().split())
-
-
-def test_what_was_left_out_of_the_repository_is_large() -> None:
-    for run in RUNS:
-        for path in WORKSPACE.artifact_dir(run.run_id).glob("*.json"):
-            artifact = path.with_suffix(".tflite")
-            if not path.name.endswith(".eval.json") and not artifact.exists():
-                assert Sidecar.load(path).size_bytes > 4_000_000, artifact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,3 +69,12 @@ def test_other_schemes_and_files_are_refused(artifacts: dict[str, Path]) -> None
         quantize(artifacts["fp16"], Scheme.parse("ptq_w4"))
     with pytest.raises(QuarlError, match="identifier"):
         quantized(b"none", Scheme.parse("ptq_w4"))
+
+
+def test_the_index_says_how_to_make_what_is_not_kept(copy_artifact: Callable[[str], Path]) -> None:
+    path = copy_artifact("fp32")
+    quantize(path, Scheme.parse("ptq_w4")).unlink()
+    script = Path(__file__).parents[2] / "pipelines/index.py"
+    page = runpy.run_path(str(script))["index"](path.parent).read_text()
+    assert f"quarl evaluate {path}`" in page
+    assert f"quarl quantize {path} --scheme ptq_w4`" in page

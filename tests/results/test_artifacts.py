@@ -1,0 +1,43 @@
+"""Published flatbuffers do today what their records say."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from quarl_tf.evaluation.play import evaluate
+from quarl_tf.export.ptq import quantized
+from quarl_tf.runtime import POLICIES
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import REFERENCE, Scheme
+from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
+
+WORKSPACE = Workspace(Path(__file__).parents[2])
+
+#: Larger files need not be kept.
+LARGE = 4_000_000
+
+
+@pytest.mark.parametrize("path", sorted(POLICIES.glob("*.tflite")), ids=lambda path: path.stem)
+def test_policies_of_the_package_earn_their_recorded_returns(path: Path) -> None:
+    sidecar = Policy.load(path).sidecar
+    published = WORKSPACE.artifact(sidecar.run_id, sidecar.scheme)
+    assert Sidecar.load(sidecar_path(published)).sha256 == sidecar.sha256
+    recorded = Evaluation.load(evaluation_path(published))
+    played = evaluate(path, recorded.seeds[:5])
+    assert (played.returns, played.lengths) == (recorded.returns[:5], recorded.lengths[:5])
+
+
+def test_what_is_not_kept_is_large_or_made_again_byte_for_byte() -> None:
+    models = WORKSPACE.root / "tflite_models"
+    records = [p for p in models.rglob("*.json") if not p.name.endswith(".eval.json")]
+    assert records
+    for path in records:
+        sidecar, reference = Sidecar.load(path), path.with_name(f"{REFERENCE}.tflite")
+        if path.with_suffix(".tflite").exists() or sidecar.size_bytes > LARGE:
+            continue
+        made = quantized(reference.read_bytes(), Scheme.parse(sidecar.scheme))
+        assert hashlib.sha256(made).hexdigest() == sidecar.sha256, path
