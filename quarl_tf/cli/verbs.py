@@ -432,7 +432,7 @@ def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | No
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
     presets.require_possible_delay(delay, preset)
     values = {**options, "bits": args.bits, "delay": delay}
-    return Quantization.from_mapping(values, args.algo)
+    return presets.quantization(args.algo, values)
 
 
 def _import_modules(args: argparse.Namespace) -> None:

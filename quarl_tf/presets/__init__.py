@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.presets import tables
-from quarl_tf.spec import Run
+from quarl_tf.spec import Quantization, Run
 from quarl_tf.spec.architectures import Architecture, architecture
 
 PRECISIONS = ("float32", "bfloat16")
@@ -302,6 +302,19 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
         )
 
 
+def quantization(algo: str, values: Mapping[str, Any]) -> Quantization:
+    """Build a quantisation from options by name, with what is usual for an algorithm.
+
+    The papers' rule and learned steps bring what belongs to them instead.
+
+    Raises:
+        UsageError: As `Quantization.from_mapping`.
+    """
+    published = values.get("rule") == "paper" or values.get("learned_steps")
+    usual = {} if published else tables.quantization(algo)
+    return Quantization.from_mapping({**usual, **values})
+
+
 def load(
     algo: str, env_id: str, overrides: Mapping[str, Any] | None = None, file: Path | None = None
 ) -> Preset:
@@ -344,8 +357,9 @@ def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: The preset has a key that is not known any more.
     """
-    quantization = run.to_dict().get("quantization", {})
-    found = {f"quantization.{name}": value for name, value in quantization.items()}
+    how = run.quantization
+    options = {} if how is None else {"bits": how.bits, "delay": how.delay, **how.options()}
+    found = {f"quantization.{name}": value for name, value in options.items()}
     # Tuples are lists once they have been through JSON.
     values: dict[str, Any] = json.loads(json.dumps(asdict(restore(run.algo, preset))))
     return {**values, **found}

@@ -73,8 +73,24 @@ def parse_file(path: Path, what: str) -> Any:
 
 def shipped(algo: str) -> Table:
     """Read the package's presets of an algorithm."""
-    table: Table = parse(resources.files("quarl_tf.presets").joinpath(f"{algo}.yaml").read_bytes())
+    table = _content(algo)
+    table.pop(_QUANTIZATION, None)
     return _without_templates(table)
+
+
+def quantization(algo: str) -> dict[str, Any]:
+    """Read how an algorithm is trained quantisation-aware, where it differs from others."""
+    return _content(algo).get(_QUANTIZATION, {})
+
+
+#: Key beside the environments.
+_QUANTIZATION = "quantization"
+
+
+def _content(algo: str) -> Table:
+    file = resources.files("quarl_tf.presets").joinpath(f"{algo}.yaml")
+    content: Table = parse(file.read_bytes())
+    return content
 
 
 def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quarl_tf.networks.build import Weights
 from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization.grid import fake_quantize, round_to_half
-from quarl_tf.spec import Recipe
+from quarl_tf.spec import Recipe, require_layers
 
 _FULLY_CONNECTED_RANK = 2
 
@@ -20,6 +20,7 @@ def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
         weights: Variables by name.
         recipe: Format of each layer's kernel.
     """
+    require_layers(recipe, {name.split("/", maxsplit=1)[0] for name in weights})
 
     def quantize(name: str, kernel: Floats) -> Floats:
         form = recipe.of(name.split("/", maxsplit=1)[0]).weights

@@ -30,7 +30,7 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNormalizer, unwrap
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
 from quarl_tf.quantization.layers import QuantizedLayer, WatchedLayer
-from quarl_tf.spec import LayerFormat, QatSchedule, Recipe
+from quarl_tf.spec import LayerFormat, QatSchedule, Recipe, require_layers
 
 #: Bits of what feeds a tanh, and where it ends: from there on an int8 tanh has its last code. A
 #: saturated policy's sums reach far beyond, and one step would span all that tanh tells apart.
@@ -59,6 +59,7 @@ def watched(
     Raises:
         UsageError: A layer cannot be quantised.
     """
+    require_layers(recipe, {layer.name for layer in network.layers})
     plain = _plain_layers(network)
     feeding = {
         layer.inbound_nodes[0].inbound_layers.name for layer in network.layers if _is_tanh(layer)

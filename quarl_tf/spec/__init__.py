@@ -13,6 +13,7 @@ from quarl_tf.spec.recipe import (
     Quantization,
     Recipe,
     TensorFormat,
+    require_layers,
 )
 from quarl_tf.spec.run import (
     ALGORITHMS,
@@ -52,5 +53,6 @@ __all__ = [
     "default_schemes",
     "file_name",
     "possible_schemes",
+    "require_layers",
     "require_possible",
 ]

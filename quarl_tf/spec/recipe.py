@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from quarl_tf.foundation.errors import UsageError, unknown
@@ -105,14 +107,15 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
-        return asdict(self)
+        """Return what is not as it is by default, as JSON-ready values."""
+        values: dict[str, Any] = _lean(self)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
         """Take `to_dict` back."""
-        entries = {name: _layer(values[name]) for name in ("default", "observation", "head")}
-        by_layer = {name: _layer(form) for name, form in values["by_layer"].items()}
+        entries = {name: _layer(form) for name, form in values.items() if name != "by_layer"}
+        by_layer = {name: _layer(form) for name, form in values.get("by_layer", {}).items()}
         return cls(**entries, by_layer=by_layer)
 
 
@@ -135,7 +138,7 @@ class QatSchedule:
     """
 
     delay: int
-    ranges: str = "moving_average"
+    ranges: str = "extremes"
     gradient: str = "straight_through"
     learned_steps: bool = False
 
@@ -161,15 +164,40 @@ class QatSchedule:
             )
 
 
+def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
+    """Refuse a recipe that names a layer which is not there.
+
+    Raises:
+        UsageError: It does; the closest are named.
+    """
+    for name in recipe.by_layer:
+        if name not in layers:
+            raise unknown("layer", name, layers)
+
+
 def integers(bits: int, *, per_channel: bool = False) -> LayerFormat:
     """Return the formats of integer kernels: weights are symmetric, activations are not."""
     weights = TensorFormat(bits=bits, symmetric=True, per_channel=per_channel)
     return LayerFormat(weights=weights, activations=TensorFormat(bits=bits))
 
 
+def published(bits: int, *, per_channel: bool = False) -> LayerFormat:
+    """Return the formats of the papers' formula."""
+    form = TensorFormat(bits=bits, rounding="floor", step="paper")
+    return LayerFormat(weights=replace(form, per_channel=per_channel), activations=form)
+
+
 def _layer(values: Mapping[str, Any]) -> LayerFormat:
-    forms = {name: value and TensorFormat(**value) for name, value in values.items()}
-    return LayerFormat(**forms)
+    return LayerFormat(**{name: TensorFormat(**form) for name, form in values.items()})
+
+
+def _lean(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _lean(item) for key, item in value.items()}
+    if not is_dataclass(value):
+        return value
+    found = {f.name: (getattr(value, f.name), f.default) for f in fields(value)}
+    return {name: _lean(item) for name, (item, usual) in found.items() if item not in (usual, {})}
 
 
 def _require_known(owner: Any, **choices: tuple[str, ...]) -> None:
@@ -178,135 +206,174 @@ def _require_known(owner: Any, **choices: tuple[str, ...]) -> None:
             raise unknown(name, value, known)
 
 
+#: Options of a quantisation-aware training by name, beside the bits of single layers.
+_OPTIONS = {
+    "bits": int,
+    "delay": int,
+    "edge_bits": int,
+    "rule": str,
+    "ranges": str,
+    "gradient": str,
+    "per_channel": bool,
+    "learned_steps": bool,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """How a training is quantisation-aware; see `quantization.qat`.
+    """How a training is quantisation-aware: to what, and when; see `quantization.qat`."""
 
-    Attributes:
-        bits: Width of weights and activations.
-        delay: Environment steps before which numbers are not quantised; they are from the first
-            burst of training after it.
-        edge_bits: Width of the observation and of the last layer.
-        rule: "nearest" as integer kernels round, or "paper", the published formula.
-        ranges: What activations' ranges are at the delay: the "extremes" seen until then, a
-            "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile";
-            or "following", a moving average that goes on behind the delay, kernels' ranges too.
-        gradient: "straight_through" everywhere, or "clipped" to within the range.
-        per_channel: Whether fully-connected kernels have one grid per output, as convolutions do.
-        learned_steps: Whether steps are learned from the delay on; gradients are clipped then.
-    """
-
-    bits: int
-    delay: int
-    edge_bits: int = 8
-    rule: str = "nearest"
-    ranges: str = "moving_average"
-    gradient: str = "straight_through"
-    per_channel: bool = False
-    learned_steps: bool = False
+    recipe: Recipe
+    schedule: QatSchedule
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
+        """Refuse widths that are not trained, and steps that cannot be learned.
 
         Raises:
-            UsageError: A width is not 2 ... 8, the delay is not positive, a name is unknown, or
-                two options contradict each other.
+            UsageError: A width is not 2 ... 8, or steps are to be learned of rounding down.
         """
-        for name in ("bits", "edge_bits"):
-            if (width := getattr(self, name)) not in QAT_BITS:
-                raise UsageError(f"{name} must be 2 to 8. Received: {name}={width}")
-        _require_known(self, rule=("nearest", "paper"))
-        if self.schedule.learned_steps and self.rule == "paper":
+        recipe = self.recipe
+        named = {"bits": recipe.default, "observation.bits": recipe.observation}
+        named |= {"head.bits": recipe.head}
+        named |= {f"{layer}.bits": form for layer, form in recipe.by_layer.items()}
+        for name, form in named.items():
+            for tensor in (form.weights, form.activations):
+                if tensor is not None and tensor.bits not in QAT_BITS:
+                    raise UsageError(f"{name} must be 2 to 8. Received: {name}={tensor.bits}")
+        if recipe.default.weights is None:
+            raise UsageError("A recipe to train by needs weights. Received: default.weights=None")
+        if self.schedule.learned_steps and recipe.default.weights.rounding == "floor":
             raise UsageError(
                 "Steps are learned only where values are rounded to the nearest; leave rule or "
-                f"learned_steps out. Received: rule={self.rule}, learned_steps=true"
+                "learned_steps out. Received: rule=paper, learned_steps=true"
             )
 
     @property
-    def schedule(self) -> QatSchedule:
-        """When and how it becomes quantised."""
-        return QatSchedule(**{f.name: getattr(self, f.name) for f in fields(QatSchedule)})
+    def bits(self) -> int:
+        """Width of the weights of most layers."""
+        weights = self.recipe.default.weights
+        return 0 if weights is None else weights.bits
 
     @property
-    def recipe(self) -> Recipe:
-        """What is quantised to what."""
-
-        def form(bits: int) -> LayerFormat:
-            if self.rule == "paper":
-                kind = TensorFormat(bits=bits, rounding="floor", step="paper")
-                weights = replace(kind, per_channel=self.per_channel)
-                return LayerFormat(weights=weights, activations=kind)
-            return integers(bits, per_channel=self.per_channel)
-
-        edge = form(self.edge_bits)
-        return Recipe(default=form(self.bits), observation=edge, head=edge)
+    def delay(self) -> int:
+        """Environment steps before which numbers are not quantised."""
+        return self.schedule.delay
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], algo: str = "") -> Quantization:
-        """Build from what is asked for, by name; what is not follows from it.
+    def from_mapping(cls, values: Mapping[str, Any]) -> Quantization:
+        """Build from options by name; what is not given follows from them.
 
-        Up to 3 bits `per_channel` is meant unless another is given. `rule=paper` stands for the
-        papers' ranges, edges and grids as well, `learned_steps` for the clipped gradient of its
-        paper. Else the ranges of a `dqn` follow: where its values still grow at the delay, they
-        outgrow frozen ranges and it forgets what it knew (CartPole-v0 in the study `li`). And the
-        gradient of a `ddpg` is clipped, as in the papers' code: else its critic drives weights on
-        for good that are beyond their range, where they change no action any more (the study
-        `qat`).
+        | option | meaning |
+        |---|---|
+        | `bits`, `delay` | must be given |
+        | `edge_bits`, or `observation.bits` and `head.bits` | of the ends of the network, 8 |
+        | `LAYER.bits` | of a single layer |
+        | `rule` | "nearest", or "paper": the published formula, at the edges too |
+        | `per_channel` | a grid per output of fully-connected kernels; up to 3 bits |
+        | `ranges`, `gradient`, `learned_steps` | see `QatSchedule`; learned steps clip |
+
+        What is usual for an algorithm is up to `presets.quantization`.
 
         Raises:
             UsageError: A name is unknown, or a value of another type or meaning.
         """
-        cls._require_sound(values)
-        usual: dict[str, Any] = {}
-        if values.get("rule") == "paper":
-            usual = {"edge_bits": values["bits"], "ranges": "extremes"}
-        else:
-            usual["per_channel"] = values["bits"] <= FEW_BITS
-            if values.get("learned_steps"):
-                usual["gradient"] = "clipped"
-            elif algo == "dqn":
-                usual["ranges"] = "following"
-            elif algo == "ddpg":
-                usual["gradient"] = "clipped"
-        return cls(**{**usual, **values})
+        _require_sound(values)
+        bits, rule = values["bits"], values.get("rule", "nearest")
+        if rule not in _RULES:
+            raise unknown("rule", rule, _RULES)
+        few = rule != "paper" and bits <= FEW_BITS
+        form = partial(_RULES[rule], per_channel=values.get("per_channel", few))
+        widths = {name.removesuffix(".bits"): v for name, v in values.items() if "." in name}
+        for name, width in {**values, **{f"{k}.bits": v for k, v in widths.items()}}.items():
+            if name.endswith("bits") and width not in QAT_BITS:
+                raise UsageError(f"{name} must be 2 to 8. Received: {name}={width}")
+        edge = values.get("edge_bits", bits if rule == "paper" else _EDGE_BITS)
+        observation, head = (form(widths.pop(end, edge)) for end in ("observation", "head"))
+        gradient = {"gradient": "clipped"} if values.get("learned_steps") else {}
+        given = {f.name: values[f.name] for f in fields(QatSchedule) if f.name in values}
+        return cls(
+            recipe=Recipe(
+                default=form(bits),
+                observation=replace(observation, weights=None),
+                head=head,
+                by_layer={layer: form(width) for layer, width in sorted(widths.items())},
+            ),
+            schedule=QatSchedule(**{**gradient, **given}),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-ready values."""
+        return {"recipe": self.recipe.to_dict(), "schedule": asdict(self.schedule)}
 
     @classmethod
     def restore(cls, values: Mapping[str, Any]) -> Quantization:
         """Rebuild what a record keeps.
 
         Raises:
-            UsageError: As `from_mapping`.
+            UsageError: The record is of another version.
         """
-        cls._require_sound(values)
-        return cls(**values)
-
-    @classmethod
-    def _require_sound(cls, values: Mapping[str, Any]) -> None:
-        types = {f.name: type(f.default) for f in fields(cls) if f.default is not MISSING}
-        types = {"bits": int, "delay": int, **types}
-        for name, value in values.items():
-            if name not in types:
-                raise unknown("quantisation option", name, types)
-            if type(value) is not types[name]:
-                kind = {int: "a whole number", bool: "true or false", str: "a name"}[types[name]]
-                raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
-        if missing := [name for name in ("bits", "delay") if name not in values]:
+        try:
+            recipe, schedule = Recipe.from_dict(values["recipe"]), values["schedule"]
+            return cls(recipe=recipe, schedule=QatSchedule(**schedule))
+        except (KeyError, TypeError) as error:
             raise UsageError(
-                f"A quantisation needs bits and a delay. Received: no {' and no '.join(missing)}"
-            )
+                f"The quantisation was recorded by another version. Received: {sorted(values)}"
+            ) from error
 
     @property
     def tag(self) -> str:
         """Name it for run ids: bits and delay, and a digest where more is not as usual."""
         name = f"q{self.bits}d{self.delay}"
         # Whatever the algorithm, so that names last when what is usual for one changes.
-        return f"{name}-{digest(asdict(self))}" if self.options() else name
+        usual = self.from_mapping({"bits": self.bits, "delay": self.delay})
+        return name if self == usual else f"{name}-{digest(self.to_dict())}"
 
-    def options(self, algo: str = "") -> dict[str, Any]:
-        """Return what must be given beside bits and delay to mean it, of an algorithm if one is."""
-        values, plain = asdict(self), Quantization(bits=self.bits, delay=self.delay)
-        # What is usual follows from these.
-        leading = {name: values[name] for name in ("rule", "learned_steps")}
-        given = {name: value for name, value in leading.items() if value != getattr(plain, name)}
-        usual = asdict(self.from_mapping({"bits": self.bits, "delay": self.delay, **given}, algo))
-        return given | {name: value for name, value in values.items() if value != usual[name]}
+    def options(self) -> dict[str, Any]:
+        """Return what must be given to `from_mapping` beside bits and delay."""
+        values = self._values()
+        leading = {n: v for n, v in values.items() if (n, v) in _LEADING}
+        usual = self.from_mapping({"bits": self.bits, "delay": self.delay, **leading})._values()
+        return leading | {name: v for name, v in values.items() if usual.get(name) != v}
+
+    def _values(self) -> dict[str, Any]:
+        recipe, weights = self.recipe, self.recipe.default.weights
+        ends = {"observation": recipe.observation, "head": recipe.head}
+        widths = {
+            f"{layer}.bits": form.activations.bits
+            for layer, form in {**ends, **recipe.by_layer}.items()
+            if form.activations is not None
+        }
+        if "head.bits" in widths and widths["head.bits"] == widths.get("observation.bits"):
+            widths = {"edge_bits": widths.pop("head.bits"), **widths}
+            del widths["observation.bits"]
+        floor = weights is not None and weights.rounding == "floor"
+        return {
+            "rule": "paper" if floor else "nearest",
+            "per_channel": weights is not None and weights.per_channel,
+            **widths,
+            **asdict(self.schedule),
+        }
+
+
+#: What other options follow from.
+_LEADING = (("rule", "paper"), ("learned_steps", True))
+
+_RULES = {"nearest": integers, "paper": published}
+
+#: Width of the observation and of the head.
+_EDGE_BITS = 8
+
+
+def _require_sound(values: Mapping[str, Any]) -> None:
+    """Refuse names that are unknown, and values of another type."""
+    for name, value in values.items():
+        wanted = int if re.fullmatch(r"[a-z]\w*\.bits", name) else _OPTIONS.get(name)
+        if wanted is None:
+            raise unknown("quantisation option", name, [*_OPTIONS, "head.bits"])
+        if type(value) is not wanted:
+            kind = {int: "a whole number", bool: "true or false", str: "a name"}[wanted]
+            raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
+    if missing := [name for name in ("bits", "delay") if name not in values]:
+        raise UsageError(
+            f"A quantisation needs bits and a delay. Received: no {' and no '.join(missing)}"
+        )

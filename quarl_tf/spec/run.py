@@ -95,13 +95,17 @@ class Run:
         if self.quantization is not None:
             words += ["--bits", f"{self.quantization.bits}"]
             words += ["--quant-delay", f"{self.quantization.delay}"]
-            for name, value in self.quantization.options(self.algo).items():
+            # What a preset may say is said, whatever it says.
+            schedule = self.quantization.schedule
+            said = {"ranges": schedule.ranges, "gradient": schedule.gradient}
+            for name, value in {**said, **self.quantization.options()}.items():
                 words += ["-q", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
         return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values, without those that say nothing."""
-        values = asdict(self) | {"modules": list(self.modules)}
+        how = None if self.quantization is None else self.quantization.to_dict()
+        values = asdict(self) | {"modules": list(self.modules), "quantization": how}
         silent: dict[str, Any] = {"quantization": None, "modules": [], "presets": None}
         return {k: v for k, v in values.items() if k not in silent or v != silent[k]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quarl_tf.foundation.errors import UsageError, unknown
@@ -68,6 +69,7 @@ class Scheme:
     | `int8`         | int8          | int8        | native, calibrated on rollouts           |
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
     | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
+    | `ptq_wN-LAYER=M` | N-bit grid  | float32     | simulated: but M bits in a layer, or in more |
     | `qat_int8`     | int8          | int8        | native, of a training at 8 bits          |
     | `qat_int4`     | int4          | N-bit grid  | native storage, of a training at N <= 4  |
     | `qat_wNaN`     | N-bit grid    | N-bit grid  | simulated, of a training at N bits       |
@@ -109,10 +111,14 @@ class Scheme:
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
         if match and int(match[1]) in QAT_BITS:
             return cls(name, _uniform(integers(int(match[1]))), native=False, aware=True)
-        match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)", name)
+        match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)((?:-[a-z]\w*=[1-9][0-9]*)*)", name)
         if match and int(match[2]) in PTQ_BITS:
             rounding = "floor" if match[1] else "nearest"
-            return cls(name, _on_grid(int(match[2]), rounding), native=False)
+            pairs = [part.split("=") for part in match[3].split("-")[1:]]
+            widths = {layer: int(bits) for layer, bits in pairs}
+            # One name a scheme: each layer once, in order.
+            if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in PTQ_BITS):
+                return cls(name, _on_grid(int(match[2]), rounding, widths), native=False)
         raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE, *_QAT_SCHEMES})
 
     @classmethod
@@ -122,16 +128,26 @@ class Scheme:
         Raises:
             UsageError: None has it.
         """
-        for scheme in map(cls.parse, (*_NATIVE, *_QAT_SCHEMES, *_PTQ_SCHEMES)):
-            if (scheme.recipe, scheme.native, scheme.aware) == (recipe, native, aware):
-                return scheme
+        uniform = replace(recipe, head=recipe.default, by_layer={})
+        single = {"head": recipe.head} if recipe.head != recipe.default else {}
+        weights = {k: v.weights for k, v in {**single, **recipe.by_layer}.items()}
+        suffix = "".join(f"-{k}={v.bits}" for k, v in sorted(weights.items()) if v is not None)
+        for base in map(cls.parse, (*_NATIVE, *_QAT_SCHEMES, *_PTQ_SCHEMES)):
+            if (base.recipe, base.native, base.aware) == (uniform, native, aware):
+                scheme = cls.parse(base.name + suffix)
+                if scheme.recipe == recipe:
+                    return scheme
         raise UsageError(f"No scheme has this recipe. Received: recipe={recipe.to_dict()}")
 
 
-def _on_grid(bits: int, rounding: str) -> Recipe:
+def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
     """Return the papers' recipe of weights alone; theirs is one grid for a dense kernel."""
-    weights = TensorFormat(bits=bits, rounding=rounding, step="paper")
-    return replace(_uniform(LayerFormat(weights=weights)), observation=LayerFormat())
+
+    def form(bits: int) -> LayerFormat:
+        return LayerFormat(weights=TensorFormat(bits=bits, rounding=rounding, step="paper"))
+
+    by_layer = {layer: form(width) for layer, width in widths.items() if layer != "head"}
+    return Recipe(default=form(bits), head=form(widths.get("head", bits)), by_layer=by_layer)
 
 
 _QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
@@ -143,9 +159,8 @@ def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     if quantization is None:
         return DEFAULT_SCHEMES
     simulated = f"qat_w{quantization.bits}a{quantization.bits}"
-    eight = quantization.bits == 8 and quantization.edge_bits == 8
-    # The converter takes no fully-connected kernels with several grids.
-    native = eight and quantization.rule == "nearest" and not quantization.per_channel
+    # The converter takes no fully-connected kernels with several grids, and no other bits.
+    native = quantization.recipe == _NATIVE["qat_int8"]
     return ("qat_int8", simulated) if native else (simulated,)
 
 
@@ -154,5 +169,5 @@ def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     usual = default_schemes(quantization)
     if quantization is None or quantization.bits > INT4_BITS:
         return usual
-    # The papers' grids are not symmetric.
-    return ("qat_int4", *usual) if quantization.rule == "nearest" else usual
+    weights = quantization.recipe.default.weights
+    return ("qat_int4", *usual) if weights is not None and weights.symmetric else usual

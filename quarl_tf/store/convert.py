@@ -14,7 +14,7 @@ from typing import Any
 from quarl_tf.environments import rules
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import read_json, write_json
-from quarl_tf.spec import Run
+from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import PROTOCOL_VERSION
 from quarl_tf.store.workspace import Workspace
 
@@ -27,11 +27,17 @@ def convert(root: Path) -> int:
     Raises:
         QuarlError: A file cannot be read or written.
     """
+    paths = sorted([*root.glob("runs/*/training.json"), *root.glob("tflite_models/**/*.json")])
+    former = {path: read_json(path) for path in paths}
+    today = {path: record(values) for path, values in former.items()}
+    # Evaluations keep a run's id without the run.
+    ids = {former[p]["run_id"]: v["run_id"] for p, v in today.items() if v and "run" in v}
     count = 0
-    for path in sorted([*root.glob("runs/*/training.json"), *root.glob("tflite_models/**/*.json")]):
-        values = read_json(path)
-        found = record(values)
-        if found is not None and found != values:
+    for path, found in today.items():
+        if found is None:
+            continue
+        found["run_id"] = ids.get(found["run_id"], found["run_id"])
+        if found != former[path]:
             write_json(path, found)
             count += 1
     _move(Workspace(root))
@@ -41,15 +47,19 @@ def convert(root: Path) -> int:
 def record(values: _Values) -> _Values | None:
     """Return a record of any version in today's form; None if it is none."""
     kind = next((name for name in _FORMERLY if name in values), None)
-    return None if kind is None else _FORMERLY[kind](values)
+    if kind is None:
+        return None
+    found = dict(_FORMERLY[kind](values))
+    if "run" in found:
+        found["run"] = _run(found["run"])
+        found["run_id"] = Run.from_dict(found["run"]).run_id
+    return found
 
 
 def _training(values: _Values) -> _Values:
     if "commits" in values:
         return values
     return _without(values, "commit", "processor") | {
-        "run": _run(values["run"]),
-        "run_id": Run.from_dict(_run(values["run"])).run_id,
         "commits": _several(values["commit"]),
         "sources": [],
         "processors": _several(values.get("processor")),
@@ -59,10 +69,7 @@ def _training(values: _Values) -> _Values:
 def _sidecar(values: _Values) -> _Values:
     if "trained_commits" in values:
         return values
-    run = _run(values["run"])
     return _without(values, "trained_commit", "trained_on") | {
-        "run": run,
-        "run_id": Run.from_dict(run).run_id,
         "action_std": values.get("action_std"),
         "trained_commits": _several(values.get("trained_commit")),
         "trained_on": _several(values.get("trained_on")),
@@ -88,8 +95,11 @@ def _evaluation(values: _Values) -> _Values:
 
 
 def _run(values: Mapping[str, Any]) -> _Values:
-    """Return what was trained in today's form."""
-    return dict(values)
+    """Return what was trained in today's form; a quantisation was all its options by name."""
+    how = values.get("quantization")
+    if how is None or "recipe" in how:
+        return dict(values)
+    return {**values, "quantization": Quantization.from_mapping(how).to_dict()}
 
 
 #: A field that only this kind of record has had from the first.

@@ -181,7 +181,7 @@ def _quantizations(
         presets.require_possible_delay(steps, preset)
         for bits in widths:
             given = {**options, "bits": bits, "delay": steps}
-            yield Quantization.from_mapping(given, values["algo"])
+            yield presets.quantization(values["algo"], given)
 
 
 def _require_no_bits_needed(values: Mapping[str, Any]) -> None:

@@ -22,10 +22,11 @@ def trunk_path(folder: Path, run: Run, preset: Preset) -> Path | None:
     Trainings by the same code share it whose settings are the same but for the bits, with what
     follows from them, and for the gradient through what is quantised.
     """
-    if run.quantization is None or run.quantization.learned_steps:
+    if run.quantization is None or run.quantization.schedule.learned_steps:
         return None  # Which steps are learned depends on the bits.
     shared = presets.settings(run, asdict(preset))
-    for name in ("bits", "per_channel", "gradient"):
-        del shared[f"quantization.{name}"]
+    schedule = run.quantization.schedule
+    shared = {name: v for name, v in shared.items() if not name.startswith("quantization.")}
+    shared["quantization"] = [schedule.delay, schedule.ranges]
     training = run.algo, run.env_id, run.seed, provenance.source_digest()
     return folder / f"{digest({**shared, 'training': training})}.npz"

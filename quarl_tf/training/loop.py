@@ -114,7 +114,9 @@ class _Training:
         self._seconds = 0.0
         self._started = time.monotonic()
         self._delay = run.quantization.delay if run.quantization else None
-        self._follows = run.quantization is not None and run.quantization.ranges == "following"
+        self._follows = (
+            run.quantization is not None and run.quantization.schedule.ranges == "following"
+        )
         self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
         #: On which side of the delay it is.
         self._quantized = False

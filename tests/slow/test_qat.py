@@ -396,6 +396,15 @@ def test_layers_may_stay_in_float() -> None:
         np.testing.assert_allclose(way(observations), expected(observations), atol=1e-4)
 
 
+def test_single_layers_may_have_bits_of_their_own() -> None:
+    network = frozen("tanh", aware(4, **{"hidden_0.bits": 2, "head.bits": 6}))
+    counts = {k: len(np.unique(v)) for k, v in layers_of(network, "tanh").items()}
+    assert counts["hidden_0_tanh"] <= 4 < counts["hidden_1_tanh"] <= 16 < counts["head"] <= 64
+    assert [bits for bits, _ in qat.kernel_grids(network)] == [2, 4, 6]
+    with pytest.raises(UsageError, match="did you mean hidden_0"):
+        watching(aware(4, **{"hiden_0.bits": 2}))(FACTORIES["tanh"]())
+
+
 def test_dense_kernels_have_a_grid_per_output_if_asked_for() -> None:
     layers = qat.quantized_layers(frozen("relu", aware(per_channel=True)))
     shapes = [layer.grid("kernel").high.shape for layer in layers if "kernel" in layer.quantizers]
@@ -739,7 +748,8 @@ def test_what_is_kept_was_chosen_after_the_delay(name: str, quantized: Trained) 
         scores = {int(row["step"]): row["greedy_return"] for row in csv.DictReader(file)}
     late = {step: float(text) for step, text in scores.items() if text and step >= DELAY}
     assert record.selection_return == max(late.values()) == late[record.best_step]
-    assert json.loads((folder / "run.json").read_text())["quantization"]["bits"] == 4
+    written = json.loads((folder / "run.json").read_text())
+    assert Run.from_dict({k: v for k, v in written.items() if k != "preset"}) == run
     assert Run.from_dict(record.run) == run
 
 

@@ -158,7 +158,9 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
     compared = bench.compared(kind, f"qat_w{bits}a{bits}", bits, **options)
     compared.require_same()
     paper = "rule" in options
-    per_channel = Run.from_dict(compared.sidecar.run).quantization.per_channel
+    per_channel = Run.from_dict(
+        compared.sidecar.run
+    ).quantization.recipe.default.weights.per_channel
     for kernel in flatbuffer.weights(compared.path).values():
         # The head has eight bits.
         if kernel.ndim == 2 and len(kernel) > 4:
@@ -208,7 +210,7 @@ def test_sidecars_say_what_was_trained(bench: Bench) -> None:
         sidecar = Sidecar.load(sidecar_path(bench.export(run, "qat_w4a4")))
         assert (sidecar.scheme, sidecar.native, sidecar.head) == ("qat_w4a4", False, head)
         assert Run.from_dict(sidecar.run) == run
-        assert sidecar.run["quantization"]["delay"] == 1
+        assert sidecar.run["quantization"]["schedule"]["delay"] == 1
         assert sidecar.calibration_sha256 is None
         assert sidecar.check["mean_steps_apart"] <= 0.02
 

@@ -59,10 +59,12 @@ KINDS = {
         "dqn",
         BREAKOUT,
         {**_DQN, **_DQN_IMAGES},
-        Quantization.from_mapping({"bits": 4, "delay": 100}, "dqn"),
+        presets.quantization("dqn", {"bits": 4, "delay": 100}),
     ),
     "ppo of images": case("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}),
-    "a2c at 4 bits": case("a2c", "CartPole-v1", _A2C, Quantization(bits=4, delay=350)),
+    "a2c at 4 bits": case(
+        "a2c", "CartPole-v1", _A2C, Quantization.from_mapping({"bits": 4, "delay": 350})
+    ),
     "continuous ppo": case("ppo", "Pendulum-v1", _PPO, None, "CartPole-v1"),
     "ddpg": case(
         "ddpg",

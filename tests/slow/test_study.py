@@ -606,7 +606,11 @@ def test_jobs_must_be_one_or_more(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_failure_has_a_file_of_its_own(tmp_path: Path) -> None:
-    run = study.read(write(tmp_path, BASE)).cells[0].run(0, Quantization(bits=4, delay=5))
+    run = (
+        study.read(write(tmp_path, BASE))
+        .cells[0]
+        .run(0, Quantization.from_mapping({"bits": 4, "delay": 5}))
+    )
     paths = {
         study.failure_path(Workspace(tmp_path), run, scheme)
         for scheme in (None, Scheme.parse("fp32"), Scheme.parse("qat_w4a4"))

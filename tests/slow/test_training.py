@@ -387,7 +387,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = {"network": "li", "precision": "bfloat16", "evaluation_episodes": 1}
-    quantization = Quantization(bits=3, delay=1)
+    quantization = Quantization.from_mapping({"bits": 3, "delay": 1})
     run = Run("ppo", "PongNoFrameskip-v4", 0, overrides, quantization)
     preset = presets.load(run.algo, run.env_id, run.overrides)
     state = loop._Training(tmp_path, run, preset)

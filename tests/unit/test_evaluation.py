@@ -497,7 +497,7 @@ def test_the_random_policy_plays_beside_the_plain_training_alone(
     artifacts: dict[str, Path], tmp_path: Path
 ) -> None:
     plain = Run("dqn", "CartPole-v1", 0)
-    aware = replace(plain, quantization=Quantization(bits=4, delay=5))
+    aware = replace(plain, quantization=Quantization.from_mapping({"bits": 4, "delay": 5}))
     for run, scheme in ((plain, "fp32"), (aware, "qat_w4a4")):
         artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
         write_bytes(artifact, artifacts["tied"].read_bytes())

@@ -221,7 +221,7 @@ def test_a_training_by_another_version_is_refused(run_folder: Path) -> None:
 
 
 def test_training_at_other_bits_is_refused_naming_them(run_folder: Path) -> None:
-    run = replace(RUN, quantization=Quantization(bits=4, delay=5))
+    run = replace(RUN, quantization=Quantization.from_mapping({"bits": 4, "delay": 5}))
     message = refused(finished, run_folder, run, PRESET)
     assert "quantization.bits=4 for None" in message
 

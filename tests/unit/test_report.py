@@ -41,7 +41,7 @@ SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
 
 SAMPLED = replace(EVALUATION.protocol, actions="sampled")
-AWARE = Quantization(bits=4, delay=25_000)
+AWARE = Quantization.from_mapping({"bits": 4, "delay": 25_000})
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910}
 #: Size of the float file that holds a simulated scheme; it must not be seen anywhere.
 SIMULATED_SIZE = 271_828
@@ -243,7 +243,11 @@ def test_terms_are_explained_where_they_are_shown(workspace: Workspace, no_figur
     assert explained(add_run(workspace)) == {"ptq_wN, ptq_paper_wN"}
     assert explained(add_run(workspace, quantization=AWARE)) == {"qat_wNaN"}
     schemes = ("qat_int8", "qat_w8a8")
-    eight = add_run(workspace, quantization=replace(AWARE, bits=8), schemes=schemes)
+    eight = add_run(
+        workspace,
+        quantization=Quantization.from_mapping({"bits": 8, "delay": 25_000}),
+        schemes=schemes,
+    )
     assert explained(eight) == {"qat_int8", "qat_wNaN"}
 
 
@@ -689,7 +693,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(
         add_run(workspace, env_id="LunarLander-v3"),
         add_run(workspace, seed=1),
         add_run(workspace, quantization=AWARE),
-        add_run(workspace, quantization=replace(AWARE, delay=10)),
+        add_run(workspace, quantization=Quantization.from_mapping({"bits": 4, "delay": 10})),
     ]
     # A record of before the preset said more is of the same kind.
     path = sidecar_path(workspace.artifact(runs[0].run_id, "fp32"))

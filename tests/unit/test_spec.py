@@ -18,6 +18,7 @@ from quarl_tf.spec import (
     PTQ_BITS,
     QAT_BITS,
     LayerFormat,
+    QatSchedule,
     Quantization,
     Recipe,
     Run,
@@ -97,33 +98,36 @@ OPTIONS: list[dict[str, Any]] = [
     {"bits": 5},
     {"delay": 200},
     {"edge_bits": 4},
+    {"head.bits": 4},
+    {"observation.bits": 4, "hidden_0.bits": 2},
     {"rule": "paper"},
-    {"ranges": "extremes"},
+    {"ranges": "moving_average"},
     {"ranges": "percentile"},
     {"ranges": "following"},
     {"gradient": "clipped"},
     {"per_channel": True},
     {"bits": 2, "per_channel": False},
-    {"bits": 2, "per_channel": True},
-    {"learned_steps": True, "gradient": "clipped"},
-    {"bits": 2, "learned_steps": True, "gradient": "clipped", "ranges": "extremes"},
-    {"rule": "paper", "edge_bits": 4, "ranges": "extremes"},
+    {"bits": 2},
+    {"learned_steps": True},
+    {"bits": 2, "learned_steps": True, "ranges": "moving_average"},
+    {"rule": "paper", "edge_bits": 8},
     {"rule": "paper", "ranges": "moving_average", "gradient": "clipped"},
-    {"rule": "paper", "ranges": "following"},
     {"rule": "paper", "bits": 2, "per_channel": True},
 ]
 
 
+def quantised(**options: Any) -> Quantization:
+    return Quantization.from_mapping({"bits": 4, "delay": 100, **options})
+
+
 def aware(**options: Any) -> Run:
-    quantization = Quantization(**{"bits": 4, "delay": 100, **options})
-    return Run("dqn", "CartPole-v1", 0, {"steps": 300}, quantization)
+    return Run("dqn", "CartPole-v1", 0, {"steps": 300}, quantised(**options))
 
 
 def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
     runs = [aware(**options) for options in OPTIONS]
     assert len({run.run_id for run in runs}) == len(runs)
-    plain = runs[0].plain
-    assert plain == Run("dqn", "CartPole-v1", 0, {"steps": 300})
+    plain = Run("dqn", "CartPole-v1", 0, {"steps": 300})
     assert runs[0].run_id == f"{plain.run_id}-q4d100"
     assert all(run.plain == plain for run in runs)
 
@@ -132,115 +136,112 @@ def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_commands_name_the_same_run(options: dict[str, Any], algo: str) -> None:
     overrides = {"network": "nature", "dueling": True, "n_step": 2}
-    quantization = Quantization(**{"bits": 4, "delay": 100, **options})
-    run = Run(algo, "CartPole-v1", 7, overrides, quantization)
+    run = Run(algo, "CartPole-v1", 7, overrides, quantised(**options))
     parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
     assert dict(verbs._override(text) for text in parsed.overrides) == overrides
     preset = presets.load("ppo", "CartPole-v1", {"steps": 600})
-    assert verbs._quantization(parsed, preset) == quantization
+    assert verbs._quantization(parsed, preset) == run.quantization
     assert (parsed.algo, parsed.env, parsed.seed) == (algo, "CartPole-v1", 7)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_quantisations_survive_json(options: dict[str, Any]) -> None:
+def test_quantisations_survive_json_and_their_options_mean_them(options: dict[str, Any]) -> None:
     run = aware(**options)
     again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
     assert again == run
-    assert again.quantization == run.quantization
+    assert again.run_id == run.run_id
     assert "quantization" not in run.plain.to_dict()
+    quantization = run.quantization
+    assert quantization is not None
+    leading = {"bits": quantization.bits, "delay": quantization.delay}
+    assert Quantization.from_mapping({**leading, **quantization.options()}) == quantization
+
+
+def test_a_quantisation_recorded_by_another_version_is_refused() -> None:
+    former = {"bits": 4, "delay": 5, "rule": "nearest", "ranges": "moving_average"}
+    with pytest.raises(UsageError, match="Received: "):
+        Quantization.restore(former)
+    converted = Quantization.from_mapping(former)
+    assert converted.options() == {"ranges": "moving_average"}
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "received"),
     [
-        ({"bits": 1}, "bits must be 2 to 8. Received: bits=1"),
+        ({"bits": 1}, "Received: bits=1"),
         ({"bits": 9}, "Received: bits=9"),
         ({"edge_bits": 16}, "Received: edge_bits=16"),
-        ({"delay": 0}, "1 step or more.* Received: delay=0"),
+        ({"hidden_0.bits": 9}, "Received: hidden_0.bits=9"),
+        ({"head.bits": 4.0}, "Received: head.bits=4.0"),
+        ({"head.bit": 4}, "head.bit"),
+        ({"delay": 0}, "Received: delay=0"),
         ({"rule": "papr"}, "did you mean paper"),
         ({"ranges": "extreme"}, "did you mean extremes"),
         ({"gradient": "clip"}, "did you mean clipped"),
-        (
-            {"rule": "paper", "gradient": "clipped", "learned_steps": True},
-            "rule=paper, learned_steps=true",
-        ),
+        ({"rule": "paper", "learned_steps": True}, "rule=paper, learned_steps=true"),
         (
             {"gradient": "straight_through", "learned_steps": True},
             "gradient=straight_through, learned_steps=true",
         ),
-        (
-            {"ranges": "following", "gradient": "clipped", "learned_steps": True},
-            "ranges=following, gradient=clipped",
-        ),
+        ({"ranges": "following", "learned_steps": True}, "ranges=following, gradient=clipped"),
     ],
 )
-def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        aware(**options)
-    with pytest.raises(UsageError, match=message):
-        Quantization.from_mapping({"bits": 4, "delay": 100, **options})
+def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], received: str) -> None:
+    with pytest.raises(UsageError, match=received):
+        quantised(**options)
 
 
-def test_few_bits_bring_a_grid_per_output() -> None:
-    def usual(bits: int, **options: Any) -> Quantization:
-        return Quantization.from_mapping({"bits": bits, "delay": 100, **options})
+def test_what_is_not_given_follows_from_the_rest() -> None:
+    def per_channel(**options: Any) -> bool:
+        weights = quantised(**options).recipe.default.weights
+        return weights is not None and weights.per_channel
 
-    assert [bits for bits in QAT_BITS if usual(bits).per_channel] == [2, 3]
-    assert Run("ppo", "CartPole-v1", 0, {}, usual(2)).run_id == "ppo-CartPole-v1-s0-q2d100"
-    assert not usual(2, per_channel=False).per_channel
-    assert not usual(2, rule="paper").per_channel
-    assert usual(2, learned_steps=True).gradient == "clipped"
-    assert "-q" not in Run("ppo", "CartPole-v1", 0, {}, usual(2)).command("run").split()
-
-
-def test_ranges_of_a_dqn_follow() -> None:
-    def usual(**options: Any) -> Quantization:
-        return Quantization.from_mapping({"bits": 4, "delay": 100, **options}, "dqn")
-
-    assert usual().ranges == "following"
-    assert usual(ranges="moving_average").ranges == "moving_average"
-    assert usual(rule="paper").ranges == "extremes"
-    assert usual(learned_steps=True).ranges == "moving_average"
-    assert "-q" not in aware(ranges="following").command("run").split()
-    assert "ranges=moving_average" in aware(ranges="moving_average").command("run").split()
+    assert [bits for bits in QAT_BITS if per_channel(bits=bits)] == [2, 3]
+    assert not per_channel(bits=2, per_channel=False)
+    assert not per_channel(bits=2, rule="paper")
+    assert quantised().schedule == QatSchedule(delay=100, ranges="extremes")
+    assert quantised(learned_steps=True).schedule.gradient == "clipped"
+    published = quantised(rule="paper").recipe
+    assert published.head == published.default
+    by_layer = quantised(**{"hidden_0.bits": 2, "head.bits": 6}).recipe
+    widths = {layer: by_layer.of(layer).activations for layer in ("hidden_0", "hidden_1", "head")}
+    assert {layer: form and form.bits for layer, form in widths.items()} == {
+        "hidden_0": 2,
+        "hidden_1": 4,
+        "head": 6,
+    }
 
 
-def test_gradients_of_a_ddpg_are_clipped() -> None:
-    def usual(**options: Any) -> Quantization:
-        return Quantization.from_mapping({"bits": 4, "delay": 100, **options}, "ddpg")
+def test_presets_say_what_is_usual_for_an_algorithm() -> None:
+    def usual(algo: str, **options: Any) -> tuple[str, str]:
+        values = {"bits": 4, "delay": 100, **options}
+        schedule = presets.quantization(algo, values).schedule
+        return schedule.ranges, schedule.gradient
 
-    assert usual().gradient == "clipped"
-    assert usual().ranges == "moving_average"
-    assert usual(rule="paper").gradient == "straight_through"
-    assert usual(gradient="straight_through").gradient == "straight_through"
-
-
-def test_learned_steps_bring_the_gradient_of_their_paper() -> None:
-    values = {"bits": 4, "delay": 100, "learned_steps": True}
-    assert Quantization.from_mapping(values).gradient == "clipped"
+    assert usual("dqn") == ("following", "straight_through")
+    assert usual("ddpg") == ("extremes", "clipped")
+    assert usual("ppo") == usual("a2c") == ("extremes", "straight_through")
+    assert usual("dqn", ranges="moving_average") == ("moving_average", "straight_through")
+    assert usual("dqn", rule="paper") == usual("ddpg", rule="paper") == usual("ppo")
+    assert usual("dqn", learned_steps=True) == ("extremes", "clipped")
 
 
 @pytest.mark.parametrize("bits", QAT_BITS)
 def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
-    schemes = [Scheme.parse(n) for n in default_schemes(Quantization(bits=bits, delay=1))]
+    quantization = quantised(bits=bits)
+    schemes = [Scheme.parse(name) for name in default_schemes(quantization)]
     assert {s.weight_bits for s in schemes} == {bits}
     assert all(s.aware for s in schemes)
     assert [s.name for s in schemes if s.native] == (["qat_int8"] if bits == 8 else [])
     assert [s.name for s in schemes if not s.native] == [f"qat_w{bits}a{bits}"]
+    # Its library is an extra, so it is made only when asked for.
+    assert ("qat_int4" in possible_schemes(quantization)) == (bits <= 4)
 
 
 @pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
 def test_only_what_integer_kernels_can_do_is_exported_for_them(options: dict[str, Any]) -> None:
-    assert default_schemes(Quantization(bits=8, delay=1, **options)) == ("qat_w8a8",)
-
-
-def test_int4_holds_grids_of_4_bits_and_fewer() -> None:
-    for bits in QAT_BITS:
-        possible = possible_schemes(Quantization(bits=bits, delay=1))
-        assert ("qat_int4" in possible) == (bits <= 4)
-        # Its library is an extra, so it is made only when asked for.
-        assert "qat_int4" not in default_schemes(Quantization(bits=bits, delay=1))
-    assert "qat_int4" not in possible_schemes(Quantization(bits=4, delay=1, rule="paper"))
+    assert default_schemes(quantised(bits=8, **options)) == ("qat_w8a8",)
+    assert possible_schemes(quantised(rule="paper")) == ("qat_w4a4",)
 
 
 @pytest.mark.parametrize("name", ["qat_w4a5", "qat_w1a1", "qat_w9a9", "qat_w44", "qat_int2"])
@@ -294,6 +295,24 @@ def test_every_scheme_is_a_named_recipe(name: str) -> None:
     assert scheme.weight_bits == digits
     rounding = {"ptq_w": "nearest", "ptq_paper_w": "floor"}.get(name.rstrip("0123456789"))
     assert scheme.rounding == rounding
+
+
+@pytest.mark.parametrize("name", ["ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"])
+def test_single_layers_may_have_bits_of_their_own(name: str) -> None:
+    scheme = Scheme.parse(name)
+    assert Scheme.of(scheme.recipe, native=False) == scheme
+    head = scheme.recipe.of("head").weights
+    assert scheme.weight_bits == 4
+    assert head is not None
+    assert head.bits == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["ptq_w4-hidden_0=6-head=8", "ptq_w4-head=99", "ptq_w4-head=8-head=8", "int8-head=4"]
+)
+def test_a_scheme_of_single_layers_has_one_name(name: str) -> None:
+    with pytest.raises(UsageError, match="Unknown scheme"):
+        Scheme.parse(name)
 
 
 def test_a_recipe_without_a_scheme_is_refused() -> None:
