@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import settings
+from samples import SIDECAR
 
-from quarl_tf import presets
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Run
@@ -90,34 +90,14 @@ def sidecar_for(content: bytes, **changes: Any) -> Sidecar:
     """Describe a flatbuffer for CartPole, but for what is given in `changes`."""
     found = flatbuffer.audit(content)
     values: dict[str, Any] = {
-        "run": {"algo": "dqn", "env_id": "CartPole-v1", "seed": 0, "overrides": {}},
-        "run_id": "dqn-CartPole-v1-s0",
-        "env_id": "CartPole-v1",
-        "scheme": "fp32",
-        "native": True,
         "sha256": hashlib.sha256(content).hexdigest(),
         "size_bytes": len(content),
-        "head": "q_values",
-        "num_actions": 2,
-        "action_low": None,
-        "action_high": None,
-        "action_std": None,
-        "observation_shape": [4],
-        "observation_dtype": "float32",
         "tensor_dtypes": found.tensor_dtypes,
         "weight_dtypes": found.weight_dtypes,
         "operators": found.operators,
         "check": {},
-        "network_sha256": "0" * 64,
-        "calibration_sha256": None,
-        "preset": asdict(presets.load("dqn", "CartPole-v1")),
-        "trained_commits": [],
-        "trained_on": [],
-        "versions": {},
-        "commit": None,
-        "sources": "",
     }
-    return Sidecar(**values | changes)
+    return replace(SIDECAR, **values | changes)
 
 
 @pytest.fixture(scope="session")

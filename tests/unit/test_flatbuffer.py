@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import refused
 
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.runtime.flatbuffer import audit, weights
@@ -24,13 +25,8 @@ def test_float_network_is_float_throughout(artifacts: dict[str, Path]) -> None:
     assert found.weight_dtypes["float32"] == KERNELS + BIASES
     assert found.operators.count("FULLY_CONNECTED float32") == LAYERS
     (source,), (target,) = found.inputs, found.outputs
-    assert (source.shape, source.dtype, source.scale, source.zero_point) == (
-        (1, 4),
-        "float32",
-        None,
-        None,
-    )
-    assert (target.shape, target.dtype) == ((1, 2), "float32")
+    assert (source.shape, source.dtype, source.scale) == ((1, 4), "float32", None)
+    assert (target.shape, target.dtype, target.scale) == ((1, 2), "float32", None)
 
 
 def test_fp16_network_stores_halves_and_computes_in_float(artifacts: dict[str, Path]) -> None:
@@ -67,10 +63,6 @@ def test_quantised_interface_shows_its_scale(artifacts: dict[str, Path]) -> None
     assert "float32" not in found.tensor_dtypes
 
 
-def test_content_and_file_give_the_same(artifacts: dict[str, Path]) -> None:
-    assert audit(artifacts["int8"].read_bytes()) == audit(artifacts["int8"])
-
-
 def test_weights_are_those_of_the_network_in_its_order(
     artifacts: dict[str, Path], networks: dict[str, Any]
 ) -> None:
@@ -81,13 +73,6 @@ def test_weights_are_those_of_the_network_in_its_order(
         for weight, kernel in zip(found, kernels, strict=True):
             assert weight.dtype == np.float32
             np.testing.assert_allclose(weight, kernel, atol=exact * np.abs(kernel).max())
-
-
-def test_int8_weights_lie_on_their_grid(artifacts: dict[str, Path]) -> None:
-    for weight in weights(artifacts["int8"]).values():
-        # Each output has its own scale, so that its largest weight is code 127.
-        codes = weight / (np.abs(weight).max(axis=1, keepdims=True) / 127)
-        np.testing.assert_allclose(codes, np.rint(codes), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "int8_io"])
@@ -118,16 +103,12 @@ def test_flipped_bits_never_end_in_anything_but_one_line(
 @pytest.mark.parametrize("read", [audit, weights])
 def test_files_that_are_no_flatbuffers_are_refused(tmp_path: Path, read: Any) -> None:
     path = tmp_path / "x.tflite"
-    with pytest.raises(QuarlError, match=r"There is no flatbuffer at .*export it first"):
-        read(path)
-    path.write_bytes(b"")
-    with pytest.raises(QuarlError, match="is empty; export it again"):
-        read(path)
-    path.write_bytes(b"PK\x03\x04 a zip archive, perhaps")
-    with pytest.raises(QuarlError, match="is not a TFLite flatbuffer"):
-        read(path)
-    path.write_bytes(b"\x1c\x00\x00\x00TFL3")
-    with pytest.raises(QuarlError, match="truncated or damaged"):
-        read(path)
-    with pytest.raises(QuarlError, match=r"cannot be read .*name a \.tflite file"):
-        read(tmp_path)
+    assert f"path='{path}'" in refused(read, path)
+    assert f"path='{tmp_path}'" in refused(read, tmp_path)
+    for content, received in [
+        (b"", "0 bytes"),
+        (b"PK\x03\x04 a zip archive, perhaps", "identifier="),
+        (b"\x1c\x00\x00\x00TFL3", "8 bytes"),
+    ]:
+        path.write_bytes(content)
+        assert received in refused(read, path)
