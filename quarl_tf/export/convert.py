@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import int4, ptq
+from quarl_tf.export import check, int4, ptq
 from quarl_tf.foundation import native_output, provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
@@ -38,20 +38,6 @@ from quarl_tf.spec import Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import not_exported
 from quarl_tf.store.workspace import Workspace, write_artifact
-
-#: Largest difference between flatbuffer and network, relative to the largest head value (at least
-#: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
-#: differ by 2e-5 on some processors.
-FLOAT_TOLERANCE = 5e-5
-
-#: Observations, evenly spread, that the check compares heads on: so many or all if there are fewer,
-#: up to twice as many where more are no multiple of it.
-_CHECKED = 200
-
-#: Of a quantisation-aware training: by how many steps each of the head's values may be off on
-#: average, an observation counting for one at most, where a file spells the quantisers out and
-#: where kernels round biases and sums to integers. Rounding a value to its grid changes it by 0.25.
-_STEPS_APART, _STEPS_APART_NATIVE = 0.02, 0.25
 
 
 @dataclass(frozen=True)
@@ -129,14 +115,19 @@ def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
     convert = _CONVERTERS.get(scheme.name, usual)
     content, expected = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
-    checked = replace(sidecar, check=_check(trained, Policy(content, sidecar), expected))
-    write_artifact(path, content, checked)
+    found = check.compare(
+        Policy(content, sidecar),
+        expected,
+        trained.observations,
+        aware=scheme.aware,
+    )
+    write_artifact(path, content, replace(sidecar, check=found))
 
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
     audit = flatbuffer.audit(content)
     if scheme.name in ("int8", "qat_int8"):
-        _require_int8(audit, trained.spec.observation_dtype)
+        check.require_int8(audit, trained.spec.observation_dtype)
     record, spec = trained.record, trained.spec
     return Sidecar(
         run=record.run,
@@ -184,66 +175,6 @@ def _listed(values: tuple[float, ...] | None) -> list[float] | None:
     return None if values is None else list(values)
 
 
-def _check(trained: TrainedNetwork, policy: Policy, expected: keras.Model) -> dict[str, Any]:
-    """Compare the flatbuffer's heads with those of the network it should equal.
-
-    Raises:
-        QuarlError: They differ by more than rounding though the scheme computes what it does.
-    """
-    seen = trained.observations[:: max(1, len(trained.observations) // _CHECKED)]
-    # Not by XLA, which rounds a weight that training has left right between two codes to the other
-    # one: it multiplies by the inverse of a step and adds in one operation.
-    wanted = expected(seen, training=False).numpy()
-    heads = np.stack([policy.head(observation) for observation in seen])
-    difference = float(np.abs(heads - wanted).max())
-    scale = max(1.0, float(np.abs(wanted).max()))
-    name = policy.sidecar.scheme
-    exact = name not in ("dynamic_int8", "int8")
-    check: dict[str, Any] = {
-        "observations": len(seen),
-        "max_abs_difference": difference,
-        "max_abs_head": scale,
-    }
-    if trained.run.quantization is None:
-        check["tolerance"] = FLOAT_TOLERANCE * scale if exact else None
-        same = not exact or difference <= check["tolerance"]
-    else:
-        # Sums in another order, or in integers with biases rounded to theirs, may take the other
-        # one of two neighbouring codes. In a hidden layer that may be many steps of a steep head,
-        # so that each counts for one at most.
-        steps = np.abs(heads - wanted) / qat.head_step(expected)
-        check["mean_steps_apart"] = float(np.minimum(steps, 1.0).mean(axis=0).max())
-        most = _STEPS_APART_NATIVE if name == "qat_int8" else _STEPS_APART
-        same = check["mean_steps_apart"] <= most
-    if not same:
-        raise QuarlError(
-            f"The {name} flatbuffer does not compute what its network does; nothing was written: "
-            "export where it was trained, or report it. Received: " + _found(check)
-        )
-    if trained.spec.num_actions is not None:
-        agreed = heads.argmax(axis=1) == wanted.argmax(axis=1)
-        check["action_agreement"] = float(agreed.mean())
-    return check
-
-
-def _found(check: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in check.items())
-
-
-def _require_int8(audit: flatbuffer.FlatbufferAudit, observation_dtype: str) -> None:
-    """Refuse an int8 flatbuffer with a layer left in float, or another input than observations."""
-    layers = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
-    left = [op for op in audit.operators if op.startswith(layers) and not op.endswith(" int8")]
-    if left:
-        raise QuarlError(f"The converter left layers of the int8 flatbuffer in float: {left}")
-    # Floats meet the normaliser first, which stays in float.
-    if any(tensor.dtype != observation_dtype for tensor in audit.inputs):
-        raise QuarlError(
-            f"The int8 flatbuffer should take {observation_dtype} observations as they are. "
-            f"Received: operators={audit.operators}"
-        )
-
-
 Converted = tuple[bytes, keras.Model]
 
 
@@ -253,6 +184,9 @@ def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+    if scheme.single_layers:  # Of a flatbuffer's layers the names are not known.
+        weights = quantize_weights(trained.weights, scheme.recipe)
+        return _convert(trained.converter(weights)), trained.network(weights)
     content, _ = _fp32(trained, scheme)
     stored = _as_stored(trained, lambda weights: quantize_weights(weights, scheme.recipe))
     return ptq.quantized(content, scheme), trained.network(stored)

@@ -33,10 +33,10 @@ def quantized(content: bytes, scheme: Scheme) -> bytes:
         QuarlError: The flatbuffer is damaged or none.
     """
     form = scheme.recipe.default.weights
-    if form is None or scheme.rounding is None:
+    if form is None or scheme.rounding is None or scheme.single_layers:
         raise UsageError(
             "Without its training a flatbuffer can become ptq_wN and ptq_paper_wN, for N = 2 ... "
-            f"32. Received: scheme={scheme.name!r}"
+            f"32, of all layers. Received: scheme={scheme.name!r}"
         )
 
     def change(operator: str, kernel: Array) -> Array:

@@ -99,6 +99,11 @@ class Scheme:
         weights = self.recipe.default.weights
         return weights.rounding if weights and not (self.native or self.aware) else None
 
+    @property
+    def single_layers(self) -> bool:
+        """Whether a layer has bits of its own."""
+        return self.recipe.head != self.recipe.default or bool(self.recipe.by_layer)
+
     @classmethod
     def parse(cls, name: str) -> Scheme:
         """Decode a scheme's name.

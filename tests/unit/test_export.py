@@ -17,7 +17,8 @@ from quarl_tf import networks, presets
 from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec, make_vector
 from quarl_tf.export import convert
-from quarl_tf.export.convert import FLOAT_TOLERANCE, export
+from quarl_tf.export.check import FLOAT_TOLERANCE
+from quarl_tf.export.convert import export
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
@@ -33,7 +34,8 @@ from quarl_tf.store.workspace import Workspace, sidecar_path
 
 SIMULATED = [name for name in DEFAULT_SCHEMES if not Scheme.parse(name).native]
 PAPER = "ptq_paper_w4"
-ALL = [*DEFAULT_SCHEMES, PAPER]
+MIXED = "ptq_w2-head=8-hidden_0=4"
+ALL = [*DEFAULT_SCHEMES, PAPER, MIXED]
 
 
 def silent(*_: Any) -> None:
@@ -72,7 +74,7 @@ def exported(
 @pytest.fixture
 def copy(exported: dict[str, Path], tmp_path: Path) -> Workspace:
     """Return a copy of the workspace with everything exported, to be damaged."""
-    shutil.copytree(exported["fp32"].parents[2], tmp_path, dirs_exist_ok=True)
+    shutil.copytree(exported["fp32"].parents[4], tmp_path, dirs_exist_ok=True)
     return Workspace(tmp_path)
 
 
@@ -117,7 +119,7 @@ def test_fp16_is_the_network_with_its_weights_rounded_to_half(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*SIMULATED, PAPER])
+@pytest.mark.parametrize("name", [*SIMULATED, PAPER, MIXED])
 def test_simulated_schemes_are_the_network_with_quantised_weights(
     exported: dict[str, Path], weights: Weights, observations: np.ndarray, name: str
 ) -> None:

@@ -1,0 +1,91 @@
+"""Check that a flatbuffer computes what its network does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.keras import keras
+from quarl_tf.quantization import qat
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
+
+#: Largest difference between flatbuffer and network, relative to the largest head value (at least
+#: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
+#: differ by 2e-5 on some processors.
+FLOAT_TOLERANCE = 5e-5
+
+#: Observations, evenly spread, that the check compares heads on: so many or all if there are fewer,
+#: up to twice as many where more are no multiple of it.
+_CHECKED = 200
+
+#: Of a quantisation-aware training: by how many steps each of the head's values may be off on
+#: average, an observation counting for one at most, where a file spells the quantisers out and
+#: where kernels round biases and sums to integers. Rounding a value to its grid changes it by 0.25.
+_STEPS_APART, _STEPS_APART_NATIVE = 0.02, 0.25
+
+
+def compare(
+    policy: Policy, expected: keras.Model, observations: npt.NDArray[Any], *, aware: bool
+) -> dict[str, Any]:
+    """Compare the flatbuffer's heads with those of the network it should equal.
+
+    Raises:
+        QuarlError: They differ by more than rounding though the scheme computes what it does.
+    """
+    seen = observations[:: max(1, len(observations) // _CHECKED)]
+    # Not by XLA, which rounds a weight that training has left right between two codes to the other
+    # one: it multiplies by the inverse of a step and adds in one operation.
+    wanted = expected(seen, training=False).numpy()
+    heads = np.stack([policy.head(observation) for observation in seen])
+    difference = float(np.abs(heads - wanted).max())
+    scale = max(1.0, float(np.abs(wanted).max()))
+    name = policy.sidecar.scheme
+    exact = name not in ("dynamic_int8", "int8")
+    check: dict[str, Any] = {
+        "observations": len(seen),
+        "max_abs_difference": difference,
+        "max_abs_head": scale,
+    }
+    if not aware:
+        check["tolerance"] = FLOAT_TOLERANCE * scale if exact else None
+        same = not exact or difference <= check["tolerance"]
+    else:
+        # Sums in another order, or in integers with biases rounded to theirs, may take the other
+        # one of two neighbouring codes. In a hidden layer that may be many steps of a steep head,
+        # so that each counts for one at most.
+        steps = np.abs(heads - wanted) / qat.head_step(expected)
+        check["mean_steps_apart"] = float(np.minimum(steps, 1.0).mean(axis=0).max())
+        most = _STEPS_APART_NATIVE if name == "qat_int8" else _STEPS_APART
+        same = check["mean_steps_apart"] <= most
+    if not same:
+        raise QuarlError(
+            f"The {name} flatbuffer does not compute what its network does; nothing was written: "
+            "export where it was trained, or report it. Received: " + _found(check)
+        )
+    if policy.sidecar.num_actions is not None:
+        agreed = heads.argmax(axis=1) == wanted.argmax(axis=1)
+        check["action_agreement"] = float(agreed.mean())
+    return check
+
+
+def _found(check: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in check.items())
+
+
+def require_int8(audit: flatbuffer.FlatbufferAudit, observation_dtype: str) -> None:
+    """Refuse an int8 flatbuffer with a layer left in float, or another input than observations."""
+    layers = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
+    left = [op for op in audit.operators if op.startswith(layers) and not op.endswith(" int8")]
+    if left:
+        raise QuarlError(f"The converter left layers of the int8 flatbuffer in float: {left}")
+    # Floats meet the normaliser first, which stays in float.
+    if any(tensor.dtype != observation_dtype for tensor in audit.inputs):
+        raise QuarlError(
+            f"The int8 flatbuffer should take {observation_dtype} observations as they are. "
+            f"Received: operators={audit.operators}"
+        )
