@@ -3,6 +3,9 @@
 Everything comes from the file itself, without TensorFlow and without running it, so that "full
 int8" is observed and not assumed. The schema's reader is plain Python over `struct` and NumPy: an
 offset that a damaged file sends astray ends in an exception, never in a crash.
+
+What takes a `source` takes a file or its content, and raises a QuarlError where that is missing,
+empty, damaged or no TFLite flatbuffer.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +37,7 @@ _BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}
 
 #: What the schema's reader raises when a damaged file sends it astray: a read beyond the end, an
 #: offset below zero, a table that is not there, a type or operator number without a name.
-_ASTRAY = (
-    struct.error,
-    AttributeError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    TypeError,
-    ValueError,
-)
+_ASTRAY = (struct.error, AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
 
 def _schema() -> Any:
@@ -58,8 +53,7 @@ def _names(enumeration: str) -> dict[int, str]:
     return {code: name for name, code in members.items() if not name.startswith("_")}
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """One input or output; `scale` and `zero_point` are None where it is not quantised."""
 
     name: str
@@ -89,28 +83,18 @@ class FlatbufferAudit:
     outputs: list[TensorSpec]
 
 
-@dataclass(frozen=True)
-class Layer:
-    """An operator with a constant kernel.
-
-    Attributes:
-        operator: Its name, e.g. "FULLY_CONNECTED".
-        output: Name of the tensor it computes.
-    """
+class Layer(NamedTuple):
+    """An operator with a constant kernel, by its name and that of the tensor it computes."""
 
     operator: str
     output: str
 
 
-@dataclass(frozen=True)
-class Activation:
-    """A tensor that is computed, and the operators between which it takes memory.
+class Activation(NamedTuple):
+    """A tensor that is computed: its bytes, and the operators between which it takes memory.
 
-    Attributes:
-        size: Its bytes.
-        first: Number of the operator that computes it; 0 for an input.
-        last: Number of the operator that uses it last; that of the last one for inputs and outputs,
-            which the caller may read afterwards.
+    They are those that compute it and use it last; the caller writes inputs before the first one,
+    and may read inputs and outputs after the last one.
     """
 
     size: int
@@ -118,8 +102,7 @@ class Activation:
     last: int
 
 
-@dataclass(frozen=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -130,15 +113,13 @@ class _Tensor:
     data: NDArray[np.uint8] | None
 
 
-@dataclass(frozen=True)
-class _Operator:
+class _Operator(NamedTuple):
     name: str
     inputs: list[int]
     outputs: list[int]
 
 
-@dataclass(frozen=True)
-class _Graph:
+class _Graph(NamedTuple):
     tensors: list[_Tensor]
     operators: list[_Operator]
     inputs: list[int]
@@ -153,14 +134,10 @@ def read(path: Path) -> bytes:
     """
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        raise QuarlError(
-            f"There is no flatbuffer at {path}; export it first. Received: path={str(path)!r}"
-        ) from None
     except OSError as error:
         raise QuarlError(
-            f"{path} cannot be read ({error.strerror or error}); name a .tflite file. "
-            f"Received: path={str(path)!r}"
+            f"{path} cannot be read ({error.strerror or error}); name a .tflite file, or export it "
+            f"first. Received: path={str(path)!r}"
         ) from error
     check_identifier(content, str(path))
     return content
@@ -172,24 +149,15 @@ def check_identifier(content: bytes | bytearray, name: str) -> None:
     Raises:
         QuarlError: There are no bytes, or the identifier is not "TFL3".
     """
-    if not content:
-        raise QuarlError(f"{name} is empty; export it again. Received: 0 bytes")
     if content[4:8] != IDENTIFIER:
         raise QuarlError(
-            f"{name} is not a TFLite flatbuffer; name a file that was exported. "
-            f"Received: identifier={content[4:8]!r}, expected {IDENTIFIER!r}"
+            f"{name} is not a TFLite flatbuffer; name a file that was exported. Received: "
+            f"{len(content)} bytes, identifier={bytes(content[4:8])!r}, expected {IDENTIFIER!r}"
         )
 
 
 def audit(source: Path | bytes) -> FlatbufferAudit:
-    """List the types, operators and interface of a flatbuffer.
-
-    Args:
-        source: The file, or its content.
-
-    Raises:
-        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
-    """
+    """List the types, operators and interface of a flatbuffer."""
     graphs = _parse(source)
     tensors = [tensor for graph in graphs for tensor in graph.tensors]
     weight_dtypes: Counter[str] = Counter()
@@ -208,16 +176,10 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
 def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     """Return the weights as the network computes with them, in the order it uses them.
 
-    Args:
-        source: The file, or its content.
-
     Returns:
         Constant float32, float16, int8 and int4 tensors of rank 2 or more, by the name they have in
         the file; integer ones are dequantised. The converter may name the same layer differently in
         different schemes, but it keeps their order.
-
-    Raises:
-        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
     """
     found = {}
     for graph in _parse(source):
@@ -229,14 +191,7 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
 
 
 def layers(source: Path | bytes) -> list[Layer]:
-    """Return the layers with a constant kernel, in the order of computation.
-
-    Args:
-        source: The file, or its content.
-
-    Raises:
-        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer.
-    """
+    """Return the layers with a constant kernel, in the order of computation."""
     return [
         Layer(op.name, graph.tensors[op.outputs[0]].name)
         for graph in _parse(source)
@@ -252,10 +207,8 @@ def with_kernels(
 ) -> bytes:
     """Return a flatbuffer with other float32 kernels; all else stays byte for byte.
 
-    Args:
-        content: The flatbuffer.
-        change: Takes an operator's name and its kernel, output channels first, and returns what
-            takes the kernel's place.
+    `change` takes an operator's name and its kernel, output channels first, and returns what takes
+    the kernel's place.
 
     Raises:
         QuarlError: The content is empty, damaged or no TFLite flatbuffer.
@@ -278,12 +231,8 @@ def with_kernels(
 def activations(source: Path | bytes) -> list[Activation]:
     """Return the tensors of the main graph that are not constant, inputs first.
 
-    Args:
-        source: The file, or its content.
-
     Raises:
-        QuarlError: The file is missing, empty, damaged or no TFLite flatbuffer, or has a tensor of
-            no fixed size.
+        QuarlError: A tensor has no fixed size.
     """
     graph = _parse(source)[0]
     end = len(graph.operators) - 1
@@ -325,10 +274,8 @@ def _parse(source: Path | bytes | bytearray) -> list[_Graph]:
     check_identifier(content, name)
     try:
         model = _schema().Model.GetRootAs(content, 0)
-        buffers = [_bytes(model.Buffers(i), content) for i in range(model.BuffersLength())]
-        graphs = [
-            _graph(model, model.Subgraphs(i), buffers) for i in range(model.SubgraphsLength())
-        ]
+        buffers = [_bytes(buffer, content) for buffer in _listed(model, "Buffers")]
+        graphs = [_graph(model, graph, buffers) for graph in _listed(model, "Subgraphs")]
         if not graphs:
             raise ValueError("no graph")
     except _ASTRAY as error:
@@ -348,19 +295,15 @@ def _bytes(buffer: Any, content: bytes | bytearray) -> NDArray[np.uint8] | None:
     return buffer.DataAsNumpy() if buffer.DataLength() else None
 
 
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode()
-
-
-def _integers(length: int, item: Callable[[int], int]) -> list[int]:
-    return [item(i) for i in range(length)]
+def _listed(owner: Any, name: str) -> list[Any]:
+    """Return all that a table holds under a name."""
+    return [getattr(owner, name)(i) for i in range(getattr(owner, f"{name}Length")())]
 
 
 def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -> _Graph:
-    tensors = [_tensor(subgraph.Tensors(i), buffers) for i in range(subgraph.TensorsLength())]
-    operators = [_operator(model, subgraph.Operators(i)) for i in range(subgraph.OperatorsLength())]
-    inputs = _integers(subgraph.InputsLength(), subgraph.Inputs)
-    outputs = _integers(subgraph.OutputsLength(), subgraph.Outputs)
+    tensors = [_tensor(tensor, buffers) for tensor in _listed(subgraph, "Tensors")]
+    operators = [_operator(model, operator) for operator in _listed(subgraph, "Operators")]
+    inputs, outputs = _listed(subgraph, "Inputs"), _listed(subgraph, "Outputs")
     used = [i for op in operators for i in (*op.inputs, *op.outputs)]
     if not all(0 <= i < len(tensors) for i in (*inputs, *outputs, *used)):
         raise IndexError("a tensor that is not there is used")
@@ -368,7 +311,7 @@ def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -
 
 
 def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
-    shape = tuple(_integers(tensor.ShapeLength(), tensor.Shape))
+    shape = tuple(_listed(tensor, "Shape"))
     scales, zero_points, axis = np.empty(0, np.float32), np.empty(0, np.int64), 0
     quantization = tensor.Quantization()
     if quantization is not None and quantization.ScaleLength():
@@ -385,7 +328,7 @@ def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
         expected = byte_size(dtype, math.prod(shape))
         if data.size != expected:
             raise ValueError(f"{data.size} bytes where {expected} belong")
-    return _Tensor(_text(tensor.Name()), shape, dtype, scales, zero_points, axis, data)
+    return _Tensor((tensor.Name() or b"").decode(), shape, dtype, scales, zero_points, axis, data)
 
 
 def _operator(model: Any, operator: Any) -> _Operator:
@@ -393,32 +336,26 @@ def _operator(model: Any, operator: Any) -> _Operator:
     # Old files know only the 8-bit field, new ones repeat small numbers in it.
     name = _names("BuiltinOperator")[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
     if name == "CUSTOM":
-        name = _text(code.CustomCode())
+        name = (code.CustomCode() or b"").decode()
     # -1 stands for an optional input that is left out.
-    inputs = [i for i in _integers(operator.InputsLength(), operator.Inputs) if i != -1]
-    return _Operator(name, inputs, _integers(operator.OutputsLength(), operator.Outputs))
+    inputs = [i for i in _listed(operator, "Inputs") if i != -1]
+    return _Operator(name, inputs, _listed(operator, "Outputs"))
 
 
 def _interface(tensor: _Tensor) -> TensorSpec:
-    quantized = tensor.scales.size == 1
-    return TensorSpec(
-        name=tensor.name,
-        shape=tensor.shape,
-        dtype=tensor.dtype,
-        scale=float(tensor.scales[0]) if quantized else None,
-        zero_point=int(tensor.zero_points[0]) if quantized else None,
-    )
+    scale, zero_point = None, None
+    if tensor.scales.size == 1:
+        scale, zero_point = float(tensor.scales[0]), int(tensor.zero_points[0])
+    return TensorSpec(tensor.name, tensor.shape, tensor.dtype, scale, zero_point)
 
 
 def _describe(operator: _Operator, graph: _Graph) -> str:
-    if not operator.outputs:
-        return operator.name
-    dtype = graph.tensors[operator.outputs[0]].dtype
-    if operator.name in _WEIGHTED and len(operator.inputs) > 1:
-        weights_dtype = graph.tensors[operator.inputs[1]].dtype
-        if weights_dtype != dtype:
-            dtype = f"{dtype}\N{MULTIPLICATION SIGN}{weights_dtype}"
-    return f"{operator.name} {dtype}"
+    tensors = [*operator.outputs[:1]]
+    if operator.name in _WEIGHTED:
+        tensors += operator.inputs[1:2]
+    dtypes = dict.fromkeys(graph.tensors[i].dtype for i in tensors)
+    types = "\N{MULTIPLICATION SIGN}".join(dtypes)
+    return f"{operator.name} {types}".rstrip()
 
 
 def _used(graph: _Graph) -> Iterator[int]:

@@ -44,11 +44,6 @@ class Policy:
         ties: Calls of `act` and `sample` so far in which two or more actions shared the best value.
     """
 
-    # Only the interpreter's public calls are used. Views of its buffers kept between calls would
-    # save another 0.4 µs, but the interpreter refuses to run while one exists, and going round
-    # that check is safe only as long as no kernel moves its memory. `set_tensor` and `get_tensor`
-    # copy, and cost 0.3 µs each.
-
     def __init__(self, content: bytes, sidecar: Sidecar) -> None:
         """Load verified bytes; use `Policy.load` for a file.
 
@@ -255,7 +250,7 @@ def measure_latency(
         policy: The policy.
         observations: What it acts on.
         calls: How many to time.
-        random: Generator to draw actions with, which times `sample`; without one it is `act`.
+        random: Generator of `sample`, which is timed then; without one it is `act`.
 
     Returns:
         "median" and "p95" in microseconds.

@@ -108,7 +108,7 @@ def test_a_process_grows_by_what_it_loads(artifacts: dict[str, Path]) -> None:
 def test_files_that_cannot_run_are_one_line(artifacts: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "x.tflite"
     for measure in (memory.measure, memory.process_bytes, memory.arena_bytes):
-        with pytest.raises(QuarlError, match=r"There is no flatbuffer at .*export it first"):
+        with pytest.raises(QuarlError, match="Received: path="):
             measure(path)
     path.write_bytes(artifacts["fp32"].read_bytes()[:200])
     with pytest.raises(QuarlError, match="truncated or damaged"):
