@@ -99,8 +99,7 @@ def _export_and_evaluate(workspace: Workspace, run_id: str, scheme: str, episode
         from quarl_tf.export.convert import export
 
         export(workspace, run_id, [Scheme.parse(scheme)], lambda *_: None)
-    else:
-        copy_curve(workspace, run_id)
+    copy_curve(workspace, run_id)
     evaluate_and_save(workspace.artifact(run_id, scheme), episodes)
 
 
