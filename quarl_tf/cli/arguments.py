@@ -38,6 +38,7 @@ def build() -> argparse.ArgumentParser:
     _add_run(run)
     _add_schemes(run)
     _add_evaluation(run)
+    run.add_argument("--no-report", action="store_true", help="leave the report out")
     _add_dry_run(run)
 
     train = verb("train", "train a policy, or go on training it", f"train {_EXAMPLE_TRAIN}")
@@ -121,7 +122,10 @@ def _add_study(verbs: Any) -> None:
 
     action("plan", "list every experiment, and how far it is")
     run = action("run", "do what is missing, also what failed before")
-    run.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    run.add_argument("--engine", choices=("local", "ray"), default="local", help="what runs them")
+    run.add_argument("--jobs", type=int, metavar="N", help="local: processes (default: one a core)")
+    run.add_argument("--address", help="ray: of a cluster (default: of this machine alone)")
+    run.add_argument("--cores", type=int, default=1, metavar="N", help="ray: cores of each run")
     _add_dry_run(run)
     action("status", "count the experiments by how far they are, show failures")
     report = action("report", "write tables and figures, and what is missing")

@@ -55,7 +55,7 @@ from quarl_tf.store.workspace import (
     report_name,
     sidecar_path,
 )
-from quarl_tf.study import State, Status, Study, runner
+from quarl_tf.study import State, Status, Study, engine
 
 #: Columns of a terminal below which the table of results leaves out what matters least.
 _NARROW = 120
@@ -114,13 +114,14 @@ def _run(args: argparse.Namespace) -> None:
             f"train    {workspace.run_dir(run.run_id)}",
             *(f"export   {path}" for path in artifacts),
             *_plan_of_evaluations(artifacts, args),
-            f"report   {workspace.report_dir(name)}",
+            *([] if args.no_report else [f"report   {workspace.report_dir(name)}"]),
         )
         return
     _train_one(workspace, run, preset)
     _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)
-    _write_report(workspace, [run.run_id], name, args)
+    if not args.no_report:
+        _write_report(workspace, [run.run_id], name, args)
     _hold_to_gate(artifacts, args)
 
 
@@ -207,9 +208,9 @@ def _counts(plan: Sequence[Status]) -> str:
 
 
 def _study_run(args: argparse.Namespace) -> None:
-    jobs = runner.available_cores() if args.jobs is None else args.jobs
-    if jobs < 1:
-        raise UsageError(f"A study needs one process or more. Received: --jobs {jobs}")
+    for option, value in (("--jobs", args.jobs), ("--cores", args.cores)):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} must be 1 or more. Received: {option} {value}")
     if args.dry_run:
         _study_plan(args)
         return
@@ -218,7 +219,7 @@ def _study_run(args: argparse.Namespace) -> None:
     new = [run for run in runs if not is_trained(workspace, run.run_id)]
     _tell_slow(study.preset_of(wanted, run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
-        plan = runner.run(workspace, wanted, jobs, _say, update)
+        plan = engine.run(workspace, wanted, _engine(args), _say, update)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
     waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
@@ -236,6 +237,12 @@ def _study_run(args: argparse.Namespace) -> None:
             f"run the same command again. Received: study={wanted.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")
+
+
+def _engine(args: argparse.Namespace) -> engine.Engine:
+    if args.engine == "ray":
+        return engine.RayEngine(args.address, args.cores)
+    return engine.LocalEngine(args.jobs or len(engine.available_cores()))
 
 
 def _say(line: str) -> None:

@@ -82,12 +82,6 @@ def sources() -> str:
     return digest({str(path.relative_to(package)): sha256(path) for path in files})
 
 
-@cache
-def source_digest() -> str:
-    """Return what tells this code, and the packages and processor under it, from any other."""
-    return digest({"sources": sources(), **package_versions(), "processor": processor()})
-
-
 def import_path() -> str:
     """Return the PYTHONPATH of processes that shall find this package first of all."""
     given = os.environ.get("PYTHONPATH")

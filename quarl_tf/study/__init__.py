@@ -8,7 +8,7 @@ killed goes on where it was.
 from quarl_tf.store.state import State
 from quarl_tf.study.design import Cell, Experiment, Precision, Study, differing_settings
 from quarl_tf.study.file import read
-from quarl_tf.study.status import Status, failure_path, plan, preset_of, statuses
+from quarl_tf.study.status import Status, failure_path, plan, preset_of
 
 __all__ = [
     "Cell",
@@ -22,5 +22,4 @@ __all__ = [
     "plan",
     "preset_of",
     "read",
-    "statuses",
 ]

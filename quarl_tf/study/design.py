@@ -40,6 +40,8 @@ class Cell:
         options: What the file says of how trainings are quantised, beside bits and delays.
         quantizations: Those of the quantisation-aware trainings.
         remark: What else the report should say of it.
+        modules: Modules that register environments of the user's own.
+        presets: A file of the user's presets.
         telling: What tells it from the study's other cells of the same algorithm and environment.
     """
 
@@ -54,6 +56,8 @@ class Cell:
     quantizations: tuple[Quantization, ...]
     remark: str = ""
     telling: str = ""
+    modules: tuple[str, ...] = ()
+    presets: str | None = None
 
     @property
     def task(self) -> str:
@@ -67,7 +71,15 @@ class Cell:
 
     def run(self, seed: int, quantization: Quantization | None) -> Run:
         """Return the training of a seed."""
-        return Run(self.algo, self.env_id, seed, self.overrides, quantization)
+        return Run(
+            self.algo,
+            self.env_id,
+            seed,
+            self.overrides,
+            quantization,
+            self.modules,
+            self.presets,
+        )
 
     def precisions(self) -> list[Precision]:
         """Return the columns, plain ones first."""

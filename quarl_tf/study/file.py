@@ -71,7 +71,8 @@ def _study(content: Any, folder: Path) -> Study:
                 _require_no_bits_needed(given)
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
-        cells.append(cell)
+        own = None if presets_file is None else str(presets_file)
+        cells.append(replace(cell, modules=modules, presets=own))
     if not any(cell.quantizations for cell in cells):
         _require_no_bits_needed(shared)
     _require_no_repetition(cells)

@@ -5,17 +5,13 @@ derived from the run's seed and the step, in an uninterrupted run as well. So no
 environment's inner state has to be saved, and a run that was killed anywhere and resumed ends with
 the same network, bit for bit, as one that was not: on the same machine and, for images, on as many
 threads, which convolutions add up their gradients by.
-
-A quantisation-aware training may go on from a trunk, another's checkpoint from before the delay.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +23,7 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
-from quarl_tf.foundation.files import atomic_path, locked, sha256, write_json
+from quarl_tf.foundation.files import locked, sha256, write_json
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
@@ -44,16 +40,12 @@ from quarl_tf.training.curves import Progress
 #: Observations kept to calibrate int8 activations with.
 CALIBRATION_OBSERVATIONS = 2000
 
-#: What the names of variables, and of the best network's, begin with in a checkpoint.
-_VALUES = ("variable/", "best/")
-
 
 def train(
     workspace: Workspace,
     run: Run,
     update: Update,
     preset: presets.Preset | None = None,
-    trunk: Path | None = None,
 ) -> TrainingRecord:
     """Train a run, or go on where it was; a finished run is returned as it stands.
 
@@ -65,8 +57,6 @@ def train(
         run: What to train.
         update: Told how far it is.
         preset: Its hyper-parameters, overrides included; the package's if there are none.
-        trunk: A trunk (`study.trunks`): where this one begins if the file is there, and what it
-            leaves.
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
@@ -79,7 +69,7 @@ def train(
     if finished is not None:
         return finished
     refuse_overwrite(workspace, run.run_id)
-    training = _Training(folder, run, preset, trunk)
+    training = _Training(folder, run, preset)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with locked(folder, busy):
         # Another process may have finished it while this one was building.
@@ -98,17 +88,13 @@ class _Best:
 class _Training:
     """The state of one training between bursts."""
 
-    def __init__(
-        self, folder: Path, run: Run, preset: presets.Preset, trunk: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
         # Now: commits made while it trains are not what it runs.
         self._commits = [provenance.source_commit() or "unknown"]
         self._processors = [provenance.processor()]
         self._sources = [provenance.sources()]
         self._folder, self._run, self._preset = folder, run, preset
-        self._checkpoints, self._trunk = checkpoint_dir(folder), trunk
-        #: What code all of it was done by so far; None if by several.
-        self._source: str | None = provenance.source_digest()
+        self._checkpoints = checkpoint_dir(folder)
         spec = environments.env_spec(run.env_id)
         #: Of earlier parts, as far as this one goes on from them.
         self._seconds = 0.0
@@ -180,15 +166,16 @@ class _Training:
         return record
 
     def resume(self) -> None:
-        """Go on from the newest good checkpoint, else from the trunk, with fresh episodes.
+        """Go on from the newest good checkpoint, with fresh episodes.
 
         Raises:
             QuarlError: The checkpoint is of other settings, or of another version of this program
                 with other variables.
         """
-        found = self._begun()
+        found = checkpoint.load_newest(self._checkpoints)
         rows: list[dict[str, Any]] = []
         if found is not None:
+            require_same_settings(self._folder, found[1], self._run, self._preset)
             try:
                 rows = self._restore(*found)
             except (KeyError, ValueError) as error:
@@ -210,8 +197,6 @@ class _Training:
         best = agents.section(arrays, "best")
         self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
         self.collector.restore(state)
-        if state["source"] != self._source:
-            self._source = None
         self._seconds = state["seconds"]
         self._commits = _joined(state["commits"], self._commits)
         self._processors = _joined(state["processors"], self._processors)
@@ -219,29 +204,6 @@ class _Training:
         self.best = _Best(best, *state["best"])
         rows: list[dict[str, Any]] = state["rows"]
         return rows
-
-    def _begun(self) -> tuple[agents.Arrays, Any] | None:
-        """Return arrays and state of the newest good checkpoint, else of the trunk, or None."""
-        found = checkpoint.load_newest(self._checkpoints)
-        if found is not None:
-            require_same_settings(self._folder, found[1], self._run, self._preset)
-            return found
-        shared = None if self._trunk is None else checkpoint.load(self._trunk)
-        # The code may have been changed since it was left.
-        if shared is None or shared[1]["source"] != self._source:
-            return None
-        return self._with_own_grids(shared[0]), shared[1]
-
-    def _with_own_grids(self, arrays: Mapping[str, npt.NDArray[Any]]) -> agents.Arrays:
-        """Return a trunk's arrays, but ranges of kernels, which are still to be read, as here.
-
-        There are as many as a kernel has grids, which depends on the bits.
-        """
-        own = {name: value for name, value in self._arrays().items() if name.startswith(_VALUES)}
-        return {
-            name: own[name] if name in own and own[name].shape != array.shape else array
-            for name, array in arrays.items()
-        }
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
@@ -347,7 +309,6 @@ class _Training:
             "preset": asdict(self._preset),
             "rows": self._progress.rows,
             **self.collector.state(),
-            "source": self._source,
             "quantized": self._quantized,
             "seconds": self._elapsed(),
             "commits": self._commits,
@@ -355,11 +316,7 @@ class _Training:
             "sources": self._sources,
             "best": [self.best.score, self.best.step],
         }
-        path = checkpoint.save(self._checkpoints, self.step, self._arrays(), state)
-        if self._trunk is not None and self._is_last_before_delay():
-            # Others can do without it, and this one has its own.
-            with suppress(QuarlError), atomic_path(self._trunk) as temporary:
-                shutil.copyfile(path, temporary)
+        checkpoint.save(self._checkpoints, self.step, self._arrays(), state)
         self.collector.restart()
 
     def _elapsed(self) -> float:
@@ -369,13 +326,6 @@ class _Training:
     def _arrays(self) -> agents.Arrays:
         best = {f"best/{name}": value for name, value in self.best.weights.items()}
         return {**self.agent.arrays(), **best}
-
-    def _is_last_before_delay(self) -> bool:
-        """Tell whether it will be quantised before the next checkpoint, by this code throughout."""
-        if self._delay is None or self._source is None or self._quantized:
-            return False
-        every = self._preset.checkpoint_every
-        return self.step // every >= self._delay // every
 
     def _log(self, metrics: dict[str, float]) -> None:
         row = {

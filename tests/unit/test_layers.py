@@ -60,7 +60,7 @@ TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probab
 
 
 def test_evaluation_and_reports_load_no_tensorflow() -> None:
-    rooms = ["evaluation.play", "evaluation.memory", "report", "study", "study.runner", "cli"]
+    rooms = ["evaluation.play", "evaluation.memory", "report", "study", "study.engine", "cli"]
     loaded = loaded_by("; ".join(f"import quarl_tf.{name}" for name in rooms))
     assert not loaded & TENSORFLOW
 

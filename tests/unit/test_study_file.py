@@ -1,0 +1,207 @@
+"""What a study's file says, and what is refused in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quarl_tf import study
+from quarl_tf.cli import verbs
+from quarl_tf.foundation.errors import UsageError
+
+BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_names_every_experiment(tmp_path: Path) -> None:
+    text = BASE + "bits: [8, 3]\ndelays: [0.5, 10]\nquantization: {edge_bits: 4}\n"
+    found = study.read(write(tmp_path, text + "schemes: [int8]\n"))
+    (cell,) = found.cells
+    assert cell.schemes == ("fp32", "int8")
+    assert [(q.bits, q.delay) for q in cell.quantizations] == [
+        *((8, 50_000), (3, 50_000)),
+        *((8, 10), (3, 10)),
+    ]
+    assert {q.edge_bits for q in cell.quantizations} == {4}
+    assert [one.scheme.name for one in found.experiments()] == [
+        *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
+    ]
+    assert found.episodes == 100
+
+
+def test_labels_are_those_of_the_papers_figure(tmp_path: Path) -> None:
+    (cell,) = study.read(write(tmp_path, BASE + "bits: [8, 2]\n")).cells
+    assert [(one.label, one.scheme.name) for one in cell.precisions()] == [
+        *(("Fp", "fp32"), ("8*", "int8")),
+        *(("8", "qat_int8"), ("8", "qat_w8a8"), ("2", "qat_w2a2")),
+    ]
+
+
+def test_labels_of_weights_alone_name_their_bits(tmp_path: Path) -> None:
+    text = BASE + "schemes: [ptq_w4, ptq_paper_w4, fp16]\n"
+    (cell,) = study.read(write(tmp_path, text)).cells
+    assert [one.label for one in cell.precisions()] == ["Fp", "w4", "ptq_paper_w4", "fp16"]
+
+
+def test_several_delays_are_told_apart(tmp_path: Path) -> None:
+    (cell,) = study.read(write(tmp_path, BASE + "bits: [2]\ndelays: [0.5, 10]\n")).cells
+    assert [one.label for one in cell.precisions()] == ["Fp", "8*", "2 from 50,000", "2 from 10"]
+
+
+def test_a_share_of_the_training_is_its_number_of_steps(tmp_path: Path) -> None:
+    # 0.57 times 100000 is 56999.999999999993.
+    (cell,) = study.read(write(tmp_path, BASE + "bits: [2]\ndelays: [0.57, 0.5]\n")).cells
+    assert [one.delay for one in cell.quantizations] == [57_000, 50_000]
+
+
+def test_cells_that_differ_in_quantization_share_their_plain_trainings(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0, 1]
+bits: [4]
+delays: [60000]
+quantization: {ranges: extremes}
+cells:
+  - {algo: ppo, env: CartPole-v1}
+  - {algo: ppo, env: CartPole-v1, quantization: {ranges: percentile, per_channel: true}}
+  # Has no use for delays and quantization; its training ends before the delay.
+  - {algo: ppo, env: CartPole-v1, bits: [], overrides: {steps: 50000}}
+"""
+    found = study.read(write(tmp_path, text))
+    assert [cell.title for cell in found.cells] == [
+        "ppo on CartPole-v1 (ranges=extremes)",
+        "ppo on CartPole-v1 (ranges=percentile, per_channel=True)",
+        "ppo on CartPole-v1 (steps=50000)",
+    ]
+    names = [one.scheme.name for one in found.experiments()]
+    # Two seeds of two plain trainings, and of two quantisation-aware ones.
+    assert [names.count(name) for name in ("fp32", "int8", "qat_w4a4")] == [4, 4, 4]
+    assert len({(one.run.run_id, one.scheme.name) for one in found.experiments()}) == 12
+
+
+def test_a_cell_goes_before_the_study_and_old_ids_are_translated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+name: s
+seeds: [0, 1, 2]
+bits: [4]
+cells:
+  - {algo: dqn, env: LunarLander-v2, seeds: [7], bits: []}
+  - {algo: dqn, env: CartPole-v1}
+  - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
+"""
+    first, second, third = study.read(write(tmp_path, text)).cells
+    assert (first.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
+    assert verbs.main(["study", "plan", str(tmp_path / "study.yaml")]) == 0
+    assert capsys.readouterr().err.count("LunarLander-v2 is LunarLander-v3 today") == 1
+    assert second.seeds == (0, 1, 2)
+    assert (second.title, third.title) == (
+        "dqn on CartPole-v1",
+        "dqn on CartPole-v1 (discount=0.9)",
+    )
+
+
+def test_cells_of_the_same_settings_are_told_apart_by_their_extent(tmp_path: Path) -> None:
+    text = """
+name: s
+seeds: [0, 1]
+bits: [4, 2]
+cells:
+  - {algo: ppo, env: CartPole-v1, delays: [20000, 0.5]}
+  - {algo: ppo, env: CartPole-v1, delays: [30000]}
+  - {algo: ppo, env: CartPole-v1, seeds: [2], delays: [30000], quantization: {edge_bits: 4}}
+  - {algo: a2c, env: CartPole-v1, bits: []}
+  - {algo: a2c, env: CartPole-v1, seeds: [0]}
+"""
+    assert [cell.title for cell in study.read(write(tmp_path, text)).cells] == [
+        "ppo on CartPole-v1 (delays=20000/50000)",
+        "ppo on CartPole-v1 (delays=30000)",
+        "ppo on CartPole-v1 (edge_bits=4)",
+        "a2c on CartPole-v1 (seeds=0/1)",
+        "a2c on CartPole-v1 (bits=4/2, delays=150000, seeds=0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cells: [", "line 1"),
+        ("- a", "a study must map names"),
+        (BASE + "seeds: [1]", "line 4: 'seeds' comes twice"),
+        (BASE + "episods: 3", "did you mean episodes"),
+        (BASE.replace("name: s", "name: a/b"), "name='a/b'"),
+        (BASE.replace("name: s\n", ""), "needs name"),
+        (BASE.replace("seeds: [0]\n", ""), "needs seeds"),
+        (BASE.replace("[0]", "[]"), "seeds must be a list of one or more"),
+        (BASE.replace("[0]", "[true]"), "seeds must be a list of whole numbers"),
+        (BASE.replace("[0]", "[-1]"), "seeds must be 0 or more"),
+        (BASE.replace("[0]", "[0, 0]"), "comes twice"),
+        (BASE.replace("ppo", "ppx"), "cell 1: Unknown algorithm: did you mean ppo"),
+        (BASE.replace("CartPole-v1", "CartPol-v1"), "did you mean CartPole-v1"),
+        (BASE.replace("env:", "envs:"), "did you mean env"),
+        (BASE + "overrides: {step: 3}", "did you mean steps"),
+        (BASE + "schemes: [int9]", "did you mean int8"),
+        (BASE + "schemes: [qat_int8]", "leave it out of schemes"),
+        (BASE + "bits: [9]", "bits=9"),
+        (BASE + "bits: [0.5]", "bits must be a list of whole numbers"),
+        (BASE + "bits: [4]\ndelays: [1.5]", "share of the training between 0 and 1. Rec"),
+        (BASE + "bits: [4]\ndelays: [.inf]", "delay=inf"),
+        (BASE + "bits: [4]\ndelays: [.nan]", "delay=nan"),
+        (BASE + "bits: [4]\ndelays: [0.000001]", "delay=1e-06, steps=100000"),
+        (BASE + "bits: [4]\noverrides: {layer_norm: true}", "has no rule for layer_norm"),
+        (BASE + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
+        (BASE + "delays: [5]", "are for trainings at `bits`"),
+        (
+            BASE.replace("v1}", "v1, delays: [5], bits: []}") + "bits: [4]",
+            "cell 1: Delays and quantization are for trainings at `bits`",
+        ),
+        (BASE + "bits: [4, 4]", "comes twice"),
+        (
+            BASE.replace("v1}", "v1}, {algo: ppo, env: CartPole-v1}") + "bits: [4]",
+            "comes twice; keep one of the cells, bits or delays",
+        ),
+        (BASE + "bits: [4]\nquantization: {edge_bit: 4}", "did you mean edge_bits"),
+        (BASE + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
+        (BASE + "episodes: 0", "episodes=0"),
+        (BASE + "title: [a]", "title must be the report's heading. Received: title=['a']"),
+        (BASE.replace("v1}", "v1, remark: [a]}"), "remark=['a']"),
+        (BASE + "memory: 1", "memory must be false or true. Received: memory=1"),
+        (BASE + "x: frames", "x must be steps or episodes. Received: x='frames'"),
+        (BASE + "import: [no_such_module]", "no_such_module"),
+        (BASE + "presets: none.yaml", "none.yaml"),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        study.read(write(tmp_path, text))
+    message = str(caught.value)
+    assert words in message
+    assert "study.yaml" in message
+    assert "\n" not in message
+
+
+def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("plan", "run", "status", "report"):
+        assert verbs.main(["study", action, str(tmp_path / "none.yaml")]) == 2
+        assert "none.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "path",
+    # Presets of a study's own lie beside it.
+    [
+        path
+        for path in sorted((Path(__file__).parents[2] / "studies").glob("*.yaml"))
+        if not path.stem.endswith("-presets")
+    ],
+    ids=lambda path: path.stem,
+)
+def test_shipped_studies_are_sound(path: Path) -> None:
+    assert study.read(path).name == path.stem
