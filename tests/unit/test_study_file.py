@@ -28,7 +28,7 @@ def test_a_file_names_every_experiment(tmp_path: Path) -> None:
         *((8, 50_000), (3, 50_000)),
         *((8, 10), (3, 10)),
     ]
-    assert {q.edge_bits for q in cell.quantizations} == {4}
+    assert {q.recipe.head.weights.bits for q in cell.quantizations} == {4}
     assert [one.scheme.name for one in found.experiments()] == [
         *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
     ]
