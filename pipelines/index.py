@@ -56,7 +56,8 @@ def _command(artifact: Path, run: Run, scheme: str) -> str:
     reference = artifact.with_name(f"{REFERENCE}.tflite")
     if artifact.exists():
         return f"quarl evaluate {artifact}"
-    if reference.exists() and Scheme.parse(scheme).rounding:
+    parsed = Scheme.parse(scheme)
+    if reference.exists() and parsed.rounding and not parsed.single_layers:
         return f"quarl quantize {reference} --scheme {scheme}"
     return f"{run.command('run')} --schemes {scheme}"
 

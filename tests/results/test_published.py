@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from quarl_tf.foundation.provenance import SEVERAL
 from quarl_tf.spec import Run
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import exported_run, reported_runs
@@ -38,7 +37,8 @@ def history() -> set[str] | None:
 def trained_on(run: Run) -> set[str]:
     """Return the processors it was trained on; another rounds sums otherwise."""
     paths = WORKSPACE.artifact_dir(run.run_id).glob("*.json")
-    return {Sidecar.load(path).trained_on for path in paths if not path.name.endswith(".eval.json")}
+    sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
+    return {name for sidecar in sidecars for name in sidecar.trained_on}
 
 
 QUANTISED = [
@@ -53,19 +53,6 @@ def curve(run: Run, before: int) -> list[tuple[str, ...]]:
     # Curves of before episodes were counted are among them.
     columns = ("step", "episode_return", "greedy_return", "loss")
     return [tuple(row[column] for column in columns) for row in rows]
-
-
-def test_native_flatbuffers_are_as_far_from_their_networks_as_the_readme_says() -> None:
-    paths = WORKSPACE.artifact_dir("x").parent.glob("*/qat_int8.json")
-    checks = [(path.parent.name, Sidecar.load(path).check) for path in paths]
-    apart = {name: check.get("mean_steps_apart") for name, check in checks}
-    unmeasured = [name for name, steps in apart.items() if steps is None]
-    assert len(unmeasured) == 9
-    assert all("CartPole-v1" in name for name in unmeasured)
-    assert 0.1 < max(steps for steps in apart.values() if steps is not None) <= 0.12
-    different = {name: 1 - check.get("action_agreement", 1) for name, check in checks}
-    assert max(different.values()) == pytest.approx(0.1)
-    assert all("LunarLander" in name for name, share in different.items() if share > 0.05)
 
 
 def test_there_are_results() -> None:
@@ -88,6 +75,6 @@ def test_results_come_from_committed_code(run: Run) -> None:
     assert sidecars
     for sidecar in sidecars:
         # Of older trainings it was not recorded.
-        commits = [sidecar.commit, *(sidecar.trained_commit or sidecar.commit or "").split(SEVERAL)]
+        commits = [sidecar.commit, *sidecar.trained_commits]
         assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme
         assert set(commits) <= (history() or set(commits)), sidecar.scheme
