@@ -36,7 +36,8 @@ def convert(root: Path) -> int:
     for path, found in today.items():
         if found is None:
             continue
-        found["run_id"] = ids.get(found["run_id"], found["run_id"])
+        if "run" not in found:
+            found["run_id"] = ids.get(found["run_id"], found["run_id"])
         if found != former[path]:
             write_json(path, found)
             count += 1
