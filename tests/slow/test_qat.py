@@ -543,8 +543,9 @@ def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(precisio
         assert moved == name.endswith(("/kernel:0", "/bias:0"))
     many = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
     heads, values = agent._model.predict(many)  # type: ignore[attr-defined]
-    # Sums in another order may take the other one of two codes.
-    assert (np.abs(heads - agent.network(many)) > 1e-5).mean() < 0.02
+    # As a graph: TensorFlow fuses convolutions there, which rounds bfloat16 sums otherwise.
+    wanted = inference.forward(agent.network)(many)
+    np.testing.assert_allclose(heads, wanted, rtol=1e-5, atol=1e-6)
     assert len(np.unique(heads)) <= 2**8 < len(np.unique(values))
 
 
@@ -705,8 +706,8 @@ def test_a_record_names_all_commits_and_processors_of_a_training(
     monkeypatch.setattr(loop.provenance, "source_commit", lambda: "fedcba987654")
     monkeypatch.setattr(loop.provenance, "processor", lambda: "Beta with asimd")
     resumed = loop.train(Workspace(tmp_path), run, silent)
-    assert resumed.commit == f"{whole.commit}; fedcba987654"
-    assert resumed.processor == f"{whole.processor}; Beta with asimd"
+    assert resumed.commits == [*whole.commits, "fedcba987654"]
+    assert resumed.processors == [*whole.processors, "Beta with asimd"]
 
 
 @pytest.mark.parametrize("name", ["dqn", "ddpg", "ppo"])

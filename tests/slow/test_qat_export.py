@@ -102,7 +102,9 @@ class Bench:
             calibration_sha256=sha256(folder / "calibration.npz"),
             seconds=0.0,
             versions=provenance.package_versions(),
-            commit=None,
+            commits=[],
+            sources=[],
+            processors=[],
         ).save(folder / "training.json")
 
     def export(self, run: Run, scheme: str) -> Path:

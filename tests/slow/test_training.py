@@ -23,6 +23,7 @@ from quarl_tf.networks import inference
 from quarl_tf.quantization import qat, quantizing
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.state import finished_training
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
@@ -93,7 +94,7 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
     assert record.run_id == tiny_run.run_id == folder.name
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
     assert presets.restore("dqn", record.preset) == preset
-    assert TrainingRecord.finished(folder, tiny_run, preset) == record
+    assert finished_training(trained, tiny_run, preset) == record
     assert any((folder / "tensorboard").iterdir())
 
 
@@ -182,7 +183,7 @@ def test_checkpoint_of_another_version_is_refused_and_kept(
     elif change == "another shape":
         arrays["variable/0"] = np.zeros([3, 3, 3], np.float32)
     else:
-        del state["source"]
+        del state["sources"]
     checkpoint.save(folder, int(newest.stem), arrays, state)
     kept = newest.read_bytes()
     with pytest.raises(QuarlError, match="Another version of this program wrote the checkpoints"):

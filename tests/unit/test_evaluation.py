@@ -329,11 +329,11 @@ def game() -> Iterator[str]:
 def test_evaluations_of_games_state_their_rules(
     stochastic: Callable[..., Path], game: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
     path = stochastic("fp32", "fp32", env_id=game)
     made = [evaluate(path, SEEDS[:2], sample=kind, reference=path) for kind in (False, True)]
     for result in (*made, evaluate_random(game, "run", SEEDS[:2])):
         assert result.protocol.game == environments.rules(game)
-    assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
     made[0].save(evaluation_path(path))
     assert kept(path, SEEDS[:2]) == made[0]
     monkeypatch.setattr(environments, "rules", lambda _: {"sticky_actions": 0.25})
