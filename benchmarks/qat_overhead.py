@@ -24,9 +24,7 @@ from quarl_tf import agents, environments, presets
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import write_json
-from quarl_tf.networks.inference import quantized_test
-from quarl_tf.quantization import preparing, qat
-from quarl_tf.spec import Quantization
+from quarl_tf.quantization import qat, watching
 
 #: Algorithm, environment, and the largest ratio: 1.6 for small layers, 1.4 for Nature's network.
 CASES = (
@@ -54,11 +52,10 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
     short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
     preset = presets.load(algo, env_id, {**short, "precision": precision(algo, env_id)})
     values = {"bits": bits, "delay": 1}
-    quantization = None if bits is None else Quantization.from_mapping(values, algo)
+    quantization = None if bits is None else presets.quantization(algo, values)
     spec = environments.env_spec(env_id)
-    built = agents.build(algo, spec, preset, 0, preparing(quantization))
-    follows = quantization is not None and quantization.ranges == "following"
-    quantised = quantized_test(built.network)
+    built = agents.build(algo, spec, preset, 0, watching(quantization))
+    follows = quantization is not None and quantization.schedule.ranges == "following"
     envs = environments.make_vector(env_id, preset.num_envs, training=True)
     observations, _ = envs.reset(seed=0)
     seen: list[tuple[Any, ...]] = []
@@ -77,7 +74,7 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
             built.observe(Tick(*tick))
         start = time.perf_counter()
         built.learn(observations)
-        if follows and quantised():
+        if follows and qat.quantized_layers(built.network):
             qat.freeze(built.network)
             built.refresh()
         return time.perf_counter() - start
@@ -104,6 +101,7 @@ def ratios(algo: str, env_id: str, repetitions: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"before": [], "after": []}
     for phase, times in found.items():
         if phase == "after":
+            quantised.change_network(qat.quantized)
             qat.freeze(quantised.network, quantised.targets)
             quantised.refresh()
             learn()
