@@ -40,6 +40,9 @@ _THREADS = (
 _SECONDS_BETWEEN = 0.2
 _PR_SET_PDEATHSIG = 1
 
+#: How often Ray starts a task again whose node or worker was lost.
+_RETRIES = 20
+
 
 @dataclass(frozen=True)
 class Job:
@@ -120,8 +123,9 @@ def run(
                     running.remove(job.run_id)
                     done += 0 if code else schemes[job.run_id]
                     say(_ending(job, code))
-                    if code:  # What is compared with it cannot be run.
-                        waiting = [other for other in waiting if other.after != job.run_id]
+                    for other in [one for one in waiting if code and one.after == job.run_id]:
+                        waiting.remove(other)
+                        say(f"waiting   {other.run_id}  (its reference failed)")
                 update(done, len(found), ", ".join(sorted(running)))
                 time.sleep(_SECONDS_BETWEEN)
         finally:
@@ -176,6 +180,7 @@ def _ending(job: Job, code: int) -> str:
     if code == 0:
         return f"done      {job.run_id}"
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("a") as log:
         log.write("" if code > 0 else f"quarl: {how}\n")
     failure = job.log.with_name("failure.log")
@@ -200,6 +205,8 @@ class LocalEngine:
         slot = min(set(range(self._jobs)) - set(self._running))
         cores = available_cores()
         mine = cores[slot * len(cores) // self._jobs : (slot + 1) * len(cores) // self._jobs]
+        if self._jobs > len(cores):
+            mine = []
         threads = max(1, len(cores) // self._jobs)
         self._running[slot] = job, start_process(job, threads, mine)
 
@@ -286,7 +293,7 @@ class RayEngine:
         def work(job: Job) -> int:
             return start_process(job, cores).wait()
 
-        self._task = ray.remote(num_cpus=cores, max_retries=-1)(work)
+        self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
 
     def has_room(self) -> bool:
         """Tell that Ray has: it keeps what waits for cores."""
@@ -302,7 +309,14 @@ class RayEngine:
             return []
         waiting = list(self._running)
         ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        return [(self._running.pop(one), self._ray.get(one)) for one in ready]
+        return [(self._running.pop(one), self._code(one)) for one in ready]
+
+    def _code(self, task: Any) -> int:
+        """Return the exit code of a task that has ended; 1 where the cluster gave it up."""
+        try:
+            return int(self._ray.get(task))
+        except self._ray.exceptions.RayError:
+            return 1
 
     def stop(self) -> None:
         """Cancel what is running, and leave the cluster."""
