@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest --numprocesses auto --dist loadfile
 DEMO := .demo
 PEERS := .venv-peers
+DOCS := .venv-docs
 
-.PHONY: demo quick test results test-system peers lint format lock clean
+.PHONY: demo quick test results docs site test-system peers lint format lock clean
 
 demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a folder of its own.
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
@@ -20,7 +21,14 @@ test: $(VENV)/installed  ## Run those of trainings and studies, too.
 results: $(VENV)/installed  ## Render every report again from its records, and check what is published.
 	$(BIN)/python pipelines/results.py
 	$(BIN)/python pipelines/index.py
+	$(BIN)/python pipelines/readme.py
 	$(PYTEST) tests/results
+
+docs: site  ## Build the documentation and show it in the browser.
+	$(DOCS)/bin/python -m webbrowser site/index.html
+
+site: $(DOCS)/installed
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build --strict --quiet
 
 test-system: $(VENV)/installed  ## Test installations and clusters; needs the network.
 	$(BIN)/pip install --quiet --constraint requirements.txt --editable '.[cluster]'
@@ -52,6 +60,11 @@ $(PEERS)/installed:
 	$(PEERS)/bin/pip install --quiet 'stable-baselines3[extra]==2.9.2' sbx-rl==0.28 ale-py Box2D
 	touch $@
 
+$(DOCS)/installed: setup.cfg
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/pip install --quiet --editable '.[docs]'
+	touch $@
+
 lock:  ## Resolve setup.cfg anew into requirements.txt.
 	$(PYTHON) -m venv --clear .lock
 	.lock/bin/pip install --quiet --editable '.[train,int4,dev]'
@@ -59,4 +72,4 @@ lock:  ## Resolve setup.cfg anew into requirements.txt.
 	rm -rf .lock
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DEMO) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DOCS) $(DEMO) site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ import quarl_tf.report  # noqa: F401
 from quarl_tf.pipeline import evaluate, export, report, train
 from quarl_tf.spec import Recipe, Run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Policy", "Recipe", "Run", "evaluate", "export", "report", "train"]
 

@@ -24,7 +24,9 @@ KEPT = {REFERENCE, "int8", "qat_int8", *(f"qat_w{bits}a{bits}" for bits in (8, 4
 LARGE = 4_000_000
 
 
-@pytest.mark.parametrize("path", sorted(POLICIES.glob("*.tflite")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(POLICIES.rglob("*.tflite")), ids=lambda path: path.parent.parent.name
+)
 def test_policies_of_the_package_earn_their_recorded_returns(path: Path) -> None:
     sidecar = Policy.load(path).sidecar
     published = WORKSPACE.artifact(sidecar.run_id, sidecar.scheme)

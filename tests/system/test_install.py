@@ -18,9 +18,9 @@ import numpy as np
 from quarl_tf.runtime import POLICIES
 from quarl_tf.runtime.policy import Policy
 
-for path in sorted(POLICIES.glob("*.tflite")):
+for path in sorted(POLICIES.rglob("*.tflite")):
     policy = Policy.load(path)
-    print(path.stem, policy.act(np.zeros(policy.sidecar.observation_shape, np.float32)))
+    print(path, policy.act(np.zeros(policy.sidecar.observation_shape, np.float32)))
 assert not {"gymnasium", "rich", "scipy", "tensorflow", "yaml"} & set(sys.modules)
 """
 

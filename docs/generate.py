@@ -1,0 +1,411 @@
+"""Write the generated pages of the site: what the code, the presets and the records say."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import mkdocs_gen_files
+
+from quarl_tf.cli import arguments
+from quarl_tf.evaluation.shelf import Entry, shelf
+from quarl_tf.presets import tables
+from quarl_tf.report.page import number_text, percent, size
+from quarl_tf.spec import ALGORITHMS, DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
+
+ROOT = Path(__file__).parents[1]
+PACKAGE, REPORTS, MODELS = ROOT / "quarl_tf", ROOT / "reports", Path("tflite_models")
+
+#: From the ground up.
+ROOMS = (
+    *("foundation", "spec", "presets", "environments", "networks", "store", "agents"),
+    *("quantization", "runtime", "training", "export", "evaluation", "report", "pipeline"),
+    *("study", "cli"),
+)
+
+#: What stands where there is nothing.
+DASH = "\N{EN DASH}"
+
+#: Pages of results by their report.
+STUDIES = ("ptq", "qat", "li", "regularisation", "options")
+
+
+def write(path: str, text: str, *, after: bool = False) -> None:
+    """Write a page, or go on after the one that is written by hand."""
+    if after:
+        text = (ROOT / "docs" / path).read_text() + "\n" + text
+    with mkdocs_gen_files.open(path, "w") as file:
+        file.write(text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], numbers: int = 0) -> str:
+    """Return a Markdown table whose last columns, so many as `numbers`, are aligned right."""
+    rule = ["---"] * (len(header) - numbers) + ["--:"] * numbers
+    lines = [header, rule, *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines) + "\n"
+
+
+def command_line() -> str:
+    """Return the help of every verb."""
+    parser = arguments.build()
+    parts = ["# Command line\n", _help(parser)]
+    for name, verb in _verbs(parser):
+        parts += [f"## quarl {name}\n", _help(verb)]
+    return "\n".join(parts)
+
+
+def _help(parser: argparse.ArgumentParser) -> str:
+    return f"```text\n{parser.format_help()}```\n"
+
+
+def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, verb in action.choices.items():
+                yield name, verb
+                yield from ((f"{name} {inner}", one) for inner, one in _verbs(verb))
+
+
+def preset_tables() -> str:
+    """Return a table an algorithm: one row a number, one column a task."""
+    parts = ["# Presets\n\nEach number's source stands in `quarl_tf/presets/<algorithm>.yaml`.\n"]
+    for algo in ALGORITHMS:
+        named = sorted(tables.shipped(algo).items(), key=lambda item: (repr(item[1]), item[0]))
+        groups = [(list(ids), values) for values, ids in _equal(named)]
+        header = [algo, *("<br>".join(ids) for ids, _ in groups)]
+        keys = dict.fromkeys(key for _, values in groups for key in values)
+        rows = [[f"`{key}`", *(values.get(key, "") for _, values in groups)] for key in keys]
+        parts += [f"## {algo}\n", table(header, rows)]
+    return "\n".join(parts)
+
+
+def _equal(named: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    for _, group in groupby(named, key=lambda item: repr(item[1])):
+        members = list(group)
+        yield members[0][1], sorted(env_id for env_id, _ in members)
+
+
+def schemes() -> str:
+    """Return the recipe of every scheme."""
+    qat = ("qat_int8", "qat_int4", *(f"qat_w{bits}a{bits}" for bits in QAT_BITS))
+    rows = []
+    for scheme in map(Scheme.parse, (*DEFAULT_SCHEMES, "ptq_paper_w8", *qat)):
+        recipe = scheme.recipe
+        forms = (recipe.default, recipe.observation, recipe.head)
+        kind = "native" if scheme.native else "simulated"
+        rows.append([f"`{scheme.name}`", *map(_layer, forms), kind])
+    header = ["scheme", "layers", "observation", "head", "file"]
+    return (
+        "# Schemes\n\nA scheme is a named recipe and how its file stores it; its name parses to "
+        "the recipe and back. `ptq_wN` and `ptq_paper_wN` are there for N = 2 … 32; "
+        "`ptq_w4-head=8` has 8 bits in the head. Grids are explained in "
+        "[quantisers](../design/quantisers.md).\n\n" + table(header, rows)
+    )
+
+
+def _layer(form: LayerFormat) -> str:
+    parts = {"weights": form.weights, "activations": form.activations}
+    said = [f"{what}: {_tensor(one)}" for what, one in parts.items() if one is not None]
+    return "<br>".join(said) or "float32"
+
+
+def _tensor(form: TensorFormat) -> str:
+    if form.ieee:
+        return f"float{form.bits}"
+    extra = ["symmetric"] * form.symmetric + ["per channel"] * form.per_channel
+    extra += ["rounded down"] * (form.rounding == "floor") + ["range/2ⁿ"] * (form.step == "paper")
+    return ", ".join([f"{form.bits} bits", *extra])
+
+
+def algorithm(algo: str) -> str:
+    """Return the numbered deviations of an algorithm and the commands of its results."""
+    said = ast.get_docstring(ast.parse((PACKAGE / f"agents/{algo}.py").read_text())) or ""
+    deviations = re.sub(r"`agents`", "the end of this page", said[said.index("Deviations") :])
+    of_all = ast.get_docstring(ast.parse((PACKAGE / "agents/__init__.py").read_text())) or ""
+    common = of_all[of_all.index("Deviations of all") :].partition(":")[2].strip()
+    rows = [
+        [e.run.env_id, number_text(c.reference_mean if c else None), f"`{e.run.command('run')}`"]
+        for e in SHELF
+        if e.run.algo == algo and e.sidecar.scheme == "fp32"
+        for c in [e.comparison()]
+    ]
+    heading, _, listed = deviations.partition("\n")
+    return (
+        f"## Deviations\n\n{heading.removeprefix('Deviations ').capitalize()}\n{listed}\n\n"
+        f"In every algorithm {common}\n\n"
+        "## Results\n\nThe run that did best on selection seeds, and the command that makes it.\n\n"
+        + table(["task", "return of fp32", "command"], rows)
+    )
+
+
+def result(name: str) -> str:
+    """Return a report as a page; figures that are not kept are left out."""
+    text = (REPORTS / name / "report.md").read_text()
+
+    def figure(match: re.Match[str]) -> str:
+        source = REPORTS / name / match[2]
+        if not source.exists():
+            return ""
+        with mkdocs_gen_files.open(f"results/{name}/{match[2]}", "wb") as file:
+            file.write(source.read_bytes())
+        return f"![{match[1]}]({name}/{match[2]})"
+
+    text = re.sub(r"!\[([^]]*)\]\(([^)]+)\)", figure, text)
+    return re.sub(r"\n\n\n+", "\n\n", text)
+
+
+def results_index() -> str:
+    """Return what int8 costs in every cell, and where the rest is."""
+    rows = [
+        [
+            f"{row['algo']} on {row['env_id']}",
+            row["runs"],
+            number_text(row["return_mean"]),
+            percent(row["reward_error_percent"]),
+            row["verdict"],
+        ]
+        for row in POOLED
+        if row["scheme"] == "int8"
+    ]
+    return (
+        "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
+        "[all schemes on all tasks](ptq.md). Percent of fp32's return; positive is worse.\n\n"
+        + table(["cell", "trainings", "return of int8", "reward error", "verdict"], rows)
+        + "\n* [Quantisation-aware training from 8 to 2 bits](qat.md)\n"
+        "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
+        "* [Options of quantisation-aware training](options.md)\n"
+        "* [The papers' table, and where it misleads](papers.md)\n* [Benchmarks](benchmarks.md)\n"
+    )
+
+
+def papers() -> str:
+    """Return Table 2 of the papers with signed and absolute means, beside ours."""
+    cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").open()))
+    ours = {
+        (row["algo"], re.sub(r"(Env|NoFrameskip)?-v\d+$", "", row["env_id"])): row
+        for row in POOLED
+        if row["scheme"] == "int8"
+    }
+    rows, means = [], []
+    for algo, group in groupby(cells, key=lambda cell: cell["algo"]):
+        errors = []
+        for cell in group:
+            fp32, fp16, int8 = (float(cell[name]) for name in ("fp32", "fp16", "int8"))
+            errors.append(100 * (fp32 - int8) / abs(fp32))
+            here = ours.get((algo, cell["task"]))
+            rows.append(
+                [
+                    *(algo, cell["task"], f"{fp32:g}", f"{fp16:g}", f"{int8:g}"),
+                    percent(errors[-1]),
+                    number_text(here and here["return_mean"]),
+                    percent(here and here["reward_error_percent"]),
+                ]
+            )
+        mine = [row["reward_error_percent"] for key, row in ours.items() if key[0] == algo]
+        averaged = (errors, map(abs, errors), mine, map(abs, mine))
+        means.append([algo, *(percent(statistics.fmean(x)) for x in averaged)])
+    head = ["algorithm", "task", "fp32", "fp16", "int8", "error", "int8 here", "error here"]
+    note = (ROOT / "docs/results/papers.md").read_text()
+    return (
+        note
+        + "\n## Means of the int8 errors\n\n"
+        + table(
+            ["algorithm", "papers, signed", "papers, absolute", "here, signed", "here, absolute"],
+            means,
+            4,
+        )
+        + "\n## All cells\n\nint8 of the papers has 8-bit weights alone; int8 here has 8-bit "
+        "activations too. A dash: not trained yet.\n\n" + table(head, rows, 6)
+    )
+
+
+def benchmarks() -> str:
+    """Return the speed tables."""
+    folder = ROOT / "benchmarks"
+    return (
+        "# Benchmarks\n\n## Training\n\nAgainst Stable-Baselines3 and SBX by the same "
+        "hyper-parameters, alternating on one machine "
+        "(`python benchmarks/training_throughput.py`).\n\n"
+        + (folder / "training_throughput.md").read_text()
+        + "\n### In float32 on both sides\n\n"
+        + (folder / "training_throughput_float32.md").read_text()
+    )
+
+
+def policies() -> str:
+    """Return the shelf as a table, one row a task and algorithm, and write a card for each."""
+    rows = []
+    for (env_id, algo), group in groupby(SHELF, key=lambda e: (e.run.env_id, e.run.algo)):
+        found = list(group)
+        rows.append([env_id, f"[{algo}]({env_id}-{algo}.md)", *_index_row(found)])
+        write(f"policies/{env_id}-{algo}.md", card(env_id, algo, found))
+    header = ["task", "policy", "fp32", "int8", "error", "verdict", "size", "µs"]
+    return (
+        "# Policies\n\nTrained policies of this repository: for each task, algorithm and scheme "
+        "the one that did best on selection seeds. `quarl list` shows them in the terminal, and "
+        "`quarl evaluate CartPole-v1/dqn/int8` plays one by its name.\n\n" + table(header, rows, 2)
+    )
+
+
+def _index_row(found: list[Entry]) -> list[str]:
+    by_scheme = {entry.sidecar.scheme: entry for entry in found}
+    entry = by_scheme.get("int8") or found[0]
+    comparison, evaluation = entry.comparison(), entry.evaluation()
+    if comparison is None or evaluation is None:
+        return [DASH] * 6
+    return [
+        number_text(comparison.reference_mean),
+        number_text(comparison.returns.mean),
+        percent(comparison.reward_error),
+        comparison.verdict,
+        size(entry.sidecar.size_bytes),
+        number_text((evaluation.latency_us or {}).get("median")),
+    ]
+
+
+def card(env_id: str, algo: str, found: list[Entry]) -> str:
+    """Return the card of a task's policies by one algorithm."""
+    native = next((e for e in found if e.sidecar.scheme == "int8"), found[0])
+    sidecar = native.sidecar
+    actions = (
+        f"{sidecar.num_actions} discrete actions"
+        if sidecar.num_actions is not None
+        else f"a continuous action of {len(sidecar.action_low or [])} numbers"
+    )
+    evaluation = native.evaluation()
+    protocol = json.dumps(vars(evaluation.protocol)) if evaluation else DASH
+    facts = [
+        ["task", env_id],
+        ["algorithm", f"[{algo}](../algorithms/{algo}.md)"],
+        ["observation", f"{sidecar.observation_shape} {sidecar.observation_dtype}"],
+        ["action", f"{actions}; head: {sidecar.head}"],
+        ["environment steps", f"{sidecar.preset['steps']:,}"],
+        ["network", sidecar.preset["network"]],
+        ["protocol", f"`{protocol}`"],
+        ["training", f"`{native.run.command('run')}`"],
+        ["licence", "Apache-2.0"],
+    ]
+    header = ["scheme", "verdict", "run", "sha256", "return", "error", "size", "µs"]
+    found = sorted(found, key=lambda e: (-Scheme.parse(e.sidecar.scheme).weight_bits, e.name))
+    commands = "".join(f"{entry.command()}\n" for entry in found)
+    act = (
+        f'```python\nfrom quarl_tf import Policy\n\npolicy = Policy.load("{native.artifact}")\n'
+        "action = policy.act(observation)\n```\n"
+    )
+    return (
+        f"# {algo} on {env_id}\n\n"
+        + table(["", ""], facts)
+        + "## Schemes\n\nOf each scheme the run that did best on selection seeds.\n\n"
+        + table(header, map(_card_row, found), 4)
+        + "\n## Play or make them\n\nFiles that another command makes again are not kept.\n\n"
+        + f"```\n{commands}```\n"
+        + "\n## Act with it\n\n"
+        + act
+        + "\n## Limits\n\nMeasured on evaluation seeds of the task as it is registered; the return "
+        "in another version of the environment, or on hardware that rounds otherwise, may differ. "
+        "Simulated schemes have no size or latency of their own.\n"
+    )
+
+
+def _card_row(entry: Entry) -> list[str]:
+    comparison, evaluation, sidecar = entry.comparison(), entry.evaluation(), entry.sidecar
+    latency = (evaluation.latency_us or {}).get("median") if evaluation else None
+    reference = sidecar.scheme == "fp32"
+    return [
+        f"`{sidecar.scheme}`",
+        "reference" if reference else comparison.verdict if comparison else DASH,
+        entry.artifact.parent.name,
+        f"`{sidecar.sha256[:12]}`",
+        number_text(comparison.returns.mean if comparison else None),
+        DASH if reference else percent(comparison and comparison.reward_error),
+        size(sidecar.size_bytes) if sidecar.native else "simulated",
+        number_text(latency) if sidecar.native else "",
+    ]
+
+
+def rooms() -> str:
+    """Draw the imports between rooms, without those that others imply."""
+    arrows = {room: _imports(PACKAGE / room) - {room} for room in ROOMS}
+    arrows["pipeline"] = _imports_of(PACKAGE / "pipeline.py")
+    for _ in ROOMS:  # What is reached over others is implied.
+        for room, below in arrows.items():
+            implied = {deep for one in below for deep in _reached(one, arrows)}
+            arrows[room] = below - implied
+    floor: dict[str, int] = {}
+    for room in ROOMS:
+        floor[room] = 1 + max((floor[one] for one in arrows[room]), default=-1)
+    return _drawing(arrows, floor)
+
+
+def _reached(room: str, arrows: dict[str, set[str]]) -> set[str]:
+    return {deep for one in arrows[room] for deep in {one} | _reached(one, arrows)}
+
+
+def _imports(folder: Path) -> set[str]:
+    return set().union(*(_imports_of(path) for path in folder.rglob("*.py"))) if folder else set()
+
+
+def _imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            parts = node.module.split(".")
+            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+            found |= set(names) & set(ROOMS) if parts[0] == "quarl_tf" else set()
+    return found
+
+
+def _drawing(arrows: dict[str, set[str]], floor: dict[str, int]) -> str:
+    by_floor = {f: [room for room in ROOMS if floor[room] == f] for f in set(floor.values())}
+    place = {
+        room: ((i - (len(row) - 1) / 2) * 2.6, f * 1.0)
+        for f, row in by_floor.items()
+        for i, room in enumerate(row)
+    }
+    figure, axes = plt.subplots(figsize=(8, 9))
+    for room, below in arrows.items():
+        for one in below:
+            axes.annotate(
+                "",
+                place[one],
+                place[room],
+                arrowprops={"arrowstyle": "-|>", "color": "0.6", "shrinkA": 12, "shrinkB": 12},
+            )
+    for room, (x, y) in place.items():
+        box = {"boxstyle": "round,pad=0.4", "facecolor": "#e8eaf6", "edgecolor": "#3f51b5"}
+        axes.text(x, y, room, ha="center", va="center", bbox=box, fontsize=11)
+    widest = max(map(len, by_floor.values()))
+    axes.set_xlim(-1.3 * widest, 1.3 * widest)
+    axes.set_ylim(-0.5, max(floor.values()) + 0.5)
+    axes.axis("off")
+    image = io.StringIO()
+    figure.savefig(image, format="svg", bbox_inches="tight")
+    plt.close(figure)
+    return image.getvalue()
+
+
+SHELF = shelf(MODELS)
+POOLED = json.loads((REPORTS / "ptq/results.json").read_text())["pooled"]
+
+write("reference/command-line.md", command_line())
+write("reference/presets.md", preset_tables())
+write("reference/schemes.md", schemes())
+for algo in ALGORITHMS:
+    write(f"algorithms/{algo}.md", algorithm(algo), after=True)
+for study in STUDIES:
+    write(f"results/{study}.md", result(study))
+write("results/index.md", results_index())
+write("results/papers.md", papers())
+write("results/benchmarks.md", benchmarks())
+write("policies/index.md", policies())
+write("design/rooms.svg", rooms())

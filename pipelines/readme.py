@@ -1,0 +1,59 @@
+"""Insert the rows of numbers into README.md, between its markers: `python pipelines/readme.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from quarl_tf.foundation.files import write_text
+from quarl_tf.report.page import number_text, percent, size
+
+#: Rows of the first table, by report and scheme; all of one cell.
+_CELL = "dqn on CartPole-v1"
+_ROWS = (("ptq", "fp32"), ("ptq", "int8"), ("ptq", "ptq_w4"), ("qat", "qat_w4a4"))
+
+_WORKLOADS = ("dqn-CartPole", "ppo-CartPole", "ddpg-MountainCarContinuous", "ppo-Pong")
+
+
+def filled(text: str) -> str:
+    """Return the README with the tables of today's records."""
+    for name, table in (("results", _results()), ("speed", _speed())):
+        marked = f"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        text = re.sub(
+            marked, lambda match, table=table: match[1] + table + match[2], text, flags=re.S
+        )
+    return text
+
+
+def _results() -> str:
+    lines = [
+        "| scheme | trainings | mean return | reward error | verdict | size | one action |",
+        "|---|--:|--:|--:|---|--:|--:|",
+    ]
+    for report, scheme in _ROWS:
+        rows = json.loads(Path(f"reports/{report}/results.json").read_text())["pooled"]
+        row = next(row for row in rows if (row["cell"], row["scheme"]) == (_CELL, scheme))
+        native = row["native"]
+        cells = [
+            *(f"`{scheme}`", str(row["runs"]), number_text(row["return_mean"])),
+            *(percent(row["reward_error_percent"]), row["verdict"]),
+            size(row["size_bytes"]) if native else "simulated",
+            f"{number_text(row['latency_median_us'])} µs" if native else "simulated",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _speed() -> str:
+    lines = ["| training | steps/s | over Stable-Baselines3 |", "|---|--:|--:|"]
+    for line in Path("benchmarks/training_throughput.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 8 and cells[0] in _WORKLOADS and cells[4] == "sb3":
+            lines.append(f"| {cells[0]} | {cells[3]} | {cells[6]} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    page = Path("README.md")
+    write_text(page, filled(page.read_text()))

@@ -1,0 +1,116 @@
+"""The shelf: of each task, algorithm and scheme the policy that did best on selection seeds.
+
+A shelf is a folder of flatbuffers as `tflite_models/` is: by environment, algorithm and run.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT, Comparison, compare
+from quarl_tf.foundation.errors import QuarlError, unknown
+from quarl_tf.foundation.files import read_json
+from quarl_tf.runtime import POLICIES
+from quarl_tf.spec import REFERENCE, Run, Scheme
+from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A policy on the shelf; of a file that is not kept the sidecar tells what it was."""
+
+    artifact: Path
+    sidecar: Sidecar
+    run: Run
+
+    @property
+    def name(self) -> str:
+        """What it is asked for by: task, algorithm, scheme."""
+        return "/".join((self.run.env_id, self.run.algo, self.sidecar.scheme))
+
+    def evaluation(self) -> Evaluation | None:
+        """Return its evaluation by greedy actions, if there is one."""
+        path = evaluation_path(self.artifact)
+        return Evaluation.load(path) if path.exists() else None
+
+    def comparison(self) -> Comparison | None:
+        """Compare it with its fp32, where both played the same episodes by the same rules."""
+        path = evaluation_path(reference_path(self.artifact, self.sidecar))
+        evaluation = self.evaluation()
+        if evaluation is None or not path.exists():
+            return None
+        reference = Evaluation.load(path)
+        if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
+            return None
+        return compare(reference, evaluation, None, DEFAULT_MARGIN_PERCENT)
+
+    def command(self) -> str:
+        """Return the command that plays it or, where the file is not kept, makes it."""
+        scheme = Scheme.parse(self.sidecar.scheme)
+        if self.artifact.exists():
+            return f"quarl evaluate {self.name}"
+        reference = self.artifact.with_name(f"{REFERENCE}.tflite")
+        if reference.exists() and scheme.rounding and not scheme.single_layers:
+            return f"quarl quantize {reference} --scheme {scheme.name}"
+        return f"{self.run.command('run')} --schemes {scheme.name}"
+
+
+def entries(models: Path) -> list[Entry]:
+    """Return all policies of a folder, by name, the best on selection seeds first."""
+    sidecars = [path for path in models.glob("*/*/*/*.json") if "weight_dtypes" in read_json(path)]
+    found = []
+    for path in sorted(sidecars):
+        sidecar = Sidecar.load(path)
+        found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
+    scores = {folder: _selection_return(folder) for folder in {e.artifact.parent for e in found}}
+    return sorted(found, key=lambda entry: (entry.name, -scores[entry.artifact.parent]))
+
+
+def shelf(models: Path) -> list[Entry]:
+    """Return one policy for each task, algorithm and scheme: the best on selection seeds."""
+    best: dict[str, Entry] = {}
+    for entry in entries(models):
+        best.setdefault(entry.name, entry)
+    return list(best.values())
+
+
+def take(name: str, models: Path, default: Path) -> Path:
+    """Return the flatbuffer of a name such as CartPole-v1/dqn/int8.
+
+    Args:
+        name: Task, algorithm and scheme.
+        models: The shelf; what it lacks is looked for among the policies of the package.
+        default: Where a policy of the package is copied to, so that its results can lie beside it.
+
+    Raises:
+        UsageError: Neither has it; the closest are named.
+        QuarlError: Its file is not kept.
+    """
+    found = {entry.name: entry for folder in (POLICIES, models) for entry in shelf(folder)}
+    if name not in found:
+        raise unknown("policy on the shelf", name, found)
+    entry = found[name]
+    if not entry.artifact.exists():
+        raise QuarlError(
+            f"The file of {name} is not kept; `{entry.command()}` makes it. "
+            f"Received: {entry.artifact}"
+        )
+    if not entry.artifact.is_relative_to(POLICIES):
+        return entry.artifact
+    target = default / entry.artifact.relative_to(POLICIES)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for path in (sidecar_path(entry.artifact), entry.artifact):
+        shutil.copy(path, target.with_suffix(path.suffix))
+    return target
+
+
+def _selection_return(folder: Path) -> float:
+    """Return the highest greedy return on selection seeds, by the curve beside the files."""
+    path = folder / "progress.csv"
+    rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
+    return max((float(row["greedy_return"] or -math.inf) for row in rows), default=-math.inf)

@@ -1,0 +1,54 @@
+"""The shelf picks by selection seeds, and says where a policy is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quarl_tf.evaluation.shelf import shelf, take
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.runtime import POLICIES
+
+NAME = "CartPole-v1/dqn/int8"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Two trainings of one task: the second did better on selection seeds."""
+    for seed, greedy in ((0, 450.0), (1, 500.0)):
+        folder = tmp_path / f"tflite_models/CartPole-v1/dqn/s{seed}"
+        shutil.copytree(POLICIES / "CartPole-v1/dqn/s0", folder)
+        sidecar = json.loads((folder / "int8.json").read_text())
+        sidecar["run"]["seed"], sidecar["run_id"] = seed, f"dqn-CartPole-v1-s{seed}"
+        (folder / "int8.json").write_text(json.dumps(sidecar))
+        rows = f"step,greedy_return\n1000,{greedy}\n2000,\n3000,100.0\n"
+        (folder / "progress.csv").write_text(rows)
+    return tmp_path / "tflite_models"
+
+
+def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
+    (entry,) = shelf(models)
+    assert entry.name == NAME
+    assert entry.run.seed == 1
+    assert take(NAME, models, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
+
+
+def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: Path) -> None:
+    artifact = take(NAME, tmp_path / "none", tmp_path / "mine")
+    assert artifact == tmp_path / "mine/CartPole-v1/dqn/s0/int8.tflite"
+    assert artifact.read_bytes() == (POLICIES / "CartPole-v1/dqn/s0/int8.tflite").read_bytes()
+    assert artifact.with_suffix(".json").exists()
+
+
+def test_an_unknown_name_gets_the_closest(models: Path) -> None:
+    with pytest.raises(UsageError, match=NAME):
+        take("CartPole-v1/dqn/int9", models, models)
+
+
+def test_a_file_that_is_not_kept_names_the_command_that_makes_it(models: Path) -> None:
+    (models / "CartPole-v1/dqn/s1/int8.tflite").unlink()
+    with pytest.raises(QuarlError, match=r"quarl run .*--seed 1 --schemes int8"):
+        take(NAME, models, models)
