@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,8 @@ _EXTRAS = {
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
+        if "_ARGCOMPLETE" in os.environ:  # A shell asks what could follow.
+            _complete()
         from quarl_tf.cli import verbs
 
         return verbs.main(words)
@@ -29,6 +32,14 @@ def main(words: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def _complete() -> None:
+    import argcomplete
+
+    from quarl_tf.cli import arguments
+
+    argcomplete.autocomplete(arguments.build())
 
 
 __all__ = ["main"]

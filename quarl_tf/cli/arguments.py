@@ -29,7 +29,8 @@ def build() -> argparse.ArgumentParser:
         epilog=f"example: quarl {_EXAMPLE_RUN}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    parser.set_defaults(verb=None)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
     verb = partial(_add_verb, verbs)
 
@@ -63,7 +64,14 @@ def build() -> argparse.ArgumentParser:
     )
 
     evaluate = verb("evaluate", "replay .tflite files, compare with fp32", _EXAMPLE_EVAL)
-    evaluate.add_argument("artifacts", metavar="ARTIFACT", nargs="+", type=Path)
+    evaluate.add_argument(
+        "artifacts",
+        metavar="ARTIFACT",
+        nargs="+",
+        type=Path,
+        help="a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME",
+    )
+    _add_shelf(evaluate)
     _add_import(evaluate)
     _add_evaluation(evaluate)
     _add_dry_run(evaluate)
@@ -80,7 +88,9 @@ def build() -> argparse.ArgumentParser:
 
     inspect = verb("inspect", "show what a .tflite file really holds", _EXAMPLE_INSPECT)
     inspect.add_argument("artifact", metavar="ARTIFACT", type=Path)
-    _add_root(verb("list", "list presets, schemes and runs", "list --root results"))
+    listed = verb("list", "list the policies on the shelf, presets, schemes and runs", "list")
+    _add_root(listed)
+    _add_shelf(listed)
     verb("doctor", "check versions and known clashes", "doctor")
     return parser
 
@@ -89,7 +99,7 @@ _EXAMPLE_TRAIN = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _EXAMPLE_RUN = f"run {_EXAMPLE_TRAIN}"
 _EXAMPLE_EXPORT = "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8"
 _EXAMPLE_QUANTIZE = "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4"
-_EXAMPLE_EVAL = "evaluate tflite_models/CartPole-v1/dqn/s0/int8.tflite --episodes 100 --gate 2"
+_EXAMPLE_EVAL = "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2"
 _EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
 _EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"
 _EXAMPLE_INSPECT = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
@@ -143,9 +153,24 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_shelf(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shelf",
+        type=Path,
+        default=Path("tflite_models"),
+        metavar="DIR",
+        help="folder of trained policies (default: %(default)s, and those of the package)",
+    )
+
+
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--algo", required=True, help=f"algorithm: {', '.join(ALGORITHMS)}")
-    parser.add_argument("--env", required=True, metavar="ID", help="Gymnasium id")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("task", nargs="?", metavar="ENV", help="Gymnasium id")
+    task.add_argument("--env", metavar="ID", help="the same")
+    parser.add_argument(
+        "--algo",
+        help=f"algorithm: {', '.join(ALGORITHMS)} (default: the most robust one with a preset)",
+    )
     _add_import(parser)
     parser.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
     parser.add_argument(

@@ -12,6 +12,8 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rich.table import Table
 from quarl_tf import environments, pipeline, presets, study
 from quarl_tf.cli import arguments
 from quarl_tf.cli.summary import Summary
+from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
@@ -76,7 +79,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
         given = sys.argv[1:] if words is None else list(words)
-        parsed = arguments.build().parse_args(given)
+        parser = arguments.build()
+        parsed = parser.parse_args(given)
+        if parsed.verb is None:
+            parser.print_help()
+            return 0
         parsed.command = shlex.join(["quarl", *given])
         _VERBS[parsed.verb](parsed)
     except QuarlError as error:
@@ -155,6 +162,7 @@ def _quantize(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     _import_modules(args)
+    args.artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
     _check_artifacts(args.artifacts)
     _check_evaluation(args)
     if args.dry_run:
@@ -164,6 +172,15 @@ def _evaluate(args: argparse.Namespace) -> None:
         return
     _evaluate_all(args.artifacts, args)
     _hold_to_gate(args.artifacts, args)
+
+
+def _artifact(path: Path, models: Path) -> Path:
+    """Return a file as it is, and the file of a policy that is named as on the shelf."""
+    if path.exists() or path.suffix or len(path.parts) != 3:
+        return path
+    found = shelf.take(path.as_posix(), models, Path("tflite_models"))
+    _say(f"playing   {found}")
+    return found
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -228,7 +245,7 @@ def _study_run(args: argparse.Namespace) -> None:
         raise QuarlError(
             f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
             f"{failed[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
-            f"mend it and run the same command again. Received: study={wanted.name!r}"
+            f"fix it and run the same command again. Received: study={wanted.name!r}"
         )
     if waiting:
         raise QuarlError(
@@ -321,9 +338,10 @@ def _provenance(artifact: Path) -> list[tuple[str, str]]:
 
 
 def _list(args: argparse.Namespace) -> None:
-    table = Table("algorithm", "environment with a preset", title_justify="left")
-    for algo, env_id in presets.available():
-        table.add_row(algo, env_id)
+    _console.print(_shelf_table(args.shelf))
+    table = Table("algorithm", "environments with a preset", title_justify="left")
+    for algo, pairs in groupby(presets.available(), key=itemgetter(0)):
+        table.add_row(algo, ", ".join(env_id for _, env_id in pairs))
     _console.print(table)
     _console.print(
         f"schemes: {', '.join(DEFAULT_SCHEMES)}; ptq_wN and ptq_paper_wN for N = 2 ... 32; of "
@@ -332,19 +350,41 @@ def _list(args: argparse.Namespace) -> None:
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
     reported = reported_runs(workspace)
+    on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
     for run_id in workspace.run_ids():
-        folder = workspace.artifact_dir(run_id)
+        trained = (workspace.run_dir(run_id) / "training.json").exists()
+        if on_shelf and not workspace.run_dir(run_id).exists():
+            continue
+        exported = list(workspace.artifact_dir(run_id).glob("*.tflite"))
         found.add_row(
             run_id,
-            "yes" if (workspace.run_dir(run_id) / "training.json").exists() else "no",
-            str(len(list(folder.glob("*.tflite")))),
-            str(sum(map(_has_evaluation, folder.glob("*.tflite")))),
+            "yes" if trained else "no",
+            str(len(exported)),
+            str(sum(map(_has_evaluation, exported))),
             "yes" if run_id in reported else "no",
         )
     if found.rows:
         _console.print(found)
     else:
         _say(f"no runs in {workspace.root.resolve()}")
+
+
+def _shelf_table(models: Path) -> Table:
+    """Return what `quarl evaluate NAME` can play."""
+    table = Table("policy", "run", "return", "error", "verdict", "bytes", title_justify="left")
+    for entry in shelf.available(models):
+        comparison = entry.comparison()
+        error = comparison and comparison.reward_error
+        reference = entry.sidecar.scheme == REFERENCE
+        table.add_row(
+            entry.name,
+            entry.artifact.parent.name,
+            f"{comparison.returns.mean:,.1f}" if comparison else "",
+            "" if error is None or reference else f"{error:z.2f} %",
+            "reference" if reference else comparison.verdict if comparison else "",
+            f"{entry.sidecar.size_bytes:,}" if entry.sidecar.native else "simulated",
+        )
+    return table
 
 
 def _has_evaluation(artifact: Path) -> bool:
@@ -373,20 +413,24 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     """Build the run asked for, and see that its environment and preset exist."""
     device.use(args.device)
     _import_modules(args)
-    env_id = environments.canonical_id(args.env)
-    _tell_renamed({args.env: env_id})
+    given = args.task or args.env
+    env_id = environments.canonical_id(given)
+    _tell_renamed({given: env_id})
     overrides = dict(_override(text) for text in args.overrides)
-    environments.require_actions(args.algo, environments.env_spec(env_id))
-    preset = presets.load(args.algo, env_id, overrides, args.presets)
-    if args.presets is not None and not presets.has_own(args.algo, env_id, args.presets):
+    algo = args.algo or presets.best(env_id, args.presets)
+    if args.algo is None:
+        _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")
+    environments.require_actions(algo, environments.env_spec(env_id))
+    preset = presets.load(algo, env_id, overrides, args.presets)
+    if args.presets is not None and not presets.has_own(algo, env_id, args.presets):
         print(
-            f"quarl: {args.presets} has no {args.algo} preset of {env_id}; going on with ours.",
+            f"quarl: {args.presets} has no {algo} preset of {env_id}; going on with ours.",
             file=sys.stderr,
         )
-    quantization = _quantization(args, preset)
+    quantization = _quantization(args, algo, preset)
     own = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
-    return Run(args.algo, env_id, args.seed, overrides, quantization, modules, own), preset
+    return Run(algo, env_id, args.seed, overrides, quantization, modules, own), preset
 
 
 def _tell_renamed(ids: Mapping[str, str]) -> None:
@@ -423,7 +467,7 @@ def _check_network(run: Run, preset: Preset) -> None:
     watching(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
 
 
-def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | None:
+def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:
     """Build what `--bits` and what belongs to it ask for; None without it."""
     options = dict(_override(text, "-q") for text in args.quantization)
     if args.bits is None:
@@ -439,7 +483,7 @@ def _quantization(args: argparse.Namespace, preset: Preset) -> Quantization | No
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
     presets.require_possible_delay(delay, preset)
     values = {**options, "bits": args.bits, "delay": delay}
-    return presets.quantization(args.algo, values)
+    return presets.quantization(algo, values)
 
 
 def _import_modules(args: argparse.Namespace) -> None:

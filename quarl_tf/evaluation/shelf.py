@@ -79,6 +79,12 @@ def shelf(models: Path) -> list[Entry]:
     return list(best.values())
 
 
+def available(models: Path) -> list[Entry]:
+    """Return what `take` can return: of a folder and of the package, files that are kept."""
+    found = {entry.name: entry for folder in (POLICIES, models) for entry in shelf(folder)}
+    return [found[name] for name in sorted(found) if found[name].artifact.exists()]
+
+
 def take(name: str, models: Path, default: Path) -> Path:
     """Return the flatbuffer of a name such as CartPole-v1/dqn/int8.
 

@@ -24,6 +24,10 @@ class GateError(QuarlError):
     exit_code = 3
 
 
+#: Names that a line still holds.
+_FEW = 20
+
+
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
     """Build the error for a name that is not among the known ones, naming the closest.
 
@@ -35,7 +39,9 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
     """
     choices = sorted(known)
     by_lower = {choice.lower(): choice for choice in choices}
-    close = [by_lower[c] for c in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    # Of a few names all are shown where none is close; of many the closest, however far.
+    cutoff = 0.5 if len(choices) <= _FEW else 0.0
+    close = [by_lower[c] for c in get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)]
     advice = (
         f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(choices)}."
     )

@@ -370,6 +370,24 @@ def available() -> list[tuple[str, str]]:
     return [(algo, env_id) for algo in sorted(_CLASSES) for env_id in sorted(_table(algo))]
 
 
+def best(env_id: str, file: Path | None = None) -> str:
+    """Return the algorithm for an environment: of those with a preset the most robust one.
+
+    Raises:
+        UsageError: None has a preset; the closest environments are named.
+    """
+    own = {} if file is None else tables.read(file, _CLASSES)
+    for algo in _BY_ROBUSTNESS:
+        if env_id in _table(algo) or env_id in own.get(algo, {}):
+            return algo
+    known = {name for _, name in available()}
+    raise unknown("environment with a preset", env_id, known, "Or give --algo and --presets.")
+
+
+#: Algorithms by how little their policies lose when quantised (reports/ptq), the least first.
+_BY_ROBUSTNESS = ("ppo", "a2c", "ddpg", "dqn")
+
+
 def _table(algo: str) -> tables.Table:
     if algo not in _CLASSES:
         raise unknown("algorithm", algo, _CLASSES)

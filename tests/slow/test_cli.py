@@ -193,12 +193,25 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
     assert parsed.verb.split()[0] == verb
 
 
+def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verbs.main([]) == 0
+    assert "evaluate" in capsys.readouterr().out
+
+
+def test_a_task_alone_takes_the_most_robust_algorithm_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verbs.main(["train", "LunarLander-v3", "--root", str(tmp_path), "--dry-run"]) == 0
+    assert "ppo-LunarLander-v3-s0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "VERB"),
         (["fly"], "invalid choice"),
-        (["train"], "--algo"),
+        (["train"], "--env"),
+        (["train", "CartPole-v9"], "did you mean CartPole-v1"),
+        (["evaluate", "CartPole-v1/dqn/int9"], "did you mean CartPole-v1/dqn/int8"),
         (["train", "--algo", "dqm", "--env", "CartPole-v1"], "did you mean dqn"),
         (["train", "--algo", "dqn", "--env", "CartPol-v1"], "CartPole-v1"),
         (["train", "--algo", "dqn", "--env", "MountainCar-v0"], "preset"),

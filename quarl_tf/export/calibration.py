@@ -1,0 +1,35 @@
+"""Observations to calibrate with: greedy rollouts of a flatbuffer on calibration seeds."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_tf import environments
+from quarl_tf.foundation.seeding import environment_seed
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.training.rollout import rollout
+
+#: Observations kept, and episodes played; images are large and games long.
+_KEPT, _KEPT_IMAGES = 2000, 300
+_EPISODES, _GAMES = 32, 2
+
+_IMAGE_RANK = 3
+
+
+def observations(policy: Policy) -> NDArray[Any]:
+    """Return observations [n, ...] that a policy meets, its environment's extremes among them."""
+    sidecar = policy.sidecar
+    image = len(sidecar.observation_shape) == _IMAGE_RANK
+    episodes, kept = (_GAMES, _KEPT_IMAGES) if image else (_EPISODES, _KEPT)
+    seed = environment_seed(int(sidecar.run["seed"]), "calibration")
+
+    def act(batch: NDArray[Any], playing: NDArray[np.bool_]) -> NDArray[Any]:
+        del playing
+        return np.array([policy.act(observation) for observation in batch])
+
+    with closing(environments.make_vector(sidecar.env_id, episodes)) as envs:
+        return rollout(envs, act, seed, kept).observations

@@ -1,0 +1,436 @@
+"""Make an integer flatbuffer of a float one and observations, by NumPy and LiteRT alone.
+
+Weights, biases and activations become integers from the first layer to the head; what scales the
+observation in front of it and the action behind it stays in float, but for images, which go in as
+the bytes they are. Kernels have one scale per output channel, fully-connected ones too where the
+recipe says so, which fake-quantised graphs cannot express to the converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from numpy.typing import NDArray
+
+from quarl_tf.foundation import native_output
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.quantization.grid import grid_between, snap
+from quarl_tf.runtime.flatbuffer import IDENTIFIER
+from quarl_tf.spec import LayerFormat, Recipe, TensorFormat, require_layers
+
+Array = NDArray[Any]
+
+_OPERATORS = vars(schema.BuiltinOperator)
+_NAMES = {code: name for name, code in _OPERATORS.items() if not name.startswith("_")}
+_TYPES = {np.dtype(np.int8): schema.TensorType.INT8, np.dtype(np.int32): schema.TensorType.INT32}
+
+#: Operators with a kernel, and the axis of its output channels.
+_WEIGHTED = ("FULLY_CONNECTED", "CONV_2D")
+
+#: Versions of the operators that take int8.
+_VERSIONS = {"FULLY_CONNECTED": 4, "CONV_2D": 3, "TANH": 2, "QUANTIZE": 1, "DEQUANTIZE": 2}
+
+#: What int8 kernels compute without a kernel of weights; their grids are those of their inputs.
+_MOVING = ("RESHAPE",)
+
+#: The normaliser's cut: the end of the observation's range does the same.
+_CUTS = ("MINIMUM", "MAXIMUM")
+
+#: Where an int8 tanh has its last code; its output is a fraction of 128.
+_TANH_END, _TANH_STEP = 3.5, 1 / 128
+
+#: Codes of int8 start here.
+_LOWEST = -128
+
+_BITS = 8
+_BYTE = TensorFormat(bits=_BITS)
+
+Ranges = dict[int, tuple[float, float]]
+
+
+class Graph:
+    """A flatbuffer of one graph that can be changed; operators are in the order of computation."""
+
+    def __init__(self, content: bytes) -> None:
+        """Unpack a flatbuffer."""
+        self.model = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
+        (graph,) = self.model.subgraphs
+        self.tensors: list[Any] = graph.tensors
+        self.operators: list[Any] = graph.operators
+        self.inputs, self.outputs = list(graph.inputs), list(graph.outputs)
+        self._graph = graph
+
+    def name(self, operator: Any) -> str:
+        """Return what an operator computes."""
+        name: str = _NAMES[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
+        return name
+
+    def layers(self) -> dict[str, Any]:
+        """Return the operators with a kernel by the names that recipes have for them, in order."""
+        found = [op for op in self.operators if self.name(op) in _WEIGHTED]
+        kinds = ["convolution" if self.name(op) == "CONV_2D" else "hidden" for op in found]
+        names = [f"{kind}_{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
+        return dict(zip([*names[:-1], "head"], found, strict=True))
+
+    def constant(self, index: int) -> Array | None:
+        """Return a float32 constant; None for other tensors."""
+        tensor = self.tensors[index]
+        data = self.model.buffers[tensor.buffer].data
+        if data is None or tensor.type != schema.TensorType.FLOAT32:
+            return None
+        shape = () if tensor.shape is None else tensor.shape
+        return np.frombuffer(bytes(data), np.float32).reshape(shape)
+
+    def set_constant(self, index: int, values: Array) -> None:
+        """Put other values of the same shape and type into a constant."""
+        data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+        self.model.buffers[self.tensors[index].buffer].data = data
+
+    def add(self, like: int, dtype: Any, scales: Array, zero: int, values: Array | None) -> int:
+        """Add an integer tensor of the shape of another; a constant if it has values."""
+        tensor = schema.TensorT()
+        template = self.tensors[like]
+        tensor.name, tensor.shape = template.name + b"_int", template.shape
+        tensor.shapeSignature, tensor.type = template.shapeSignature, _TYPES[np.dtype(dtype)]
+        tensor.hasRank = template.hasRank
+        tensor.quantization = schema.QuantizationParametersT()
+        tensor.quantization.scale = np.atleast_1d(scales).astype(np.float32)
+        tensor.quantization.zeroPoint = np.full(tensor.quantization.scale.shape, zero, np.int64)
+        tensor.quantization.quantizedDimension = 0
+        tensor.buffer = 0
+        self.tensors.append(tensor)
+        if values is not None:
+            buffer = schema.BufferT()
+            buffer.data = np.frombuffer(values.astype(dtype).tobytes(), np.uint8)
+            self.model.buffers.append(buffer)
+            tensor.buffer = len(self.model.buffers) - 1
+        return len(self.tensors) - 1
+
+    def operator(self, name: str, inputs: list[int], outputs: list[int], like: Any = None) -> Any:
+        """Make an operator, with the options of another if there is one."""
+        made = schema.OperatorT()
+        made.inputs, made.outputs = inputs, outputs
+        if like is not None:
+            made.builtinOptionsType = like.builtinOptionsType
+            made.builtinOptions = like.builtinOptions
+        codes = self.model.operatorCodes
+        version = _VERSIONS.get(name, 1)
+        known = [(code.builtinCode, code.version) for code in codes]
+        if (wanted := (_OPERATORS[name], version)) not in known:
+            code = schema.OperatorCodeT()
+            code.builtinCode, code.version = wanted
+            code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+            codes.append(code)
+            known.append(wanted)
+        made.opcodeIndex = known.index(wanted)
+        return made
+
+    def pack(self) -> bytes:
+        """Return the flatbuffer, without operators and tensors that nothing uses."""
+        self._drop_unused()
+        builder = flatbuffers.Builder(1 << 20)
+        builder.Finish(self.model.Pack(builder), IDENTIFIER)
+        return bytes(builder.Output())
+
+    def _drop_unused(self) -> None:
+        needed, kept = set(self.outputs), []
+        for operator in reversed(self.operators):
+            if needed & set(operator.outputs):
+                kept.append(operator)
+                needed |= set(operator.inputs)
+        used = sorted({i for op in kept for i in (*op.inputs, *op.outputs) if i >= 0})
+        used = sorted({*used, *self.inputs, *self.outputs})
+        place = {old: new for new, old in enumerate(used)}
+        for operator in kept:
+            operator.inputs = [place.get(i, -1) for i in operator.inputs]
+            operator.outputs = [place[i] for i in operator.outputs]
+        self.operators[:] = kept[::-1]
+        self.tensors[:] = [self.tensors[i] for i in used]
+        self._graph.inputs = [place[i] for i in self.inputs]
+        self._graph.outputs = [place[i] for i in self.outputs]
+        for signature in self.model.signatureDefs or []:
+            for entry in (*signature.inputs, *signature.outputs):
+                entry.tensorIndex = place[entry.tensorIndex]
+        self._keep_only_used_buffers()
+
+    def _keep_only_used_buffers(self) -> None:
+        metadata = self.model.metadata or []
+        used = sorted({0, *(t.buffer for t in self.tensors), *(m.buffer for m in metadata)})
+        place = {old: new for new, old in enumerate(used)}
+        for owner in (*self.tensors, *metadata):
+            owner.buffer = place[owner.buffer]
+        self.model.buffers = [self.model.buffers[i] for i in used]
+        codes = sorted({op.opcodeIndex for op in self.operators})
+        for operator in self.operators:
+            operator.opcodeIndex = codes.index(operator.opcodeIndex)
+        self.model.operatorCodes = [self.model.operatorCodes[i] for i in codes]
+
+
+def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
+    """Return a float32 flatbuffer with integers where a recipe has them.
+
+    Args:
+        content: The flatbuffer, one observation in and the head out.
+        observations: [n, ...] observations to take the ranges of activations from.
+        recipe: Formats by layer; a layer without one stays in float.
+
+    Raises:
+        UsageError: The recipe names a layer that is not there.
+        QuarlError: A format is not that of int8 kernels.
+    """
+    graph = Graph(content)
+    require_layers(recipe, graph.layers())
+    writer = _Writer(graph, recipe, ranges(content, observations))
+    writer.write()
+    return graph.pack()
+
+
+def ranges(content: bytes, observations: Array) -> Ranges:
+    """Return the least and the greatest value of each float tensor over observations, by index."""
+    found: Ranges = {}
+
+    def widen(index: int, values: Array) -> None:
+        low, high = found.get(index, (np.inf, -np.inf))
+        found[index] = min(low, float(values.min())), max(high, float(values.max()))
+
+    visit(content, observations, widen)
+    return found
+
+
+def visit(content: bytes, observations: Array, see: Callable[[int, Array], None]) -> None:
+    """Call `see` with the index and the values of each computed float tensor, for each one."""
+    with native_output.caught():
+        interpreter = Interpreter(
+            model_content=content,
+            # The delegate keeps tensors to itself.
+            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+            experimental_preserve_all_tensors=True,
+        )
+        interpreter.allocate_tensors()
+    (source,) = interpreter.get_input_details()
+    graph = Graph(content)
+    computed = [i for operator in graph.operators for i in operator.outputs]
+    wanted = [i for i in computed if graph.tensors[i].type == schema.TensorType.FLOAT32]
+    for observation in observations:
+        interpreter.set_tensor(source["index"], observation[None].astype(source["dtype"]))
+        interpreter.invoke()
+        for index in wanted:
+            see(index, interpreter.get_tensor(index))
+
+
+class _Writer:
+    """Replaces operators by integer ones, and stands between integers and floats."""
+
+    def __init__(self, graph: Graph, recipe: Recipe, ranges_: Ranges) -> None:
+        self._graph, self._recipe, self._ranges = graph, recipe, ranges_
+        self._names = {id(op): name for name, op in graph.layers().items()}
+        self._producer = {i: op for op in graph.operators for i in op.outputs}
+        self._before_tanh = {op.inputs[0] for op in graph.operators if graph.name(op) == "TANH"}
+        #: Integer tensors by the float tensor that each stands for.
+        self._integers: dict[int, int] = {}
+        self._written: list[Any] = []
+
+    def write(self) -> None:
+        graph = self._graph
+        for operator in graph.operators:
+            name = graph.name(operator)
+            if name in _WEIGHTED:
+                form = self._recipe.of(self._names[id(operator)])
+                if form.weights is not None and form.activations is not None:
+                    self._write_layer(operator, name, form.weights, form.activations)
+                    continue
+            elif operator.inputs[0] in self._integers and name in ("TANH", *_MOVING):
+                self._write_unweighted(operator, name)
+                continue
+            self._write_float(operator)
+        self._to_float(graph.outputs)
+        graph.operators[:] = self._written
+
+    def _write_layer(
+        self, operator: Any, name: str, weights: TensorFormat, activations: TensorFormat
+    ) -> None:
+        graph = self._graph
+        source = self._integer(operator.inputs[0])
+        kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
+        if kernel is None or bias is None or weights.bits != _BITS or activations.bits != _BITS:
+            raise QuarlError(
+                "int8 kernels take constants of 8 bits; name a recipe of 8 bits. "
+                f"Received: weights of {weights.bits} bits, activations of {activations.bits}"
+            )
+        per_channel = name == "CONV_2D" or weights.per_channel
+        codes, scales = integers(kernel, weights, per_channel=per_channel)
+        scale = graph.tensors[source].quantization.scale[0] * scales
+        shaped = bias.astype(np.float64) / scale
+        inputs = [
+            source,
+            graph.add(operator.inputs[1], np.int8, scales, 0, codes),
+            graph.add(operator.inputs[2], np.int32, scale, 0, np.rint(shaped)),
+        ]
+        target = self._output(operator.outputs[0], activations)
+        self._written.append(graph.operator(name, inputs, [target], operator))
+
+    def _output(self, index: int, form: TensorFormat) -> int:
+        low, high = self._ranges[index]
+        if index in self._before_tanh:
+            low, high = max(low, -_TANH_END), min(high, _TANH_END)
+        return self._add(index, low, high, form)
+
+    def _add(self, index: int, low: float, high: float, form: TensorFormat) -> int:
+        grid = grid_between(np.array(low, np.float32), np.array(high, np.float32), form)
+        zero = _LOWEST - round(float(grid.low / grid.step))
+        self._integers[index] = self._graph.add(index, np.int8, grid.step, zero, None)
+        return self._integers[index]
+
+    def _integer(self, index: int) -> int:
+        """Return the integer tensor of a float one; quantise it if it is not computed as such."""
+        if index in self._integers:
+            return self._integers[index]
+        source = index
+        while self._made_by(source, *_CUTS):
+            source = self._producer[source].inputs[0]
+        if self._made_by(index, "CAST"):
+            source = self._producer[index].inputs[0]
+            self._mark_bytes(source)
+            self._integers[index] = self._graph.add(index, np.int8, np.ones(1), _LOWEST, None)
+        else:
+            self._add(index, *self._ranges[index], self._recipe.observation.activations or _BYTE)
+        made = self._integers[index]
+        self._written.append(self._graph.operator("QUANTIZE", [source], [made]))
+        return made
+
+    def _made_by(self, index: int, *names: str) -> bool:
+        return index in self._producer and self._graph.name(self._producer[index]) in names
+
+    def _mark_bytes(self, index: int) -> None:
+        """Say that bytes stand for themselves."""
+        tensor = self._graph.tensors[index]
+        tensor.quantization = schema.QuantizationParametersT()
+        tensor.quantization.scale = np.ones(1, np.float32)
+        tensor.quantization.zeroPoint = np.zeros(1, np.int64)
+
+    def _write_unweighted(self, operator: Any, name: str) -> None:
+        graph, (source, target) = self._graph, (operator.inputs[0], operator.outputs[0])
+        like = graph.tensors[self._integers[source]].quantization
+        scale, zero = (_TANH_STEP, 0) if name == "TANH" else (like.scale[0], like.zeroPoint[0])
+        made = graph.add(target, np.int8, np.array(scale), int(zero), None)
+        inputs = [self._integers[source], *operator.inputs[1:]]
+        self._integers[target] = made
+        self._written.append(graph.operator(name, inputs, [made], operator))
+
+    def _write_float(self, operator: Any) -> None:
+        self._to_float(operator.inputs)
+        self._written.append(operator)
+
+    def _to_float(self, indices: list[int]) -> None:
+        for index in indices:
+            if index in self._integers and not any(index in op.outputs for op in self._written):
+                source = self._integers[index]
+                self._written.append(self._graph.operator("DEQUANTIZE", [source], [index]))
+
+
+def integers(kernel: Array, form: TensorFormat, *, per_channel: bool) -> tuple[Array, Array]:
+    """Return the codes of a kernel, output channels first, and its scale or scales."""
+    array = kernel.astype(np.float64)
+    axes = tuple(range(1, array.ndim)) if per_channel else None
+    low, high = (end(array, axis=axes, keepdims=True) for end in (np.min, np.max))
+    grid = grid_between(low, high, form)
+    codes = np.rint(snap(array, grid, form) / grid.step)
+    return codes, grid.step.reshape(-1)
+
+
+def centred(content: bytes) -> bytes:
+    """Subtract from a head of values or logits its mean over the actions.
+
+    Greedy choice and softmax stay as they are, but the part that all actions share is gone. DQN's
+    values lie near 1 / (1 - discount) while the best two actions differ by a thousandth of that:
+    one step of an int8 head over the raw values is wider than most differences, and actions tie.
+    """
+    graph = Graph(content)
+    head = graph.layers()["head"]
+    for index in head.inputs[1:3]:
+        values = graph.constant(index)
+        if values is not None:
+            graph.set_constant(index, values - values.mean(axis=0, keepdims=True))
+    return graph.pack()
+
+
+def equalised(content: bytes, rounds: int = 20) -> bytes:
+    """Move scale between neighbouring ReLU layers until their channels are as wide as each other.
+
+    Cross-layer equalisation (Nagel et al., arXiv 1906.04721, section 4.1): ReLU lets a positive
+    factor of a channel pass, so the network computes the same.
+    """
+    graph = Graph(content)
+    layers = list(graph.layers().values())
+    for _ in range(rounds):
+        for first, second in pairwise(layers):
+            if graph.name(first) == graph.name(second) and first.outputs[0] == second.inputs[0]:
+                _equalise(graph, first, second)
+    return graph.pack()
+
+
+_RELU = schema.ActivationFunctionType.RELU
+
+
+def _equalise(graph: Graph, first: Any, second: Any) -> None:
+    if first.builtinOptions.fusedActivationFunction != _RELU:
+        return
+    before, bias, after = (
+        graph.constant(i) for i in (first.inputs[1], first.inputs[2], second.inputs[1])
+    )
+    if before is None or bias is None or after is None:
+        return
+    out = np.abs(before).reshape(len(before), -1).max(axis=1)
+    into = np.abs(after).reshape(-1, after.shape[-1]).max(axis=0)
+    alive = (out > 0) & (into > 0)
+    factor = np.where(alive, np.sqrt(np.where(alive, out / np.where(into, into, 1), 1)), 1)
+    factor = factor.astype(np.float32)
+    shape = (-1, *[1] * (before.ndim - 1))
+    graph.set_constant(first.inputs[1], before / factor.reshape(shape))
+    graph.set_constant(first.inputs[2], bias / factor)
+    graph.set_constant(second.inputs[1], after * factor)
+
+
+def bias_corrected(content: bytes, observations: Array, recipe: Recipe) -> bytes:
+    """Take the mean error that rounded kernels make off the biases.
+
+    Bias correction (Nagel et al., arXiv 1906.04721, section 4.2), by the mean inputs over
+    observations: of a layer y = Wx + b it is (Q(W) - W) E[x].
+    """
+    graph = Graph(content)
+    means: dict[int, Array] = {}
+
+    def add(index: int, values: Array) -> None:
+        mean = values.reshape(-1, values.shape[-1]).mean(axis=0) / len(observations)
+        means[index] = means.get(index, 0) + mean
+
+    visit(content, observations, add)
+    for name, operator in graph.layers().items():
+        form = recipe.of(name).weights
+        kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
+        if form is None or kernel is None or bias is None:
+            continue
+        per_channel = graph.name(operator) == "CONV_2D" or form.per_channel
+        codes, scales = integers(kernel, form, per_channel=per_channel)
+        error = codes * scales.reshape(-1, *[1] * (kernel.ndim - 1)) - kernel
+        # Of images the mean over places stands for each place of the kernel.
+        shift = (error.reshape(len(kernel), -1, kernel.shape[-1]).sum(axis=1)) @ means[
+            operator.inputs[0]
+        ]
+        graph.set_constant(operator.inputs[2], (bias - shift).astype(np.float32))
+    return graph.pack()
+
+
+def without(recipe: Recipe, layer: str) -> Recipe:
+    """Return a recipe that leaves a layer in float."""
+    if layer == "head":
+        return replace(recipe, head=LayerFormat())
+    by_layer: Mapping[str, LayerFormat] = {**recipe.by_layer, layer: LayerFormat()}
+    return replace(recipe, by_layer=by_layer)
