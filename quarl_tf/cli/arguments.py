@@ -11,7 +11,7 @@ from quarl_tf import __version__
 from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.spec import ALGORITHMS, DEFAULT_EPISODES
+from quarl_tf.spec import ALGORITHMS, CALIBRATED, DEFAULT_EPISODES
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,10 +54,15 @@ def build() -> argparse.ArgumentParser:
     _add_schemes(export)
     _add_dry_run(export)
 
-    quantize = verb("quantize", "round the weights of an fp32 .tflite file", _EXAMPLE_QUANTIZE)
+    quantize = verb(
+        "quantize", "quantise an fp32 .tflite file, without its training", _EXAMPLE_QUANTIZE
+    )
     quantize.add_argument("artifact", metavar="ARTIFACT", type=Path)
+    _add_import(quantize)
     quantize.add_argument(
-        "--scheme", required=True, help="ptq_wN or ptq_paper_wN, for N = 2 ... 32"
+        "--scheme",
+        required=True,
+        help=f"{', '.join(CALIBRATED)}, or ptq_wN and ptq_paper_wN for N = 2 ... 32",
     )
     quantize.add_argument(
         "-o", dest="output", type=Path, metavar="FILE", help="(default: SCHEME.tflite beside it)"

@@ -157,6 +157,7 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _quantize(args: argparse.Namespace) -> None:
+    _import_modules(args)
     _say(f"quantised {quantize(args.artifact, Scheme.parse(args.scheme), args.output)}")
 
 

@@ -1,19 +1,12 @@
 """Export a trained network to flatbuffers, one a scheme, each checked against its network.
 
-Only this module knows the TFLite converter. A flatbuffer has one signature, observation to head,
-for one observation at a time, with the normaliser inside.
-
-`int8` is integer from the first layer to the head. The normaliser in front of it stays in float:
-one int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
-beside velocities of ±3), after it all features fill the same ±5. The head of a discrete policy is
-centred first (`ptq.centre_head`), and of a dueling one only the advantages are exported. Images go
-in as the bytes they are; there all is integer.
+A flatbuffer has one signature, observation to head, for one observation at a time, with the
+normaliser inside. What is quantised after training is made of the fp32 flatbuffer (`export.ptq`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,16 +18,17 @@ import numpy.typing as npt
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import check, int4, ptq
-from quarl_tf.foundation import native_output, provenance
+from quarl_tf.export.converter import converted, of_function
+from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import QuarlError, one_line
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.build import Weights
 from quarl_tf.quantization import qat, quantizing
-from quarl_tf.quantization.ptq import centre_head, half_weights, quantize_weights
+from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Run, Scheme, require_possible
+from quarl_tf.spec import CALIBRATED, Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import not_exported
 from quarl_tf.store.workspace import Workspace, write_artifact
@@ -61,7 +55,7 @@ class TrainedNetwork:
     def converter(self, weights: Weights) -> Any:
         """Return a converter of the network with given weights."""
         spec = self.spec
-        return _converter(self.network(weights), spec.observation_shape, spec.observation_dtype)
+        return of_function(self.network(weights), spec.observation_shape, spec.observation_dtype)
 
 
 def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
@@ -126,7 +120,7 @@ def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
     audit = flatbuffer.audit(content)
-    if scheme.name in ("int8", "qat_int8"):
+    if scheme.name in ("int8", "int8_tensor", "qat_int8"):
         check.require_int8(audit, trained.spec.observation_dtype)
     record, spec = trained.record, trained.spec
     return Sidecar(
@@ -149,7 +143,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         operators=audit.operators,
         check={},
         network_sha256=record.network_sha256,
-        calibration_sha256=record.calibration_sha256 if scheme.name == "int8" else None,
+        calibration_sha256=record.calibration_sha256 if scheme.name in CALIBRATED else None,
         preset=record.preset,
         trained_commits=record.commits,
         trained_on=record.processors,
@@ -163,7 +157,8 @@ def _head(trained: TrainedNetwork, scheme: Scheme) -> str:
     kind = agents.head(trained.run.algo, trained.spec)
     # Centred, or without the value of a dueling network, they are no longer values of states.
     without_value = scheme.aware and trained.record.preset.get("dueling")
-    return "advantages" if kind == "q_values" and (scheme.name == "int8" or without_value) else kind
+    relative = scheme.name in CALIBRATED or without_value
+    return "advantages" if kind == "q_values" and relative else kind
 
 
 def _action_std(trained: TrainedNetwork) -> list[float] | None:
@@ -180,13 +175,13 @@ Converted = tuple[bytes, keras.Model]
 
 def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
-    return _convert(trained.converter(trained.weights)), trained.network(trained.weights)
+    return converted(trained.converter(trained.weights)), trained.network(trained.weights)
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     if scheme.single_layers:  # Of a flatbuffer's layers the names are not known.
         weights = quantize_weights(trained.weights, scheme.recipe)
-        return _convert(trained.converter(weights)), trained.network(weights)
+        return converted(trained.converter(weights)), trained.network(weights)
     content, _ = _fp32(trained, scheme)
     stored = _as_stored(trained, lambda weights: quantize_weights(weights, scheme.recipe))
     return ptq.quantized(content, scheme), trained.network(stored)
@@ -204,7 +199,7 @@ def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
             "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
             f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
         ) from error
-    return _convert(converter), trained.network(halves)
+    return converted(converter), trained.network(halves)
 
 
 def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
@@ -220,26 +215,24 @@ def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
     converter = trained.converter(trained.weights)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    return _convert(converter), trained.network(trained.weights)
+    return converted(converter), trained.network(trained.weights)
 
 
 def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Quantise with the ranges that the calibration observations reach."""
-    discrete = trained.spec.num_actions is not None
-    network = trained.network(centre_head(trained.weights) if discrete else trained.weights)
-    watched = qat.watched(network, scheme.recipe, skip=(keras.layers.LayerNormalization,))
-    qat.watch(watched, trained.observations)
-    quantized = qat.quantized(watched)
-    qat.freeze(quantized)
-    content = _convert(_converter_of_quantized(trained, quantized, scheme))
-    expected = trained.network(centre_head(trained.weights) if discrete else trained.weights)
-    return content, networks.action_head(expected) if discrete else expected
+    expected, spec = trained.network(trained.weights), trained.spec
+    if spec.num_actions is not None:
+        expected = networks.action_head(expected)
+    content = converted(of_function(expected, spec.observation_shape, spec.observation_dtype))
+    discrete = spec.num_actions is not None
+    made = ptq.quantized(content, scheme, trained.observations, discrete=discrete)
+    return made, expected
 
 
 def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert a quantisation-aware network as it trained; ranges and codes are its own."""
     network = trained.network(trained.weights)
-    content = _convert(_converter_of_quantized(trained, network, scheme))
+    content = converted(_converter_of_quantized(trained, network, scheme))
     expected = trained.network(trained.weights)
     discrete = trained.spec.num_actions is not None
     return content, networks.action_head(expected) if discrete else expected
@@ -257,7 +250,7 @@ def _converter_of_quantized(trained: TrainedNetwork, network: keras.Model, schem
     of_bytes = scheme.native and spec.observation_dtype == "uint8"
     dtype = "float32" if of_bytes else spec.observation_dtype
     call = qat.exported(network, native=scheme.native)
-    converter = _converter(call, spec.observation_shape, dtype)
+    converter = of_function(call, spec.observation_shape, dtype)
     if scheme.native:
         # Without observations to calibrate with, so that only what has a range becomes integer:
         # what scales observations and actions stays in float.
@@ -271,28 +264,6 @@ _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {
     "fp32": _fp32,
     "fp16": _fp16,
     "dynamic_int8": _dynamic_int8,
-    "int8": _int8,
+    **dict.fromkeys(CALIBRATED, _int8),
     "qat_int4": _packed,
 }
-
-
-def _converter(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: str) -> Any:
-    signature = [tf.TensorSpec((1, *shape), dtype, name="observation")]
-    serve = tf.function(lambda observation: {"head": network(observation)}, signature)
-    variables = network if isinstance(network, keras.Model) else tf.Module()
-    return tf.lite.TFLiteConverter.from_concrete_functions(
-        [serve.get_concrete_function()], variables
-    )
-
-
-def _convert(converter: Any) -> bytes:
-    with native_output.caught() as said, warnings.catch_warnings():
-        # It takes whatever has ranges for a network with integer inputs; ours are floats, or bytes.
-        warnings.filterwarnings("ignore", "Statistics for quantized inputs", UserWarning)
-        try:
-            content: bytes = converter.convert()
-        except Exception as error:
-            raise QuarlError(
-                f"The TFLite converter failed: {one_line(error)[:300]} {said()[-300:]}"
-            ) from error
-    return content

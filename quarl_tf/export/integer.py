@@ -8,8 +8,7 @@ recipe says so, which fake-quantised graphs cannot express to the converter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +22,7 @@ from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import grid_between, snap
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
-from quarl_tf.spec import LayerFormat, Recipe, TensorFormat, require_layers
+from quarl_tf.spec import Recipe, TensorFormat, require_layers
 
 Array = NDArray[Any]
 
@@ -396,41 +395,3 @@ def _equalise(graph: Graph, first: Any, second: Any) -> None:
     graph.set_constant(first.inputs[1], before / factor.reshape(shape))
     graph.set_constant(first.inputs[2], bias / factor)
     graph.set_constant(second.inputs[1], after * factor)
-
-
-def bias_corrected(content: bytes, observations: Array, recipe: Recipe) -> bytes:
-    """Take the mean error that rounded kernels make off the biases.
-
-    Bias correction (Nagel et al., arXiv 1906.04721, section 4.2), by the mean inputs over
-    observations: of a layer y = Wx + b it is (Q(W) - W) E[x].
-    """
-    graph = Graph(content)
-    means: dict[int, Array] = {}
-
-    def add(index: int, values: Array) -> None:
-        mean = values.reshape(-1, values.shape[-1]).mean(axis=0) / len(observations)
-        means[index] = means.get(index, 0) + mean
-
-    visit(content, observations, add)
-    for name, operator in graph.layers().items():
-        form = recipe.of(name).weights
-        kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
-        if form is None or kernel is None or bias is None:
-            continue
-        per_channel = graph.name(operator) == "CONV_2D" or form.per_channel
-        codes, scales = integers(kernel, form, per_channel=per_channel)
-        error = codes * scales.reshape(-1, *[1] * (kernel.ndim - 1)) - kernel
-        # Of images the mean over places stands for each place of the kernel.
-        shift = (error.reshape(len(kernel), -1, kernel.shape[-1]).sum(axis=1)) @ means[
-            operator.inputs[0]
-        ]
-        graph.set_constant(operator.inputs[2], (bias - shift).astype(np.float32))
-    return graph.pack()
-
-
-def without(recipe: Recipe, layer: str) -> Recipe:
-    """Return a recipe that leaves a layer in float."""
-    if layer == "head":
-        return replace(recipe, head=LayerFormat())
-    by_layer: Mapping[str, LayerFormat] = {**recipe.by_layer, layer: LayerFormat()}
-    return replace(recipe, by_layer=by_layer)

@@ -1,4 +1,11 @@
-"""Quantise weights after training, from flatbuffer to flatbuffer, by NumPy alone."""
+"""Quantise after training, from flatbuffer to flatbuffer, without the training.
+
+`int8` is integer from the first layer to the head. The normaliser in front of it stays in float:
+one int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
+beside velocities of ±3), after it all features fill the same ±5. Its kernels have a scale for each
+output, its layers are equalised, and the head of a discrete policy is centred first; by return on
+selection seeds that loses least (benchmarks/int8_recipes.json).
+"""
 
 from __future__ import annotations
 
@@ -7,36 +14,48 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import REFERENCE, Scheme
+from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path, write_artifact
 
 
-def quantized(content: bytes, scheme: Scheme) -> bytes:
-    """Put every kernel of a float32 flatbuffer on its grid.
+def quantized(
+    content: bytes,
+    scheme: Scheme,
+    observations: Array | None = None,
+    *,
+    discrete: bool = False,
+) -> bytes:
+    """Return a quantised float32 flatbuffer.
 
-    The papers' granularity: one grid for a fully-connected kernel, one per output channel for a
-    convolution (QuaRL, Krishnan et al., arXiv 1910.01055, section 3). All else stays as it is.
+    Weights alone have the papers' granularity: one grid for a fully-connected kernel, one per
+    output channel for a convolution (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
 
     Args:
         content: The flatbuffer.
-        scheme: A `ptq_wN` or `ptq_paper_wN`.
+        scheme: A `ptq_wN` or `ptq_paper_wN`, or one of `CALIBRATED`.
+        observations: [n, ...] observations to calibrate with.
+        discrete: Whether the greatest value of the head is chosen.
 
     Raises:
         UsageError: The scheme is none of these.
         QuarlError: The flatbuffer is damaged or none.
     """
+    if scheme.name in CALIBRATED and observations is not None:
+        return _calibrated(content, scheme, observations, discrete=discrete)
     form = scheme.recipe.default.weights
     if form is None or scheme.rounding is None or scheme.single_layers:
         raise UsageError(
-            "Without its training a flatbuffer can become ptq_wN and ptq_paper_wN, for N = 2 ... "
-            f"32, of all layers. Received: scheme={scheme.name!r}"
+            f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, or ptq_wN and "
+            f"ptq_paper_wN for N = 2 ... 32, of all layers. Received: scheme={scheme.name!r}"
         )
 
     def change(operator: str, kernel: Array) -> Array:
@@ -45,8 +64,24 @@ def quantized(content: bytes, scheme: Scheme) -> bytes:
     return flatbuffer.with_kernels(content, change)
 
 
+def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete: bool) -> bytes:
+    if scheme.name == "int8_stock":
+        from quarl_tf.export import stock  # TensorFlow's converter; the others need none.
+
+        return stock.quantized(content, observations)
+    # The interpreter of a board has no need of it.
+    from quarl_tf.export import integer
+
+    content = integer.centred(content) if discrete else content
+    if scheme.name != "int8_tensor":
+        content = integer.equalised(content)
+    return integer.quantized(content, observations, scheme.recipe)
+
+
 def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
     """Write a quantised copy of an fp32 flatbuffer, with its sidecar.
+
+    Activations are calibrated on greedy rollouts of the flatbuffer.
 
     A sidecar that describes these very bytes is left as it is: a file that was not kept comes back.
 
@@ -65,10 +100,17 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
     policy = Policy.load(source)
     if policy.sidecar.scheme != REFERENCE:
         raise UsageError(
-            f"Weights are quantised from {REFERENCE}.tflite. "
+            f"Policies are quantised from {REFERENCE}.tflite. "
             f"Received: scheme={policy.sidecar.scheme!r} of {str(source)!r}"
         )
-    content = quantized(flatbuffer.read(source), scheme)
+    sidecar, observations = policy.sidecar, None
+    if scheme.name in CALIBRATED:
+        # Gymnasium; rounding weights needs none.
+        from quarl_tf.export import calibration
+
+        observations = calibration.observations(policy)
+    discrete = sidecar.num_actions is not None
+    content = quantized(flatbuffer.read(source), scheme, observations, discrete=discrete)
     target = source.with_name(f"{scheme.name}.tflite") if target is None else target
     digest = hashlib.sha256(content).hexdigest()
     with contextlib.suppress(QuarlError):
@@ -76,16 +118,40 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         if (known.scheme, known.sha256) == (scheme.name, digest):
             write_bytes(target, content)
             return target
+    audit = flatbuffer.audit(content)
+    relative = sidecar.head == "q_values" and scheme.name in CALIBRATED
     made = replace(
-        policy.sidecar,
+        sidecar,
         scheme=scheme.name,
         native=scheme.native,
         sha256=digest,
         size_bytes=len(content),
+        head="advantages" if relative else sidecar.head,
+        tensor_dtypes=audit.tensor_dtypes,
+        weight_dtypes=audit.weight_dtypes,
+        operators=audit.operators,
         check={},
         versions=provenance.package_versions(),
         commit=provenance.source_commit(),
         sources=provenance.sources(),
     )
+    if observations is not None:
+        made = replace(made, check=_agreement(policy, Policy(content, made), observations))
     write_artifact(target, content, made)
     return target
+
+
+def _agreement(reference: Policy, policy: Policy, observations: Array) -> dict[str, float]:
+    """Compare heads over observations; of discrete ones what all actions share does not count."""
+    heads = np.array([[p.head(o) for o in observations] for p in (reference, policy)])
+    if reference.sidecar.num_actions is not None:
+        heads -= heads.mean(axis=-1, keepdims=True)
+    found = {
+        "observations": len(observations),
+        "max_abs_difference": float(np.abs(heads[0] - heads[1]).max()),
+        "max_abs_head": float(np.abs(heads[0]).max()),
+    }
+    if reference.sidecar.num_actions is not None:
+        same = heads[0].argmax(axis=1) == heads[1].argmax(axis=1)
+        found["action_agreement"] = float(same.mean())
+    return found

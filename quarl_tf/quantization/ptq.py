@@ -35,18 +35,3 @@ def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
 def half_weights(weights: Weights) -> Weights:
     """Round every variable to IEEE half, the normaliser's too, as fp16 flatbuffers store them."""
     return {name: round_to_half(value) for name, value in weights.items()}
-
-
-def centre_head(weights: Weights) -> Weights:
-    """Subtract from the head of a discrete policy its mean over the actions.
-
-    Greedy choice and softmax stay as they are, but the part that all actions share is gone. DQN's
-    values lie near 1 / (1 - discount) while the best two actions differ by a thousandth of that:
-    one step of an int8 head over the raw values is wider than most differences, and actions tie.
-    """
-    kernel, bias = weights["head/kernel:0"], weights["head/bias:0"]
-    return {
-        **weights,
-        "head/kernel:0": kernel - kernel.mean(axis=1, keepdims=True),
-        "head/bias:0": bias - bias.mean(),
-    }

@@ -25,6 +25,7 @@ from quarl_tf.spec.run import (
 )
 from quarl_tf.spec.scheme import (
     BASELINE,
+    CALIBRATED,
     DEFAULT_SCHEMES,
     REFERENCE,
     Scheme,
@@ -35,6 +36,7 @@ from quarl_tf.spec.scheme import (
 __all__ = [
     "ALGORITHMS",
     "BASELINE",
+    "CALIBRATED",
     "DEFAULT_EPISODES",
     "DEFAULT_SCHEMES",
     "FEW_BITS",

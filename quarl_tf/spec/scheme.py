@@ -36,18 +36,24 @@ def _uniform(form: LayerFormat) -> Recipe:
 
 
 def _native() -> dict[str, Recipe]:
-    eight = _uniform(integers(8))
+    channel, tensor = _uniform(integers(8, per_channel=True)), _uniform(integers(8))
     return {
         "fp32": Recipe(),
         "fp16": _uniform(_FLOAT16),
         "dynamic_int8": _uniform(_DYNAMIC),
-        "int8": eight,
-        "qat_int8": eight,
+        "int8": channel,
+        "int8_tensor": tensor,
+        "int8_head32": replace(channel, head=LayerFormat()),
+        "int8_stock": channel,
+        "qat_int8": tensor,
         "qat_int4": _uniform(integers(INT4_BITS)),
     }
 
 
 _NATIVE = _native()
+
+#: Schemes whose activations are integers after training, with ranges from observations.
+CALIBRATED = ("int8", "int8_tensor", "int8_head32", "int8_stock")
 
 
 #: What `quarl run` exports when nothing else is asked for.
@@ -67,6 +73,9 @@ class Scheme:
     | `fp16`         | float16       | float32     | native storage, float arithmetic         |
     | `dynamic_int8` | int8          | float32     | native, activations quantised per call   |
     | `int8`         | int8          | int8        | native, calibrated on rollouts           |
+    | `int8_tensor`  | int8          | int8        | native, one scale for a dense kernel     |
+    | `int8_head32`  | int8          | int8        | native, but the last layer in float32    |
+    | `int8_stock`   | int8          | int8        | native, by TensorFlow's converter alone  |
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
     | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
     | `ptq_wN-LAYER=M` | N-bit grid  | float32     | simulated: but M bits in a layer, or in more |
@@ -133,11 +142,15 @@ class Scheme:
         Raises:
             UsageError: None has it.
         """
+        named = (*_NATIVE, *_QAT_SCHEMES, *_PTQ_SCHEMES)
+        for base in map(cls.parse, named):
+            if (base.recipe, base.native, base.aware) == (recipe, native, aware):
+                return base
         uniform = replace(recipe, head=recipe.default, by_layer={})
         single = {"head": recipe.head} if recipe.head != recipe.default else {}
         weights = {k: v.weights for k, v in {**single, **recipe.by_layer}.items()}
         suffix = "".join(f"-{k}={v.bits}" for k, v in sorted(weights.items()) if v is not None)
-        for base in map(cls.parse, (*_NATIVE, *_QAT_SCHEMES, *_PTQ_SCHEMES)):
+        for base in map(cls.parse, named):
             if (base.recipe, base.native, base.aware) == (uniform, native, aware):
                 scheme = cls.parse(base.name + suffix)
                 if scheme.recipe == recipe:
