@@ -79,7 +79,9 @@ class Graph:
         return dict(zip([*names[:-1], "head"], found, strict=True))
 
     def constant(self, index: int) -> Array | None:
-        """Return a float32 constant; None for other tensors."""
+        """Return a float32 constant; None for other tensors and for none, -1."""
+        if index < 0:
+            return None
         tensor = self.tensors[index]
         data = self.model.buffers[tensor.buffer].data
         if data is None or tensor.type != schema.TensorType.FLOAT32:
@@ -186,9 +188,27 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     """
     graph = Graph(content)
     require_layers(recipe, graph.layers())
+    _fold_byte_scaling(graph)
     writer = _Writer(graph, recipe, ranges(content, observations))
     writer.write()
     return graph.pack()
+
+
+def _fold_byte_scaling(graph: Graph) -> None:
+    """Move the factor of bytes into the first kernel, so that they can go in as they are."""
+    users = {i: op for op in graph.operators for i in op.inputs}
+    for operator in graph.operators:
+        cast = next((o for o in graph.operators if operator.inputs[0] in o.outputs), None)
+        factor = graph.constant(operator.inputs[1]) if graph.name(operator) == "MUL" else None
+        if factor is None or factor.size > 1 or cast is None or graph.name(cast) != "CAST":
+            continue
+        layer = users[operator.outputs[0]]
+        layer.inputs[0] = cast.outputs[0]
+        while graph.name(layer) in _MOVING:
+            layer = users[layer.outputs[0]]
+        kernel = graph.constant(layer.inputs[1])
+        if graph.name(layer) in _WEIGHTED and kernel is not None:
+            graph.set_constant(layer.inputs[1], kernel * factor)
 
 
 def ranges(content: bytes, observations: Array) -> Ranges:
@@ -215,8 +235,8 @@ def visit(content: bytes, observations: Array, see: Callable[[int, Array], None]
         interpreter.allocate_tensors()
     (source,) = interpreter.get_input_details()
     graph = Graph(content)
-    computed = [i for operator in graph.operators for i in operator.outputs]
-    wanted = [i for i in computed if graph.tensors[i].type == schema.TensorType.FLOAT32]
+    seen = [*graph.inputs, *(i for operator in graph.operators for i in operator.outputs)]
+    wanted = [i for i in seen if graph.tensors[i].type == schema.TensorType.FLOAT32]
     for observation in observations:
         interpreter.set_tensor(source["index"], observation[None].astype(source["dtype"]))
         interpreter.invoke()
@@ -258,7 +278,7 @@ class _Writer:
         graph = self._graph
         source = self._integer(operator.inputs[0])
         kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
-        if kernel is None or bias is None or weights.bits != _BITS or activations.bits != _BITS:
+        if kernel is None or weights.bits != _BITS or activations.bits != _BITS:
             raise QuarlError(
                 "int8 kernels take constants of 8 bits; name a recipe of 8 bits. "
                 f"Received: weights of {weights.bits} bits, activations of {activations.bits}"
@@ -266,12 +286,10 @@ class _Writer:
         per_channel = name == "CONV_2D" or weights.per_channel
         codes, scales = integers(kernel, weights, per_channel=per_channel)
         scale = graph.tensors[source].quantization.scale[0] * scales
-        shaped = bias.astype(np.float64) / scale
-        inputs = [
-            source,
-            graph.add(operator.inputs[1], np.int8, scales, 0, codes),
-            graph.add(operator.inputs[2], np.int32, scale, 0, np.rint(shaped)),
-        ]
+        inputs = [source, graph.add(operator.inputs[1], np.int8, scales, 0, codes), -1]
+        if bias is not None:
+            shifts = np.rint(bias.astype(np.float64) / scale)
+            inputs[2] = graph.add(operator.inputs[2], np.int32, scale, 0, shifts)
         target = self._output(operator.outputs[0], activations)
         self._written.append(graph.operator(name, inputs, [target], operator))
 
@@ -290,6 +308,11 @@ class _Writer:
     def _integer(self, index: int) -> int:
         """Return the integer tensor of a float one; quantise it if it is not computed as such."""
         if index in self._integers:
+            return self._integers[index]
+        if self._made_by(index, *_MOVING):
+            producer = self._producer[index]
+            self._integer(producer.inputs[0])
+            self._write_unweighted(producer, self._graph.name(producer))
             return self._integers[index]
         source = index
         while self._made_by(source, *_CUTS):
@@ -384,7 +407,7 @@ def _equalise(graph: Graph, first: Any, second: Any) -> None:
     before, bias, after = (
         graph.constant(i) for i in (first.inputs[1], first.inputs[2], second.inputs[1])
     )
-    if before is None or bias is None or after is None:
+    if before is None or after is None:
         return
     out = np.abs(before).reshape(len(before), -1).max(axis=1)
     into = np.abs(after).reshape(-1, after.shape[-1]).max(axis=0)
@@ -393,5 +416,6 @@ def _equalise(graph: Graph, first: Any, second: Any) -> None:
     factor = factor.astype(np.float32)
     shape = (-1, *[1] * (before.ndim - 1))
     graph.set_constant(first.inputs[1], before / factor.reshape(shape))
-    graph.set_constant(first.inputs[2], bias / factor)
+    if bias is not None:
+        graph.set_constant(first.inputs[2], bias / factor)
     graph.set_constant(second.inputs[1], after * factor)

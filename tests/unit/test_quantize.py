@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,8 +64,8 @@ def test_a_file_that_was_not_kept_comes_back_as_its_sidecar_says(
 
 
 def test_other_schemes_and_files_are_refused(artifacts: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="scheme='int8'"):
-        quantize(artifacts["fp32"], Scheme.parse("int8"))
+    with pytest.raises(UsageError, match="scheme='qat_int8'"):
+        quantize(artifacts["fp32"], Scheme.parse("qat_int8"))
     with pytest.raises(UsageError, match="scheme='fp16'"):
         quantize(artifacts["fp16"], Scheme.parse("ptq_w4"))
     with pytest.raises(QuarlError, match="identifier"):
@@ -73,8 +74,11 @@ def test_other_schemes_and_files_are_refused(artifacts: dict[str, Path]) -> None
 
 def test_the_index_says_how_to_make_what_is_not_kept(copy_artifact: Callable[[str], Path]) -> None:
     path = copy_artifact("fp32")
-    quantize(path, Scheme.parse("ptq_w4")).unlink()
+    folder = path.parent / "tflite_models/CartPole-v1/dqn/s0"
+    shutil.copytree(path.parent, folder)
+    quantize(folder / path.name, Scheme.parse("ptq_w4")).unlink()
     script = Path(__file__).parents[2] / "pipelines/index.py"
-    page = runpy.run_path(str(script))["index"](path.parent).read_text()
-    assert f"quarl evaluate {path}`" in page
-    assert f"quarl quantize {path} --scheme ptq_w4`" in page
+    page = runpy.run_path(str(script))["index"](path.parent / "tflite_models").read_text()
+    name = Policy.load(path).sidecar.env_id
+    assert f"quarl evaluate {name}/dqn/fp32`" in page
+    assert f"quarl quantize {folder / path.name} --scheme ptq_w4`" in page

@@ -140,7 +140,7 @@ def test_commands_name_the_same_run(options: dict[str, Any], algo: str) -> None:
     parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
     assert dict(verbs._override(text) for text in parsed.overrides) == overrides
     preset = presets.load("ppo", "CartPole-v1", {"steps": 600})
-    assert verbs._quantization(parsed, preset) == run.quantization
+    assert verbs._quantization(parsed, algo, preset) == run.quantization
     assert (parsed.algo, parsed.env, parsed.seed) == (algo, "CartPole-v1", 7)
 
 
@@ -332,8 +332,8 @@ def test_a_recipe_without_a_scheme_is_refused() -> None:
         ("ptq_w8 ", "did you mean .*ptq_w8"),
         ("ptq_w\N{ARABIC-INDIC DIGIT FOUR}", "did you mean .*ptq_w"),
         ("ptq_w1\N{ARABIC-INDIC DIGIT TWO}", "Unknown scheme"),
-        ("", "choose from .*int8.* Received: scheme=''"),
-        ("zzz", "choose from .*ptq_w4"),
+        ("", "Received: scheme=''"),
+        ("zzz", "did you mean"),
     ],
 )
 def test_unknown_schemes_are_refused(name: str, message: str) -> None:

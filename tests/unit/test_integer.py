@@ -1,0 +1,136 @@
+"""Integer flatbuffers are made of float ones, and compute what they did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quarl_tf.export import integer
+from quarl_tf.export.ptq import quantized
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import CALIBRATED, LayerFormat, Recipe, Scheme, TensorFormat
+
+INT8 = Scheme.parse("int8").recipe
+
+
+@pytest.fixture(scope="module")
+def content(artifacts: dict[str, Path]) -> bytes:
+    return artifacts["fp32"].read_bytes()
+
+
+@pytest.fixture(scope="module")
+def observations() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+
+
+def heads(made: bytes, artifacts: dict[str, Path], observations: np.ndarray) -> np.ndarray:
+    sidecar = Policy.load(artifacts["fp32"]).sidecar
+    policy = Policy(made, sidecar)
+    return np.array([policy.head(observation) for observation in observations])
+
+
+def test_codes_and_scales_of_a_kernel() -> None:
+    kernel = np.array([[1.27, -0.64], [0.0, 2.54]], np.float32)
+    form = TensorFormat(bits=8, symmetric=True)
+    codes, scales = integer.integers(kernel, form, per_channel=True)
+    np.testing.assert_allclose(scales, [0.01, 0.02], rtol=1e-6)
+    np.testing.assert_array_equal(codes, [[127, -64], [0, 127]])
+    codes, scales = integer.integers(kernel, form, per_channel=False)
+    np.testing.assert_allclose(scales, [0.02], rtol=1e-6)
+    np.testing.assert_array_equal(codes, [[64, -32], [0, 127]])
+
+
+@pytest.mark.parametrize("name", ["int8", "int8_tensor"])
+def test_all_layers_are_integers_and_heads_stay_close(
+    artifacts: dict[str, Path], content: bytes, observations: np.ndarray, name: str
+) -> None:
+    made = quantized(content, Scheme.parse(name), observations, discrete=False)
+    layers = [op for op in flatbuffer.audit(made).operators if "CONNECTED" in op]
+    assert layers
+    assert all(op == "FULLY_CONNECTED int8" for op in layers)
+    graph = integer.Graph(made)
+    for operator in graph.layers().values():
+        kernel = graph.tensors[operator.inputs[1]]
+        outputs = kernel.shape[0] if name == "int8" else 1
+        assert len(kernel.quantization.scale) == outputs
+    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
+    assert np.abs(found - wanted).max() < 0.05 * np.ptp(wanted)
+
+
+def test_the_head_may_stay_in_float(
+    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+) -> None:
+    made = quantized(content, Scheme.parse("int8_head32"), observations)
+    operators = [op for op in flatbuffer.audit(made).operators if "CONNECTED" in op]
+    assert operators[-1] == "FULLY_CONNECTED float32"
+    assert set(operators[:-1]) == {"FULLY_CONNECTED int8"}
+    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
+    assert np.abs(found - wanted).max() < 0.05 * np.ptp(wanted)
+
+
+def test_equalised_networks_compute_the_same_with_equal_channels(
+    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+) -> None:
+    made = integer.equalised(content)
+    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    graph = integer.Graph(made)
+    first, second = list(graph.layers().values())[:2]
+    out = np.abs(graph.constant(first.inputs[1])).max(axis=1)
+    into = np.abs(graph.constant(second.inputs[1])).max(axis=0)
+    if first.builtinOptions.fusedActivationFunction == 1:
+        np.testing.assert_allclose(out, into, rtol=1e-3)
+
+
+def test_centred_heads_have_no_common_part_and_the_same_choice(
+    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+) -> None:
+    wanted, found = (heads(x, artifacts, observations) for x in (content, integer.centred(content)))
+    np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(found, wanted - wanted.mean(axis=1, keepdims=True), atol=1e-5)
+
+
+def test_images_go_in_as_bytes(artifacts: dict[str, Path]) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 2)).astype(np.uint8)
+    content = artifacts["frames"].read_bytes()
+    audit = flatbuffer.audit(quantized(content, Scheme.parse("int8"), images))
+    assert [tensor.dtype for tensor in audit.inputs] == ["uint8"]
+    assert "float32" not in {op.split()[-1] for op in audit.operators[:-1]}
+
+
+def test_what_nothing_uses_is_dropped(content: bytes, observations: np.ndarray) -> None:
+    made = integer.quantized(content, observations, INT8)
+    audit = flatbuffer.audit(made)
+    assert audit.weight_dtypes["int8"] == sum(w.size for w in flatbuffer.weights(content).values())
+    assert len(made) < len(content)
+
+
+def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.ndarray) -> None:
+    by_layer = {"hiden_0": LayerFormat()}
+    with pytest.raises(UsageError, match="hidden_0"):
+        integer.quantized(content, observations, replace(INT8, by_layer=by_layer))
+    four = TensorFormat(bits=4, symmetric=True)
+    recipe = Recipe(default=LayerFormat(weights=four, activations=four))
+    with pytest.raises(QuarlError, match="weights of 4 bits"):
+        integer.quantized(content, observations, recipe)
+
+
+def test_stock_files_take_and_give_integers(
+    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+) -> None:
+    made = quantized(content, Scheme.parse("int8_stock"), observations)
+    audit = flatbuffer.audit(made)
+    assert [t.dtype for t in (*audit.inputs, *audit.outputs)] == ["int8", "int8"]
+    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
+    assert np.abs(found - wanted).max() < 0.2 * np.ptp(wanted)
+
+
+def test_calibrated_schemes_have_names_of_their_own() -> None:
+    assert [Scheme.of(Scheme.parse(n).recipe, native=True).name for n in CALIBRATED[:3]] == [
+        *CALIBRATED[:3]
+    ]
