@@ -19,9 +19,9 @@ import mkdocs_gen_files
 
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation.shelf import Entry, shelf
-from quarl_tf.presets import tables
+from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.page import number_text, percent, size
-from quarl_tf.spec import ALGORITHMS, DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
+from quarl_tf.spec import DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, REPORTS, MODELS = ROOT / "quarl_tf", ROOT / "reports", Path("tflite_models")

@@ -11,7 +11,8 @@ from quarl_tf import __version__
 from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.spec import ALGORITHMS, CALIBRATED, DEFAULT_EPISODES
+from quarl_tf.presets import ALGORITHMS
+from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES
 
 
 class _Parser(argparse.ArgumentParser):

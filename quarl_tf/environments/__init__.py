@@ -23,7 +23,7 @@ from quarl_tf.environments import atari, rebuild, registry
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
-from quarl_tf.spec import ALGORITHMS
+from quarl_tf.presets import ALGORITHMS
 
 __all__ = [
     "GAME_OVER",
@@ -90,10 +90,11 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
     if algo not in ALGORITHMS:
         raise unknown("algorithm", algo, ALGORITHMS)
     there = "continuous" if spec.num_actions is None else "discrete"
-    if ALGORITHMS[algo] not in (there, None):
-        fitting = [name for name, actions in ALGORITHMS.items() if actions in (there, None)]
+    needed = {name: preset.ACTIONS or there for name, preset in ALGORITHMS.items()}
+    if needed[algo] != there:
+        fitting = [name for name, actions in needed.items() if actions == there]
         raise UsageError(
-            f"{algo} needs {ALGORITHMS[algo]} actions; take {' or '.join(fitting)}. "
+            f"{algo} needs {needed[algo]} actions; take {' or '.join(fitting)}. "
             f"Received: actions={there!r}"
         )
 

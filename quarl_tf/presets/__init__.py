@@ -82,6 +82,9 @@ class Preset(ABC):
         ),
     )
 
+    #: The actions that the algorithm needs: "discrete" or "continuous"; None if it takes both.
+    ACTIONS: ClassVar[str | None] = None
+
     #: Environment steps of the whole training.
     steps: _Count
     #: Environments stepped together.
@@ -200,6 +203,8 @@ class OffPolicyPreset(Preset):
 class DqnPreset(OffPolicyPreset):
     """Hyper-parameters of DQN."""
 
+    ACTIONS: ClassVar[str | None] = "discrete"
+
     #: Gradient steps between copies to the target network.
     target_update: _Count
     #: Fraction of training over which exploration falls from 1 to `exploration_final`.
@@ -275,7 +280,8 @@ class DdpgPreset(OffPolicyPreset):
     correlated_noise: _Flag
 
 
-_CLASSES: dict[str, type[Preset]] = {
+#: The algorithms by name.
+ALGORITHMS: dict[str, type[Preset]] = {
     "a2c": A2cPreset,
     "ddpg": DdpgPreset,
     "dqn": DqnPreset,
@@ -336,7 +342,7 @@ def load(
         elsewhere = "Any other needs an entry in a file of yours, given with --presets."
         raise unknown(f"{algo} preset", env_id, table, elsewhere)
     values = {**table[env_id], **(overrides or {})}
-    return _CLASSES[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
+    return ALGORITHMS[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
 
 
 def has_own(algo: str, env_id: str, file: Path) -> bool:
@@ -346,7 +352,7 @@ def has_own(algo: str, env_id: str, file: Path) -> bool:
 
 def restore(algo: str, values: Mapping[str, Any]) -> Preset:
     """Rebuild the preset that a record of a training keeps."""
-    return _CLASSES[algo].from_mapping(values, where=f"The recorded {algo} preset")
+    return ALGORITHMS[algo].from_mapping(values, where=f"The recorded {algo} preset")
 
 
 def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,7 +373,7 @@ def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
 
 def available() -> list[tuple[str, str]]:
     """List every (algorithm, environment) that has a preset."""
-    return [(algo, env_id) for algo in sorted(_CLASSES) for env_id in sorted(_table(algo))]
+    return [(algo, env_id) for algo in sorted(ALGORITHMS) for env_id in sorted(_table(algo))]
 
 
 def best(env_id: str, file: Path | None = None) -> str:
@@ -376,8 +382,8 @@ def best(env_id: str, file: Path | None = None) -> str:
     Raises:
         UsageError: None has a preset; the closest environments are named.
     """
-    own = {} if file is None else tables.read(file, _CLASSES)
-    for algo in _BY_ROBUSTNESS:
+    own = {} if file is None else tables.read(file, ALGORITHMS)
+    for algo in dict.fromkeys((*_BY_ROBUSTNESS, *ALGORITHMS)):
         if env_id in _table(algo) or env_id in own.get(algo, {}):
             return algo
     known = {name for _, name in available()}
@@ -389,10 +395,10 @@ _BY_ROBUSTNESS = ("ppo", "a2c", "ddpg", "dqn")
 
 
 def _table(algo: str) -> tables.Table:
-    if algo not in _CLASSES:
-        raise unknown("algorithm", algo, _CLASSES)
+    if algo not in ALGORITHMS:
+        raise unknown("algorithm", algo, ALGORITHMS)
     return tables.shipped(algo)
 
 
 def _own_table(algo: str, file: Path) -> tables.Table:
-    return tables.read(file, _CLASSES).get(algo, {})
+    return tables.read(file, ALGORITHMS).get(algo, {})

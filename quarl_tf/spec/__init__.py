@@ -16,7 +16,6 @@ from quarl_tf.spec.recipe import (
     require_layers,
 )
 from quarl_tf.spec.run import (
-    ALGORITHMS,
     DEFAULT_EPISODES,
     STOCHASTIC_ALGORITHMS,
     Run,
@@ -34,7 +33,6 @@ from quarl_tf.spec.scheme import (
 )
 
 __all__ = [
-    "ALGORITHMS",
     "BASELINE",
     "CALIBRATED",
     "DEFAULT_EPISODES",

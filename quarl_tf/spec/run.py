@@ -9,21 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import digest
 from quarl_tf.spec.recipe import Quantization
 from quarl_tf.spec.scheme import Scheme, possible_schemes
 
-#: The actions that each algorithm needs; None where it takes discrete and continuous ones.
-ALGORITHMS: dict[str, str | None] = {
-    "a2c": None,
-    "ddpg": "continuous",
-    "dqn": "discrete",
-    "ppo": None,
-}
-
-
-#: Those whose policies are distributions over actions, which `--sample` can draw from.
+#: Algorithms whose policies are distributions over actions, which `--sample` can draw from.
 STOCHASTIC_ALGORITHMS = ("a2c", "ppo")
 
 
@@ -48,9 +39,7 @@ class Run:
     presets: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse an unknown algorithm and a negative seed."""
-        if self.algo not in ALGORITHMS:
-            raise unknown("algorithm", self.algo, ALGORITHMS)
+        """Refuse a negative seed."""
         if self.seed < 0:
             raise UsageError(f"The seed must be 0 or more. Received: seed={self.seed}")
 

@@ -77,18 +77,9 @@ def test_lists_and_tuples_are_the_same_override() -> None:
     assert len(ids) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("dqm", "CartPole-v1", 0), r"did you mean dqn.* Received: algorithm='dqm'"),
-        (("DQN", "CartPole-v1", 0), "did you mean dqn"),
-        (("sarsa", "CartPole-v1", 0), "choose from .*dqn.* Received: algorithm='sarsa'"),
-        (("dqn", "CartPole-v1", -1), "must be 0 or more. Received: seed=-1"),
-    ],
-)
-def test_runs_that_cannot_be_are_refused(arguments: tuple[str, str, int], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Run(*arguments)
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(UsageError, match="Received: seed=-1"):
+        Run("dqn", "CartPole-v1", -1)
 
 
 # Quantisation-aware runs.
