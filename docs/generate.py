@@ -181,10 +181,39 @@ def results_index() -> str:
         "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
         "[all schemes on all tasks](ptq.md). Percent of fp32's return; positive is worse.\n\n"
         + table(["cell", "trainings", "return of int8", "reward error", "verdict"], rows)
-        + "\n* [Quantisation-aware training from 8 to 2 bits](qat.md)\n"
+        + "\n* [Full int8, ours and the converter's](int8.md)\n"
+        "* [Quantisation-aware training from 8 to 2 bits](qat.md)\n"
         "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
         "* [Options of quantisation-aware training](options.md)\n"
         "* [The papers' table, and where it misleads](papers.md)\n* [Benchmarks](benchmarks.md)\n"
+    )
+
+
+def int8() -> str:
+    """Return what the ways to full int8 cost in every cell, and on average."""
+    ways = ("int8", "int8_head32", "int8_stock")
+    rows, errors = [], {way: [] for way in ways}
+    pooled = json.loads((REPORTS / "int8/results.json").read_text())["pooled"]
+    for cell, group in groupby(pooled, key=lambda row: row["cell"]):
+        found = {row["scheme"]: row for row in group}
+        texts = []
+        for way in ways:
+            error = found[way]["reward_error_percent"]
+            errors[way].append(error)
+            texts.append(f"{percent(error)}<br>{found[way]['verdict']}")
+        fp32 = found["fp32"]
+        rows.append([cell, fp32["runs"], number_text(fp32["return_mean"]), *texts])
+    means = [
+        [name, *(percent(statistics.fmean(map(of, errors[way]))) for way in ways)]
+        for name, of in (("mean", float), ("mean of absolute values", abs))
+    ]
+    header = [f"`{way}`" for way in ways]
+    return (
+        (ROOT / "docs/results/int8.md").read_text()
+        + "\n## Means over cells\n\n"
+        + table(["", *header], means, 3)
+        + "\n## Cells\n\n"
+        + table(["cell", "trainings", "return of fp32", *header], rows, 4)
     )
 
 
@@ -405,6 +434,7 @@ for algo in ALGORITHMS:
 for study in STUDIES:
     write(f"results/{study}.md", result(study))
 write("results/index.md", results_index())
+write("results/int8.md", int8())
 write("results/papers.md", papers())
 write("results/benchmarks.md", benchmarks())
 write("policies/index.md", policies())

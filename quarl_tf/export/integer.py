@@ -16,6 +16,7 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
@@ -242,6 +243,36 @@ def visit(content: bytes, observations: Array, see: Callable[[int, Array], None]
         interpreter.invoke()
         for index in wanted:
             see(index, interpreter.get_tensor(index))
+
+
+def inputs(graph: Graph, layer: Any, observations: Array) -> Array:
+    """Return what a layer's kernel is multiplied with, [n, weights of an output] float32.
+
+    Of a convolution these are the patches of the image, some of them.
+    """
+    seen: list[Array] = []
+    content = graph.pack()
+    # Packing numbers the tensors anew, of this graph as of the packed one.
+    source = layer.inputs[0]
+
+    def see(index: int, values: Array) -> None:
+        if index == source:
+            seen.append(values.copy())
+
+    visit(content, observations, see)
+    values = np.concatenate(seen)
+    if graph.name(layer) == "CONV_2D":
+        height, width = map(int, graph.tensors[layer.inputs[1]].shape[1:3])
+        patches: Array = sliding_window_view(values, (height, width), axis=(1, 2))  # type: ignore[call-overload]
+        options = layer.builtinOptions
+        patches = patches[:, :: options.strideH, :: options.strideW].transpose(0, 1, 2, 4, 5, 3)
+        values = patches.reshape(-1, height * width * values.shape[3])
+        values = values[:: max(1, len(values) // _PATCHES)]
+    return values
+
+
+#: Patches of images that a convolution is rounded by, about.
+_PATCHES = 5000
 
 
 class _Writer:

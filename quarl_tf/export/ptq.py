@@ -19,6 +19,7 @@ import numpy as np
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
+from quarl_tf.quantization.gptq import gptq
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -51,11 +52,14 @@ def quantized(
     """
     if scheme.name in CALIBRATED and observations is not None:
         return _calibrated(content, scheme, observations, discrete=discrete)
+    if scheme.calibrated and observations is not None:
+        return _optimised(content, scheme, observations)
     form = scheme.recipe.default.weights
     if form is None or scheme.rounding is None or scheme.single_layers:
         raise UsageError(
-            f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, or ptq_wN and "
-            f"ptq_paper_wN for N = 2 ... 32, of all layers. Received: scheme={scheme.name!r}"
+            f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, or ptq_wN, "
+            f"ptq_opt_wN and ptq_paper_wN for N = 2 ... 32, of all layers. "
+            f"Received: scheme={scheme.name!r}"
         )
 
     def change(operator: str, kernel: Array) -> Array:
@@ -76,6 +80,26 @@ def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete
     if scheme.name != "int8_tensor":
         content = integer.equalised(content)
     return integer.quantized(content, observations, scheme.recipe)
+
+
+def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
+    """Round each kernel by the inputs that it meets behind those rounded already."""
+    from quarl_tf.export import integer
+
+    graph = integer.Graph(integer.equalised(content))
+    for name, operator in graph.layers().items():
+        kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
+        form = scheme.recipe.of(name).weights
+        if kernel is None or form is None:
+            continue
+        inputs = integer.inputs(graph, operator, observations)
+        flat = kernel.reshape(len(kernel), -1)
+        rounded = gptq(flat, inputs, form)
+        graph.set_constant(operator.inputs[1], rounded.reshape(kernel.shape))
+        if bias is not None:
+            shift = (rounded - flat) @ inputs.mean(axis=0)
+            graph.set_constant(operator.inputs[2], (bias - shift).astype(np.float32))
+    return graph.pack()
 
 
 def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
@@ -104,7 +128,7 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
             f"Received: scheme={policy.sidecar.scheme!r} of {str(source)!r}"
         )
     sidecar, observations = policy.sidecar, None
-    if scheme.name in CALIBRATED:
+    if scheme.calibrated:
         # Gymnasium; rounding weights needs none.
         from quarl_tf.export import calibration
 

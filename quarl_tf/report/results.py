@@ -97,6 +97,7 @@ class Source:
         margin_percent: Loss that does not matter, in percent of the fp32 return.
         sample: Whether to read the evaluations by sampled actions instead of the greedy ones.
         episodes: The most episodes to take of any evaluation.
+        skip_episodes: Episodes in front of those, which are left out.
         known: Why experiments are known to have no result, by run id and scheme.
         remedy: The command that makes all that is missing, where one does.
     """
@@ -105,6 +106,7 @@ class Source:
     margin_percent: float
     sample: bool = False
     episodes: int | None = None
+    skip_episodes: int = 0
     known: Mapping[_Key, str] = field(default_factory=dict)
     remedy: str | None = None
 
@@ -290,19 +292,20 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
             found[key] = pair
     if reference is None or isinstance(reference, Missing):
         return Replicate({}, missing, None)
-    counts = [len(evaluation.seeds) for _, evaluation in found.values()]
+    skip = source.skip_episodes
+    counts = [max(0, len(evaluation.seeds) - skip) for _, evaluation in found.values()]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
-    fp32 = reference[1].first(count)
+    fp32 = reference[1].first(count, skip=skip)
     played = baseline(source.workspace, cell.references[seed], fp32.seeds)
     if played is None:
         artifact = source.workspace.artifact(fp32.run_id, REFERENCE)
-        command = f"{evaluate_command(artifact, sample=source.sample)} --episodes {count}"
+        command = f"{evaluate_command(artifact, sample=source.sample)} --episodes {count + skip}"
         reason = "was not evaluated on the episodes of fp32"
         absent = Missing(fp32.run_id, BASELINE, reason, source.remedy or command)
         missing[fp32.run_id, BASELINE] = absent
     results = {}
     for key, (sidecar, whole) in found.items():
-        evaluation = whole.first(count)
+        evaluation = whole.first(count, skip=skip)
         comparison = compare(fp32, evaluation, played, source.margin_percent)
         results[key] = Result(sidecar, evaluation, comparison)
     return Replicate(results, missing, played)

@@ -141,11 +141,12 @@ def write(
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
         "memory": measured,
         "margin": f"{source.margin_percent:g} %",
+        "skipped": source.skip_episodes,
         "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
         "command": command,
         "made_by": [source.remedy]
         if source.remedy
-        else [line for one in loaded for line in _made_by(one, source.sample)],
+        else [line for one in loaded for line in _made_by(one, source)],
         "provenance": provenance([result for one in loaded for result in one.results]),
         "figures": pictures,
     }
@@ -236,14 +237,15 @@ def _told(cell: CellResults) -> dict[str, Any]:
     }
 
 
-def _made_by(cell: CellResults, sample: bool) -> list[str]:
+def _made_by(cell: CellResults, source: Source) -> list[str]:
     """Return the command lines that train, export and evaluate the results of a cell."""
     schemes: dict[str | None, list[str]] = {}
     for row in cell.trainings:
         if row.status == OK:
             schemes.setdefault(row.run_id, []).append(row.scheme)
     runs = {run.run_id: run for column in cell.cell.columns for run in column.runs}
-    options = f" --episodes {cell.episodes}" + " --sample" * sample
+    episodes = (cell.episodes or 0) + source.skip_episodes
+    options = f" --episodes {episodes}" + " --sample" * source.sample
     return [
         f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
         for run_id, run in runs.items()

@@ -78,6 +78,7 @@ class Scheme:
     | `int8_stock`   | int8          | int8        | native, by TensorFlow's converter alone  |
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
     | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
+    | `ptq_opt_wN`   | N-bit grid    | float32     | simulated: by GPTQ, the head at 8 bits   |
     | `ptq_wN-LAYER=M` | N-bit grid  | float32     | simulated: but M bits in a layer, or in more |
     | `qat_int8`     | int8          | int8        | native, of a training at 8 bits          |
     | `qat_int4`     | int4          | N-bit grid  | native storage, of a training at N <= 4  |
@@ -109,9 +110,15 @@ class Scheme:
         return weights.rounding if weights and not (self.native or self.aware) else None
 
     @property
+    def calibrated(self) -> bool:
+        """Whether it takes observations to quantise by, after training."""
+        return self.name in CALIBRATED or self.name.startswith("ptq_opt_")
+
+    @property
     def single_layers(self) -> bool:
         """Whether a layer has bits of its own."""
-        return self.recipe.head != self.recipe.default or bool(self.recipe.by_layer)
+        differs = self.recipe.head != self.recipe.default or bool(self.recipe.by_layer)
+        return differs and not self.calibrated
 
     @classmethod
     def parse(cls, name: str) -> Scheme:
@@ -125,6 +132,9 @@ class Scheme:
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
         if match and int(match[1]) in QAT_BITS:
             return cls(name, _uniform(integers(int(match[1]))), native=False, aware=True)
+        match = re.fullmatch(r"ptq_opt_w([1-9][0-9]*)", name)
+        if match and int(match[1]) in PTQ_BITS:
+            return cls(name, _optimised(int(match[1])), native=False)
         match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)((?:-[a-z]\w*=[1-9][0-9]*)*)", name)
         if match and int(match[2]) in PTQ_BITS:
             rounding = "floor" if match[1] else "nearest"
@@ -168,8 +178,18 @@ def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
     return Recipe(default=form(bits), head=form(widths.get("head", bits)), by_layer=by_layer)
 
 
+def _optimised(bits: int) -> Recipe:
+    def form(bits: int) -> LayerFormat:
+        return LayerFormat(weights=TensorFormat(bits=bits, symmetric=True, per_channel=True))
+
+    return Recipe(default=form(bits), head=form(max(bits, _HEAD_BITS)))
+
+
+#: Least width of the head where it is chosen.
+_HEAD_BITS = 8
+
 _QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
-_PTQ_SCHEMES = tuple(f"ptq_{how}w{bits}" for how in ("", "paper_") for bits in PTQ_BITS)
+_PTQ_SCHEMES = tuple(f"ptq_{how}w{bits}" for how in ("", "paper_", "opt_") for bits in PTQ_BITS)
 
 
 def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:

@@ -248,14 +248,18 @@ class Evaluation(_JsonRecord):
     processor: str
     sources: str
 
-    def first(self, episodes: int | None) -> Evaluation:
-        """Return it with its first episodes alone, or all; ties and latency stay those of all."""
+    def first(self, episodes: int | None, *, skip: int = 0) -> Evaluation:
+        """Return it with its first episodes behind those skipped, or with all of them.
+
+        Ties and latency stay those of all.
+        """
+        part = slice(skip, None if episodes is None else skip + episodes)
         return replace(
             self,
-            seeds=self.seeds[:episodes],
-            returns=self.returns[:episodes],
-            lengths=self.lengths[:episodes],
-            starts=None if self.starts is None else self.starts[:episodes],
+            seeds=self.seeds[part],
+            returns=self.returns[part],
+            lengths=self.lengths[part],
+            starts=None if self.starts is None else self.starts[part],
         )
 
     @classmethod

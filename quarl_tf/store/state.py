@@ -176,9 +176,11 @@ def baseline(workspace: Workspace, run: Run, seeds: Sequence[int]) -> Evaluation
 def saved_baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
     """Return the random policy's evaluation on these seeds, where it is kept as `artifact`'s."""
     try:
-        found = Evaluation.load(evaluation_path(artifact)).first(len(seeds))
+        whole = Evaluation.load(evaluation_path(artifact))
     except QuarlError:
         return None
+    skipped = whole.seeds.index(seeds[0]) if seeds[0] in whole.seeds else 0
+    found = whole.first(len(seeds), skip=skipped)
     expected = (run.plain.run_id, protocol(run.env_id, "random"), list(seeds))
     return found if (found.run_id, found.protocol, found.seeds) == expected else None
 

@@ -100,7 +100,8 @@ class Study:
     Attributes:
         name: Name of the report's folder.
         title: Heading of the report.
-        episodes: Episodes of every evaluation.
+        episodes: Episodes of every evaluation that are reported.
+        skip_episodes: Episodes in front of those, which something was chosen by.
         presets: A file of the user's presets, which go before the package's.
         modules: Modules that register environments of the user's own.
         memory: Whether the report tells the memory that the flatbuffers take.
@@ -111,6 +112,7 @@ class Study:
     title: str
     cells: tuple[Cell, ...]
     episodes: int
+    skip_episodes: int = 0
     presets: Path | None = None
     modules: tuple[str, ...] = ()
     memory: bool = False

@@ -169,7 +169,8 @@ def _command(
     workspace: Workspace, study: Study, run: Run, schemes: Sequence[str]
 ) -> tuple[str, ...]:
     words = shlex.split(run.command("run"))[1:]
-    words += ["--schemes", ",".join(schemes), "--episodes", f"{study.episodes}", "--no-report"]
+    words += ["--schemes", ",".join(schemes), "--episodes"]
+    words += [f"{study.episodes + study.skip_episodes}", "--no-report"]
     root = str(workspace.root.resolve())
     # -P: not by whatever package of this name lies in the current folder.
     return ("-P", "-m", "quarl_tf.cli", *words, "--root", root)

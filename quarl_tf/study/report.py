@@ -46,6 +46,7 @@ def write_study_report(
         workspace=workspace,
         margin_percent=margin_percent,
         episodes=study.episodes,
+        skip_episodes=study.skip_episodes,
         known=known,
         remedy=remedy,
     )

@@ -55,7 +55,8 @@ def _status(workspace: Workspace, study: Study, experiment: Experiment) -> Statu
         preset = preset_of(study, run)
     except QuarlError as error:
         return Status(experiment, State.FAILED, str(error))
-    found = state(workspace, run, scheme.name, episodes=study.episodes, preset=preset)
+    episodes = study.episodes + study.skip_episodes
+    found = state(workspace, run, scheme.name, episodes=episodes, preset=preset)
     failure = failure_path(workspace, run)
     if found.state != State.EVALUATED and failure.exists():
         lines = failure.read_text(errors="replace").split("\n")

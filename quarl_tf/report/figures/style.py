@@ -35,6 +35,9 @@ _NATIVE_COLOURS = {
     "fp16": "#0173b2",
     "dynamic_int8": "#2fa7c7",
     "int8": "#029e73",
+    "int8_head32": "#00b3c4",
+    "int8_tensor": "#8bc7a3",
+    "int8_stock": "#4455aa",
     "qat_int8": "#6aa51e",
     "qat_int4": "#3f7f3a",
 }

@@ -1,0 +1,57 @@
+"""Round a kernel so that what its layer computes changes least, on inputs that were seen.
+
+GPTQ (Frantar et al., arXiv 2210.17323): inputs are rounded one after the other, and what each
+rounding does to the outputs is made up for by the weights that are still to be rounded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quarl_tf.quantization.grid import Array, Grid, grid_between, snap
+from quarl_tf.spec import TensorFormat
+
+#: Added to the inputs' second moments, as a share of their mean, so that they can be inverted.
+_DAMPING = 0.01
+
+#: Parts of a channel's range that its grid may span.
+_PARTS = np.linspace(0.4, 1.0, 25)
+
+
+def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> Array:
+    """Return a kernel on a grid for each output.
+
+    Args:
+        kernel: [outputs, inputs] float32 weights.
+        inputs: [n, inputs] inputs that the layer meets.
+        form: Bits and kind of the grid.
+    """
+    weights = kernel.astype(np.float64)
+    moments = inputs.T.astype(np.float64) @ inputs / len(inputs)
+    grid = best_grid(weights, np.diag(moments), form)
+    moments += np.eye(len(moments)) * max(_DAMPING * np.diag(moments).mean(), 1e-12)
+    order = np.argsort(-np.diag(moments))
+    # Of the inverse, what is left of it once the inputs in front are rounded.
+    factor = np.linalg.cholesky(np.linalg.inv(moments[np.ix_(order, order)])).T
+    left, rounded = weights[:, order], np.empty_like(weights)
+    for i in range(len(order)):
+        rounded[:, i] = snap(left[:, i : i + 1], grid, form)[:, 0]
+        error = (left[:, i] - rounded[:, i]) / factor[i, i]
+        left[:, i:] -= error[:, None] * factor[i, i:]
+    found: Array = rounded[:, np.argsort(order)].astype(np.float32)
+    return found
+
+
+def best_grid(weights: Array, importance: Array, form: TensorFormat) -> Grid:
+    """Return the grid of each output whose squared error, by the inputs' size, is least.
+
+    Args:
+        weights: [outputs, inputs].
+        importance: [inputs] mean square of each input.
+        form: Bits and kind of the grid.
+    """
+    low, high = weights.min(axis=1, keepdims=True), weights.max(axis=1, keepdims=True)
+    grids = [grid_between(part * low, part * high, form) for part in _PARTS]
+    errors = [((snap(weights, grid, form) - weights) ** 2 @ importance) for grid in grids]
+    best, rows = np.argmin(errors, axis=0), np.arange(len(weights))
+    return Grid(*(np.stack(ends)[best, rows] for ends in zip(*grids, strict=True)))
