@@ -21,7 +21,7 @@ from quarl_tf.cli import arguments
 from quarl_tf.evaluation.shelf import Entry, shelf
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.page import number_text, percent, size
-from quarl_tf.spec import DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
+from quarl_tf.spec import CALIBRATED, DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, REPORTS, MODELS = ROOT / "quarl_tf", ROOT / "reports", Path("tflite_models")
@@ -99,7 +99,7 @@ def schemes() -> str:
     """Return the recipe of every scheme."""
     qat = ("qat_int8", "qat_int4", *(f"qat_w{bits}a{bits}" for bits in QAT_BITS))
     rows = []
-    for scheme in map(Scheme.parse, (*DEFAULT_SCHEMES, "ptq_paper_w8", *qat)):
+    for scheme in map(Scheme.parse, (*DEFAULT_SCHEMES, *CALIBRATED[1:], "ptq_paper_w8", "ptq_opt_w4", *qat)):
         recipe = scheme.recipe
         forms = (recipe.default, recipe.observation, recipe.head)
         kind = "native" if scheme.native else "simulated"
@@ -107,7 +107,7 @@ def schemes() -> str:
     header = ["scheme", "layers", "observation", "head", "file"]
     return (
         "# Schemes\n\nA scheme is a named recipe and how its file stores it; its name parses to "
-        "the recipe and back. `ptq_wN` and `ptq_paper_wN` are there for N = 2 … 32; "
+        "the recipe and back. `ptq_wN`, `ptq_paper_wN` and `ptq_opt_wN` are there for N = 2 … 32; "
         "`ptq_w4-head=8` has 8 bits in the head. Grids are explained in "
         "[quantisers](../design/quantisers.md).\n\n" + table(header, rows)
     )

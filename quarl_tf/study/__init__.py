@@ -6,14 +6,13 @@ killed goes on where it was.
 """
 
 from quarl_tf.store.state import State
-from quarl_tf.study.design import Cell, Experiment, Precision, Study, differing_settings
+from quarl_tf.study.design import Cell, Experiment, Study, differing_settings
 from quarl_tf.study.file import read
 from quarl_tf.study.status import Status, failure_path, plan, preset_of
 
 __all__ = [
     "Cell",
     "Experiment",
-    "Precision",
     "State",
     "Status",
     "Study",

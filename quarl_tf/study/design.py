@@ -1,4 +1,4 @@
-"""What a study is: cells, each in every seed and precision, and the experiments they make."""
+"""What a study is: cells, each in every seed and scheme, and the experiments they make."""
 
 from __future__ import annotations
 
@@ -7,29 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quarl_tf.spec import PTQ_BITS, REFERENCE, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
 
 #: What the report may draw returns in training against.
 X_AXES = ("steps", "episodes")
 
 
-@dataclass(frozen=True)
-class Precision:
-    """One column of a study: a scheme of plain trainings, or of those at some bits and delay.
-
-    Attributes:
-        label: Its name as in the papers' figure: Fp, 8* after training, 8, 7, … in training; with
-            the delay where a cell has several. Weights alone after training are w8, w7, …
-    """
-
-    label: str
-    scheme: Scheme
-    quantization: Quantization | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One algorithm on one environment, in every seed and precision.
+    """One algorithm on one environment, in every seed and scheme.
 
     Attributes:
         given_env_id: Id of the environment as the file has it, which may be an old one.
@@ -81,16 +67,11 @@ class Cell:
             self.presets,
         )
 
-    def precisions(self) -> list[Precision]:
-        """Return the columns, plain ones first."""
-        marks = {REFERENCE: "Fp", "int8": "8*"}
-        marks |= {f"ptq_w{bits}": f"w{bits}" for bits in PTQ_BITS}
-        found = [Precision(marks.get(name, name), Scheme.parse(name)) for name in self.schemes]
-        several = len({one.delay for one in self.quantizations}) > 1
-        for one in self.quantizations:
-            label = f"{one.bits} from {one.delay:,}" if several else str(one.bits)
-            found += [Precision(label, Scheme.parse(name), one) for name in default_schemes(one)]
-        return found
+    def columns(self) -> list[tuple[Scheme, Quantization | None]]:
+        """Return schemes, and how they are trained quantisation-aware; plain ones first."""
+        plain = [(Scheme.parse(name), None) for name in self.schemes]
+        aware = [(Scheme.parse(n), q) for q in self.quantizations for n in default_schemes(q)]
+        return [*plain, *aware]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +103,13 @@ class Study:
         """Yield every experiment; cells may share those of plain trainings, which come once."""
         seen = set()
         for cell in self.cells:
-            for precision in cell.precisions():
+            for scheme, quantization in cell.columns():
                 for seed in cell.seeds:
-                    run = cell.run(seed, precision.quantization)
-                    key = run.run_id, precision.scheme.name
+                    run = cell.run(seed, quantization)
+                    key = run.run_id, scheme.name
                     if key not in seen:
                         seen.add(key)
-                        yield Experiment(run, precision.scheme)
+                        yield Experiment(run, scheme)
 
 
 @dataclass(frozen=True)

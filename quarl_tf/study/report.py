@@ -64,10 +64,10 @@ def write_study_report(
 def _cell(cell: StudyCell) -> Cell:
     several = len({one.delay for one in cell.quantizations}) > 1
     columns = []
-    for one in cell.precisions():
-        label = one.scheme.name
-        if several and one.quantization is not None:
-            label += f" from {one.quantization.delay:,}"
-        runs = tuple(cell.run(seed, one.quantization) for seed in cell.seeds)
-        columns.append(Column(label, one.scheme, runs))
+    for scheme, quantization in cell.columns():
+        label = scheme.name
+        if several and quantization is not None:
+            label += f" from {quantization.delay:,}"
+        runs = tuple(cell.run(seed, quantization) for seed in cell.seeds)
+        columns.append(Column(label, scheme, runs))
     return Cell(title=cell.title, telling=cell.telling, columns=tuple(columns), remark=cell.remark)

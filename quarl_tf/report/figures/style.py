@@ -55,6 +55,7 @@ class Look(NamedTuple):
 #: By what schemes of a family begin with.
 FAMILIES = {
     "ptq_w": Look("flare_r", "D", "-"),
+    "ptq_opt_w": Look("blend:#6b0f3a,#e08bb0", "v", "--"),
     "ptq_paper_w": Look("blend:#4f4200,#c9ae35", "^", ":"),
     "qat_w": Look("blend:#3a0f5e,#b79be0", "s", "-."),
 }
