@@ -16,12 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_tf import environments
-from quarl_tf.environments.acting import ticks
 from quarl_tf.evaluation.shelf import entries
 from quarl_tf.export import calibration, integer
 from quarl_tf.foundation.files import write_text
-from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import LayerFormat, Recipe
 from quarl_tf.spec.recipe import integers
@@ -92,22 +89,6 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def returns(policy: Policy, env_id: str, seeds: list[int]) -> list[float]:
-    """Play one episode a seed; return the returns."""
-    found = []
-    env = environments.make(env_id)
-    for seed in seeds:
-        observation, _ = env.reset(seed=seed)
-        total = 0.0
-        for tick in ticks(env, policy.act, observation):
-            total += float(tick.rewards)
-            if tick.done:
-                break
-        found.append(total)
-    env.close()
-    return found
-
-
 def measure(path: Path, episodes: int) -> dict[str, float]:
     """Return the mean return of fp32 and of each variant."""
     policy = Policy.load(path)
@@ -116,12 +97,10 @@ def measure(path: Path, episodes: int) -> dict[str, float]:
     content = path.read_bytes()
     if sidecar.num_actions is not None:
         content = integer.centred(content)
-    seed = int(sidecar.run["seed"])
-    seeds = [environment_seed(seed, "recipe selection", i) for i in range(episodes)]
     files = {name: make(content, observations) for name, make in VARIANTS.items()}
     policies = {"fp32": policy, **{n: Policy(made, sidecar) for n, made in files.items()}}
     return {
-        name: statistics.fmean(returns(one, sidecar.env_id, seeds))
+        name: statistics.fmean(calibration.selection_returns(one, episodes))
         for name, one in policies.items()
     }
 

@@ -99,7 +99,9 @@ def schemes() -> str:
     """Return the recipe of every scheme."""
     qat = ("qat_int8", "qat_int4", *(f"qat_w{bits}a{bits}" for bits in QAT_BITS))
     rows = []
-    for scheme in map(Scheme.parse, (*DEFAULT_SCHEMES, *CALIBRATED[1:], "ptq_paper_w8", "ptq_opt_w4", *qat)):
+    for scheme in map(
+        Scheme.parse, (*DEFAULT_SCHEMES, *CALIBRATED[1:], "ptq_paper_w8", "ptq_opt_w4", *qat)
+    ):
         recipe = scheme.recipe
         forms = (recipe.default, recipe.observation, recipe.head)
         kind = "native" if scheme.native else "simulated"

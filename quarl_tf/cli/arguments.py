@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -69,6 +70,8 @@ def build() -> argparse.ArgumentParser:
         "-o", dest="output", type=Path, metavar="FILE", help="(default: SCHEME.tflite beside it)"
     )
 
+    _add_blame(verb)
+
     evaluate = verb("evaluate", "replay .tflite files, compare with fp32", _EXAMPLE_EVAL)
     evaluate.add_argument(
         "artifacts",
@@ -122,6 +125,24 @@ def _add_verb(verbs: Any, name: str, help_: str, example: str) -> argparse.Argum
     )
     added.set_defaults(verb=name)
     return added
+
+
+def _add_blame(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    blame = verb("blame", "tell which layer int8 hurts", "blame LunarLander-v3/dqn/fp32")
+    blame.add_argument(
+        "artifact",
+        metavar="ARTIFACT",
+        type=Path,
+        help="an fp32 .tflite file, or its name on the shelf",
+    )
+    _add_shelf(blame)
+    _add_import(blame)
+    blame.add_argument(
+        "--episodes",
+        type=int,
+        default=20,
+        help="episodes for each of the worst three (default: %(default)s)",
+    )
 
 
 def _add_study(verbs: Any) -> None:

@@ -33,6 +33,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import (
     DEFAULT_SCHEMES,
     REFERENCE,
@@ -173,6 +174,38 @@ def _evaluate(args: argparse.Namespace) -> None:
         return
     _evaluate_all(args.artifacts, args)
     _hold_to_gate(args.artifacts, args)
+
+
+def _blame(args: argparse.Namespace) -> None:
+    _import_modules(args)
+    if args.episodes < 1:
+        raise UsageError(f"Play at least one episode. Received: episodes={args.episodes}")
+    path = _artifact(args.artifact, args.shelf)
+    _check_artifacts([path])
+    policy = Policy.load(path)
+    if policy.sidecar.scheme != REFERENCE:
+        raise UsageError(
+            f"Name the {REFERENCE} file of a policy. Received: scheme={policy.sidecar.scheme!r}"
+        )
+    with spinner("blame"):
+        from quarl_tf.export.blame import blame
+
+        found = blame(flatbuffer.read(path), policy, args.episodes)
+    columns = ("layer", "range", "codes", "at the ends", "signal to noise", "share of the error")
+    table = Table(*columns, "other actions without it", "return gained without it")
+    for one in found:
+        table.add_row(
+            one.layer,
+            f"{one.low:.3g} … {one.high:.3g}",
+            str(one.codes),
+            f"{one.saturated:.1%}",
+            f"{one.noise:.1f} dB",
+            f"{one.share:.1%}",
+            f"{one.disagreement:.1%}",
+            "" if one.gain is None else f"{one.gain:+.2f}",
+        )
+    _console.print(table)
+    _say("without it: all layers in int8 but this one; returns on selection seeds, against int8")
 
 
 def _artifact(path: Path, models: Path) -> Path:
@@ -630,6 +663,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "train": _train,
     "export": _export,
     "quantize": _quantize,
+    "blame": _blame,
     "evaluate": _evaluate,
     "report": _report,
     "study plan": _study_plan,

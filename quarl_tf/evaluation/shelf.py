@@ -55,7 +55,8 @@ class Entry:
         if self.artifact.exists():
             return f"quarl evaluate {self.name}"
         reference = self.artifact.with_name(f"{REFERENCE}.tflite")
-        if reference.exists() and scheme.rounding and not scheme.single_layers:
+        weights_alone = scheme.rounding and not scheme.single_layers
+        if reference.exists() and (scheme.calibrated or weights_alone):
             return f"quarl quantize {reference} --scheme {scheme.name}"
         return f"{self.run.command('run')} --schemes {scheme.name}"
 

@@ -1,4 +1,7 @@
-"""Observations to calibrate with: greedy rollouts of a flatbuffer on calibration seeds."""
+"""Greedy rollouts of a flatbuffer: to calibrate with, and to choose recipes by.
+
+Their seeds are neither those of a training nor those of an evaluation.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf import environments
+from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.training.rollout import rollout
@@ -33,3 +37,19 @@ def observations(policy: Policy) -> NDArray[Any]:
 
     with closing(environments.make_vector(sidecar.env_id, episodes)) as envs:
         return rollout(envs, act, seed, kept).observations
+
+
+def selection_returns(policy: Policy, episodes: int) -> list[float]:
+    """Return what a policy earns in each of some episodes, the same for every policy of a run."""
+    run, returns = policy.sidecar.run, []
+    with closing(environments.make(policy.sidecar.env_id)) as env:
+        for number in range(episodes):
+            seed = environment_seed(int(run["seed"]), "recipe selection", number)
+            observation, _ = env.reset(seed=seed)
+            total = 0.0
+            for tick in ticks(env, policy.act, observation):
+                total += float(tick.rewards)
+                if tick.done:
+                    break
+            returns.append(total)
+    return returns

@@ -13,7 +13,7 @@ from quarl_tf.foundation.keras import keras
 from quarl_tf.quantization import qat
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED
+from quarl_tf.spec import CALIBRATED, Scheme
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
@@ -44,7 +44,7 @@ def compare(
     wanted = expected(seen, training=False).numpy()
     heads = np.stack([policy.head(observation) for observation in seen])
     name = policy.sidecar.scheme
-    exact = name not in ("dynamic_int8", *CALIBRATED)
+    exact = name != "dynamic_int8" and not Scheme.parse(name).calibrated
     if policy.sidecar.num_actions is not None and name in CALIBRATED:
         # What all actions share is taken off some of them, and changes no choice.
         heads, wanted = (x - x.mean(axis=1, keepdims=True) for x in (heads, wanted))

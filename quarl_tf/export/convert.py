@@ -28,7 +28,7 @@ from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, Run, Scheme, require_possible
+from quarl_tf.spec import CALIBRATED, REFERENCE, Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import not_exported
 from quarl_tf.store.workspace import Workspace, write_artifact
@@ -105,7 +105,7 @@ def export(
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    usual = _aware if scheme.aware else _simulated
+    usual = _aware if scheme.aware else _calibrated if scheme.calibrated else _simulated
     convert = _CONVERTERS.get(scheme.name, usual)
     content, expected = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
@@ -143,7 +143,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         operators=audit.operators,
         check={},
         network_sha256=record.network_sha256,
-        calibration_sha256=record.calibration_sha256 if scheme.name in CALIBRATED else None,
+        calibration_sha256=record.calibration_sha256 if scheme.calibrated else None,
         preset=record.preset,
         trained_commits=record.commits,
         trained_on=record.processors,
@@ -218,14 +218,14 @@ def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     return converted(converter), trained.network(trained.weights)
 
 
-def _int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
+def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Quantise with the ranges that the calibration observations reach."""
     expected, spec = trained.network(trained.weights), trained.spec
     if spec.num_actions is not None:
         expected = networks.action_head(expected)
     content = converted(of_function(expected, spec.observation_shape, spec.observation_dtype))
-    discrete = spec.num_actions is not None
-    made = ptq.quantized(content, scheme, trained.observations, discrete=discrete)
+    policy = Policy(content, _describe(trained, Scheme.parse(REFERENCE), content))
+    made, _ = ptq.calibrated(content, scheme, trained.observations, policy)
     return made, expected
 
 
@@ -264,6 +264,5 @@ _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {
     "fp32": _fp32,
     "fp16": _fp16,
     "dynamic_int8": _dynamic_int8,
-    **dict.fromkeys(CALIBRATED, _int8),
     "qat_int4": _packed,
 }

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,25 @@ def quantized(
         return fake_quantize(kernel, form, None if operator == "FULLY_CONNECTED" else 0)
 
     return flatbuffer.with_kernels(content, change)
+
+
+def calibrated(
+    content: bytes, scheme: Scheme, observations: Array, policy: Policy
+) -> tuple[bytes, dict[str, Any]]:
+    """Return a flatbuffer of a scheme that takes observations, and how it was chosen, if it was.
+
+    Args:
+        content: The fp32 flatbuffer.
+        scheme: Its scheme is `calibrated`.
+        observations: [n, ...] observations to calibrate with.
+        policy: The fp32 flatbuffer, loaded.
+    """
+    if scheme.name == "int8_auto":
+        from quarl_tf.export import blame
+
+        return blame.chosen(content, policy, observations)
+    discrete = policy.sidecar.num_actions is not None
+    return quantized(content, scheme, observations, discrete=discrete), {}
 
 
 def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete: bool) -> bytes:
@@ -128,13 +148,16 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
             f"Received: scheme={policy.sidecar.scheme!r} of {str(source)!r}"
         )
     sidecar, observations = policy.sidecar, None
+    choice: dict[str, Any] = {}
+    content = flatbuffer.read(source)
     if scheme.calibrated:
         # Gymnasium; rounding weights needs none.
         from quarl_tf.export import calibration
 
         observations = calibration.observations(policy)
-    discrete = sidecar.num_actions is not None
-    content = quantized(flatbuffer.read(source), scheme, observations, discrete=discrete)
+        content, choice = calibrated(content, scheme, observations, policy)
+    else:
+        content = quantized(content, scheme)
     target = source.with_name(f"{scheme.name}.tflite") if target is None else target
     digest = hashlib.sha256(content).hexdigest()
     with contextlib.suppress(QuarlError):
@@ -160,7 +183,8 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         sources=provenance.sources(),
     )
     if observations is not None:
-        made = replace(made, check=_agreement(policy, Policy(content, made), observations))
+        agreement = _agreement(policy, Policy(content, made), observations)
+        made = replace(made, check={**agreement, **choice})
     write_artifact(target, content, made)
     return target
 

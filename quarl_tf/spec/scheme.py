@@ -45,6 +45,7 @@ def _native() -> dict[str, Recipe]:
         "int8_tensor": tensor,
         "int8_head32": replace(channel, head=LayerFormat()),
         "int8_stock": channel,
+        "int8_auto": channel,
         "qat_int8": tensor,
         "qat_int4": _uniform(integers(INT4_BITS)),
     }
@@ -53,7 +54,7 @@ def _native() -> dict[str, Recipe]:
 _NATIVE = _native()
 
 #: Schemes whose activations are integers after training, with ranges from observations.
-CALIBRATED = ("int8", "int8_tensor", "int8_head32", "int8_stock")
+CALIBRATED = ("int8", "int8_tensor", "int8_head32", "int8_stock", "int8_auto")
 
 
 #: What `quarl run` exports when nothing else is asked for.
@@ -76,6 +77,7 @@ class Scheme:
     | `int8_tensor`  | int8          | int8        | native, one scale for a dense kernel     |
     | `int8_head32`  | int8          | int8        | native, but the last layer in float32    |
     | `int8_stock`   | int8          | int8        | native, by TensorFlow's converter alone  |
+    | `int8_auto`    | int8          | int8        | native, the best of six recipes by rollouts |
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
     | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
     | `ptq_opt_wN`   | N-bit grid    | float32     | simulated: by GPTQ, the head at 8 bits   |
@@ -105,9 +107,11 @@ class Scheme:
 
     @property
     def rounding(self) -> str | None:
-        """How weights alone come on their grid after training; None if they do not."""
+        """How weights alone come on their grid, without observations; None if they do not."""
         weights = self.recipe.default.weights
-        return weights.rounding if weights and not (self.native or self.aware) else None
+        if weights is None or self.native or self.aware or self.calibrated:
+            return None
+        return weights.rounding
 
     @property
     def calibrated(self) -> bool:
