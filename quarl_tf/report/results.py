@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate
 from quarl_tf.evaluation.compare import (
     Comparison,
     Interval,
@@ -175,11 +176,13 @@ class Replicate:
         results: Run id and scheme to result, all on the same episodes; none without fp32.
         missing: Run id and scheme, or `BASELINE`, to why there is no result.
         baseline: Evaluation of the random policy, if it is sound.
+        skipped: Returns of fp32 in the episodes that are left out.
     """
 
     results: dict[_Key, Result]
     missing: dict[_Key, Missing]
     baseline: Evaluation | None
+    skipped: Sequence[float] = ()
 
     @property
     def references(self) -> list[Result]:
@@ -308,7 +311,30 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
         evaluation = whole.first(count, skip=skip)
         comparison = compare(fp32, evaluation, played, source.margin_percent)
         results[key] = Result(sidecar, evaluation, comparison)
-    return Replicate(results, missing, played)
+    return Replicate(results, missing, played, reference[1].returns[:skip])
+
+
+def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
+    """Sum up every scheme of plain trainings that several cells have whole."""
+    found: dict[str, dict[str, list[Paired]]] = {}
+    for cell in cells:
+        for number, row in enumerate(cell.rows):
+            if row.status == OK and row.scheme != REFERENCE and row.delay is None:
+                paired = _paired(cell, cell.cell.columns[number])
+                if all(one.reference.mean() for one in paired):
+                    found.setdefault(row.scheme, {})[cell.cell.title] = paired
+    return [aggregate(scheme, of) for scheme, of in found.items() if len(of) > 1]
+
+
+def _paired(cell: CellResults, column: Column) -> list[Paired]:
+    return [
+        Paired(
+            np.array(one.results[run.run_id, column.scheme.name].evaluation.returns),
+            np.array(one.references[0].evaluation.returns),
+            np.array(one.skipped),
+        )
+        for run, one in zip(column.runs, cell.replicates, strict=True)
+    ]
 
 
 def require_reference(source: Source, run: Run) -> None:

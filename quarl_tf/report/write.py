@@ -24,7 +24,16 @@ from quarl_tf.report.figures.style import FAMILIES, family, png
 from quarl_tf.report.memory import memory_rows
 from quarl_tf.report.notes import notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
-from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, load_cell
+from quarl_tf.report.results import (
+    OK,
+    Cell,
+    CellResults,
+    Column,
+    Missing,
+    Source,
+    aggregates,
+    load_cell,
+)
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import export_command
@@ -111,6 +120,7 @@ def write(
         missing |= one.missing
     measured = [memory_rows(workspace, one) for one in loaded] if memory else []
     told = [_told(one) for one in loaded]
+    aggregated = aggregates(loaded)
     rows = [asdict(row) for one in loaded for row in one.trainings]
     content = {
         "name": name,
@@ -121,6 +131,7 @@ def write(
         "pooled": [asdict(row) for one in loaded for row in one.rows],
         "runs": rows,
         "missing": [asdict(one) for one in missing.values()],
+        "aggregates": [asdict(one) for one in aggregated],
     }
     if memory:
         content["memory"] = [row for of_cell in measured for row in of_cell]
@@ -135,6 +146,7 @@ def write(
         "title": title,
         "cells": loaded,
         "told": told,
+        "aggregates": aggregated,
         "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
         "schemes": {row.scheme for one in loaded for row in one.rows},
         "missing": list(missing.values()),
