@@ -83,7 +83,7 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
     def __init__(
         self,
         form: TensorFormat,
-        schedule: QatSchedule | None = None,
+        schedule: QatSchedule,
         *,
         kernel: bool = False,
         per_channel: bool = False,
@@ -94,15 +94,15 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
 
         Args:
             form: The grid.
-            schedule: Says the gradient, and whether the step is learned; None if nothing trains.
+            schedule: Says the gradient, and whether the step is learned.
             kernel: Whether the tensor is a kernel.
             per_channel: Whether each index of the last axis has a grid of its own.
             fixed: The range, where it is known.
             limit: Largest end of the range, whatever was seen.
         """
         self.form, self.kernel, self.per_channel = form, kernel, per_channel
-        self._clips = schedule is not None and schedule.gradient == "clipped"
-        self.learns = schedule is not None and schedule.learned_steps and fixed is None
+        self._clips = schedule.gradient == "clipped"
+        self.learns = schedule.learned_steps and fixed is None
         self._fixed, self._limit = fixed, limit
 
     def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:

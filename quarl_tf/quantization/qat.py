@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.keras import keras, tf
@@ -38,23 +37,14 @@ _TABLE_BITS, _TABLE_END = 8, 3.5
 
 _BYTE_BITS = 8
 
-#: Observations watched at once.
-_WATCHED = 250
 
-
-def watched(
-    network: keras.Model,
-    recipe: Recipe,
-    schedule: QatSchedule | None = None,
-    skip: tuple[Any, ...] = (),
-) -> keras.Model:
+def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> keras.Model:
     """Return a network that computes the same, and watches what `quantized` needs to know.
 
     Args:
         network: A policy network; its layers are shared.
         recipe: What will be quantised to what.
-        schedule: How it trains; None after training, where ranges are the extremes.
-        skip: Kinds of layers that are left in float.
+        schedule: How it trains.
 
     Raises:
         UsageError: A layer cannot be quantised.
@@ -66,7 +56,7 @@ def watched(
     }
 
     def wrap(layer: Any) -> Any:
-        if layer.name in plain or isinstance(layer, (*_PASSING, *skip)):
+        if layer.name in plain or isinstance(layer, _PASSING):
             return layer
         form = recipe.of(layer.name)
         if isinstance(layer, ByteScaling) and _bits(form) == _BYTE_BITS:
@@ -80,7 +70,7 @@ def watched(
             layer,
             _for_kernel(layer, form, schedule),
             _for_output(layer, form, schedule, feeds_table=layer.name in feeding),
-            "extremes" if schedule is None else schedule.ranges,
+            schedule.ranges,
         )
 
     return keras.models.clone_model(network, clone_function=wrap)
@@ -122,9 +112,7 @@ def _bits(form: LayerFormat) -> int | None:
     return None if form.activations is None else form.activations.bits
 
 
-def _for_kernel(
-    layer: Any, form: LayerFormat, schedule: QatSchedule | None
-) -> FakeQuantizer | None:
+def _for_kernel(layer: Any, form: LayerFormat, schedule: QatSchedule) -> FakeQuantizer | None:
     if form.weights is None or not isinstance(layer, _KERNELS):
         return None
     per_channel = isinstance(layer, keras.layers.Conv2D) or form.weights.per_channel
@@ -132,7 +120,7 @@ def _for_kernel(
 
 
 def _for_output(
-    layer: Any, form: LayerFormat, schedule: QatSchedule | None, *, feeds_table: bool
+    layer: Any, form: LayerFormat, schedule: QatSchedule, *, feeds_table: bool
 ) -> FakeQuantizer | None:
     grid = form.activations
     if grid is None:
@@ -184,12 +172,6 @@ def kernel_grids(network: keras.Model) -> list[tuple[int, bool]]:
     """Return each kernel's bits and whether each output has a grid of its own, in order."""
     found = (layer.quantizers.get("kernel") for layer in quantized_layers(network))
     return [(q.form.bits, q.per_channel) for q in found if q is not None]
-
-
-def watch(network: keras.Model, observations: npt.NDArray[Any]) -> None:
-    """Show observations to a watched network."""
-    for start in range(0, len(observations), _WATCHED):
-        network(observations[start : start + _WATCHED], training=True)
 
 
 def head_step(network: keras.Model) -> float:

@@ -274,7 +274,7 @@ def seen(name: str, count: int = 300) -> np.ndarray:
 
 def frozen(name: str, quantization: Quantization) -> keras.Model:
     network = watching(quantization)(FACTORIES[name]())
-    qat.watch(network, seen(name))
+    network(seen(name), training=True)
     network = qat.quantized(network)
     qat.freeze(network)
     return network
@@ -311,7 +311,7 @@ def test_a_quantised_network_shares_its_variables_and_leaves_the_watched_one(nam
     plain = FACTORIES[name]()
     network = watching(aware())(plain)
     observations = seen(name)
-    qat.watch(network, observations)
+    network(observations, training=True)
     before, values = networks.weights(network), network(observations).numpy()
     quantised = qat.quantized(network)
     qat.freeze(quantised)
@@ -385,7 +385,7 @@ def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) ->
 def test_layers_may_stay_in_float() -> None:
     eight = LayerFormat(weights=TensorFormat(bits=8, symmetric=True))
     recipe = Recipe(default=LayerFormat(), head=eight)
-    network = qat.quantized(qat.watched(FACTORIES["relu"](), recipe))
+    network = qat.quantized(qat.watched(FACTORIES["relu"](), recipe, QatSchedule(delay=1)))
     qat.freeze(network)
     weights = networks.weights(FACTORIES["relu"]())
     weights["head/kernel:0"] = fake_quantize(weights["head/kernel:0"], eight.weights)
@@ -458,7 +458,7 @@ def test_every_way_of_computing_a_quantised_network_is_the_same(
 def test_copies_get_the_grids() -> None:
     network, target = (watching(aware())(FACTORIES["relu"]()) for _ in range(2))
     observations = seen("relu")
-    qat.watch(network, observations)
+    network(observations, training=True)
     network, target = qat.quantized(network), qat.quantized(target)
     qat.freeze(network, [target])
     np.testing.assert_array_equal(target(observations), network(observations))
@@ -491,7 +491,7 @@ def test_ranges_that_are_not_finite_or_unknown_are_refused() -> None:
     network = watching(aware(ranges="extremes"))(FACTORIES["relu"]())
     with pytest.raises(UsageError, match="Received: delay=7"):
         qat.require_watched(network, 7)
-    qat.watch(network, np.full((4, 6), 2.0, np.float32))
+    network(np.full((4, 6), 2.0, np.float32), training=True)
     qat.require_watched(network, 7)
     kernel = network.get_layer("hidden_1").trainable_variables[0]
     kernel.assign(kernel * np.float32(np.inf))

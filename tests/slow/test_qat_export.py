@@ -60,7 +60,7 @@ class Bench:
         quantization = Quantization.from_mapping({"bits": bits, "delay": 1, **options})
         run = replace(KINDS[kind], quantization=quantization)
         network = watching(run.quantization)(self.plain(run))
-        qat.watch(network, self.seen(run.env_id))
+        network(self.seen(run.env_id), training=True)
         network = qat.quantized(network)
         qat.freeze(network)
         random = np.random.default_rng(0)

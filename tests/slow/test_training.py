@@ -20,7 +20,7 @@ from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.keras import tf
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
-from quarl_tf.quantization import qat, quantizing
+from quarl_tf.quantization import quantizing
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import TrainingRecord
 from quarl_tf.store.state import finished_training
@@ -393,7 +393,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(
     preset = presets.load(run.algo, run.env_id, run.overrides)
     state = loop._Training(tmp_path, run, preset)
     frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
-    qat.watch(state.agent.network, frames)
+    state.agent.network(frames, training=True)
     state._start_quantization()
 
     def act_on_frames(_: Any, act: Any, *__: Any) -> Any:
