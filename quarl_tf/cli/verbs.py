@@ -204,7 +204,7 @@ def _study_plan(args: argparse.Namespace) -> None:
     table = Table("run", "scheme", "state")
     for one in plan:
         state = f"[{_STATE_COLOURS[one.state]}]{one.state}"
-        table.add_row(one.experiment.run.run_id, one.experiment.scheme.name, state)
+        table.add_row(one.run.run_id, one.scheme.name, state)
     _console.print(table)
     _console.print(_counts(plan))
 
@@ -234,7 +234,7 @@ def _study_run(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not is_trained(workspace, run.run_id)]
-    _tell_slow(study.preset_of(wanted, run) for run in new)
+    _tell_slow(pipeline.preset_of(run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
         plan = engine.run(workspace, wanted, _engine(args), _say, update)
     _console.print(_counts(plan))
@@ -272,7 +272,7 @@ def _study_status(args: argparse.Namespace) -> None:
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
     for run_id, reason, file in dict.fromkeys(
-        (one.experiment.run.run_id, one.reason, one.failure) for one in failed
+        (one.run.run_id, one.reason, one.failure) for one in failed
     ):
         more = "" if file is None else f"; more in {file}"
         _say(f"failed    {run_id}  ({reason}{more})")

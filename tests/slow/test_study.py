@@ -109,7 +109,7 @@ def test_a_killed_study_goes_on_and_a_failing_cell_leaves_the_others_alone(
     assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot do without them;")
     assert f"read why in {plan[6].failure}" in last
     logs = [path.parent.name for path in root.glob("runs/*/run.log")]
-    assert sorted(logs) == sorted({one.experiment.run.run_id for one in plan[:6]})
+    assert sorted(logs) == sorted({one.run.run_id for one in plan[:6]})
 
 
 def test_a_second_run_tries_again_what_failed_and_nothing_else(

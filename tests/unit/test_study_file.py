@@ -35,25 +35,6 @@ def test_a_file_names_every_experiment(tmp_path: Path) -> None:
     assert found.episodes == 100
 
 
-def test_labels_are_those_of_the_papers_figure(tmp_path: Path) -> None:
-    (cell,) = study.read(write(tmp_path, BASE + "bits: [8, 2]\n")).cells
-    assert [(one.label, one.scheme.name) for one in cell.precisions()] == [
-        *(("Fp", "fp32"), ("8*", "int8")),
-        *(("8", "qat_int8"), ("8", "qat_w8a8"), ("2", "qat_w2a2")),
-    ]
-
-
-def test_labels_of_weights_alone_name_their_bits(tmp_path: Path) -> None:
-    text = BASE + "schemes: [ptq_w4, ptq_paper_w4, fp16]\n"
-    (cell,) = study.read(write(tmp_path, text)).cells
-    assert [one.label for one in cell.precisions()] == ["Fp", "w4", "ptq_paper_w4", "fp16"]
-
-
-def test_several_delays_are_told_apart(tmp_path: Path) -> None:
-    (cell,) = study.read(write(tmp_path, BASE + "bits: [2]\ndelays: [0.5, 10]\n")).cells
-    assert [one.label for one in cell.precisions()] == ["Fp", "8*", "2 from 50,000", "2 from 10"]
-
-
 def test_a_share_of_the_training_is_its_number_of_steps(tmp_path: Path) -> None:
     # 0.57 times 100000 is 56999.999999999993.
     (cell,) = study.read(write(tmp_path, BASE + "bits: [2]\ndelays: [0.57, 0.5]\n")).cells
