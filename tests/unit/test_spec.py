@@ -140,7 +140,7 @@ def test_commands_name_the_same_run(options: dict[str, Any], algo: str) -> None:
     parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
     assert dict(verbs._override(text) for text in parsed.overrides) == overrides
     preset = presets.load("ppo", "CartPole-v1", {"steps": 600})
-    assert verbs._quantization(parsed, preset) == run.quantization
+    assert verbs._quantization(parsed, algo, preset) == run.quantization
     assert (parsed.algo, parsed.env, parsed.seed) == (algo, "CartPole-v1", 7)
 
 
