@@ -39,13 +39,8 @@ def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> 
     absent = [row.run_id for row in trainings if row.status != OK]
     # Only the hash of a flatbuffer may have been kept.
     absent += [run_id for run_id, path in paths.items() if not path.exists()]
-    row: dict[str, Any] = {
-        "cell": pooled.cell,
-        "label": pooled.label,
-        "scheme": pooled.scheme,
-        "status": OK,
-    }
-    row |= {"bytes": None, "change_percent": None}
+    row: dict[str, Any] = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme}
+    row |= {"status": OK, "bytes": None, "change_percent": None}
     if absent:
         return row | {"status": f"missing in {', '.join(map(str, dict.fromkeys(absent)))}"}
     measured = [asdict(memory.measure(path)) for path in paths.values()]

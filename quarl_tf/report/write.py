@@ -42,17 +42,8 @@ def write_report(
 ) -> Path:
     """Report on runs that are exported and evaluated: one cell for those of one kind.
 
-    Args:
-        workspace: Where the runs are and the report goes.
-        run_ids: The runs.
-        command: Command line that makes this report, shown in it.
-        name: Name of the report; by default the run's, without the seed that of several, and
-            apart for sampled actions.
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        sample: Report on the evaluations by sampled actions instead of the greedy ones.
-
-    Returns:
-        The path of index.html. The same files in give the same bytes out.
+    The name is by default the run's, without the seed that of several, and apart for sampled
+    actions. Returns the path of index.html.
 
     Raises:
         UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
@@ -88,18 +79,9 @@ def write(
 ) -> Path:
     """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
 
-    Args:
-        source: Where the results are read.
-        cells: What is reported on.
-        name: Name of the report's folder.
-        title: Heading of the page.
-        command: Command line that makes this report, shown in it.
-        x: "step" or "episodes", what returns in training are drawn against.
-        memory: Whether to measure the memory that the native flatbuffers take.
-
-    Returns:
-        The path of index.html. The same files in give the same bytes out, but for the memory of
-        processes, which is measured anew.
+    Returns in training are drawn against `x`, "step" or "episodes". The same files in give the
+    same bytes out, but for the memory of processes, which is measured anew. Returns the path of
+    index.html.
 
     Raises:
         QuarlError: Trainings of one cell were evaluated by different rules.
@@ -107,8 +89,8 @@ def write(
     workspace = source.workspace
     loaded = [load_cell(source, cell) for cell in cells]
     missing: dict[tuple[str, str], Missing] = {}
-    for one in (replicate for cell in loaded for replicate in cell.replicates):
-        missing |= one.missing
+    for replicate in (replicate for cell in loaded for replicate in cell.replicates):
+        missing |= replicate.missing
     measured = [memory_rows(workspace, one) for one in loaded] if memory else []
     told = [_told(one) for one in loaded]
     rows = [asdict(row) for one in loaded for row in one.trainings]
@@ -126,11 +108,10 @@ def write(
         content["memory"] = [row for of_cell in measured for row in of_cell]
     folder = workspace.report_dir(name)
     write_json(folder / "results.json", content)
-    write_csv(
-        folder / "results.csv",
-        [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
-    )
+    lines = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
+    write_csv(folder / "results.csv", lines)
     pictures = list(draw(workspace, loaded, x))
+    made_by = [line for one in loaded for line in _made_by(one, source.sample)]
     context = {
         "title": title,
         "cells": loaded,
@@ -143,9 +124,7 @@ def write(
         "margin": f"{source.margin_percent:g} %",
         "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
         "command": command,
-        "made_by": [source.remedy]
-        if source.remedy
-        else [line for one in loaded for line in _made_by(one, source.sample)],
+        "made_by": [source.remedy] if source.remedy else made_by,
         "provenance": provenance([result for one in loaded for result in one.results]),
         "figures": pictures,
     }
@@ -164,11 +143,6 @@ def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False
 
 
 def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
-    """Return a sidecar of a run.
-
-    Raises:
-        QuarlError: It has none that can be read.
-    """
     for scheme in _exported(workspace, [run_id]):
         path = sidecar_path(workspace.artifact(run_id, scheme.name))
         if path.exists() and (sidecar := Sidecar.load(path)).run_id == run_id:
@@ -196,12 +170,14 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
     columns += [Column(s.name, s, tuple(runs)) for s in found if s.name != REFERENCE]
     first = runs[0]
     title = f"{first.algo} on {first.env_id}"
-    overrides = [f"{key}={value}" for key, value in first.overrides.items()]
+    options = dict(first.overrides)
     if first.quantization is not None:
-        overrides += [f"bits={first.quantization.bits}", f"delay={first.quantization.delay}"]
-        overrides += [f"{key}={value}" for key, value in first.quantization.options().items()]
-    telling = ", ".join(overrides + ["sampled actions"] * sample)
-    return Cell(title=f"{title} ({telling})" if telling else title, columns=tuple(columns))
+        options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
+        options |= first.quantization.options()
+    telling = [f"{key}={value}" for key, value in options.items()] + ["sampled actions"] * sample
+    return Cell(
+        title=f"{title} ({', '.join(telling)})" if telling else title, columns=tuple(columns)
+    )
 
 
 def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
