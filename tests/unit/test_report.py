@@ -35,6 +35,7 @@ from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 from quarl_tf.study.report import write_study_report
 
+Patch = pytest.MonkeyPatch
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
@@ -143,7 +144,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_figures(monkeypatch: Patch) -> None:
     """Leave the figures out of tests that look at words and numbers."""
     monkeypatch.setattr(report, "draw", lambda *_: iter(()))
 
@@ -251,9 +252,7 @@ def test_terms_are_explained_where_they_are_shown(workspace: Workspace, no_figur
     assert explained(eight) == {"qat_int8", "qat_wNaN"}
 
 
-def test_the_same_files_make_the_same_bytes(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_files_make_the_same_bytes(workspace: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(flatbuffer, "weights", layers)
     run = add_run(workspace)
     contents = []
@@ -282,9 +281,7 @@ def test_every_report_is_rendered_again_by_its_command(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_figures_of_an_earlier_report_are_removed(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_an_earlier_report_are_removed(workspace: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
     run = add_run(workspace, schemes=["fp32"])
     stale = workspace.report_dir(run.run_id) / "figures" / "learning_curves.png"
@@ -439,7 +436,7 @@ def commands(workspace: Workspace, run: Run) -> dict[str, list[str]]:
 
 
 def test_what_is_missing_is_named_with_the_command_from_where_the_user_is(
-    tmp_path: Path, no_figures: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_figures: None, monkeypatch: Patch
 ) -> None:
     workspace = Workspace(tmp_path / "my root")
     run = add_run(workspace)
@@ -540,7 +537,7 @@ def test_nothing_can_be_said_without_fp32(
 
 
 def test_a_flatbuffer_may_be_left_out_once_it_was_evaluated(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(flatbuffer, "weights", layers)
     run = add_run(workspace)
@@ -684,7 +681,7 @@ def test_names(workspace: Workspace, no_figures: None) -> None:
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
     runs = [
@@ -754,9 +751,7 @@ def finished_study(workspace: Workspace) -> None:
         add_run(workspace, seed, env_id="Acrobot-v1")
 
 
-def test_a_study_is_a_report_of_its_cells(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_a_report_of_its_cells(workspace: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
     finished_study(workspace)
     folder, wanted = report_on(workspace, STUDY)
@@ -803,7 +798,7 @@ def test_a_study_of_which_nothing_exists_has_a_report(workspace: Workspace) -> N
 
 
 def test_memory_is_that_of_native_files_compared_with_fp32(
-    workspace: Workspace, no_figures: None, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, no_figures: None, monkeypatch: Patch
 ) -> None:
     def measure(path: Path) -> memory.Memory:
         run_id = Sidecar.load(sidecar_path(path)).run_id
@@ -846,7 +841,7 @@ def curve_rows(delay: int | None, **columns: float) -> list[dict[str, float | st
     ],
 )
 def test_what_only_some_trainings_recorded_is_not_drawn(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, x: str, column: str, figure: str
+    workspace: Workspace, monkeypatch: Patch, x: str, column: str, figure: str
 ) -> None:
     monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
     plain, aware = add_run(workspace), add_run(workspace, quantization=AWARE)

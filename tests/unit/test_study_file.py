@@ -10,6 +10,7 @@ from quarl_tf import study
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import UsageError
 
+Capsys = pytest.CaptureFixture[str]
 BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
 
 
@@ -67,7 +68,7 @@ cells:
 
 
 def test_a_cell_goes_before_the_study_and_old_ids_are_translated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     text = """
 name: s
@@ -168,7 +169,7 @@ def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path:
     assert "\n" not in message
 
 
-def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
     for action in ("plan", "run", "status", "report"):
         assert verbs.main(["study", action, str(tmp_path / "none.yaml")]) == 2
         assert "none.yaml" in capsys.readouterr().err
