@@ -20,8 +20,6 @@ PROTOCOL_VERSION = 1
 #: What every record says about the run it belongs to, see `spec.Run`.
 _RUN_FIELDS = {"algo": str, "env_id": str, "seed": int, "overrides": dict[str, Any]}
 
-_CONVERT = "python -m quarl_tf.store.convert DIR brings files of an earlier version along"
-
 
 class _JsonRecord:
     """A dataclass kept as one JSON file."""
@@ -44,8 +42,8 @@ class _JsonRecord:
         differing = ({f.name for f in declared} ^ set(values)) - optional
         if differing:
             raise QuarlError(
-                f"{path} is no {cls.__name__} of this version; {_CONVERT}, or delete it and run "
-                f"again what made it. Received: fields that differ {', '.join(sorted(differing))}"
+                f"{path} is no {cls.__name__} of this version; delete it and run again what made "
+                f"it. Received: fields that differ {', '.join(sorted(differing))}"
             )
         for name, kind in get_type_hints(cls).items():
             if name in values and not _fits(values[name], kind):
