@@ -109,7 +109,7 @@ def _run(args: argparse.Namespace) -> None:
             f"{' and '.join(STOCHASTIC_ALGORITHMS)} are; leave out --sample. "
             f"Received: --algo {run.algo} --sample"
         )
-    workspace, name = Workspace(args.root), report_name(run.run_id, sample=args.sample)
+    workspace = Workspace(args.root)
     if run.quantization is None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
@@ -128,14 +128,16 @@ def _run(args: argparse.Namespace) -> None:
         lines = [f"train    {workspace.run_dir(run.run_id)}"]
         lines += [f"export   {path}" for path in artifacts]
         lines += _plan_of_evaluations(artifacts, args)
-        lines += [] if args.no_report else [f"report   {workspace.report_dir(name)}"]
+        if not args.no_report:
+            name = report_name(run.run_id, sample=args.sample)
+            lines.append(f"report   {workspace.report_dir(name)}")
         print(*lines, sep="\n")
         return
     _train_one(workspace, run, preset)
     _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)
     if not args.no_report:
-        _write_report([run.run_id], name, args)
+        _write_report([run.run_id], args)
     if args.gate is not None:
         summary.hold(artifacts, args)
 
@@ -194,18 +196,19 @@ def _artifact(path: Path, models: Path) -> Path:
 
 def _report(args: argparse.Namespace) -> None:
     _check_percent("--margin", args.margin)
-    workspace = Workspace(args.root)
-    name = None if args.name is None else checked_report_name(args.name)
-    if name is None and len(args.runs) == 1:
-        name = report_name(args.runs[0], sample=args.sample)
-    if args.dry_run:
-        from quarl_tf.report.write import require_reference
-
-        for run_id in args.runs:
-            require_reference(workspace, run_id, sample=args.sample)
-        print(f"report   {workspace.report_dir(name or '(after the runs)')}")
+    if args.name is not None:
+        checked_report_name(args.name)
+    if not args.dry_run:
+        _write_report(args.runs, args)
         return
-    _write_report(args.runs, name, args)
+    from quarl_tf.report.write import require_reference
+
+    workspace, name = Workspace(args.root), args.name or "(after the runs)"
+    for run_id in args.runs:
+        require_reference(workspace, run_id, sample=args.sample)
+    if args.name is None and len(args.runs) == 1:
+        name = report_name(args.runs[0], sample=args.sample)
+    print(f"report   {workspace.report_dir(name)}")
 
 
 def _study_plan(args: argparse.Namespace) -> None:
@@ -568,12 +571,12 @@ def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
         _console.print(summary.table(of_one, args, narrow=_console.width < _NARROW))
 
 
-def _write_report(run_ids: Sequence[str], name: str | None, args: argparse.Namespace) -> None:
+def _write_report(run_ids: Sequence[str], args: argparse.Namespace) -> None:
     with spinner("report"):
         page = pipeline.report(
             run_ids,
             root=args.root,
-            name=name,
+            name=getattr(args, "name", None),
             margin_percent=args.margin,
             sample=args.sample,
             command=args.command,

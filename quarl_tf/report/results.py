@@ -24,7 +24,6 @@ from quarl_tf.evaluation.compare import (
     pool,
     student_interval,
 )
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
@@ -268,7 +267,7 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
     for column in cell.columns:
         run, scheme = column.runs[seed], column.scheme.name
         key = run.run_id, scheme
-        pair = _load(source, run, scheme, reference, networks)
+        pair = load(source, run, scheme, reference, networks)
         reference = reference or pair
         if isinstance(pair, Missing):
             missing[key] = pair
@@ -294,21 +293,7 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
     return Replicate(results, missing, played)
 
 
-def require_reference(source: Source, run: Run) -> None:
-    """Refuse a run that has no fp32 result to compare with.
-
-    Raises:
-        QuarlError: There is none; the command that makes it is named.
-    """
-    found = _load(source, run.plain, REFERENCE, None, {})
-    if isinstance(found, Missing):
-        raise QuarlError(
-            f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
-            f"`{found.command}`. Received: run={run.run_id!r}"
-        )
-
-
-def _load(
+def load(
     source: Source,
     run: Run,
     scheme: str,

@@ -18,13 +18,11 @@ from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
 from quarl_tf.presets import settings
-from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
-from quarl_tf.report.memory import memory_rows
-from quarl_tf.report.notes import notes_on
+from quarl_tf.report.notes import memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
-from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, load_cell
+from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, load, load_cell
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import export_command
@@ -55,7 +53,7 @@ def write_report(
     sidecars = [_own_sidecar(workspace, run_id) for run_id in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
     for run in runs:
-        results.require_reference(source, run)
+        require_reference(workspace, run.run_id, sample=sample)
     chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
@@ -136,10 +134,16 @@ def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False
 
     Raises:
         UsageError: The run id is no name of a folder.
-        QuarlError: There is none.
+        QuarlError: There is none; the command that makes it is named.
     """
+    run = Run.from_dict(_own_sidecar(workspace, run_id).run)
     source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, sample=sample)
-    results.require_reference(source, Run.from_dict(_own_sidecar(workspace, run_id).run))
+    found = load(source, run.plain, REFERENCE, None, {})
+    if isinstance(found, Missing):
+        raise QuarlError(
+            f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
+            f"`{found.command}`. Received: run={run_id!r}"
+        )
 
 
 def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
