@@ -323,30 +323,6 @@ def stochastic(artifacts: dict[str, Path], tmp_path: Path) -> tuple[Path, str]:
     return tmp_path, run.run_id
 
 
-def test_sampled_and_greedy_results_do_not_mix(
-    stochastic: tuple[Path, str], capsys: Capsys
-) -> None:
-    root, run_id = stochastic
-    workspace = Workspace(root)
-    files = [str(workspace.artifact(run_id, scheme)) for scheme in ("fp32", "int8")]
-    assert verbs.main(["evaluate", *files, "--episodes", "5"]) == 0
-    assert "sampled" not in capsys.readouterr().out
-    assert verbs.main(["report", run_id, "--root", str(root)]) == 0
-    greedy = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-    assert verbs.main(["evaluate", *files, "--episodes", "4", "--sample"]) == 0
-    assert "4 episodes, the same for every scheme, sampled" in capsys.readouterr().out
-    assert verbs.main(["report", run_id, "--root", str(root), "--sample"]) == 0
-
-    assert {path: path.read_bytes() for path in greedy} == greedy
-    page = workspace.report_dir(f"{run_id}-sampled") / "report.md"
-    assert "sampled actions" in page.read_text()
-    assert "greedy actions" in (workspace.report_dir(run_id) / "report.md").read_text()
-    capsys.readouterr()
-    assert verbs.main(["list", "--root", str(root)]) == 0
-    assert re.search(rf"{run_id}\W+no\W+2\W+2\W+yes", capsys.readouterr().out)
-
-
 def test_gate_is_held_by_results_of_the_kind_asked_for(
     stochastic: tuple[Path, str], capsys: Capsys
 ) -> None:
