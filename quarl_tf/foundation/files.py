@@ -136,14 +136,12 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Keep other processes out while the block runs; the lock ends with the process at the latest.
+    """Keep other processes out of a folder while the block runs; it is made if it is not there.
 
-    Args:
-        folder: What is locked, itself, without a file in it; made if it is not there.
-        refusal: What to say where another process has the lock.
+    The folder itself is locked, and the lock ends with the process at the latest.
 
     Raises:
-        QuarlError: Another process has the lock, or the folder cannot be made.
+        QuarlError: Another process has the lock, which `refusal` says, or it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,9 @@
 """Read what a TFLite flatbuffer really holds: its types, operators and weights.
 
-Everything comes from the file itself, without TensorFlow and without running it, so that "full
-int8" is observed and not assumed. The schema's reader is plain Python over `struct` and NumPy: an
-offset that a damaged file sends astray ends in an exception, never in a crash.
-
-What takes a `source` takes a file or its content, and raises a QuarlError where that is missing,
-empty, damaged or no TFLite flatbuffer.
+Everything comes from the file itself, without TensorFlow and without running it. The schema's
+reader is plain Python over `struct` and NumPy: an offset that a damaged file sends astray ends in
+an exception, never in a crash. What takes a `source` takes a file or its content, and raises a
+QuarlError where that is missing, empty, damaged or no TFLite flatbuffer.
 """
 
 from __future__ import annotations
@@ -174,12 +172,10 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
 
 
 def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
-    """Return the weights as the network computes with them, in the order it uses them.
+    """Return the weights as the network computes with them, by name, in the order it uses them.
 
-    Returns:
-        Constant float32, float16, int8 and int4 tensors of rank 2 or more, by the name they have in
-        the file; integer ones are dequantised. The converter may name the same layer differently in
-        different schemes, but it keeps their order.
+    They are the constant float32, float16, int8 and int4 tensors of rank 2 or more, integer ones
+    dequantised. Schemes may name the same layer differently, but their order is the same.
     """
     found = {}
     for graph in _parse(source):
@@ -209,9 +205,6 @@ def with_kernels(
 
     `change` takes an operator's name and its kernel, output channels first, and returns what takes
     the kernel's place.
-
-    Raises:
-        QuarlError: The content is empty, damaged or no TFLite flatbuffer.
     """
     changed = bytearray(content)
     # Several operators may share a kernel: it is changed once. The arrays are views of `changed`.
@@ -251,11 +244,7 @@ def activations(source: Path | bytes) -> list[Activation]:
 
 
 def byte_size(dtype: str, elements: int) -> int:
-    """Return the bytes that so many elements take; those of less than a byte are packed.
-
-    Raises:
-        QuarlError: The type has no fixed size.
-    """
+    """Return the bytes that so many elements take; those of less than a byte are packed."""
     try:
         bits = _BITS.get(dtype) or 8 * np.dtype(dtype).itemsize
     except TypeError:

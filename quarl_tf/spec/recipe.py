@@ -51,12 +51,7 @@ class TensorFormat:
     ieee: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: The width is not 2 ... 32, a name is unknown, or two values contradict each
-                other.
-        """
+        """Raise a UsageError for values that mean nothing or contradict each other."""
         if self.bits not in PTQ_BITS:
             raise UsageError(f"bits must be 2 to 32. Received: bits={self.bits}")
         _require_known(self, rounding=("nearest", "floor"), step=("runtime", "paper"))
@@ -143,12 +138,7 @@ class QatSchedule:
     learned_steps: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: The delay is not positive, a name is unknown, or two options contradict each
-                other.
-        """
+        """Raise a UsageError for values that mean nothing or contradict each other."""
         if self.delay < 1:
             raise UsageError(
                 "The delay must be 1 step or more: ranges are watched until then. "
@@ -227,11 +217,7 @@ class Quantization:
     schedule: QatSchedule
 
     def __post_init__(self) -> None:
-        """Refuse widths that are not trained, and steps that cannot be learned.
-
-        Raises:
-            UsageError: A width is not 2 ... 8, or steps are to be learned of rounding down.
-        """
+        """Raise a UsageError for widths that are not trained and steps that cannot be learned."""
         recipe = self.recipe
         named = {"bits": recipe.default, "observation.bits": recipe.observation}
         named |= {"head.bits": recipe.head}

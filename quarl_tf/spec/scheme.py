@@ -35,19 +35,14 @@ def _uniform(form: LayerFormat) -> Recipe:
     return Recipe(default=form, observation=replace(form, weights=None), head=form)
 
 
-def _native() -> dict[str, Recipe]:
-    eight = _uniform(integers(8))
-    return {
-        "fp32": Recipe(),
-        "fp16": _uniform(_FLOAT16),
-        "dynamic_int8": _uniform(_DYNAMIC),
-        "int8": eight,
-        "qat_int8": eight,
-        "qat_int4": _uniform(integers(INT4_BITS)),
-    }
-
-
-_NATIVE = _native()
+_NATIVE = {
+    "fp32": Recipe(),
+    "fp16": _uniform(_FLOAT16),
+    "dynamic_int8": _uniform(_DYNAMIC),
+    "int8": _uniform(integers(8)),
+    "qat_int8": _uniform(integers(8)),
+    "qat_int4": _uniform(integers(INT4_BITS)),
+}
 
 
 #: What `quarl run` exports when nothing else is asked for.

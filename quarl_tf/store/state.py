@@ -69,16 +69,10 @@ def state(
 ) -> Status:
     """Tell how far an experiment is.
 
-    A large flatbuffer need not be kept once it was evaluated: the hash in its sidecar and in the
-    evaluation says what it was. Files that came without their run folder, as in a clone, count.
-
-    Args:
-        workspace: Where its files are.
-        run: What was trained.
-        scheme: Name of the scheme.
-        episodes: Episodes that an evaluation must have, of the run's seeds; None for any.
-        preset: The hyper-parameters that it must be trained by; None for those it was.
-        sample: Whether by sampled actions instead of greedy ones.
+    An evaluation is by greedy actions, or with `sample` by drawn ones. It counts with so many
+    `episodes` of the run's seeds, and a training by this `preset`; None takes any. A large
+    flatbuffer need not be kept once it was evaluated: the hash in its sidecar and in the evaluation
+    says what it was. Files that came without their run folder, as in a clone, count.
     """
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
@@ -204,13 +198,7 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
 def require_same_settings(
     folder: Path, recorded: Mapping[str, Any], run: Run, preset: Preset
 ) -> None:
-    """Refuse to go on in a folder with other settings than its own.
-
-    Args:
-        folder: The folder.
-        recorded: Its `run` and `preset`, as a record or a checkpoint keeps them.
-        run: What is asked for.
-        preset: Its preset.
+    """Refuse to go on in a folder whose recorded `run` and `preset` are not these.
 
     Raises:
         QuarlError: The two differ; the keys that do are named.
