@@ -247,7 +247,7 @@ def _study_run(args: argparse.Namespace) -> None:
         plan = engine.run(workspace, wanted, _engine(args), _say, update)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
-    waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
+    waiting = sum(one.state not in (State.EVALUATED, State.FAILED) for one in plan)
     if failed:
         also = f", and {waiting} more cannot do without them" if waiting else ""
         raise QuarlError(
@@ -305,7 +305,6 @@ def _study_report(args: argparse.Namespace) -> None:
 
 
 def _study_command(args: argparse.Namespace, action: str) -> str:
-    """Write the command line of another action on the same study."""
     return shlex.join(["quarl", "study", action, str(args.study), *_root(args)])
 
 
@@ -345,7 +344,7 @@ def _provenance(artifact: Path) -> list[tuple[str, str]]:
 
 def _list(args: argparse.Namespace) -> None:
     _console.print(_shelf_table(args.shelf))
-    table = Table("algorithm", "environments with a preset", title_justify="left")
+    table = Table("algorithm", "environments with a preset")
     for algo, pairs in groupby(presets.available(), key=itemgetter(0)):
         table.add_row(algo, ", ".join(env_id for _, env_id in pairs))
     _console.print(table)
@@ -378,8 +377,7 @@ _YES = ("no", "yes")
 
 
 def _shelf_table(models: Path) -> Table:
-    """Return what `quarl evaluate NAME` can play."""
-    table = Table("policy", "run", "return", "error", "verdict", "bytes", title_justify="left")
+    table = Table("policy", "run", "return", "error", "verdict", "bytes")
     for entry in shelf.available(models):
         comparison = entry.comparison()
         error = comparison and comparison.reward_error
@@ -412,7 +410,6 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
-    """Build the run asked for, and see that its environment and preset exist."""
     device.use(args.device)
     _import_modules(args)
     given = args.task or args.env
@@ -437,14 +434,12 @@ def _warn(line: str) -> None:
 
 
 def _tell_renamed(ids: Mapping[str, str]) -> None:
-    """Say which environments, by the id that was given, have another one today."""
     for given, today in ids.items():
         if given != today:
             _warn(f"{given} is {today} today; going on with that.")
 
 
 def _tell_slow(used: Iterable[Preset]) -> None:
-    """Say what to do where this processor has not the arithmetic of a preset."""
     here = provenance.processor()
     if provenance.lacks_bfloat16(here) and any(one.precision == "bfloat16" for one in used):
         _warn(
@@ -461,7 +456,6 @@ def _read_study(path: Path) -> Study:
 
 
 def _check_network(run: Run, preset: Preset) -> None:
-    """Build the network, and see that it fits the environment, the algorithm and the bits."""
     from quarl_tf import agents
     from quarl_tf.quantization import watching
 
@@ -512,12 +506,10 @@ def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> lis
 
 
 def _root(args: argparse.Namespace) -> list[str]:
-    """Return the words that say where, for a command to be copied."""
     return [] if args.root == Path() else ["--root", str(args.root)]
 
 
 def _check_artifacts(paths: Sequence[Path]) -> None:
-    """Refuse what is no flatbuffer of ours."""
     for path in paths:
         if path.is_dir():
             raise UsageError(f"Name files, not folders: {path}/*.tflite. Received: path={path}")

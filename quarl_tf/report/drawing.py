@@ -85,7 +85,6 @@ def _panel(cell: CellResults) -> Panel:
 
 
 def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[Picture]:
-    """Yield the figures of single episodes and of weights."""
     pairs = {}
     for column, row in list(zip(cell.cell.columns, cell.rows, strict=True))[1:]:
         if row.status == OK:

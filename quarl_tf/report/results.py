@@ -89,12 +89,9 @@ class Missing:
 class Source:
     """Where results are read, and which of them.
 
-    Attributes:
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        sample: Whether to read the evaluations by sampled actions instead of the greedy ones.
-        episodes: The most episodes to take of any evaluation.
-        known: Why experiments are known to have no result, by run id and scheme.
-        remedy: The command that makes all that is missing, where one does.
+    With `sample` it is the evaluations by sampled actions; `episodes` is the most to take of any.
+    `known` says, by run id and scheme, why there is known to be no result; `remedy` is the command
+    that makes all that is missing, where one does.
     """
 
     workspace: Workspace
@@ -163,10 +160,8 @@ class Result:
 class Replicate:
     """One seed of a cell.
 
-    Attributes:
-        results: Run id and scheme to result, all on the same episodes; none without fp32.
-        missing: Run id and scheme, or `BASELINE`, to why there is no result.
-        baseline: Evaluation of the random policy, if it is sound.
+    Results are by run id and scheme, all on the same episodes, none without fp32; what is missing
+    by run id and scheme or `BASELINE`.
     """
 
     results: dict[_Key, Result]

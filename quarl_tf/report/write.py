@@ -204,7 +204,6 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
 
 
 def _told(cell: CellResults) -> dict[str, Any]:
-    """Return what is told of a cell beside its rows."""
     return {
         "title": cell.cell.title,
         "runs": [run.run_id for run in cell.cell.references],
@@ -217,7 +216,6 @@ def _told(cell: CellResults) -> dict[str, Any]:
 
 
 def _made_by(cell: CellResults, sample: bool) -> list[str]:
-    """Return the command lines that train, export and evaluate the results of a cell."""
     schemes: dict[str | None, list[str]] = {}
     for row in cell.trainings:
         if row.status == OK:

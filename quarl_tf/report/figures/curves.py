@@ -122,7 +122,6 @@ def mean_line(lines: Sequence[pd.Series[float]]) -> pd.Series[float]:
 
 
 def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorder: int) -> None:
-    """Draw the mean of some lines, and faintly each of several."""
     # A tint, not a transparent line: where several agree, it stays faint.
     tint = sns.blend_palette(["white", colour], 10)[3]
     for line in lines if len(lines) > 1 else ():
