@@ -63,15 +63,11 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatbufferAudit:
-    """What a flatbuffer holds.
+    """What a flatbuffer holds: its main graph's interface and, of all graphs, the following.
 
-    Attributes:
-        tensor_dtypes: Number of tensors by dtype.
-        weight_dtypes: Number of elements in constant tensors by dtype.
-        operators: Operators in order with the dtype each computes, e.g. "FULLY_CONNECTED int8",
-            or "FULLY_CONNECTED float32×int8" for float activations with int8 weights.
-        inputs: Inputs of the main graph.
-        outputs: Outputs of the main graph.
+    Tensors are counted by dtype, weights by the elements of constant tensors. Operators are in
+    order with the dtype each computes, as "FULLY_CONNECTED int8", or "FULLY_CONNECTED float32×int8"
+    for float activations with int8 weights.
     """
 
     tensor_dtypes: dict[str, int]
@@ -142,11 +138,7 @@ def read(path: Path) -> bytes:
 
 
 def check_identifier(content: bytes | bytearray, name: str) -> None:
-    """Refuse bytes that do not even claim to be a TFLite flatbuffer.
-
-    Raises:
-        QuarlError: There are no bytes, or the identifier is not "TFL3".
-    """
+    """Refuse bytes that do not even claim to be a TFLite flatbuffer, by a QuarlError."""
     if content[4:8] != IDENTIFIER:
         raise QuarlError(
             f"{name} is not a TFLite flatbuffer; name a file that was exported. Received: "
@@ -285,7 +277,6 @@ def _bytes(buffer: Any, content: bytes | bytearray) -> NDArray[np.uint8] | None:
 
 
 def _listed(owner: Any, name: str) -> list[Any]:
-    """Return all that a table holds under a name."""
     return [getattr(owner, name)(i) for i in range(getattr(owner, f"{name}Length")())]
 
 

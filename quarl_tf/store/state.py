@@ -46,9 +46,8 @@ class State(StrEnum):
 class Status:
     """How far an experiment is, and its files as far as they belong together.
 
-    Attributes:
-        reason: Why it is not evaluated, in words that follow the name of the scheme.
-        command: The command line that brings it on.
+    `reason` says why it is not evaluated, in words that follow the name of the scheme, and
+    `command` is the command line that brings it on.
     """
 
     state: State
@@ -155,7 +154,6 @@ def protocol(env_id: str, actions: str) -> Protocol:
 
 
 def _reference_hashes(path: Path) -> set[str | None]:
-    """Return the hashes of references that an evaluation may have; None stands for none."""
     if not sidecar_path(path).exists():
         return {None}
     # One that was left out can be compared with no more.
