@@ -64,13 +64,9 @@ class Interval:
 class Comparison:
     """One scheme against fp32 on the same episodes of one trained policy.
 
-    Attributes:
-        returns: The scheme's mean return.
-        difference: Mean of scheme - fp32 over episodes paired by seed; negative is worse.
-        reference_mean: Mean return of fp32 on the same episodes.
-        reward_error: Percent of the fp32 return lost, see `reward_error`.
-        normalised_error: Percent of fp32's advantage over a random policy lost; None without one.
-        margin_percent: Margin that the verdict used, in percent of the fp32 return.
+    `returns` is the scheme's mean return, `difference` the mean of scheme - fp32 over episodes
+    paired by seed: negative is worse. Errors are in percent, see `reward_error` and
+    `normalised_error`, None where they are unknown; the margin is in percent of the fp32 return.
     """
 
     scheme: str
@@ -88,13 +84,8 @@ class Comparison:
 class Pooled:
     """One scheme against fp32 over several trained policies, each counting once.
 
-    Attributes:
-        episodes: Number of episodes over all of them.
-        returns: Mean over the policies of the scheme's mean return.
-        difference: Mean over the policies of their mean paired difference; negative is worse.
-        reward_error: Signed mean of the policies' reward errors; gains and losses cancel in it.
-        absolute_reward_error: Mean of their absolute values; nothing cancels.
-        normalised_error: Signed mean of the policies' normalised errors.
+    Episodes are added up; all else is a mean over the policies. In the signed mean of their reward
+    errors gains and losses cancel, in that of their absolute values nothing does.
     """
 
     episodes: int

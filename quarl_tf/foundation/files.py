@@ -97,11 +97,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        QuarlError: The file is missing or damaged.
-    """
+    """Read a JSON object; a QuarlError where the file is missing or damaged."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -117,11 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Hash a file's content.
-
-    Raises:
-        QuarlError: The file is missing, a folder or cannot be read.
-    """
+    """Hash a file's content; a QuarlError where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -121,11 +121,7 @@ class _Graph(NamedTuple):
 
 
 def read(path: Path) -> bytes:
-    """Read a flatbuffer's bytes.
-
-    Raises:
-        QuarlError: The file is missing, unreadable, empty or no TFLite flatbuffer.
-    """
+    """Read a flatbuffer's bytes; a QuarlError where the file is not one."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -214,11 +210,7 @@ def with_kernels(
 
 
 def activations(source: Path | bytes) -> list[Activation]:
-    """Return the tensors of the main graph that are not constant, inputs first.
-
-    Raises:
-        QuarlError: A tensor has no fixed size.
-    """
+    """Return the main graph's tensors that are not constant, inputs first, each of fixed size."""
     graph = _parse(source)[0]
     end = len(graph.operators) - 1
     first = dict.fromkeys(graph.inputs, 0)

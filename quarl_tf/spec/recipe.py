@@ -97,9 +97,9 @@ class Recipe:
         for name, form in self.by_layer.items():
             if layer == name or layer.startswith(f"{name}_"):
                 return form
-        return {**dict.fromkeys(SCALINGS, self.observation), **dict.fromkeys(HEADS, self.head)}.get(
-            layer, self.default
-        )
+        if layer in SCALINGS:
+            return self.observation
+        return self.head if layer in HEADS else self.default
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is not as it is by default, as JSON-ready values."""
@@ -155,11 +155,7 @@ class QatSchedule:
 
 
 def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
-    """Refuse a recipe that names a layer which is not there.
-
-    Raises:
-        UsageError: It does; the closest are named.
-    """
+    """Raise a UsageError for a recipe that names a layer which is not there."""
     for name in recipe.by_layer:
         if name not in layers:
             raise unknown("layer", name, layers)
@@ -270,7 +266,7 @@ class Quantization:
         few = rule != "paper" and bits <= FEW_BITS
         form = partial(_RULES[rule], per_channel=values.get("per_channel", few))
         widths = {name.removesuffix(".bits"): v for name, v in values.items() if "." in name}
-        for name, width in {**values, **{f"{k}.bits": v for k, v in widths.items()}}.items():
+        for name, width in values.items():
             if name.endswith("bits") and width not in QAT_BITS:
                 raise UsageError(f"{name} must be 2 to 8. Received: {name}={width}")
         edge = values.get("edge_bits", bits if rule == "paper" else _EDGE_BITS)

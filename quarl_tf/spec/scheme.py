@@ -123,11 +123,7 @@ class Scheme:
 
     @classmethod
     def of(cls, recipe: Recipe, *, native: bool, aware: bool = False) -> Scheme:
-        """Return the scheme of a recipe.
-
-        Raises:
-            UsageError: None has it.
-        """
+        """Return the scheme of a recipe; a UsageError where none has it."""
         uniform = replace(recipe, head=recipe.default, by_layer={})
         single = {"head": recipe.head} if recipe.head != recipe.default else {}
         weights = {k: v.weights for k, v in {**single, **recipe.by_layer}.items()}

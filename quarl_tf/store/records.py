@@ -129,11 +129,7 @@ class TrainingRecord(_JsonRecord):
         return _run_flaw(self.run)
 
     def verify(self, folder: Path) -> None:
-        """Check the files of the run folder against their hashes.
-
-        Raises:
-            QuarlError: A file is missing or was changed.
-        """
+        """Raise a QuarlError where a file of the run folder is missing or was changed."""
         for name, expected in (
             ("network.npz", self.network_sha256),
             ("calibration.npz", self.calibration_sha256),
