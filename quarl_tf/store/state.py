@@ -219,11 +219,7 @@ def require_same_settings(
 
 
 def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
-    """Return the record of a training that is finished.
-
-    Raises:
-        QuarlError: The run does not exist or is not finished.
-    """
+    """Return the record of a training; a QuarlError if it does not exist or is not finished."""
     folder = workspace.run_dir(run_id)
     if (folder / "training.json").exists():
         return TrainingRecord.load(folder / "training.json")
