@@ -33,12 +33,9 @@ def preset_of(run: Run) -> Preset:
 
 
 def train(run: Run, *, root: Path | str = ".", update: Any = _silent) -> TrainingRecord:
-    """Train a run into `runs/<run_id>/`, or go on where it was.
+    """Train a run into `runs/<run_id>/` below the root, or go on where it was.
 
-    Args:
-        run: What to train; its modules are imported first.
-        root: Folder of `runs/`, `tflite_models/` and `reports/`.
-        update: Called with the steps done, all steps, and a note.
+    `update` is called with the steps done, all steps, and a note.
 
     Raises:
         QuarlError: The run or its folder is not fit; see `training.loop.train`.
@@ -67,14 +64,8 @@ def export(
 ) -> list[Path]:
     """Export a trained run into its folder of `tflite_models/`, one flatbuffer a scheme.
 
-    Args:
-        run_id: Name of the run.
-        schemes: Names of the schemes; the usual ones of such a training if there are none.
-        root: As in `train`.
-        update: Called with the schemes done, all schemes, and the next one's name.
-
-    Returns:
-        The flatbuffers, in the order of the schemes.
+    Without schemes it is exported in the usual ones of such a training. Returns the flatbuffers in
+    the order of the schemes. `update` is called with the schemes done, all schemes, and the next.
 
     Raises:
         QuarlError: The run is not trained, a scheme is not of such a training, or a flatbuffer does
@@ -104,11 +95,8 @@ def evaluate(
 ) -> Evaluation:
     """Replay a flatbuffer in its environment, beside it its reference and the random baseline.
 
-    Args:
-        artifact: The flatbuffer, its sidecar beside it.
-        episodes: Whole episodes, on seeds that follow from the run's.
-        sample: Draw actions from the policy's distribution, instead of the best.
-        update: Called with the episodes done and all episodes.
+    Episodes are whole, on seeds that follow from the run's; with `sample`, actions are drawn from
+    the policy's distribution. `update` is called with the episodes done and all episodes.
 
     Raises:
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
@@ -134,18 +122,11 @@ def report(
     sample: bool = False,
     command: str = "quarl_tf.report(…)",
 ) -> Path:
-    """Write `reports/<name>/` on runs that are exported and evaluated.
+    """Write `reports/<name>/` on runs that are exported and evaluated; return its index.html.
 
-    Args:
-        run_ids: Names of the runs.
-        root: As in `train`.
-        name: Name of the report; by default after the runs.
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        sample: Report on the evaluations by sampled actions.
-        command: What makes this report, to be shown in it.
-
-    Returns:
-        The path of index.html.
+    The name is by default after the runs. `margin_percent` is the loss that does not matter, in
+    percent of the fp32 return; `sample` takes the evaluations by sampled actions; `command` is
+    shown as what makes this report.
 
     Raises:
         QuarlError: A run has no fp32 result, or runs do not belong together.

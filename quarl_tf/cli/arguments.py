@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +13,8 @@ from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import ALGORITHMS
 from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES
+
+_Option = Callable[[argparse.ArgumentParser], object]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -25,96 +26,86 @@ class _Parser(argparse.ArgumentParser):
 
 def build() -> argparse.ArgumentParser:
     """Build the parser; what it parses tells the `verb`, of a study with its action."""
+    train = "train --root mine --algo dqn --env CartPole-v1 --seed 0"
+    run = train.replace("train", "run", 1)
     parser = _Parser(
         prog="quarl",
         description="Shrink reinforcement-learning policies and prove what that costs.",
-        epilog=f"example: quarl {_EXAMPLE_RUN}",
+        epilog=f"example: quarl {run}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
     parser.set_defaults(verb=None)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
-    verb = partial(_add_verb, verbs)
+    def verb(name: str, help_: str, example: str, *options: _Option) -> argparse.ArgumentParser:
+        return _add_verb(verbs, name, help_, example, options)
 
-    run = verb("run", "train, export, evaluate and report", _EXAMPLE_RUN)
-    _add_root(run)
-    _add_run(run)
-    _add_schemes(run)
-    _add_evaluation(run)
-    run.add_argument("--no-report", action="store_true", help="leave the report out")
-    _add_dry_run(run)
-
-    train = verb("train", "train a policy, or go on training it", f"train {_EXAMPLE_TRAIN}")
-    _add_root(train)
-    _add_run(train)
-    _add_dry_run(train)
-
-    export = verb("export", "export a trained policy to .tflite", _EXAMPLE_EXPORT)
-    _add_root(export)
-    _add_import(export)
-    export.add_argument("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
-    _add_schemes(export)
-    _add_dry_run(export)
-
-    quantize = verb(
-        "quantize", "quantise an fp32 .tflite file, without its training", _EXAMPLE_QUANTIZE
+    about = "train, export, evaluate and report"
+    verb("run", about, run, _ROOT, *_RUN, _SCHEMES, *_EVALUATION, _NO_REPORT, _DRY_RUN)
+    verb("train", "train a policy, or go on training it", train, _ROOT, *_RUN, _DRY_RUN)
+    verb(
+        "export",
+        "export a trained policy to .tflite",
+        "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
+        *(_ROOT, _IMPORT),
+        _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0"),
+        *(_SCHEMES, _DRY_RUN),
     )
-    quantize.add_argument("artifact", metavar="ARTIFACT", type=Path)
-    _add_import(quantize)
-    quantize.add_argument(
-        "--scheme",
-        required=True,
-        help=f"{', '.join(CALIBRATED)}, or ptq_wN and ptq_paper_wN for N = 2 ... 32",
+    verb(
+        "quantize",
+        "quantise an fp32 .tflite file, without its training",
+        "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
+        *(_ARTIFACT, _IMPORT),
+        _option(
+            "--scheme",
+            required=True,
+            help=f"{', '.join(CALIBRATED)}, or ptq_wN, ptq_opt_wN, ptq_paper_wN, for N = 2 ... 32",
+        ),
+        _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
     )
-    quantize.add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", help="(default: SCHEME.tflite beside it)"
+    verb(
+        "blame",
+        "tell which layer int8 hurts",
+        "blame LunarLander-v3/dqn/fp32",
+        _file_option("artifact", "ARTIFACT", "an fp32 .tflite file, or its name on the shelf"),
+        *(_SHELF, _IMPORT),
+        _option(
+            "--episodes",
+            type=int,
+            default=20,
+            help="episodes for each of the worst three (default: %(default)s)",
+        ),
     )
-
-    _add_blame(verb)
-
-    evaluate = verb("evaluate", "replay .tflite files, compare with fp32", _EXAMPLE_EVAL)
-    evaluate.add_argument(
-        "artifacts",
-        metavar="ARTIFACT",
-        nargs="+",
-        type=Path,
-        help="a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME",
+    named = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
+    verb(
+        "evaluate",
+        "replay .tflite files, compare with fp32",
+        "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2",
+        _file_option("artifacts", "ARTIFACT", named, nargs="+"),
+        *(_SHELF, _IMPORT, *_EVALUATION, _DRY_RUN),
     )
-    _add_shelf(evaluate)
-    _add_import(evaluate)
-    _add_evaluation(evaluate)
-    _add_dry_run(evaluate)
-
-    report = verb("report", "write the report of one or more runs", _EXAMPLE_REPORT)
-    _add_root(report)
-    report.add_argument("runs", metavar="RUN", nargs="+", help="run ids")
-    report.add_argument("--name", help="name of the report's folder (default: after the runs)")
-    _add_sample(report, "report on the evaluations by sampled actions instead of the greedy ones")
-    _add_margin(report)
-    _add_dry_run(report)
-
+    verb(
+        "report",
+        "write the report of one or more runs",
+        "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
+        _ROOT,
+        _option("runs", metavar="RUN", nargs="+", help="run ids"),
+        _option("--name", help="name of the report's folder (default: after the runs)"),
+        _sample("report on the evaluations by sampled actions instead of the greedy ones"),
+        *(_MARGIN, _DRY_RUN),
+    )
     _add_study(verbs)
-
-    inspect = verb("inspect", "show what a .tflite file really holds", _EXAMPLE_INSPECT)
-    inspect.add_argument("artifact", metavar="ARTIFACT", type=Path)
-    listed = verb("list", "list the policies on the shelf, presets, schemes and runs", "list")
-    _add_root(listed)
-    _add_shelf(listed)
+    inspect = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
+    verb("inspect", "show what a .tflite file really holds", inspect, _ARTIFACT)
+    about = "list the policies on the shelf, presets, schemes and runs"
+    verb("list", about, "list", _ROOT, _SHELF)
     verb("doctor", "check versions and known clashes", "doctor")
     return parser
 
 
-_EXAMPLE_TRAIN = "--root mine --algo dqn --env CartPole-v1 --seed 0"
-_EXAMPLE_RUN = f"run {_EXAMPLE_TRAIN}"
-_EXAMPLE_EXPORT = "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8"
-_EXAMPLE_QUANTIZE = "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4"
-_EXAMPLE_EVAL = "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2"
-_EXAMPLE_REPORT = "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole"
-_EXAMPLE_STUDY = "study run studies/qat.yaml --jobs 4"
-_EXAMPLE_INSPECT = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
-
-
-def _add_verb(verbs: Any, name: str, help_: str, example: str) -> argparse.ArgumentParser:
+def _add_verb(
+    verbs: Any, name: str, help_: str, example: str, options: tuple[_Option, ...] = ()
+) -> argparse.ArgumentParser:
     added: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=help_,
@@ -124,169 +115,132 @@ def _add_verb(verbs: Any, name: str, help_: str, example: str) -> argparse.Argum
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     added.set_defaults(verb=name)
+    for add in options:
+        add(added)
     return added
-
-
-def _add_blame(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
-    blame = verb("blame", "tell which layer int8 hurts", "blame LunarLander-v3/dqn/fp32")
-    blame.add_argument(
-        "artifact",
-        metavar="ARTIFACT",
-        type=Path,
-        help="an fp32 .tflite file, or its name on the shelf",
-    )
-    _add_shelf(blame)
-    _add_import(blame)
-    blame.add_argument(
-        "--episodes",
-        type=int,
-        default=20,
-        help="episodes for each of the worst three (default: %(default)s)",
-    )
 
 
 def _add_study(verbs: Any) -> None:
     about = "plan, run and report the experiments that a file names"
-    study = _add_verb(verbs, "study", about, _EXAMPLE_STUDY)
+    study = _add_verb(verbs, "study", about, "study run studies/qat.yaml --jobs 4")
     actions = study.add_subparsers(title="actions", required=True, metavar="ACTION")
-
-    def action(name: str, help_: str) -> argparse.ArgumentParser:
-        added = _add_verb(actions, name, help_, f"study {name} studies/qat.yaml")
+    file = _file_option("study", "STUDY", "the study's file, in YAML")
+    how = (
+        _option("--engine", choices=("local", "ray"), default="local", help="what runs them"),
+        _option("--jobs", type=int, metavar="N", help="local: processes (default: one a core)"),
+        _option("--address", help="ray: of a cluster (default: of this machine alone)"),
+        _option("--cores", type=int, default=1, metavar="N", help="ray: cores of each run"),
+    )
+    for name, help_, options in (
+        ("plan", "list every experiment, and how far it is", ()),
+        ("run", "do what is missing, also what failed before", (*how, _DRY_RUN)),
+        ("status", "count the experiments by how far they are, show failures", ()),
+        ("report", "write tables and figures, and what is missing", (_MARGIN, _DRY_RUN)),
+    ):
+        example = f"study {name} studies/qat.yaml"
+        added = _add_verb(actions, name, help_, example, (file, _ROOT, *options))
         added.set_defaults(verb=f"study {name}")
-        added.add_argument("study", metavar="STUDY", type=Path, help="the study's file, in YAML")
-        _add_root(added)
-        return added
-
-    action("plan", "list every experiment, and how far it is")
-    run = action("run", "do what is missing, also what failed before")
-    run.add_argument("--engine", choices=("local", "ray"), default="local", help="what runs them")
-    run.add_argument("--jobs", type=int, metavar="N", help="local: processes (default: one a core)")
-    run.add_argument("--address", help="ray: of a cluster (default: of this machine alone)")
-    run.add_argument("--cores", type=int, default=1, metavar="N", help="ray: cores of each run")
-    _add_dry_run(run)
-    action("status", "count the experiments by how far they are, show failures")
-    report = action("report", "write tables and figures, and what is missing")
-    _add_margin(report)
-    _add_dry_run(report)
 
 
-def _add_root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="folder of runs/, tflite_models/ and reports/ (default: the current one)",
-    )
+def _option(*flags: str, **settings: Any) -> _Option:
+    return lambda parser: parser.add_argument(*flags, **settings)
 
 
-def _add_shelf(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--shelf",
-        type=Path,
-        default=Path("tflite_models"),
-        metavar="DIR",
-        help="folder of trained policies (default: %(default)s, and those of the package)",
-    )
+def _file_option(flag: str, metavar: str, help_: str | None = None, **settings: Any) -> _Option:
+    return _option(flag, type=Path, metavar=metavar, help=help_, **settings)
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
+def _several(flag: str, metavar: str, help_: str, dest: str) -> _Option:
+    help_ += "; may be repeated"
+    return _option(flag, dest=dest, action="append", default=[], metavar=metavar, help=help_)
+
+
+def _sample(help_: str) -> _Option:
+    return _option("--sample", action="store_true", help=help_)
+
+
+def _task(parser: argparse.ArgumentParser) -> None:
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("task", nargs="?", metavar="ENV", help="Gymnasium id")
     task.add_argument("--env", metavar="ID", help="the same")
-    parser.add_argument(
+
+
+_ARTIFACT = _file_option("artifact", "ARTIFACT")
+_ROOT = _file_option(
+    "--root",
+    "DIR",
+    "folder of runs/, tflite_models/ and reports/ (default: the current one)",
+    default=Path(),
+)
+_SHELF = _file_option(
+    "--shelf",
+    "DIR",
+    "folder of trained policies (default: %(default)s, and those of the package)",
+    default=Path("tflite_models"),
+)
+_IMPORT = _several(
+    "--import", "MODULE", "import a module that registers environments of your own", "modules"
+)
+_SCHEMES = _option(
+    "--schemes",
+    metavar="LIST",
+    help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
+    "a quantisation-aware training is for)",
+)
+_MARGIN = _option(
+    "--margin",
+    type=float,
+    default=DEFAULT_MARGIN_PERCENT,
+    metavar="PERCENT",
+    help="loss that does not matter to you, in %% of fp32's return (default: %(default)s)",
+)
+_NO_REPORT = _option("--no-report", action="store_true", help="leave the report out")
+_DRY_RUN = _option("--dry-run", action="store_true", help="print what would run")
+_RUN = (
+    _task,
+    _option(
         "--algo",
         help=f"algorithm: {', '.join(ALGORITHMS)} (default: the most robust one with a preset)",
-    )
-    _add_import(parser)
-    parser.add_argument("--seed", type=int, default=0, help="training seed (default: 0)")
-    parser.add_argument(
-        "-p",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a value of the preset; may be repeated",
-    )
-    parser.add_argument(
-        "--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"
-    )
-    parser.add_argument(
+    ),
+    _IMPORT,
+    _option("--seed", type=int, default=0, help="training seed (default: 0)"),
+    _several("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
+    _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
+    _option(
         "--quant-delay",
         type=int,
         metavar="STEPS",
         help="environment steps before that starts (default: half of the training)",
-    )
-    parser.add_argument(
+    ),
+    _several(
         "-q",
-        dest="quantization",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="how: LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
-        "learned_steps; may be repeated",
-    )
-    parser.add_argument(
+        "KEY=VALUE",
+        "how: LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
+        "learned_steps",
+        "quantization",
+    ),
+    _file_option(
         "--presets",
-        type=Path,
-        metavar="FILE",
-        help="presets of your own in YAML, by algorithm, then environment; they go before ours",
-    )
-    parser.add_argument(
+        "FILE",
+        "presets of your own in YAML, by algorithm, then environment; they go before ours",
+    ),
+    _option(
         "--device",
         choices=device.DEVICES,
         default="cpu",
         help="what to train on (default: %(default)s; gpu is experimental)",
-    )
-
-
-def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="import a module that registers environments of your own; may be repeated",
-    )
-
-
-def _add_schemes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--schemes",
-        metavar="LIST",
-        help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
-        "a quantisation-aware training is for)",
-    )
-
-
-def _add_evaluation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    ),
+)
+_EVALUATION = (
+    _option(
         "--episodes", type=int, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
-    )
-    _add_sample(parser, "draw actions from the policy's distribution (default: take the best)")
-    _add_margin(parser)
-    parser.add_argument(
+    ),
+    _sample("draw actions from the policy's distribution (default: take the best)"),
+    _MARGIN,
+    _option(
         "--gate",
         type=float,
         metavar="PERCENT",
         help="exit with 3 if a scheme's reward error is larger",
-    )
-
-
-def _add_sample(parser: argparse.ArgumentParser, help_: str) -> None:
-    parser.add_argument("--sample", action="store_true", help=help_)
-
-
-def _add_margin(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--margin",
-        type=float,
-        default=DEFAULT_MARGIN_PERCENT,
-        metavar="PERCENT",
-        help="loss that does not matter to you, in %% of fp32's return (default: %(default)s)",
-    )
-
-
-def _add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="print what would run")
+    ),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -30,14 +30,13 @@ def examine() -> list[Finding]:
     extras = ("", "evaluate", "report")
     findings = [found for extra in extras for found in _requirements(PACKAGE, extra)]
     if _version("tensorflow") is None:
-        return [
-            *findings,
-            Finding("training", True, "not installed: this machine can evaluate and report"),
-        ]
+        found = "not installed: this machine can evaluate and report"
+        return [*findings, Finding("training", True, found)]
     findings += _requirements(PACKAGE, extra="train")
     # Its exact pin of typing-extensions is what most other machine-learning packages break.
     findings += _requirements("tf-agents", extra="")
-    return [*findings, *(check() for check in _CHECKS)]
+    checks = (_keras_2, _same_minor, _pygame, _peers, _atari)
+    return [*findings, *(check() for check in checks)]
 
 
 def _version(package: str) -> str | None:
@@ -86,33 +85,22 @@ def _keras_2() -> Finding:
 def _same_minor() -> Finding:
     versions = _version("tensorflow") or "", _version("tf-keras") or ""
     same = versions[0].split(".")[:2] == versions[1].split(".")[:2]
-    return Finding(
-        "tensorflow and tf-keras agree",
-        same,
-        " and ".join(versions),
-        f"pip install 'tf-keras~={versions[0]}'",
-    )
+    remedy = f"pip install 'tf-keras~={versions[0]}'"
+    return Finding("tensorflow and tf-keras agree", same, " and ".join(versions), remedy)
 
 
 def _pygame() -> Finding:
     intruder = _version("pygame-ce")
-    return Finding(
-        "pygame is TF-Agents' own",
-        intruder is None,
-        f"pygame {_version('pygame')}"
-        + (f", overwritten by pygame-ce {intruder}" * bool(intruder)),
-        "pip uninstall -y pygame-ce && pip install --force-reinstall pygame==2.1.3",
-    )
+    found = f"pygame {_version('pygame')}"
+    found += f", overwritten by pygame-ce {intruder}" if intruder else ""
+    remedy = "pip uninstall -y pygame-ce && pip install --force-reinstall pygame==2.1.3"
+    return Finding("pygame is TF-Agents' own", intruder is None, found, remedy)
 
 
 def _peers() -> Finding:
-    found = [p for p in ("torch", "stable-baselines3", "pydantic") if _version(p)]
-    return Finding(
-        "no package that wants newer typing-extensions",
-        not found,
-        ", ".join(found) or "none",
-        f"move {', '.join(found)} to an environment of their own",
-    )
+    found = ", ".join(p for p in ("torch", "stable-baselines3", "pydantic") if _version(p))
+    name = "no package that wants newer typing-extensions"
+    return Finding(name, not found, found or "none", f"move {found} to an environment of their own")
 
 
 def _atari() -> Finding:
@@ -125,6 +113,3 @@ def _atari() -> Finding:
     except Exception as error:
         return Finding(name, False, f"{type(error).__name__}: {error}", "pip install ale-py")
     return Finding(name, True, "PongNoFrameskip-v4 starts")
-
-
-_CHECKS: tuple[Callable[[], Finding], ...] = (_keras_2, _same_minor, _pygame, _peers, _atari)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
@@ -16,94 +16,81 @@ from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What evaluated flatbuffers earn beside their run's fp32, as asked for on the command line."""
+def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
+    """Return a table of flatbuffers in one folder; a narrow one has no intervals."""
+    run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
+    title = f"{escape(run_id)}: {args.episodes} episodes, the same for every scheme"
+    made = Table(title=title + ", sampled actions" * args.sample, title_justify="left")
+    call = "sample µs" if args.sample else "act µs"
+    wide = ("scheme", "bytes", call, "return", "[95 %]", "error", "difference [95 %]", "verdict")
+    left_out = [place for place, name in enumerate(wide) if narrow and "[95 %]" in name]
+    for place, name in enumerate(wide):
+        if place not in left_out:
+            named = name in ("scheme", "verdict")
+            made.add_column(name, justify="left" if named else "right", no_wrap=True)
+    for path in artifacts:
+        cells = _row(path, args)
+        made.add_row(*(text for place, text in enumerate(cells) if place not in left_out))
+    return made
 
-    #: As if only these many episodes had been played.
-    episodes: int
-    #: Loss that does not matter, in percent of the fp32 return.
-    margin_percent: float
-    #: Whether by sampled actions instead of greedy ones.
-    sample: bool
 
-    def table(self, artifacts: Sequence[Path], *, narrow: bool) -> Table:
-        """Return a table of flatbuffers in one folder; a narrow one has no intervals."""
-        run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
-        title = f"{escape(run_id)}: {self.episodes} episodes, the same for every scheme"
-        title += ", sampled actions" if self.sample else ""
-        table = Table(title=title, title_justify="left")
-        call = "sample µs" if self.sample else "act µs"
-        wide = ("scheme", "bytes", call, "return", "[95 %]", "error", "difference [95 %]")
-        for column in (*(one for one in wide if not (narrow and "[95 %]" in one)), "verdict"):
-            named = column in ("scheme", "verdict")
-            table.add_column(column, justify="left" if named else "right", no_wrap=True)
-        for path in artifacts:
-            table.add_row(*self._row(path, narrow))
-        return table
+def _row(artifact: Path, args: Namespace) -> list[str]:
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    evaluation = _evaluation(artifact, args)
+    latency = (evaluation.latency_us or {}).get("median")
+    comparison = _comparison(artifact, args)
+    returns = comparison.returns if comparison else mean_return(evaluation)
+    return [
+        sidecar.scheme,
+        f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
+        f"{latency:.1f}" if latency is not None and sidecar.native else "",
+        f"{returns.mean:.2f}",
+        _limits_text(returns),
+        *_comparison_texts(comparison),
+    ]
 
-    def _row(self, artifact: Path, narrow: bool) -> list[str]:
-        sidecar = Sidecar.load(sidecar_path(artifact))
-        evaluation = self._evaluation(artifact)
-        latency = (evaluation.latency_us or {}).get("median")
-        comparison = self._comparison(artifact)
-        returns = comparison.returns if comparison else mean_return(evaluation)
-        error, difference, verdict = _comparison_texts(comparison)
-        return [
-            sidecar.scheme,
-            f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
-            f"{latency:.1f}" if latency is not None and sidecar.native else "",
-            f"{returns.mean:.2f}",
-            *([] if narrow else [_limits_text(returns)]),
-            error,
-            *([] if narrow else [difference]),
-            verdict,
-        ]
 
-    def hold(self, artifacts: Sequence[Path], gate_percent: float) -> None:
-        """Refuse flatbuffers that lose more than a share of the fp32 return.
+def hold(artifacts: Sequence[Path], args: Namespace) -> None:
+    """Refuse flatbuffers that lose more of the fp32 return than the gate allows.
 
-        Raises:
-            GateError: A reward error is larger than allowed, or cannot be told.
-        """
-        failing = []
-        for path in artifacts:
-            comparison = self._comparison(path)
-            if comparison is None:
-                run = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
-                raise GateError(
-                    "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                    f"file with; export fp32 too (quarl export {run.run_id} --schemes {REFERENCE}) "
-                    f"and evaluate again. Received: {path}"
-                )
-            error = comparison.reward_error
-            if error is None or error > gate_percent:
-                text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
-                failing.append(f"{path.stem} {text}")
-        if failing:
+    Raises:
+        GateError: A reward error is larger than allowed, or cannot be told.
+    """
+    failing = []
+    for path in artifacts:
+        comparison = _comparison(path, args)
+        if comparison is None:
+            run = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
             raise GateError(
-                f"Some schemes lose more than the gate of {gate_percent:g} % reward error allows. "
-                f"Received: {', '.join(failing)}"
+                "There is no fp32 result on the same seeds, by the same rules, to compare the "
+                f"file with; export fp32 too (quarl export {run.run_id} --schemes {REFERENCE}) "
+                f"and evaluate again. Received: {path}"
             )
-
-    def _comparison(self, artifact: Path) -> Comparison | None:
-        """Compare with the run's fp32, if that played the same episodes by the same rules."""
-        fp32 = reference_of(artifact)
-        if not evaluation_path(fp32, sample=self.sample).exists():
-            return None
-        evaluation, reference = self._evaluation(artifact), self._evaluation(fp32)
-        if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
-            return None
-        return compare(reference, evaluation, None, self.margin_percent)
-
-    def _evaluation(self, artifact: Path) -> Evaluation:
-        path = evaluation_path(artifact, sample=self.sample)
-        return Evaluation.load(path).first(self.episodes)
+        error = comparison.reward_error
+        if error is None or error > args.gate:
+            text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
+            failing.append(f"{path.stem} {text}")
+    if failing:
+        raise GateError(
+            f"Some schemes lose more than the gate of {args.gate:g} % reward error allows. "
+            f"Received: {', '.join(failing)}"
+        )
 
 
-def reference_of(artifact: Path) -> Path:
-    """Return the fp32 flatbuffer that one is compared with, by its sidecar."""
-    return reference_path(artifact, Sidecar.load(sidecar_path(artifact)))
+def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
+    """Compare with the run's fp32, if that played the same episodes by the same rules."""
+    fp32 = reference_path(artifact, Sidecar.load(sidecar_path(artifact)))
+    if not evaluation_path(fp32, sample=args.sample).exists():
+        return None
+    evaluation, reference = _evaluation(artifact, args), _evaluation(fp32, args)
+    if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
+        return None
+    return compare(reference, evaluation, None, args.margin)
+
+
+def _evaluation(artifact: Path, args: Namespace) -> Evaluation:
+    path = evaluation_path(artifact, sample=args.sample)
+    return Evaluation.load(path).first(args.episodes)
 
 
 def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:

@@ -22,8 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from quarl_tf import environments, pipeline, presets, study
-from quarl_tf.cli import arguments
-from quarl_tf.cli.summary import Summary
+from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export.ptq import quantize
@@ -88,10 +87,10 @@ def main(words: Sequence[str] | None = None) -> int:
         parsed.command = shlex.join(["quarl", *given])
         _VERBS[parsed.verb](parsed)
     except QuarlError as error:
-        print(f"quarl: {error}", file=sys.stderr)
+        _warn(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print("quarl: interrupted; the same command goes on where it was.", file=sys.stderr)
+        _warn("interrupted; the same command goes on where it was.")
         return 130
     except BrokenPipeError:
         # Whoever read the output (head, less) has seen enough; Python would complain at exit.
@@ -105,32 +104,43 @@ def _run(args: argparse.Namespace) -> None:
     run, preset = _requested_run(args)
     schemes = _schemes(args, run.quantization)
     require_possible(run, schemes)
-    if args.sample:
-        _check_stochastic(run)
-    workspace, name = Workspace(args.root), report_name(run.run_id, sample=args.sample)
+    if args.sample and run.algo not in STOCHASTIC_ALGORITHMS:
+        raise UsageError(
+            f"Policies of {run.algo} are no distribution to sample actions from, those of "
+            f"{' and '.join(STOCHASTIC_ALGORITHMS)} are; leave out --sample. "
+            f"Received: --algo {run.algo} --sample"
+        )
+    workspace = Workspace(args.root)
     if run.quantization is None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
     if run.quantization and not has_reference(workspace, run, sample=args.sample):
         _check_network(run, preset)  # What cannot be quantised needs no reference.
-        raise _lacks_reference(workspace, run, args)
+        command = shlex.join([*shlex.split(run.plain.command("run")), *_root(args)])
+        raise QuarlError(
+            "A quantisation-aware training is compared with its plain reference, which comes "
+            f"first: {command}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
+            f"{workspace.root.resolve()}"
+        )
     refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
-        _plan(
-            f"train    {workspace.run_dir(run.run_id)}",
-            *(f"export   {path}" for path in artifacts),
-            *_plan_of_evaluations(artifacts, args),
-            *([] if args.no_report else [f"report   {workspace.report_dir(name)}"]),
-        )
+        lines = [f"train    {workspace.run_dir(run.run_id)}"]
+        lines += [f"export   {path}" for path in artifacts]
+        lines += _plan_of_evaluations(artifacts, args)
+        if not args.no_report:
+            name = report_name(run.run_id, sample=args.sample)
+            lines.append(f"report   {workspace.report_dir(name)}")
+        print(*lines, sep="\n")
         return
     _train_one(workspace, run, preset)
     _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)
     if not args.no_report:
-        _write_report(workspace, [run.run_id], name, args)
-    _hold_to_gate(artifacts, args)
+        _write_report([run.run_id], args)
+    if args.gate is not None:
+        summary.hold(artifacts, args)
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -138,7 +148,7 @@ def _train(args: argparse.Namespace) -> None:
     refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
-        _plan(f"train    {workspace.run_dir(run.run_id)}")
+        print(f"train    {workspace.run_dir(run.run_id)}")
         return
     _train_one(workspace, run, preset)
 
@@ -152,7 +162,7 @@ def _export(args: argparse.Namespace) -> None:
     require_possible(run, schemes)
     if args.dry_run:
         environments.env_spec(run.env_id)  # Refuses what is not registered.
-        _plan(*(f"export   {workspace.artifact(args.run, scheme.name)}" for scheme in schemes))
+        print(*(f"export   {workspace.artifact(args.run, s.name)}" for s in schemes), sep="\n")
         return
     _export_all(workspace, args.run, schemes)
 
@@ -170,10 +180,11 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.dry_run:
         for path in args.artifacts:
             require_playable(path, sample=args.sample)
-        _plan(*_plan_of_evaluations(args.artifacts, args))
+        print(*_plan_of_evaluations(args.artifacts, args), sep="\n")
         return
     _evaluate_all(args.artifacts, args)
-    _hold_to_gate(args.artifacts, args)
+    if args.gate is not None:
+        summary.hold(args.artifacts, args)
 
 
 def _blame(args: argparse.Namespace) -> None:
@@ -219,18 +230,19 @@ def _artifact(path: Path, models: Path) -> Path:
 
 def _report(args: argparse.Namespace) -> None:
     _check_percent("--margin", args.margin)
-    workspace = Workspace(args.root)
-    name = None if args.name is None else checked_report_name(args.name)
-    if name is None and len(args.runs) == 1:
-        name = report_name(args.runs[0], sample=args.sample)
-    if args.dry_run:
-        from quarl_tf.report.write import require_reference
-
-        for run_id in args.runs:
-            require_reference(workspace, run_id, sample=args.sample)
-        _plan(f"report   {workspace.report_dir(name or '(after the runs)')}")
+    if args.name is not None:
+        checked_report_name(args.name)
+    if not args.dry_run:
+        _write_report(args.runs, args)
         return
-    _write_report(workspace, args.runs, name, args)
+    from quarl_tf.report.write import require_reference
+
+    workspace, name = Workspace(args.root), args.name or "(after the runs)"
+    for run_id in args.runs:
+        require_reference(workspace, run_id, sample=args.sample)
+    if args.name is None and len(args.runs) == 1:
+        name = report_name(args.runs[0], sample=args.sample)
+    print(f"report   {workspace.report_dir(name)}")
 
 
 def _study_plan(args: argparse.Namespace) -> None:
@@ -238,18 +250,14 @@ def _study_plan(args: argparse.Namespace) -> None:
     table = Table("run", "scheme", "state")
     for one in plan:
         state = f"[{_STATE_COLOURS[one.state]}]{one.state}"
-        table.add_row(one.experiment.run.run_id, one.experiment.scheme.name, state)
+        table.add_row(one.run.run_id, one.scheme.name, state)
     _console.print(table)
     _console.print(_counts(plan))
 
 
-_STATE_COLOURS = {
-    State.MISSING: "default",
-    State.TRAINED: "yellow",
-    State.EXPORTED: "yellow",
-    State.EVALUATED: "green",
-    State.FAILED: "red",
-}
+_STATE_COLOURS: dict[State, str] = dict(
+    zip(State, ("default", "yellow", "yellow", "green", "red"), strict=True)
+)
 
 
 def _counts(plan: Sequence[Status]) -> str:
@@ -268,12 +276,12 @@ def _study_run(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not is_trained(workspace, run.run_id)]
-    _tell_slow(study.preset_of(wanted, run) for run in new)
+    _tell_slow(pipeline.preset_of(run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
         plan = engine.run(workspace, wanted, _engine(args), _say, update)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
-    waiting = sum(one.state != State.EVALUATED for one in plan) - len(failed)
+    waiting = sum(one.state not in (State.EVALUATED, State.FAILED) for one in plan)
     if failed:
         also = f", and {waiting} more cannot do without them" if waiting else ""
         raise QuarlError(
@@ -305,9 +313,7 @@ def _study_status(args: argparse.Namespace) -> None:
     plan = study.plan(Workspace(args.root), _read_study(args.study))
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
-    for run_id, reason, file in dict.fromkeys(
-        (one.experiment.run.run_id, one.reason, one.failure) for one in failed
-    ):
+    for run_id, reason, file in dict.fromkeys((f.run.run_id, f.reason, f.failure) for f in failed):
         more = "" if file is None else f"; more in {file}"
         _say(f"failed    {run_id}  ({reason}{more})")
 
@@ -316,7 +322,7 @@ def _study_report(args: argparse.Namespace) -> None:
     _check_percent("--margin", args.margin)
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     if args.dry_run:
-        _plan(f"report   {workspace.report_dir(wanted.name)}")
+        print(f"report   {workspace.report_dir(wanted.name)}")
         return
     with spinner("report"):
         from quarl_tf.study.report import write_study_report
@@ -333,7 +339,6 @@ def _study_report(args: argparse.Namespace) -> None:
 
 
 def _study_command(args: argparse.Namespace, action: str) -> str:
-    """Write the command line of another action on the same study."""
     return shlex.join(["quarl", "study", action, str(args.study), *_root(args)])
 
 
@@ -373,7 +378,7 @@ def _provenance(artifact: Path) -> list[tuple[str, str]]:
 
 def _list(args: argparse.Namespace) -> None:
     _console.print(_shelf_table(args.shelf))
-    table = Table("algorithm", "environments with a preset", title_justify="left")
+    table = Table("algorithm", "environments with a preset")
     for algo, pairs in groupby(presets.available(), key=itemgetter(0)):
         table.add_row(algo, ", ".join(env_id for _, env_id in pairs))
     _console.print(table)
@@ -390,22 +395,23 @@ def _list(args: argparse.Namespace) -> None:
         if on_shelf and not workspace.run_dir(run_id).exists():
             continue
         exported = list(workspace.artifact_dir(run_id).glob("*.tflite"))
-        found.add_row(
-            run_id,
-            "yes" if trained else "no",
-            str(len(exported)),
-            str(sum(map(_has_evaluation, exported))),
-            "yes" if run_id in reported else "no",
+        evaluated = sum(
+            any(evaluation_path(path, sample=kind).exists() for kind in (False, True))
+            for path in exported
         )
+        counts = f"{len(exported)}", f"{evaluated}"
+        found.add_row(run_id, _YES[trained], *counts, _YES[run_id in reported])
     if found.rows:
         _console.print(found)
     else:
         _say(f"no runs in {workspace.root.resolve()}")
 
 
+_YES = ("no", "yes")
+
+
 def _shelf_table(models: Path) -> Table:
-    """Return what `quarl evaluate NAME` can play."""
-    table = Table("policy", "run", "return", "error", "verdict", "bytes", title_justify="left")
+    table = Table("policy", "run", "return", "error", "verdict", "bytes")
     for entry in shelf.available(models):
         comparison = entry.comparison()
         error = comparison and comparison.reward_error
@@ -419,12 +425,6 @@ def _shelf_table(models: Path) -> Table:
             f"{entry.sidecar.size_bytes:,}" if entry.sidecar.native else "simulated",
         )
     return table
-
-
-def _has_evaluation(artifact: Path) -> bool:
-    """Tell whether there is an evaluation, greedy or by sampled actions."""
-    kinds = (False, True)
-    return any(evaluation_path(artifact, sample=kind).exists() for kind in kinds)
 
 
 def _doctor(args: argparse.Namespace) -> None:
@@ -444,7 +444,6 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
-    """Build the run asked for, and see that its environment and preset exist."""
     device.use(args.device)
     _import_modules(args)
     given = args.task or args.env
@@ -457,32 +456,30 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     environments.require_actions(algo, environments.env_spec(env_id))
     preset = presets.load(algo, env_id, overrides, args.presets)
     if args.presets is not None and not presets.has_own(algo, env_id, args.presets):
-        print(
-            f"quarl: {args.presets} has no {algo} preset of {env_id}; going on with ours.",
-            file=sys.stderr,
-        )
+        _warn(f"{args.presets} has no {algo} preset of {env_id}; going on with ours.")
     quantization = _quantization(args, algo, preset)
     own = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
     return Run(algo, env_id, args.seed, overrides, quantization, modules, own), preset
 
 
+def _warn(line: str) -> None:
+    print(f"quarl: {line}", file=sys.stderr)
+
+
 def _tell_renamed(ids: Mapping[str, str]) -> None:
-    """Say which environments, by the id that was given, have another one today."""
     for given, today in ids.items():
         if given != today:
-            print(f"quarl: {given} is {today} today; going on with that.", file=sys.stderr)
+            _warn(f"{given} is {today} today; going on with that.")
 
 
 def _tell_slow(used: Iterable[Preset]) -> None:
-    """Say what to do where this processor has not the arithmetic of a preset."""
     here = provenance.processor()
     if provenance.lacks_bfloat16(here) and any(one.precision == "bfloat16" for one in used):
-        print(
-            f"quarl: this processor ({here}) has no bfloat16, in which convolutions are to train: "
+        _warn(
+            f"this processor ({here}) has no bfloat16, in which convolutions are to train: "
             "it may take several times as long as float32; to train in that, give "
-            "-p precision=float32 (in a study, overrides).",
-            file=sys.stderr,
+            "-p precision=float32 (in a study, overrides)."
         )
 
 
@@ -493,7 +490,6 @@ def _read_study(path: Path) -> Study:
 
 
 def _check_network(run: Run, preset: Preset) -> None:
-    """Build the network, and see that it fits the environment, the algorithm and the bits."""
     from quarl_tf import agents
     from quarl_tf.quantization import watching
 
@@ -521,7 +517,6 @@ def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quanti
 
 
 def _import_modules(args: argparse.Namespace) -> None:
-    """Let the user's modules register their environments, before any is looked up."""
     if args.modules:
         environments.import_environments(args.modules)
 
@@ -544,22 +539,11 @@ def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> lis
     return [Scheme.parse(name) for name in names]
 
 
-def _lacks_reference(workspace: Workspace, run: Run, args: argparse.Namespace) -> QuarlError:
-    """Build the error of a quantisation-aware run with nothing to compare with."""
-    command = shlex.join([*shlex.split(run.plain.command("run")), *_root(args)])
-    return QuarlError(
-        "A quantisation-aware training is compared with its plain reference, which comes first: "
-        f"{command}. Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
-    )
-
-
 def _root(args: argparse.Namespace) -> list[str]:
-    """Return the words that say where, for a command to be copied."""
     return [] if args.root == Path() else ["--root", str(args.root)]
 
 
 def _check_artifacts(paths: Sequence[Path]) -> None:
-    """Refuse what is no flatbuffer of ours."""
     for path in paths:
         if path.is_dir():
             raise UsageError(f"Name files, not folders: {path}/*.tflite. Received: path={path}")
@@ -579,16 +563,6 @@ def _check_evaluation(args: argparse.Namespace) -> None:
     _check_percent("--margin", args.margin)
     if args.gate is not None:
         _check_percent("--gate", args.gate)
-
-
-def _check_stochastic(run: Run) -> None:
-    """Refuse, before anything is trained, to sample from what will be no distribution."""
-    if run.algo not in STOCHASTIC_ALGORITHMS:
-        raise UsageError(
-            f"Policies of {run.algo} are no distribution to sample actions from, those of "
-            f"{' and '.join(STOCHASTIC_ALGORITHMS)} are; leave out --sample. "
-            f"Received: --algo {run.algo} --sample"
-        )
 
 
 def _check_percent(option: str, value: float) -> None:
@@ -618,29 +592,17 @@ def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, sample=args.sample, update=update)
-    summary, narrow = _summary(args), _console.width < _NARROW
     for folder in dict.fromkeys(path.parent for path in artifacts):
         of_one = [path for path in artifacts if path.parent == folder]
-        _console.print(summary.table(of_one, narrow=narrow))
+        _console.print(summary.table(of_one, args, narrow=_console.width < _NARROW))
 
 
-def _hold_to_gate(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
-    if args.gate is not None:
-        _summary(args).hold(artifacts, args.gate)
-
-
-def _summary(args: argparse.Namespace) -> Summary:
-    return Summary(args.episodes, args.margin, args.sample)
-
-
-def _write_report(
-    workspace: Workspace, run_ids: Sequence[str], name: str | None, args: argparse.Namespace
-) -> None:
+def _write_report(run_ids: Sequence[str], args: argparse.Namespace) -> None:
     with spinner("report"):
         page = pipeline.report(
             run_ids,
-            root=workspace.root,
-            name=name,
+            root=args.root,
+            name=getattr(args, "name", None),
             margin_percent=args.margin,
             sample=args.sample,
             command=args.command,
@@ -651,11 +613,6 @@ def _write_report(
 def _plan_of_evaluations(artifacts: Sequence[Path], args: argparse.Namespace) -> list[str]:
     paths = [evaluation_path(path, sample=args.sample) for path in artifacts]
     return [f"evaluate {path}" for path in paths]
-
-
-def _plan(*lines: str) -> None:
-    for line in lines:
-        print(line)
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {

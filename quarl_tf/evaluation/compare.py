@@ -1,17 +1,10 @@
 """Tell what a scheme costs in reward, and how sure that is.
 
-Two sources of chance are kept apart. Within one trained policy the unit is the episode: the same
-seeds are replayed under every scheme, so the differences are paired and their mean has a bootstrap
-interval. Fewer than `MIN_EPISODES` cannot tell, whatever their interval: a handful may all agree by
-chance, and no interval made of them shows what they missed. Over several trainings the unit is the
-training run: 3 policies of 100 episodes are 3 observations of what quantisation does to a policy,
-not 300, so the pooled interval is Student's t over the means of the runs (a bootstrap of 3 numbers
-has 10 distinct samples and is far too narrow), and never narrower than the episodes behind those
-means allow: three means may agree by luck.
-
-A game without chance in it is a third case: a greedy policy plays on alike from many of its starts.
-Its episodes of equal returns are one observation (see `effective_n`), and few that are all
-equal have no interval.
+Within one trained policy the unit is the episode: the same seeds are replayed under every scheme,
+so differences are paired and their mean has a bootstrap interval. Over several trainings the unit
+is the training: the pooled interval is Student's t over their means, and never narrower than the
+episodes behind those means allow. A greedy policy in a game without chance plays on alike from many
+starts: episodes of equal returns are one observation (see `effective_n`).
 
 The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
 so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
@@ -71,13 +64,9 @@ class Interval:
 class Comparison:
     """One scheme against fp32 on the same episodes of one trained policy.
 
-    Attributes:
-        returns: The scheme's mean return.
-        difference: Mean of scheme - fp32 over episodes paired by seed; negative is worse.
-        reference_mean: Mean return of fp32 on the same episodes.
-        reward_error: Percent of the fp32 return lost, see `reward_error`.
-        normalised_error: Percent of fp32's advantage over a random policy lost; None without one.
-        margin_percent: Margin that the verdict used, in percent of the fp32 return.
+    `returns` is the scheme's mean return, `difference` the mean of scheme - fp32 over episodes
+    paired by seed: negative is worse. Errors are in percent, see `reward_error` and
+    `normalised_error`, None where they are unknown; the margin is in percent of the fp32 return.
     """
 
     scheme: str
@@ -95,13 +84,8 @@ class Comparison:
 class Pooled:
     """One scheme against fp32 over several trained policies, each counting once.
 
-    Attributes:
-        episodes: Number of episodes over all of them.
-        returns: Mean over the policies of the scheme's mean return.
-        difference: Mean over the policies of their mean paired difference; negative is worse.
-        reward_error: Signed mean of the policies' reward errors; gains and losses cancel in it.
-        absolute_reward_error: Mean of their absolute values; nothing cancels.
-        normalised_error: Signed mean of the policies' normalised errors.
+    Episodes are added up; all else is a mean over the policies. In the signed mean of their reward
+    errors gains and losses cancel, in that of their absolute values nothing does.
     """
 
     episodes: int
@@ -114,25 +98,14 @@ class Pooled:
 
 
 def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
-    """Return the mean with its interval: a bootstrap, or Student's t of few or repeated values.
+    """Return the mean of finite values [n] with its interval; one value has an infinite one.
 
-    The bootstrap is BCa with a fixed seed: same values, same interval. A few values resampled are
-    mostly the same few, and their bootstrap interval is too narrow (of 2 values, it is the values
-    themselves); below `MIN_EPISODES` Student's t makes up for that, at the price of taking them for
-    normal. So it does where some values repeat others, which a bootstrap would take for as many
-    observations more; below 2 observations, and below `MIN_EPISODES` that are all equal, there is
-    no interval then.
-
-    BCa follows the skew of returns that are capped on one side: where 5 of 100 episodes fail, t and
-    percentile intervals miss the lower truth too often. No bootstrap sees what never happened: n
-    equal values give an interval of no width, though an event in up to about 3 of n episodes agrees
-    with them at 95 %, so that a handful of equal values shows next to nothing. One value has no
-    interval: its limits are infinite.
-
-    Args:
-        values: Finite values, shape [n] with n >= 1.
-        observations: How many observations the values are worth where some repeat others, see
-            `effective_n`; None where each is one of its own.
+    It is a BCa bootstrap with a fixed seed, which follows the skew of returns that are capped on
+    one side, or Student's t of fewer than `MIN_EPISODES` values and of repeated ones:
+    `observations` is how many those are worth (`effective_n`). There is no interval of repeated
+    values below 2 observations, and below `MIN_EPISODES` that are all equal. No bootstrap sees what
+    never happened: n equal values give no width, though an event in up to about 3 of n episodes
+    agrees with them at 95 %.
 
     Raises:
         QuarlError: There are no values, or one is not finite.
@@ -164,14 +137,7 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
 def student_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
     """Return the mean with Student's t interval, for few values such as means of whole trainings.
 
-    Equal values give an interval of no width, one value an infinite one.
-
-    Args:
-        values: Finite values, shape [n] with n >= 1.
-        observations: As in `mean_interval`, above 1.
-
-    Raises:
-        QuarlError: There are no values, or one is not finite.
+    Equal values give an interval of no width, one value an infinite one; else as `mean_interval`.
     """
     sample = _sample(values)
     if sample.size == 1:
@@ -195,10 +161,7 @@ def paired_difference(
 ) -> Interval:
     """Return the mean of other - reference with its interval, see `mean_interval`.
 
-    Args:
-        reference: Returns of the reference, shape [n], one per seed.
-        other: Returns of the other policy on the same seeds in the same order, shape [n].
-        observations: As in `mean_interval`.
+    Both are returns [n] on the same seeds in the same order.
 
     Raises:
         QuarlError: The two are empty, not finite or of different lengths.
@@ -217,20 +180,18 @@ def reward_error(reference_mean: float, other_mean: float) -> float | None:
 
     None when R_fp32 is 0. Near 0 the percentage is large and says little: read the difference.
     """
-    if reference_mean == 0:
-        return None
-    return (reference_mean - other_mean) / abs(reference_mean) * 100
+    return normalised_error(reference_mean, other_mean, 0)
 
 
 def normalised_error(
-    reference_mean: float, other_mean: float, baseline_mean: float
+    reference_mean: float, other_mean: float, baseline_mean: float | None
 ) -> float | None:
     """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100, in percent; positive is worse.
 
-    100 is a policy no better than a random one. Unlike the reward error it does not change when a
-    constant is added to every return. None when fp32 earns exactly what a random policy earns.
+    100 is a policy no better than a random one. None when fp32 earns exactly what a random policy
+    earns, or that is not known.
     """
-    if reference_mean == baseline_mean:
+    if baseline_mean is None or reference_mean == baseline_mean:
         return None
     return (reference_mean - other_mean) / abs(reference_mean - baseline_mean) * 100
 
@@ -242,25 +203,13 @@ def verdict(
 
     The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
 
-    * "inconclusive", fewer than `MIN_EPISODES` episodes: their interval may be narrow, or have no
-      width, by chance.
+    * "inconclusive", fewer than `MIN_EPISODES` episodes (of the training that has fewest): their
+      interval may be narrow, or have no width, by chance.
     * "gain", low > 0: the scheme earns more.
-    * "within margin", low >= -m: a loss beyond the margin is excluded. This is a non-inferiority
-      test at one-sided 2.5 %, as far as the interval holds (see `mean_interval` on rare failures).
-      A loss within the margin may be there, even a certain one: the margin is what the reader has
-      declared not to matter.
+    * "within margin", low >= -m: a loss beyond the margin is excluded, a non-inferiority test at
+      one-sided 2.5 %. An fp32 return of 0 gives the margin no size, so it is not given then.
     * "loss", high < 0: the scheme earns less, and by how much beyond the margin is open.
     * "inconclusive": both a loss beyond the margin and no loss at all agree with the episodes.
-
-    Noisy episodes widen the interval and end in "inconclusive"; a test that called every loss that
-    is not significant "no loss" would reward them. An fp32 return of 0 gives the margin no size, so
-    "within margin" is not given then.
-
-    Args:
-        difference: Mean and interval of scheme - fp32.
-        reference_mean: Mean return of fp32.
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        episodes: Paired episodes; of the training that has fewest where there are several.
 
     Raises:
         UsageError: The margin is negative or not finite.
@@ -285,13 +234,7 @@ def compare(
     baseline: Evaluation | None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
 ) -> Comparison:
-    """Compare a scheme with fp32 on the same episodes.
-
-    Args:
-        reference: Evaluation of the fp32 flatbuffer.
-        scheme: Evaluation of another flatbuffer in the same environment, on the same seeds.
-        baseline: Evaluation of the random policy, any seeds; None leaves out the normalised error.
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
+    """Compare a scheme with fp32 on the same episodes; without a baseline no error is normalised.
 
     Raises:
         QuarlError: The two were not evaluated on the same episodes.
@@ -315,25 +258,19 @@ def compare(
         difference=difference,
         reference_mean=reference_mean,
         reward_error=reward_error(reference_mean, returns.mean),
-        normalised_error=(
-            None
-            if baseline_mean is None
-            else normalised_error(reference_mean, returns.mean, baseline_mean)
-        ),
+        normalised_error=normalised_error(reference_mean, returns.mean, baseline_mean),
         margin_percent=margin_percent,
         verdict=verdict(difference, reference_mean, margin_percent, len(scheme.returns)),
     )
 
 
 def effective_n(*played: Evaluation) -> float | None:
-    """Return how many independent games the played ones are worth; None where each is its own.
+    """Return what played games are worth in independent ones; None where each is its own.
 
-    Without chance in the game, greedy games of equal returns are mostly one game played again. A
-    mean in which each different one weighs as often as it was played is as certain as the plain
-    mean of n^2 / (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
-
-    Args:
-        played: Evaluations on the same seeds; games differ where any of them tells them apart.
+    Games differ where any of the evaluations, on the same seeds, tells them apart. Without chance
+    in the game, greedy games of equal returns are mostly one game played again. A mean in which
+    each different one weighs as often as it was played is as certain as the plain mean of n^2 /
+    (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
     """
     rules = played[0].protocol
     if rules.game is None or rules.actions != "greedy":
@@ -345,13 +282,7 @@ def effective_n(*played: Evaluation) -> float | None:
 def pool(comparisons: Sequence[Comparison]) -> Pooled:
     """Summarise one scheme over the trained policies of one environment, each counting once.
 
-    With 2 or more runs the intervals are Student's over the means of the runs and speak about
-    trainings not yet made, or what the runs' own intervals add up to where that is wider; with 1
-    they are the run's own and speak about that policy alone. Every run needs `MIN_EPISODES` for a
-    verdict.
-
-    Args:
-        comparisons: One per run, same scheme and margin, at least one.
+    Of 2 or more runs the intervals speak about trainings not yet made; of 1 they are the run's own.
 
     Raises:
         QuarlError: There are none, or they mix schemes or margins.
@@ -416,8 +347,7 @@ def mean_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def _described(evaluation: Evaluation) -> str:
-    first = evaluation.seeds[0] if evaluation.seeds else "none"
     return (
         f"{evaluation.run_id}/{evaluation.scheme} with {len(evaluation.seeds)} episodes "
-        f"from seed {first}"
+        f"from seed {next(iter(evaluation.seeds), 'none')}"
     )

@@ -1,7 +1,7 @@
 """Measure the memory of a flatbuffer: its weights, its file, the runtime's arena and a process.
 
-`python -m quarl_tf.memory FILE` prints the resident bytes of a process that runs the file; without
-FILE, of one that could.
+`python -m quarl_tf.evaluation.memory [FILE]` prints the resident bytes of a process that runs the
+file; without FILE, of one that could.
 """
 
 from __future__ import annotations
@@ -31,14 +31,7 @@ _PROCESSES = 5
 
 @dataclass(frozen=True)
 class Memory:
-    """What a flatbuffer takes, in bytes.
-
-    Attributes:
-        weights: See `weight_bytes`.
-        file: Size of the flatbuffer.
-        arena: See `arena_bytes`.
-        process: See `process_bytes`.
-    """
+    """Bytes of a flatbuffer by what takes them, see `weight_bytes` and so on."""
 
     weights: int
     file: int
@@ -47,11 +40,7 @@ class Memory:
 
 
 def measure(path: Path) -> Memory:
-    """Measure all that a flatbuffer takes.
-
-    Raises:
-        QuarlError: The file is missing, damaged or no flatbuffer that the interpreter can run.
-    """
+    """Measure all that a flatbuffer takes."""
     content = flatbuffer.read(path)
     return Memory(
         weights=weight_bytes(content),
@@ -62,11 +51,7 @@ def measure(path: Path) -> Memory:
 
 
 def weight_bytes(source: Path | bytes) -> int:
-    """Return the bytes of all constant tensors: kernels, biases and whatever else is fixed.
-
-    Raises:
-        QuarlError: The file is missing, damaged or no flatbuffer.
-    """
+    """Return the bytes of all constant tensors: kernels, biases and whatever else is fixed."""
     found = flatbuffer.audit(source).weight_dtypes
     return sum(flatbuffer.byte_size(dtype, elements) for dtype, elements in found.items())
 
@@ -74,12 +59,11 @@ def weight_bytes(source: Path | bytes) -> int:
 def arena_bytes(source: Path | bytes) -> int:
     """Return the bytes of the runtime's arena, where it keeps what it computes.
 
-    LiteRT's Python interface does not tell them. This is what its planner needs for the main graph:
-    every tensor that is not constant takes memory from the operator that computes it to the last
-    that uses it; the largest are placed first, each in the smallest gap that it fits into. The real
-    arena may be smaller where an operator writes over its input, as a reshape does, and larger by
-    the scratch memory of operators. A delegate such as XNNPACK, which takes most operators over on
-    a desktop, allocates for itself; `process_bytes` has that.
+    This is what LiteRT's planner needs for the main graph: every tensor that is not constant takes
+    memory from the operator that computes it to the last that uses it; the largest are placed
+    first, each in the smallest gap that it fits into. The real arena may be smaller where an
+    operator writes over its input, and larger by the scratch memory of operators; what a delegate
+    such as XNNPACK allocates for itself is in `process_bytes`.
 
     Raises:
         QuarlError: The file is missing, damaged or no flatbuffer, or has a tensor of no fixed size.
@@ -101,23 +85,18 @@ def arena_bytes(source: Path | bytes) -> int:
 
 def _place(size: int, taken: Sequence[tuple[int, int]]) -> int:
     """Return where in the arena to put a tensor, given starts and sizes of those it meets there."""
-    gaps = []
-    behind = 0
+    gaps, behind = [], 0
     for start, length in sorted(taken):
-        aligned = -(-behind // _ALIGNMENT) * _ALIGNMENT
-        if aligned + size <= start:
-            gaps.append((start - aligned, aligned))
-        behind = max(behind, start + length)
-    if gaps:
-        return min(gaps)[1]
-    return -(-behind // _ALIGNMENT) * _ALIGNMENT
+        if behind + size <= start:
+            gaps.append((start - behind, behind))
+        behind = max(behind, -(-(start + length) // _ALIGNMENT) * _ALIGNMENT)
+    return min(gaps)[1] if gaps else behind
 
 
 def process_bytes(path: Path) -> int:
-    """Return by how much a process grows that loads a flatbuffer and computes with it once.
+    """Return by how much a fresh Python process grows that loads a flatbuffer and runs it once.
 
-    The resident size of a fresh Python process that does, less that of one that only imports the
-    interpreter; each the median of five.
+    It is compared with one that only imports the interpreter; each is the median of five.
 
     Raises:
         QuarlError: The file is missing or the interpreter cannot run it.

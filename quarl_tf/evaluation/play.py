@@ -22,7 +22,6 @@ from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.provenance import package_versions
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy, measure_latency
 from quarl_tf.spec import BASELINE, Run
@@ -59,15 +58,11 @@ def evaluate(
     reference: Path | None = None,
     update: Update | None = None,
 ) -> Evaluation:
-    """Play one whole episode per seed with a flatbuffer.
+    """Play one whole episode per seed with a flatbuffer, by its best actions or by sampled ones.
 
-    Args:
-        artifact: The flatbuffer; its sidecar names the environment.
-        seeds: Seeds of the episodes, each given to `env.reset`.
-        sample: Draw actions from the policy's distribution, instead of the best.
-        reference: The run's fp32 flatbuffer, to compare actions with. It acts, and both predict:
-            so an early difference does not lead to other states and count again and again.
-        update: Called after every episode with the episodes done and to be done.
+    `update` is called after every episode. Of a `reference`, the run's fp32 flatbuffer, actions are
+    compared on the states that it visits itself, so that an early difference does not lead to other
+    states and count again and again.
 
     Raises:
         UsageError: There are no seeds, a seed comes twice or is negative, the reference is of
@@ -100,10 +95,16 @@ def evaluate(
         latency_us=measure_latency(policy, seen, random=_noise(seeds[0], sample)),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
-        versions=package_versions(),
-        processor=provenance.processor(),
-        sources=provenance.sources(),
+        **_made_by(),
     )
+
+
+def _made_by() -> dict[str, Any]:
+    return {
+        "versions": provenance.package_versions(),
+        "processor": provenance.processor(),
+        "sources": provenance.sources(),
+    }
 
 
 def require_playable(artifact: Path, *, sample: bool) -> None:
@@ -123,8 +124,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
     """Play one whole episode per seed with random actions, the zero of normalised errors.
 
     Raises:
-        UsageError: The environment is unknown, there are no seeds, or a seed comes twice or is
-            negative.
+        UsageError: The environment is unknown, or the seeds are none that `evaluate` takes.
         QuarlError: A return is not finite.
     """
     _check_seeds(seeds)
@@ -133,7 +133,8 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         for seed in seeds:
             # With the environment's own seed, actions would follow its starting state.
             env.action_space.seed(environment_seed(seed, "random actions"))
-            result, length = _play(env, lambda _: env.action_space.sample(), seed)
+            observation, _ = env.reset(seed=seed)
+            result, length = _play(observation, env, lambda _: env.action_space.sample(), seed)
             returns.append(result)
             lengths.append(length)
     return Evaluation(
@@ -150,9 +151,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         latency_us=None,
         reference_sha256=None,
         agreement=None,
-        versions=package_versions(),
-        processor=provenance.processor(),
-        sources=provenance.sources(),
+        **_made_by(),
     )
 
 
@@ -165,14 +164,9 @@ def evaluate_and_save(
 ) -> Evaluation:
     """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
 
-    What was saved for these very bytes, rules and reference is returned as it is, if it has these
-    episodes or more.
-
-    Args:
-        artifact: The flatbuffer; its `reference_path`, if it exists, is the reference.
-        episodes: Number of episodes; their seeds follow from the run's seed.
-        update: As in `evaluate`.
-        sample: As in `evaluate`; the result is kept in a file of its own.
+    Seeds follow from the run's, and the reference is the `reference_path`, if it exists. What was
+    saved for these very bytes, rules and reference is returned as it is, if it has these episodes
+    or more.
 
     Raises:
         UsageError: As `evaluate`.
@@ -197,10 +191,7 @@ def evaluate_and_save(
 def _saved(
     artifact: Path, sidecar: Sidecar, seeds: Sequence[int], *, sample: bool
 ) -> Evaluation | None:
-    """Return what was saved of these bytes, rules, reference and seeds or more, if it was.
-
-    Anything else, a damaged record included, is worth nothing and cheap to redo.
-    """
+    """Return what was saved; anything that does not fit, or is damaged, is cheap to redo."""
     with suppress(QuarlError):
         evaluation = Evaluation.load(evaluation_path(artifact, sample=sample))
         reference = reference_path(artifact, sidecar)
@@ -264,7 +255,6 @@ def _matching_env(sidecar: Sidecar) -> gym.Env[Any, Any]:
 
 
 def _noise(seed: int, sample: bool) -> np.random.Generator | None:
-    """Return the generator of an episode's sampled actions; None where they are not sampled."""
     return generator(seed, "sampled actions") if sample else None
 
 
@@ -275,7 +265,6 @@ def _actor(policy: Policy, noise: np.random.Generator | None) -> _Act:
 
 
 def _keep_first(act: _Act, seen: list[NDArray[Any]]) -> _Act:
-    """Wrap `act` so that the first observations it meets are put into `seen`."""
 
     def act_and_keep(observation: NDArray[Any]) -> Any:
         if len(seen) < _LATENCY_OBSERVATIONS:
@@ -294,8 +283,7 @@ def _play_all(
 ) -> tuple[list[_Episode], list[NDArray[Any]]]:
     """Play the episodes of an evaluation; return them and the first observations met.
 
-    A game has 30 starts and no chance: by greedy actions, episodes from one start are one episode,
-    which is played once.
+    A game has 30 starts and no chance: greedy episodes from one start are one, played once.
     """
     episodes: list[_Episode] = []
     seen: list[NDArray[Any]] = []
@@ -308,7 +296,7 @@ def _play_all(
         if episode is None:
             ties = policy.ties
             act = _keep_first(_actor(policy, _noise(seed, sample)), seen)
-            result, length = _play_from(observation, env, act, seed)
+            result, length = _play(observation, env, act, seed)
             episode = _Episode(result, length, policy.ties - ties, start)
         if start is not None:
             by_start[start] = episode
@@ -318,14 +306,8 @@ def _play_all(
     return episodes, seen
 
 
-def _play(env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
-    """Play one episode to its end and return its return and its length in steps."""
-    observation, _ = env.reset(seed=seed)
-    return _play_from(observation, env, act, seed)
-
-
-def _play_from(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
-    """Play on, once the environment is reset to an observation."""
+def _play(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
+    """Play on from a reset; return the episode's return and its length in steps."""
     total, length = 0.0, 0
     for length, tick in enumerate(ticks(env, act, observation), start=1):
         environments.require_end(length)
@@ -353,5 +335,6 @@ def _agreement(
         return action if noise is None else guide.sample(observation, noise)
 
     for seed in seeds:
-        _play(env, partial(act_and_compare, noise=_noise(seed, sample)), seed)
+        observation, _ = env.reset(seed=seed)
+        _play(observation, env, partial(act_and_compare, noise=_noise(seed, sample)), seed)
     return {"fraction": agreed / states, "states": states}

@@ -82,23 +82,24 @@ def shelf(models: Path) -> list[Entry]:
 
 def available(models: Path) -> list[Entry]:
     """Return what `take` can return: of a folder and of the package, files that are kept."""
-    found = {entry.name: entry for folder in (POLICIES, models) for entry in shelf(folder)}
-    return [found[name] for name in sorted(found) if found[name].artifact.exists()]
+    return [entry for _, entry in sorted(_by_name(models).items()) if entry.artifact.exists()]
+
+
+def _by_name(models: Path) -> dict[str, Entry]:
+    return {entry.name: entry for folder in (POLICIES, models) for entry in shelf(folder)}
 
 
 def take(name: str, models: Path, default: Path) -> Path:
-    """Return the flatbuffer of a name such as CartPole-v1/dqn/int8.
+    """Return the flatbuffer of a name such as CartPole-v1/dqn/int8: task, algorithm and scheme.
 
-    Args:
-        name: Task, algorithm and scheme.
-        models: The shelf; what it lacks is looked for among the policies of the package.
-        default: Where a policy of the package is copied to, so that its results can lie beside it.
+    What the shelf `models` lacks is looked for among the policies of the package, and copied to
+    `default` so that its results can lie beside it.
 
     Raises:
         UsageError: Neither has it; the closest are named.
         QuarlError: Its file is not kept.
     """
-    found = {entry.name: entry for folder in (POLICIES, models) for entry in shelf(folder)}
+    found = _by_name(models)
     if name not in found:
         raise unknown("policy on the shelf", name, found)
     entry = found[name]

@@ -10,11 +10,7 @@ DEVICES = ("cpu", "gpu")
 
 
 def use(device: str) -> None:
-    """Choose "cpu" or "gpu" (experimental) for this process.
-
-    Raises:
-        UsageError: There is no such device, or TensorFlow has been loaded for the other.
-    """
+    """Choose "cpu" or "gpu" (experimental) for this process; a UsageError where that cannot be."""
     global _chosen  # noqa: PLW0603
     if device not in DEVICES:
         raise unknown("device", device, DEVICES)

@@ -31,11 +31,7 @@ _FEW = 20
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
     """Build the error for a name that is not among the known ones, naming the closest.
 
-    Args:
-        kind: What the name stands for, as a user would say it ("environment", "scheme").
-        name: The name received.
-        known: Every name that would have been accepted.
-        hint: A sentence on what to do if none of these is meant.
+    `kind` is what the name stands for, and `hint` says what to do if none of these is meant.
     """
     choices = sorted(known)
     by_lower = {choice.lower(): choice for choice in choices}

@@ -97,11 +97,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        QuarlError: The file is missing or damaged.
-    """
+    """Read a JSON object; a QuarlError where the file is missing or damaged."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -117,11 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Hash a file's content.
-
-    Raises:
-        QuarlError: The file is missing, a folder or cannot be read.
-    """
+    """Hash a file's content; a QuarlError where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -136,14 +128,12 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Keep other processes out while the block runs; the lock ends with the process at the latest.
+    """Keep other processes out of a folder while the block runs; it is made if it is not there.
 
-    Args:
-        folder: What is locked, itself, without a file in it; made if it is not there.
-        refusal: What to say where another process has the lock.
+    The folder itself is locked, and the lock ends with the process at the latest.
 
     Raises:
-        QuarlError: Another process has the lock, or the folder cannot be made.
+        QuarlError: Another process has the lock, which `refusal` says, or it cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

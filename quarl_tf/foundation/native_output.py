@@ -12,11 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def caught() -> Iterator[Callable[[], str]]:
-    """Divert standard error while the block runs.
-
-    Yields:
-        A function that returns what was printed so far, on one line.
-    """
+    """Divert standard error while the block runs; yield what returns it so far, on one line."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)

@@ -46,13 +46,7 @@ class Picture:
 
 
 def draw(workspace: Workspace, cells: Sequence[CellResults], x: str) -> Iterator[Picture]:
-    """Yield the figures of a report.
-
-    Args:
-        workspace: Where the flatbuffers are.
-        cells: The results.
-        x: "step" or "episodes", what returns in training are drawn against.
-    """
+    """Yield the figures of a report; returns in training against `x`, "step" or "episodes"."""
     panels = [_panel(cell) for cell in cells]
     if any(len(panel.points) > 1 for panel in panels):
         yield Picture("return_against_bits", 0, returns.return_against_bits(panels))
@@ -91,7 +85,6 @@ def _panel(cell: CellResults) -> Panel:
 
 
 def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[Picture]:
-    """Yield the figures of single episodes and of weights."""
     pairs = {}
     for column, row in list(zip(cell.cell.columns, cell.rows, strict=True))[1:]:
         if row.status == OK:

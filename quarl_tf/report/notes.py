@@ -1,16 +1,19 @@
-"""Find what a reader must know before believing results: keys and data, worded by a template."""
+"""Find what stands beside a cell's rows: notes, which a template words, and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from quarl_tf.evaluation import compare
+from quarl_tf.evaluation import compare, memory
 from quarl_tf.evaluation.compare import MIN_EPISODES
-from quarl_tf.report.results import CellResults, Replicate
+from quarl_tf.report.results import OK, CellResults, Replicate, Row
 from quarl_tf.spec import Run
+from quarl_tf.store.workspace import Workspace
 
 
 def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
@@ -47,3 +50,38 @@ def _notes_on_games(one: Replicate) -> Iterator[dict[str, Any]]:
             # shown.
             if low <= np.mean(baseline) and min(games) <= max(baseline):
                 yield {"key": "as_random", "run": run_id}
+
+
+def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:
+    """Measure the flatbuffers of a cell and compare them with fp32.
+
+    Simulated schemes are left out: theirs take what fp32 does, not what they stand for.
+    """
+    count = len(cell.rows)
+    rows = [
+        _memory_row(workspace, row, cell.trainings[place::count])
+        for place, row in enumerate(cell.rows)
+        if row.native
+    ]
+    reference = rows[0]["bytes"]
+    for row in rows[1:]:
+        if reference and row["bytes"]:
+            row["change_percent"] = {
+                what: 100 * (size - reference[what]) / reference[what]
+                for what, size in row["bytes"].items()
+            }
+    return rows
+
+
+def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> dict[str, Any]:
+    """Return the mean over the trainings of a column; no figures if a flatbuffer is not there."""
+    paths = {str(row.run_id): workspace.artifact(str(row.run_id), row.scheme) for row in trainings}
+    absent = [row.run_id for row in trainings if row.status != OK]
+    # Only the hash of a flatbuffer may have been kept.
+    absent += [run_id for run_id, path in paths.items() if not path.exists()]
+    row: dict[str, Any] = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme}
+    row |= {"status": OK, "bytes": None, "change_percent": None}
+    if absent:
+        return row | {"status": f"missing in {', '.join(map(str, dict.fromkeys(absent)))}"}
+    measured = [asdict(memory.measure(path)) for path in paths.values()]
+    return row | {"bytes": {what: fmean(one[what] for one in measured) for what in measured[0]}}

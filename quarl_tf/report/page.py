@@ -21,13 +21,7 @@ _UNKNOWN = "\N{EN DASH}"
 def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str, bytes]) -> Path:
     """Write pictures, report.md and index.html, and remove the pictures of an earlier report.
 
-    Args:
-        folder: The report's folder.
-        context: What the templates show.
-        pictures: File name to PNG.
-
-    Returns:
-        The path of index.html, which has the pictures within it.
+    `pictures` is PNGs by file name. Returns the path of index.html, which has them within it.
     """
     for stale in (folder / "figures").glob("*.png"):
         if stale.name not in pictures:
@@ -38,14 +32,9 @@ def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str,
         file: f"data:image/png;base64,{base64.b64encode(content).decode()}"
         for file, content in pictures.items()
     }
-    everything = {
-        **context,
-        "min_episodes": MIN_EPISODES,
-        "inconclusive": INCONCLUSIVE,
-        "pictures": encoded,
-    }
     for template, file in (("report.md.j2", "report.md"), ("report.html.j2", "index.html")):
-        write_text(folder / file, _environment().get_template(template).render(everything))
+        text = _environment().get_template(template).render(context, pictures=encoded)
+        write_text(folder / file, text)
     return folder / "index.html"
 
 
@@ -69,6 +58,7 @@ def _environment() -> jinja2.Environment:
         "unseen": _unseen_percent,
         "colour": scheme_colour,
     }
+    environment.globals |= {"min_episodes": MIN_EPISODES, "inconclusive": INCONCLUSIVE}
     # Called from here, a macro gives plain text, which a page escapes as it does all other text.
     words = environment.get_template("words.j2").module
     for name in ("note", "protocol", "caption", "provenance"):
@@ -80,14 +70,15 @@ def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
     """Collect commits, processors and versions of packages behind results."""
     found: dict[str, dict[str, set[str]]] = {"commits": {}, "processors": {}, "versions": {}}
     for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
-        for kind, what, values in (
+        sources: tuple[tuple[str, str, Sequence[str | None]], ...] = (
             ("commits", "trained", sidecar.trained_commits),
-            ("commits", "exported", [sidecar.commit] if sidecar.commit else []),
+            ("commits", "exported", [sidecar.commit]),
             ("processors", "trained", sidecar.trained_on),
-            ("processors", "evaluated", [evaluation.processor] if evaluation.processor else []),
-        ):
-            unknown = f"an unknown {kind[:-1]}"
-            found[kind].setdefault(what, set()).update(values or [unknown])
+            ("processors", "evaluated", [evaluation.processor]),
+        )
+        for kind, what, values in sources:
+            known = [value for value in values if value] or [f"an unknown {kind[:-1]}"]
+            found[kind].setdefault(what, set()).update(known)
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
             found["versions"].setdefault(package, set()).add(version)
     found["versions"] = dict(sorted(found["versions"].items()))

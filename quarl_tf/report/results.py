@@ -25,7 +25,6 @@ from quarl_tf.evaluation.compare import (
     pool,
     student_interval,
 )
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
@@ -42,7 +41,7 @@ _Pair = tuple[Sidecar, Evaluation]
 OK = "ok"
 
 #: Verdicts of what loses no reward that matters.
-KEEPING = ("gain", "within margin")
+_KEEPING = ("gain", "within margin")
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,7 @@ class Column:
 class Cell:
     """What is compared with one fp32: columns over the same seeds, that of fp32 first.
 
-    Attributes:
-        title: What readers know it by.
-        telling: What tells it from other cells of the same algorithm and environment.
-        remark: What else its author has to say.
+    `telling` is what tells it from other cells of the same algorithm and environment.
     """
 
     title: str
@@ -94,13 +90,10 @@ class Missing:
 class Source:
     """Where results are read, and which of them.
 
-    Attributes:
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        sample: Whether to read the evaluations by sampled actions instead of the greedy ones.
-        episodes: The most episodes to take of any evaluation.
-        skip_episodes: Episodes in front of those, which are left out.
-        known: Why experiments are known to have no result, by run id and scheme.
-        remedy: The command that makes all that is missing, where one does.
+    With `sample` it is the evaluations by sampled actions; `episodes` is the most to take of any,
+    behind `skip_episodes` that are left out.
+    `known` says, by run id and scheme, why there is known to be no result; `remedy` is the command
+    that makes all that is missing, where one does.
     """
 
     workspace: Workspace
@@ -114,15 +107,13 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A scheme of one training, or of all trainings of a cell; None is unknown.
+    """A scheme of one training, or without `run_id` of all trainings of a cell; None is unknown.
 
     Attributes:
-        run_id: The training, or None for a row that pools several.
         delay: Step from which on a quantisation-aware training was quantised.
         status: "ok", or why there is no result.
         compression: Size of the fp32 flatbuffer over this one's; `speedup` so of latencies.
         action_agreement: Share of states on which the scheme acts as fp32 does, 0 ... 1.
-        verdict: As in `compare.verdict`; "reference" for fp32.
     """
 
     cell: str
@@ -172,16 +163,14 @@ class Result:
 class Replicate:
     """One seed of a cell.
 
-    Attributes:
-        results: Run id and scheme to result, all on the same episodes; none without fp32.
-        missing: Run id and scheme, or `BASELINE`, to why there is no result.
-        baseline: Evaluation of the random policy, if it is sound.
-        skipped: Returns of fp32 in the episodes that are left out.
+    Results are by run id and scheme, all on the same episodes, none without fp32; what is missing
+    by run id and scheme or `BASELINE`.
     """
 
     results: dict[_Key, Result]
     missing: dict[_Key, Missing]
     baseline: Evaluation | None
+    #: Returns of fp32 in the episodes that are left out.
     skipped: Sequence[float] = ()
 
     @property
@@ -198,7 +187,7 @@ class CellResults:
         rows: A row for each column, pooled over the seeds.
         trainings: A row for each column and seed.
         baseline: Return of the random policy, if every seed has it.
-        curves: Run id to the learning curve of what was trained, where there is one.
+        curves: By run id, of what was trained, where there is one.
     """
 
     cell: Cell
@@ -241,27 +230,18 @@ class CellResults:
     @property
     def smallest(self) -> Row | None:
         """Return the smallest native scheme that keeps the reward."""
-        kept = [row for row in self.rows if row.native and row.verdict in KEEPING]
-        return min(kept, key=_size) if kept else None
+        kept = [row for row in self.rows if row.native and row.verdict in _KEEPING]
+        return min(kept, key=lambda row: row.size_bytes or math.inf) if kept else None
 
     @property
     def fewest(self) -> list[tuple[str, Row | None]]:
         """Return the fewest bits of each simulated family that keep the reward, as all wider do."""
-        sweeps: dict[tuple[str | None, int | None], list[Row]] = {}
+        sweeps: dict[tuple[str, int | None], list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: -row.weight_bits):
-            sweeps.setdefault((family(Scheme.parse(row.scheme)), row.delay), []).append(row)
-        kept = {
-            key: list(takewhile(lambda row: row.verdict in KEEPING, rows))
-            for key, rows in sweeps.items()
-        }
-        return [(key[0], rows[-1] if rows else None) for key, rows in kept.items() if key[0]]
-
-
-def _size(row: Row) -> float:
-    return math.inf if row.size_bytes is None else row.size_bytes
-
-
-# Reading.
+            if kind := family(Scheme.parse(row.scheme)):
+                sweeps.setdefault((kind, row.delay), []).append(row)
+        kept = [list(takewhile(lambda row: row.verdict in _KEEPING, of)) for of in sweeps.values()]
+        return [(kind, [None, *rows][-1]) for (kind, _), rows in zip(sweeps, kept, strict=True)]
 
 
 def load_cell(source: Source, cell: Cell) -> CellResults:
@@ -287,7 +267,7 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
     for column in cell.columns:
         run, scheme = column.runs[seed], column.scheme.name
         key = run.run_id, scheme
-        pair = _load(source, run, scheme, reference, networks)
+        pair = load(source, run, scheme, reference, networks)
         reference = reference or pair
         if isinstance(pair, Missing):
             missing[key] = pair
@@ -337,35 +317,16 @@ def _paired(cell: CellResults, column: Column) -> list[Paired]:
     ]
 
 
-def require_reference(source: Source, run: Run) -> None:
-    """Refuse a run that has no fp32 result to compare with.
-
-    Raises:
-        QuarlError: There is none; the command that makes it is named.
-    """
-    found = _load(source, run.plain, REFERENCE, None, {})
-    if isinstance(found, Missing):
-        raise QuarlError(
-            f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
-            f"`{found.command}`. Received: run={run.run_id!r}"
-        )
-
-
-def _load(
+def load(
     source: Source,
     run: Run,
     scheme: str,
     reference: _Pair | Missing | None,
     networks: dict[str, Sidecar],
 ) -> _Pair | Missing:
-    """Load a sidecar and its evaluation, or tell why they are no result.
+    """Load a sidecar and its evaluation, comparable with a reference, or tell why there are none.
 
-    Args:
-        source: Where they are read.
-        run: What was trained.
-        scheme: Name of the scheme.
-        reference: What they must be comparable with, None for fp32 itself.
-        networks: Run id to the sidecar whose network its others must have; it is added to.
+    `networks` is, by run id, the sidecar whose network its others must have; it is added to.
     """
     key = run.run_id, scheme
     status = state(source.workspace, run, scheme, sample=source.sample)
@@ -381,17 +342,14 @@ def _load(
         elif isinstance(reference, Missing):
             reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
             command = reference.command
-        elif reference is None or _same_episodes(evaluation, reference[1]):
+        elif reference is None or all(
+            one == other for one, other in zip(evaluation.seeds, reference[1].seeds, strict=False)
+        ):
             return sidecar, evaluation
         else:
             reason = "was evaluated on other episodes than fp32"
             command = f"{evaluate} --episodes {len(reference[1].seeds)}"
     return Missing(*key, reason, source.remedy or command)
-
-
-def _same_episodes(evaluation: Evaluation, reference: Evaluation) -> bool:
-    count = min(len(evaluation.seeds), len(reference.seeds))
-    return evaluation.seeds[:count] == reference.seeds[:count]
 
 
 def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
@@ -405,9 +363,6 @@ def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
         return None
     delay = None if run.quantization is None else run.quantization.delay
     return Curve(f"seed {run.seed}", values, delay)
-
-
-# Rows.
 
 
 def _row(cell: Cell, column: Column, seeds: Sequence[int], replicates: Sequence[Replicate]) -> Row:
@@ -466,21 +421,21 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     Of several latencies it is the least: networks of one shape take as long, and what else ran
     only adds to it.
     """
+
+    def least(measured: Sequence[Result], name: str) -> float:
+        latencies = [each.evaluation.latency_us or {} for each in measured]
+        return float(np.min([latency.get(name, math.nan) for latency in latencies]))
+
     sizes = [float(each.sidecar.size_bytes) for each in results]
     smaller = [r.sidecar.size_bytes / size for r, size in zip(references, sizes, strict=True)]
-    median, fp32 = _least(results, "median"), _least(references, "median")
+    median = least(results, "median")
     return {
         "size_bytes": float(np.mean(sizes)),
         "compression": float(np.mean(smaller)),
         "latency_median_us": _known(median),
-        "latency_p95_us": _known(_least(results, "p95")),
-        "speedup": _known(fp32 / median),
+        "latency_p95_us": _known(least(results, "p95")),
+        "speedup": _known(least(references, "median") / median),
     }
-
-
-def _least(results: Sequence[Result], name: str) -> float:
-    latencies = [each.evaluation.latency_us or {} for each in results]
-    return float(np.min([latency.get(name, math.nan) for latency in latencies]))
 
 
 def _known(value: float) -> float | None:

@@ -18,11 +18,9 @@ from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
 from quarl_tf.presets import settings
-from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
-from quarl_tf.report.memory import memory_rows
-from quarl_tf.report.notes import notes_on
+from quarl_tf.report.notes import memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.results import (
     OK,
@@ -32,6 +30,7 @@ from quarl_tf.report.results import (
     Missing,
     Source,
     aggregates,
+    load,
     load_cell,
 )
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
@@ -51,17 +50,8 @@ def write_report(
 ) -> Path:
     """Report on runs that are exported and evaluated: one cell for those of one kind.
 
-    Args:
-        workspace: Where the runs are and the report goes.
-        run_ids: The runs.
-        command: Command line that makes this report, shown in it.
-        name: Name of the report; by default the run's, without the seed that of several, and
-            apart for sampled actions.
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        sample: Report on the evaluations by sampled actions instead of the greedy ones.
-
-    Returns:
-        The path of index.html. The same files in give the same bytes out.
+    The name is by default the run's, without the seed that of several, and apart for sampled
+    actions. Returns the path of index.html.
 
     Raises:
         UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
@@ -73,7 +63,7 @@ def write_report(
     sidecars = [_own_sidecar(workspace, run_id) for run_id in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
     for run in runs:
-        results.require_reference(source, run)
+        require_reference(workspace, run.run_id, sample=sample)
     chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
@@ -97,18 +87,9 @@ def write(
 ) -> Path:
     """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
 
-    Args:
-        source: Where the results are read.
-        cells: What is reported on.
-        name: Name of the report's folder.
-        title: Heading of the page.
-        command: Command line that makes this report, shown in it.
-        x: "step" or "episodes", what returns in training are drawn against.
-        memory: Whether to measure the memory that the native flatbuffers take.
-
-    Returns:
-        The path of index.html. The same files in give the same bytes out, but for the memory of
-        processes, which is measured anew.
+    Returns in training are drawn against `x`, "step" or "episodes". The same files in give the
+    same bytes out, but for the memory of processes, which is measured anew. Returns the path of
+    index.html.
 
     Raises:
         QuarlError: Trainings of one cell were evaluated by different rules.
@@ -116,8 +97,8 @@ def write(
     workspace = source.workspace
     loaded = [load_cell(source, cell) for cell in cells]
     missing: dict[tuple[str, str], Missing] = {}
-    for one in (replicate for cell in loaded for replicate in cell.replicates):
-        missing |= one.missing
+    for replicate in (replicate for cell in loaded for replicate in cell.replicates):
+        missing |= replicate.missing
     measured = [memory_rows(workspace, one) for one in loaded] if memory else []
     told = [_told(one) for one in loaded]
     aggregated = aggregates(loaded)
@@ -137,11 +118,10 @@ def write(
         content["memory"] = [row for of_cell in measured for row in of_cell]
     folder = workspace.report_dir(name)
     write_json(folder / "results.json", content)
-    write_csv(
-        folder / "results.csv",
-        [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
-    )
+    lines = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
+    write_csv(folder / "results.csv", lines)
     pictures = list(draw(workspace, loaded, x))
+    made_by = [line for one in loaded for line in _made_by(one, source)]
     context = {
         "title": title,
         "cells": loaded,
@@ -156,9 +136,7 @@ def write(
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
         "command": command,
-        "made_by": [source.remedy]
-        if source.remedy
-        else [line for one in loaded for line in _made_by(one, source)],
+        "made_by": [source.remedy] if source.remedy else made_by,
         "provenance": provenance([result for one in loaded for result in one.results]),
         "figures": pictures,
     }
@@ -170,18 +148,19 @@ def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False
 
     Raises:
         UsageError: The run id is no name of a folder.
-        QuarlError: There is none.
+        QuarlError: There is none; the command that makes it is named.
     """
+    run = Run.from_dict(_own_sidecar(workspace, run_id).run)
     source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, sample=sample)
-    results.require_reference(source, Run.from_dict(_own_sidecar(workspace, run_id).run))
+    found = load(source, run.plain, REFERENCE, None, {})
+    if isinstance(found, Missing):
+        raise QuarlError(
+            f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
+            f"`{found.command}`. Received: run={run_id!r}"
+        )
 
 
 def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
-    """Return a sidecar of a run.
-
-    Raises:
-        QuarlError: It has none that can be read.
-    """
     for scheme in _exported(workspace, [run_id]):
         path = sidecar_path(workspace.artifact(run_id, scheme.name))
         if path.exists() and (sidecar := Sidecar.load(path)).run_id == run_id:
@@ -209,12 +188,14 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
     columns += [Column(s.name, s, tuple(runs)) for s in found if s.name != REFERENCE]
     first = runs[0]
     title = f"{first.algo} on {first.env_id}"
-    overrides = [f"{key}={value}" for key, value in first.overrides.items()]
+    options = dict(first.overrides)
     if first.quantization is not None:
-        overrides += [f"bits={first.quantization.bits}", f"delay={first.quantization.delay}"]
-        overrides += [f"{key}={value}" for key, value in first.quantization.options().items()]
-    telling = ", ".join(overrides + ["sampled actions"] * sample)
-    return Cell(title=f"{title} ({telling})" if telling else title, columns=tuple(columns))
+        options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
+        options |= first.quantization.options()
+    telling = [f"{key}={value}" for key, value in options.items()] + ["sampled actions"] * sample
+    return Cell(
+        title=f"{title} ({', '.join(telling)})" if telling else title, columns=tuple(columns)
+    )
 
 
 def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
@@ -237,7 +218,6 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
 
 
 def _told(cell: CellResults) -> dict[str, Any]:
-    """Return what is told of a cell beside its rows."""
     return {
         "title": cell.cell.title,
         "runs": [run.run_id for run in cell.cell.references],
@@ -250,7 +230,6 @@ def _told(cell: CellResults) -> dict[str, Any]:
 
 
 def _made_by(cell: CellResults, source: Source) -> list[str]:
-    """Return the command lines that train, export and evaluate the results of a cell."""
     schemes: dict[str | None, list[str]] = {}
     for row in cell.trainings:
         if row.status == OK:

@@ -1,11 +1,9 @@
 """Read what a TFLite flatbuffer really holds: its types, operators and weights.
 
-Everything comes from the file itself, without TensorFlow and without running it, so that "full
-int8" is observed and not assumed. The schema's reader is plain Python over `struct` and NumPy: an
-offset that a damaged file sends astray ends in an exception, never in a crash.
-
-What takes a `source` takes a file or its content, and raises a QuarlError where that is missing,
-empty, damaged or no TFLite flatbuffer.
+Everything comes from the file itself, without TensorFlow and without running it. The schema's
+reader is plain Python over `struct` and NumPy: an offset that a damaged file sends astray ends in
+an exception, never in a crash. What takes a `source` takes a file or its content, and raises a
+QuarlError where that is missing, empty, damaged or no TFLite flatbuffer.
 """
 
 from __future__ import annotations
@@ -65,15 +63,11 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatbufferAudit:
-    """What a flatbuffer holds.
+    """What a flatbuffer holds: its main graph's interface and, of all graphs, the following.
 
-    Attributes:
-        tensor_dtypes: Number of tensors by dtype.
-        weight_dtypes: Number of elements in constant tensors by dtype.
-        operators: Operators in order with the dtype each computes, e.g. "FULLY_CONNECTED int8",
-            or "FULLY_CONNECTED float32×int8" for float activations with int8 weights.
-        inputs: Inputs of the main graph.
-        outputs: Outputs of the main graph.
+    Tensors are counted by dtype, weights by the elements of constant tensors. Operators are in
+    order with the dtype each computes, as "FULLY_CONNECTED int8", or "FULLY_CONNECTED float32×int8"
+    for float activations with int8 weights.
     """
 
     tensor_dtypes: dict[str, int]
@@ -127,11 +121,7 @@ class _Graph(NamedTuple):
 
 
 def read(path: Path) -> bytes:
-    """Read a flatbuffer's bytes.
-
-    Raises:
-        QuarlError: The file is missing, unreadable, empty or no TFLite flatbuffer.
-    """
+    """Read a flatbuffer's bytes; a QuarlError where the file is not one."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -144,11 +134,7 @@ def read(path: Path) -> bytes:
 
 
 def check_identifier(content: bytes | bytearray, name: str) -> None:
-    """Refuse bytes that do not even claim to be a TFLite flatbuffer.
-
-    Raises:
-        QuarlError: There are no bytes, or the identifier is not "TFL3".
-    """
+    """Refuse bytes that do not even claim to be a TFLite flatbuffer, by a QuarlError."""
     if content[4:8] != IDENTIFIER:
         raise QuarlError(
             f"{name} is not a TFLite flatbuffer; name a file that was exported. Received: "
@@ -174,12 +160,10 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
 
 
 def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
-    """Return the weights as the network computes with them, in the order it uses them.
+    """Return the weights as the network computes with them, by name, in the order it uses them.
 
-    Returns:
-        Constant float32, float16, int8 and int4 tensors of rank 2 or more, by the name they have in
-        the file; integer ones are dequantised. The converter may name the same layer differently in
-        different schemes, but it keeps their order.
+    They are the constant float32, float16, int8 and int4 tensors of rank 2 or more, integer ones
+    dequantised. Schemes may name the same layer differently, but their order is the same.
     """
     found = {}
     for graph in _parse(source):
@@ -209,9 +193,6 @@ def with_kernels(
 
     `change` takes an operator's name and its kernel, output channels first, and returns what takes
     the kernel's place.
-
-    Raises:
-        QuarlError: The content is empty, damaged or no TFLite flatbuffer.
     """
     changed = bytearray(content)
     # Several operators may share a kernel: it is changed once. The arrays are views of `changed`.
@@ -229,11 +210,7 @@ def with_kernels(
 
 
 def activations(source: Path | bytes) -> list[Activation]:
-    """Return the tensors of the main graph that are not constant, inputs first.
-
-    Raises:
-        QuarlError: A tensor has no fixed size.
-    """
+    """Return the main graph's tensors that are not constant, inputs first, each of fixed size."""
     graph = _parse(source)[0]
     end = len(graph.operators) - 1
     first = dict.fromkeys(graph.inputs, 0)
@@ -251,11 +228,7 @@ def activations(source: Path | bytes) -> list[Activation]:
 
 
 def byte_size(dtype: str, elements: int) -> int:
-    """Return the bytes that so many elements take; those of less than a byte are packed.
-
-    Raises:
-        QuarlError: The type has no fixed size.
-    """
+    """Return the bytes that so many elements take; those of less than a byte are packed."""
     try:
         bits = _BITS.get(dtype) or 8 * np.dtype(dtype).itemsize
     except TypeError:
@@ -296,7 +269,6 @@ def _bytes(buffer: Any, content: bytes | bytearray) -> NDArray[np.uint8] | None:
 
 
 def _listed(owner: Any, name: str) -> list[Any]:
-    """Return all that a table holds under a name."""
     return [getattr(owner, name)(i) for i in range(getattr(owner, f"{name}Length")())]
 
 

@@ -47,10 +47,6 @@ class Policy:
     def __init__(self, content: bytes, sidecar: Sidecar) -> None:
         """Load verified bytes; use `Policy.load` for a file.
 
-        Args:
-            content: The flatbuffer.
-            sidecar: What it holds, as written at export.
-
         Raises:
             QuarlError: The content cannot be run, or its input and output are not the sidecar's.
         """
@@ -111,15 +107,11 @@ class Policy:
         return cls(content, sidecar)
 
     def act(self, observation: ArrayLike) -> int | NDArray[np.float32]:
-        """Choose the best action for one observation.
+        """Choose the best action for one observation, as the environment gives it: without a batch.
 
-        Args:
-            observation: One observation of the sidecar's shape, without a batch dimension, as the
-                environment gives it. Observations of float policies may be of any float type.
-
-        Returns:
-            The index of the best value, the lowest of those that share it; or for a continuous
-            head the action itself, float32 [n], clipped to the action's bounds.
+        Observations of float policies may be of any float type. Returned is the index of the best
+        value, the lowest of those that share it; or for a continuous head the action itself,
+        float32 [n], clipped to the action's bounds.
 
         Raises:
             QuarlError: The observation has another shape or type or is not finite, or the head is
@@ -143,14 +135,10 @@ class Policy:
     ) -> int | NDArray[np.float32]:
         """Draw an action for one observation from the policy's distribution.
 
-        Args:
-            observation: As in `act`.
-            random: Generator of the noise. What is taken from it does not depend on the head, so
-                policies given generators of one seed meet the same noise call by call.
-
-        Returns:
-            An index, drawn from the softmax of the logits; or for a continuous head an action drawn
-            from the normal distribution around it, float32 [n], clipped to the action's bounds.
+        It is an index, drawn from the softmax of the logits; or for a continuous head an action
+        drawn from the normal distribution around it, float32 [n], clipped to the action's bounds.
+        What is taken from `random` does not depend on the head: policies given generators of one
+        seed meet the same noise.
 
         Raises:
             UsageError: The head belongs to no distribution.
@@ -244,16 +232,9 @@ def measure_latency(
     calls: int = 2000,
     random: np.random.Generator | None = None,
 ) -> dict[str, float]:
-    """Time whole calls on observations taken in turn; the ties they meet do not count.
+    """Time calls on observations taken in turn, of `sample` where there is a generator for it.
 
-    Args:
-        policy: The policy.
-        observations: What it acts on.
-        calls: How many to time.
-        random: Generator of `sample`, which is timed then; without one it is `act`.
-
-    Returns:
-        "median" and "p95" in microseconds.
+    Returned are "median" and "p95" in microseconds; ties that are met do not count.
 
     Raises:
         UsageError: There is no observation, or no call is asked for.
@@ -341,13 +322,10 @@ def _noise(sidecar: Sidecar) -> Callable[[np.random.Generator], NDArray[Any]]:
 def _encoder(
     row: NDArray[Any], observation_dtype: np.dtype[Any], scale: float, zero_point: int
 ) -> Callable[[NDArray[Any]], None]:
-    """Build the function that writes an observation into `row` as the file wants it.
+    """Build what writes an observation into `row` as the file wants it.
 
-    Args:
-        row: The input's buffer without its batch dimension.
-        observation_dtype: Type of the observations.
-        scale: What one step of an integer input stands for; 0 if it is not quantised.
-        zero_point: The code that stands for 0.
+    The row is the input without its batch. An integer input has a scale, 0 if it is not quantised,
+    and the code that stands for 0.
     """
 
     def copy(observation: NDArray[Any]) -> None:

@@ -45,11 +45,7 @@ NAMED: Mapping[str, Architecture] = {
 
 
 def architecture(network: str | Sequence[int]) -> Architecture:
-    """Return the architecture of a preset: one by name, or fully-connected layers by their units.
-
-    Raises:
-        UsageError: No architecture has that name; the closest are named.
-    """
+    """Return a preset's architecture: by name, else a UsageError, or by the units of its layers."""
     if not isinstance(network, str):
         return Architecture(tuple(network))
     if network not in NAMED:

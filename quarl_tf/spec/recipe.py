@@ -51,12 +51,7 @@ class TensorFormat:
     ieee: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: The width is not 2 ... 32, a name is unknown, or two values contradict each
-                other.
-        """
+        """Raise a UsageError for values that mean nothing or contradict each other."""
         if self.bits not in PTQ_BITS:
             raise UsageError(f"bits must be 2 to 32. Received: bits={self.bits}")
         _require_known(self, rounding=("nearest", "floor"), step=("runtime", "paper"))
@@ -102,9 +97,9 @@ class Recipe:
         for name, form in self.by_layer.items():
             if layer == name or layer.startswith(f"{name}_"):
                 return form
-        return {**dict.fromkeys(SCALINGS, self.observation), **dict.fromkeys(HEADS, self.head)}.get(
-            layer, self.default
-        )
+        if layer in SCALINGS:
+            return self.observation
+        return self.head if layer in HEADS else self.default
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is not as it is by default, as JSON-ready values."""
@@ -143,12 +138,7 @@ class QatSchedule:
     learned_steps: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing.
-
-        Raises:
-            UsageError: The delay is not positive, a name is unknown, or two options contradict each
-                other.
-        """
+        """Raise a UsageError for values that mean nothing or contradict each other."""
         if self.delay < 1:
             raise UsageError(
                 "The delay must be 1 step or more: ranges are watched until then. "
@@ -165,11 +155,7 @@ class QatSchedule:
 
 
 def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
-    """Refuse a recipe that names a layer which is not there.
-
-    Raises:
-        UsageError: It does; the closest are named.
-    """
+    """Raise a UsageError for a recipe that names a layer which is not there."""
     for name in recipe.by_layer:
         if name not in layers:
             raise unknown("layer", name, layers)
@@ -227,11 +213,7 @@ class Quantization:
     schedule: QatSchedule
 
     def __post_init__(self) -> None:
-        """Refuse widths that are not trained, and steps that cannot be learned.
-
-        Raises:
-            UsageError: A width is not 2 ... 8, or steps are to be learned of rounding down.
-        """
+        """Raise a UsageError for widths that are not trained and steps that cannot be learned."""
         recipe = self.recipe
         named = {"bits": recipe.default, "observation.bits": recipe.observation}
         named |= {"head.bits": recipe.head}
@@ -284,7 +266,7 @@ class Quantization:
         few = rule != "paper" and bits <= FEW_BITS
         form = partial(_RULES[rule], per_channel=values.get("per_channel", few))
         widths = {name.removesuffix(".bits"): v for name, v in values.items() if "." in name}
-        for name, width in {**values, **{f"{k}.bits": v for k, v in widths.items()}}.items():
+        for name, width in values.items():
             if name.endswith("bits") and width not in QAT_BITS:
                 raise UsageError(f"{name} must be 2 to 8. Received: {name}={width}")
         edge = values.get("edge_bits", bits if rule == "paper" else _EDGE_BITS)

@@ -113,11 +113,7 @@ def file_name(env_id: str) -> str:
 
 
 def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
-    """Refuse schemes of another kind of training, or of other bits.
-
-    Raises:
-        UsageError: A scheme cannot be exported of the run.
-    """
+    """Raise a UsageError for schemes of another kind of training, or of other bits."""
     possible = possible_schemes(run.quantization)
     for scheme in schemes:
         fits = not scheme.aware if run.quantization is None else scheme.name in possible

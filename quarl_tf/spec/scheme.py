@@ -35,23 +35,20 @@ def _uniform(form: LayerFormat) -> Recipe:
     return Recipe(default=form, observation=replace(form, weights=None), head=form)
 
 
-def _native() -> dict[str, Recipe]:
-    channel, tensor = _uniform(integers(8, per_channel=True)), _uniform(integers(8))
-    return {
-        "fp32": Recipe(),
-        "fp16": _uniform(_FLOAT16),
-        "dynamic_int8": _uniform(_DYNAMIC),
-        "int8": channel,
-        "int8_tensor": tensor,
-        "int8_head32": replace(channel, head=LayerFormat()),
-        "int8_stock": channel,
-        "int8_auto": channel,
-        "qat_int8": tensor,
-        "qat_int4": _uniform(integers(INT4_BITS)),
-    }
+_CHANNEL, _TENSOR = _uniform(integers(8, per_channel=True)), _uniform(integers(8))
 
-
-_NATIVE = _native()
+_NATIVE = {
+    "fp32": Recipe(),
+    "fp16": _uniform(_FLOAT16),
+    "dynamic_int8": _uniform(_DYNAMIC),
+    "int8": _CHANNEL,
+    "int8_tensor": _TENSOR,
+    "int8_head32": replace(_CHANNEL, head=LayerFormat()),
+    "int8_stock": _CHANNEL,
+    "int8_auto": _CHANNEL,
+    "qat_int8": _TENSOR,
+    "qat_int4": _uniform(integers(INT4_BITS)),
+}
 
 #: Schemes whose activations are integers after training, with ranges from observations.
 CALIBRATED = ("int8", "int8_tensor", "int8_head32", "int8_stock", "int8_auto")
@@ -151,11 +148,7 @@ class Scheme:
 
     @classmethod
     def of(cls, recipe: Recipe, *, native: bool, aware: bool = False) -> Scheme:
-        """Return the scheme of a recipe.
-
-        Raises:
-            UsageError: None has it.
-        """
+        """Return the scheme of a recipe; a UsageError where none has it."""
         named = (*_NATIVE, *_QAT_SCHEMES, *_PTQ_SCHEMES)
         for base in map(cls.parse, named):
             if (base.recipe, base.native, base.aware) == (recipe, native, aware):

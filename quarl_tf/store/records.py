@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -30,23 +30,16 @@ class _JsonRecord:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the record.
-
-        Raises:
-            QuarlError: The file is missing, damaged, or its fields or their values are not this
-                record's.
-        """
+        """Read the record; a QuarlError where the file does not hold this one, whole."""
         values = read_json(path)
-        declared = fields(cls)  # type: ignore[arg-type]
-        optional = {f.name for f in declared if f.default is not MISSING}
-        differing = ({f.name for f in declared} ^ set(values)) - optional
-        if differing:
+        kinds = get_type_hints(cls)
+        if differing := kinds.keys() ^ values.keys():
             raise QuarlError(
-                f"{path} is no {cls.__name__} of this version; delete it and run again what "
-                f"made it. Received: fields that differ {', '.join(sorted(differing))}"
+                f"{path} is no {cls.__name__} of this version; delete it and run again what made "
+                f"it. Received: fields that differ {', '.join(sorted(differing))}"
             )
-        for name, kind in get_type_hints(cls).items():
-            if name in values and not _fits(values[name], kind):
+        for name, kind in kinds.items():
+            if not _fits(values[name], kind):
                 wanted = kind.__name__ if isinstance(kind, type) else kind
                 raise _invalid(path, cls, f"{name} must be {wanted}", name, values[name])
         record = cls(**cls._decoded(values))
@@ -129,11 +122,7 @@ class TrainingRecord(_JsonRecord):
         return _run_flaw(self.run)
 
     def verify(self, folder: Path) -> None:
-        """Check the files of the run folder against their hashes.
-
-        Raises:
-            QuarlError: A file is missing or was changed.
-        """
+        """Raise a QuarlError where a file of the run folder is missing or was changed."""
         for name, expected in (
             ("network.npz", self.network_sha256),
             ("calibration.npz", self.calibration_sha256),
@@ -203,11 +192,8 @@ class Sidecar(_JsonRecord):
 class Protocol:
     """The rules that episodes are played by: whole ones, their rewards unclipped and summed.
 
-    Attributes:
-        version: See `PROTOCOL_VERSION`.
-        actions: "greedy", the best value and the lowest index on ties; "sampled" from the policy's
-            distribution; or "random".
-        game: Rules of an Atari game (`environments.rules`); null elsewhere.
+    Actions are "greedy", the best value and the lowest index on ties; "sampled" from the policy's
+    distribution; or "random". The rules of an Atari game are `environments.rules`; null elsewhere.
     """
 
     version: int
@@ -247,10 +233,7 @@ class Evaluation(_JsonRecord):
     sources: str
 
     def first(self, episodes: int | None, *, skip: int = 0) -> Evaluation:
-        """Return it with its first episodes behind those skipped, or with all of them.
-
-        Ties and latency stay those of all.
-        """
+        """Return it with its first episodes behind those skipped; ties and latency are of all."""
         part = slice(skip, None if episodes is None else skip + episodes)
         return replace(
             self,

@@ -46,9 +46,8 @@ class State(StrEnum):
 class Status:
     """How far an experiment is, and its files as far as they belong together.
 
-    Attributes:
-        reason: Why it is not evaluated, in words that follow the name of the scheme.
-        command: The command line that brings it on.
+    `reason` says why it is not evaluated, in words that follow the name of the scheme, and
+    `command` is the command line that brings it on.
     """
 
     state: State
@@ -69,16 +68,10 @@ def state(
 ) -> Status:
     """Tell how far an experiment is.
 
-    A large flatbuffer need not be kept once it was evaluated: the hash in its sidecar and in the
-    evaluation says what it was. Files that came without their run folder, as in a clone, count.
-
-    Args:
-        workspace: Where its files are.
-        run: What was trained.
-        scheme: Name of the scheme.
-        episodes: Episodes that an evaluation must have, of the run's seeds; None for any.
-        preset: The hyper-parameters that it must be trained by; None for those it was.
-        sample: Whether by sampled actions instead of greedy ones.
+    An evaluation is by greedy actions, or with `sample` by drawn ones. It counts with so many
+    `episodes` of the run's seeds, and a training by this `preset`; None takes any. A large
+    flatbuffer need not be kept once it was evaluated: the hash in its sidecar and in the evaluation
+    says what it was. Files that came without their run folder, as in a clone, count.
     """
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
@@ -161,7 +154,6 @@ def protocol(env_id: str, actions: str) -> Protocol:
 
 
 def _reference_hashes(path: Path) -> set[str | None]:
-    """Return the hashes of references that an evaluation may have; None stands for none."""
     if not sidecar_path(path).exists():
         return {None}
     # One that was left out can be compared with no more.
@@ -206,13 +198,7 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
 def require_same_settings(
     folder: Path, recorded: Mapping[str, Any], run: Run, preset: Preset
 ) -> None:
-    """Refuse to go on in a folder with other settings than its own.
-
-    Args:
-        folder: The folder.
-        recorded: Its `run` and `preset`, as a record or a checkpoint keeps them.
-        run: What is asked for.
-        preset: Its preset.
+    """Refuse to go on in a folder whose recorded `run` and `preset` are not these.
 
     Raises:
         QuarlError: The two differ; the keys that do are named.
@@ -235,11 +221,7 @@ def require_same_settings(
 
 
 def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
-    """Return the record of a training that is finished.
-
-    Raises:
-        QuarlError: The run does not exist or is not finished.
-    """
+    """Return the record of a training; a QuarlError if it does not exist or is not finished."""
     folder = workspace.run_dir(run_id)
     if (folder / "training.json").exists():
         return TrainingRecord.load(folder / "training.json")

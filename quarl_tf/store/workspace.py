@@ -21,11 +21,7 @@ class Workspace:
     root: Path
 
     def run_dir(self, run_id: str) -> Path:
-        """Return the folder of one training.
-
-        Raises:
-            UsageError: The run id is no name of a folder.
-        """
+        """Return the folder of one training; a UsageError where its id is no name of a folder."""
         return self.root / "runs" / _checked_run_id(run_id)
 
     def artifact_dir(self, run_id: str) -> Path:
@@ -105,11 +101,7 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
 
 
 def checked_report_name(name: object) -> str:
-    """Return the name of a report, which is that of its folder.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Return the name of a report, which is that of its folder; a UsageError for another."""
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(
             "The name of a report is a folder's: letters, digits, '.', '_' and '-', beginning with "

@@ -1,8 +1,8 @@
 """Run what a study lacks: a pool of `quarl run`, on this machine or on a Ray cluster.
 
-The unit is one run in all its schemes, a process of its own that is idempotent and goes on where it
-was. A quantised run starts once its plain reference is done. What a run says lies in its folder, as
-`run.log`, and as `failure.log` if it failed.
+The unit is one run in all its schemes, a process of its own that goes on where it was. A quantised
+run starts once its plain reference is done. What a run says lies in its folder, as `run.log`, and
+as `failure.log` if it failed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,11 +25,11 @@ from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.provenance import import_path
-from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State
 from quarl_tf.store.workspace import Workspace
-from quarl_tf.study.design import Study
-from quarl_tf.study.status import Status, failure_path, log_path, plan
+from quarl_tf.study.file import Study
+from quarl_tf.study.status import Status, failure_path, plan
 
 #: What libraries read their number of threads from when they are loaded.
 _THREADS = (
@@ -84,17 +85,9 @@ def available_cores() -> list[int]:
 def run(
     workspace: Workspace, study: Study, engine: Engine, say: Callable[[str], None], update: Update
 ) -> list[Status]:
-    """Do what is missing of a study; what failed before is tried again.
+    """Do what is missing of a study, what failed before as well; return how far all is now.
 
-    Args:
-        workspace: Where everything is and goes.
-        study: The study.
-        engine: What runs the jobs.
-        say: Given a line for every job that ends.
-        update: Told how many experiments are done.
-
-    Returns:
-        How far every experiment is now.
+    `say` is given a line for every job that ends, `update` how many experiments are done.
 
     Raises:
         QuarlError: Another process is running this study, or the workspace cannot be written.
@@ -108,14 +101,14 @@ def run(
             failure_path(workspace, one.run).unlink(missing_ok=True)
         found = plan(workspace, study)
         done = sum(one.state == State.EVALUATED for one in found)
-        schemes = {run_id: len(several) for run_id, several in _by_run(found).items()}
-        waiting, running = jobs_of(workspace, study, found), set[str]()
+        schemes = Counter(one.run.run_id for one in found)
+        waiting, running = _jobs(workspace, study, found), set[str]()
         try:
             while waiting or running:
                 names = {job.run_id for job in waiting} | running
-                ready = [job for job in waiting if job.after not in names]
-                while ready and engine.has_room():
-                    job = ready.pop(0)
+                for job in [job for job in waiting if job.after not in names]:
+                    if not engine.has_room():
+                        break
                     waiting.remove(job)
                     running.add(job.run_id)
                     engine.start(job)
@@ -133,47 +126,25 @@ def run(
     return plan(workspace, study)
 
 
-def jobs_of(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[Job]:
+def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[Job]:
     """Return a job for every run that lacks something, plain ones first."""
-    evaluated = {
-        (one.experiment.run.run_id, one.experiment.scheme.name)
+    lacking = {one.run.run_id for one in found if one.state != State.EVALUATED}
+    compared_with = {
+        one.run.run_id
         for one in found
-        if one.state == State.EVALUATED
+        if one.scheme.name == REFERENCE and one.state == State.EVALUATED
     }
     jobs = []
-    for run_id, several in _by_run(found).items():
-        if all(one.state == State.EVALUATED for one in several):
-            continue
-        run = several[0].experiment.run
-        has_reference = run.quantization is None or (run.plain.run_id, REFERENCE) in evaluated
-        schemes = [one.experiment.scheme.name for one in several]
-        jobs.append(
-            Job(
-                run_id=run_id,
-                command=_command(workspace, study, run, schemes),
-                log=log_path(workspace, run),
-                after=None if has_reference else run.plain.run_id,
-            )
-        )
+    for run in {one.run.run_id: one.run for one in found if one.run.run_id in lacking}.values():
+        schemes = [one.scheme.name for one in found if one.run.run_id == run.run_id]
+        words = [*shlex.split(run.command("run"))[1:], "--schemes", ",".join(schemes)]
+        words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
+        # -P: not by whatever package of this name lies in the current folder.
+        command = ("-P", "-m", "quarl_tf.cli", *words, "--root", f"{workspace.root.resolve()}")
+        first = run.quantization is None or run.plain.run_id in compared_with
+        log = failure_path(workspace, run).with_name("run.log")
+        jobs.append(Job(run.run_id, command, log, None if first else run.plain.run_id))
     return sorted(jobs, key=lambda job: job.after is not None)
-
-
-def _by_run(found: Sequence[Status]) -> dict[str, list[Status]]:
-    by_run: dict[str, list[Status]] = {}
-    for one in found:
-        by_run.setdefault(one.experiment.run.run_id, []).append(one)
-    return by_run
-
-
-def _command(
-    workspace: Workspace, study: Study, run: Run, schemes: Sequence[str]
-) -> tuple[str, ...]:
-    words = shlex.split(run.command("run"))[1:]
-    words += ["--schemes", ",".join(schemes), "--episodes"]
-    words += [f"{study.episodes + study.skip_episodes}", "--no-report"]
-    root = str(workspace.root.resolve())
-    # -P: not by whatever package of this name lies in the current folder.
-    return ("-P", "-m", "quarl_tf.cli", *words, "--root", root)
 
 
 def _ending(job: Job, code: int) -> str:
@@ -214,9 +185,7 @@ class LocalEngine:
     def ended(self) -> list[tuple[Job, int]]:
         """Return the jobs that have ended, with their exit codes."""
         codes = {slot: process.poll() for slot, (_, process) in self._running.items()}
-        return [
-            (self._running.pop(slot)[0], code) for slot, code in codes.items() if code is not None
-        ]
+        return [(self._running.pop(slot)[0], n) for slot, n in codes.items() if n is not None]
 
     def stop(self) -> None:
         """Kill what is running; it goes on from its checkpoints."""
@@ -228,13 +197,7 @@ class LocalEngine:
 
 
 def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start a job's process, which ends with this one.
-
-    Args:
-        job: The job.
-        threads: Threads of the libraries that it loads.
-        cores: Cores that it stays on; all if there are none.
-    """
+    """Start a job's process, which ends with this one, on some cores or on all."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     limits = dict.fromkeys(_THREADS, str(threads))
     library = ctypes.CDLL(None)
@@ -265,11 +228,7 @@ class RayEngine:
     """
 
     def __init__(self, address: str | None, cores: int) -> None:
-        """Connect, or start a cluster of this machine.
-
-        Args:
-            address: Of the cluster, as `ray start` prints it; None for one of this machine alone.
-            cores: Cores of each run.
+        """Connect, or without an address start a cluster of this machine.
 
         Raises:
             QuarlError: Ray is not installed, or there is no cluster.

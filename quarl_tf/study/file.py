@@ -1,21 +1,21 @@
-"""Read a study's file and check it."""
+"""Read a study's file: cells, each in every seed and scheme, and the experiments they make."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from quarl_tf import environments, presets
 from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.presets import Preset, tables
-from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Scheme
+from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Run, Scheme, default_schemes
 from quarl_tf.store.workspace import checked_report_name
-from quarl_tf.study.design import X_AXES, Cell, Study, differing_settings
 
-_Choice = TypeVar("_Choice")
+#: What the report may draw returns in training against.
+X_AXES = ("steps", "episodes")
 
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_DELAYS = (0.5,)
@@ -23,18 +23,85 @@ _DELAY = "A delay is a number of steps, or a share of the training between 0 and
 
 #: What stands at the top of a file; those of a cell may stand in it, too, and go before these.
 _OF_A_CELL = ("seeds", "schemes", "bits", "delays", "quantization", "overrides")
-_AT_THE_TOP = (
-    "name",
-    "title",
-    "cells",
-    "episodes",
-    "skip_episodes",
-    "presets",
-    "import",
-    "memory",
-    "x",
-    *_OF_A_CELL,
+_OF_A_STUDY = (
+    *("name", "title", "cells", "episodes", "skip_episodes"),
+    *("presets", "import", "memory", "x"),
 )
+
+
+class Experiment(NamedTuple):
+    """One run in one scheme."""
+
+    run: Run
+    scheme: Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One algorithm on one environment, in every seed and scheme.
+
+    Attributes:
+        given_env_id: Id of the environment as the file has it, which may be an old one.
+        schemes: What plain trainings are exported in, fp32 first.
+        options: What the file says of how trainings are quantised, beside bits and delays.
+        quantizations: Those of the quantisation-aware trainings.
+        telling: What tells it from the study's other cells of the same algorithm and environment.
+    """
+
+    algo: str
+    env_id: str
+    given_env_id: str
+    overrides: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    schemes: tuple[str, ...]
+    options: Mapping[str, Any]
+    quantizations: tuple[Quantization, ...]
+    remark: str
+    modules: tuple[str, ...]
+    presets: str | None
+    telling: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return what readers know it by."""
+        task = f"{self.algo} on {self.env_id}"
+        return f"{task} ({self.telling})" if self.telling else task
+
+    def run(self, seed: int, quantization: Quantization | None) -> Run:
+        """Return the training of a seed."""
+        return Run(
+            self.algo, self.env_id, seed, self.overrides, quantization, self.modules, self.presets
+        )
+
+    def columns(self) -> list[tuple[Scheme, Quantization | None]]:
+        """Return the schemes, those of plain trainings first."""
+        named: list[tuple[str, Quantization | None]] = [(name, None) for name in self.schemes]
+        named += [(name, one) for one in self.quantizations for name in default_schemes(one)]
+        return [(Scheme.parse(name), one) for name, one in named]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What a study's file says, checked; read it with `read`."""
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+    episodes: int
+    #: Episodes in front of those, which something was chosen by.
+    skip_episodes: int
+    memory: bool
+    x: str
+
+    def experiments(self) -> list[Experiment]:
+        """Return every experiment; cells may share those of plain trainings, which come once."""
+        found: dict[tuple[str, str], Experiment] = {}
+        for cell in self.cells:
+            for scheme, quantization in cell.columns():
+                for seed in cell.seeds:
+                    run = cell.run(seed, quantization)
+                    found.setdefault((run.run_id, scheme.name), Experiment(run, scheme))
+        return list(found.values())
 
 
 def read(path: Path) -> Study:
@@ -51,7 +118,7 @@ def read(path: Path) -> Study:
 
 
 def _study(content: Any, folder: Path) -> Study:
-    values = _mapping(content, "a study", _AT_THE_TOP)
+    values = _mapping(content, "a study", (*_OF_A_STUDY, *_OF_A_CELL))
     for key in ("name", "cells", "seeds"):
         if key not in values and not (key == "seeds" and _all_have_seeds(values.get("cells"))):
             raise UsageError(f"A study needs {key}. Received: {', '.join(values) or 'nothing'}")
@@ -61,33 +128,26 @@ def _study(content: Any, folder: Path) -> Study:
     own = values.get("presets")
     if own is not None and not isinstance(own, str):
         raise UsageError(f"presets must be the path of a file. Received: presets={own!r}")
-    presets_file = None if own is None else folder / own
+    own = None if own is None else str(folder / own)
     shared = {key: values[key] for key in _OF_A_CELL if key in values}
     cells = []
     for number, entry in enumerate(_list(values["cells"], "cells"), start=1):
         try:
             given = _mapping(entry, "a cell", ("algo", "env", "remark", *_OF_A_CELL))
-            cell = _cell({**shared, **given}, presets_file)
-            if not cell.quantizations:
+            cells.append(_cell({**shared, **given}, modules, own))
+            if not cells[-1].quantizations:
                 _require_no_bits_needed(given)
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
-        own = None if presets_file is None else str(presets_file)
-        cells.append(replace(cell, modules=modules, presets=own))
     if not any(cell.quantizations for cell in cells):
         _require_no_bits_needed(shared)
     _require_no_repetition(cells)
-    title = values.get("title", name)
-    if not isinstance(title, str):
-        raise UsageError(f"title must be the report's heading. Received: title={title!r}")
     return Study(
         name=name,
-        title=title,
+        title=_text(values, "title", "the report's heading", name),
         cells=tuple(_titled(_titled(cells, _settings), _extent)),
         episodes=_whole(values.get("episodes", DEFAULT_EPISODES), "episodes", least=1),
         skip_episodes=_whole(values.get("skip_episodes", 0), "skip_episodes", least=0),
-        presets=presets_file,
-        modules=modules,
         memory=_one_of((False, True), values.get("memory", False), "memory"),
         x=_one_of(X_AXES, values.get("x", X_AXES[0]), "x"),
     )
@@ -97,9 +157,14 @@ def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) ->
     """Tell cells of the same title apart by what differs in what is told of each."""
     titled = []
     for cell in cells:
-        telling = differing_settings(told(cell), [told(c) for c in cells if c.title == cell.title])
-        more = [one for one in (cell.telling, telling) if one]
-        titled.append(replace(cell, telling=", ".join(more)))
+        alike = [told(other) for other in cells if other.title == cell.title]
+        differing = [
+            f"{key}={value}"
+            for key, value in told(cell).items()
+            if any(one.get(key) != value for one in alike)
+        ]
+        told_before = [cell.telling] if cell.telling else []
+        titled.append(replace(cell, telling=", ".join(told_before + differing)))
     return titled
 
 
@@ -121,16 +186,14 @@ def _all_have_seeds(cells: Any) -> bool:
     return isinstance(cells, list) and all("seeds" in c for c in cells if isinstance(c, dict))
 
 
-def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
+def _cell(values: Mapping[str, Any], modules: tuple[str, ...], own: str | None) -> Cell:
     for key in ("algo", "env"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"A cell needs {key}, a name. Received: {key}={values.get(key)!r}")
-    remark = values.get("remark", "")
-    if not isinstance(remark, str):
-        raise UsageError(f"remark must be what the report should say. Received: remark={remark!r}")
+    remark = _text(values, "remark", "what the report should say", "")
     algo, env_id = values["algo"], environments.canonical_id(values["env"])
     overrides = tables.mapping(values.get("overrides", {}), "overrides")
-    preset = presets.load(algo, env_id, overrides, own)
+    preset = presets.load(algo, env_id, overrides, None if own is None else Path(own))
     seeds = tuple(_whole(seed, "seeds", least=0) for seed in _items(values["seeds"], "seeds", int))
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"A seed comes twice; keep one. Received: seeds={list(seeds)}")
@@ -148,12 +211,13 @@ def _cell(values: Mapping[str, Any], own: Path | None) -> Cell:
         env_id=env_id,
         given_env_id=values["env"],
         overrides=overrides,
-        steps=preset.steps,
         seeds=seeds,
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
         options=options if quantizations else {},
         quantizations=quantizations,
         remark=remark,
+        modules=modules,
+        presets=own,
     )
 
 
@@ -213,7 +277,6 @@ def _require_no_repetition(cells: Sequence[Cell]) -> None:
 
 
 def _mapping(value: Any, what: str, known: Sequence[str]) -> dict[str, Any]:
-    """Require a mapping of known words."""
     values = tables.mapping(value, what)
     for key in values:
         if key not in known:
@@ -238,11 +301,17 @@ def _items(value: Any, name: str, *kinds: type, may_be_empty: bool = False) -> t
     return tuple(value)
 
 
-def _one_of(known: Sequence[_Choice], value: Any, name: str) -> _Choice:
-    for choice in known:
-        # 1 is equal to true, but is not what the file should say.
-        if type(value) is type(choice) and value == choice:
-            return choice
+def _text(values: Mapping[str, Any], name: str, what: str, default: str) -> str:
+    value = values.get(name, default)
+    if not isinstance(value, str):
+        raise UsageError(f"{name} must be {what}. Received: {name}={value!r}")
+    return value
+
+
+def _one_of(known: Sequence[Any], value: Any, name: str) -> Any:
+    # 1 is equal to true, but is not what the file should say.
+    if type(value) is type(known[0]) and value in known:
+        return value
     words = " or ".join(str(choice).lower() for choice in known)
     raise UsageError(f"{name} must be {words}. Received: {name}={value!r}")
 

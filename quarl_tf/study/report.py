@@ -20,25 +20,13 @@ _REASONS = {
 def write_study_report(
     workspace: Workspace, study: Study, *, margin_percent: float, command: str, remedy: str
 ) -> Path:
-    """Write the report of a study, see `quarl_tf.report.write`.
+    """Write the report of a study, see `quarl_tf.report.write`; return the path of index.html.
 
-    Args:
-        workspace: Where the study's runs are and the report goes.
-        study: The study.
-        margin_percent: Loss that does not matter, in percent of the fp32 return.
-        command: Command line that makes this report, shown in it.
-        remedy: Command line that makes what is missing, as it made what is there.
-
-    Returns:
-        The path of index.html.
-
-    Raises:
-        QuarlError: A file cannot be written, or trainings were evaluated by different rules.
+    The margin is in percent of the fp32 return; `command` makes the report, and `remedy` what is
+    missing.
     """
     known = {
-        (one.experiment.run.run_id, one.experiment.scheme.name): (
-            f"failed: {one.reason}" if one.state == State.FAILED else _REASONS[one.state]
-        )
+        (one.run.run_id, one.scheme.name): _REASONS.get(one.state, f"failed: {one.reason}")
         for one in plan(workspace, study)
         if one.state != State.EVALUATED
     }
@@ -65,9 +53,7 @@ def _cell(cell: StudyCell) -> Cell:
     several = len({one.delay for one in cell.quantizations}) > 1
     columns = []
     for scheme, quantization in cell.columns():
-        label = scheme.name
-        if several and quantization is not None:
-            label += f" from {quantization.delay:,}"
+        since = f" from {quantization.delay:,}" if several and quantization else ""
         runs = tuple(cell.run(seed, quantization) for seed in cell.seeds)
-        columns.append(Column(label, scheme, runs))
+        columns.append(Column(scheme.name + since, scheme, runs))
     return Cell(title=cell.title, telling=cell.telling, columns=tuple(columns), remark=cell.remark)

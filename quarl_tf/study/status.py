@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quarl_tf import presets
+from quarl_tf import pipeline
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.presets import Preset
-from quarl_tf.spec import Run
+from quarl_tf.spec import Run, Scheme
 from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace
-from quarl_tf.study.design import Experiment, Study
+from quarl_tf.study.file import Study
 
 
 @dataclass(frozen=True)
@@ -23,43 +22,33 @@ class Status:
         failure: The log of the run that failed, if there is one.
     """
 
-    experiment: Experiment
+    run: Run
+    scheme: Scheme
     state: State
     reason: str = ""
     failure: Path | None = None
 
 
-def log_path(workspace: Workspace, run: Run) -> Path:
-    """Return where it is written what a run of a study says."""
-    return workspace.run_dir(run.run_id) / "run.log"
-
-
 def failure_path(workspace: Workspace, run: Run) -> Path:
-    """Return where that lies if the run failed."""
+    """Return where it is written what a run said that failed."""
     return workspace.run_dir(run.run_id) / "failure.log"
-
-
-def preset_of(study: Study, run: Run) -> Preset:
-    """Load the hyper-parameters of one of the study's runs."""
-    return presets.load(run.algo, run.env_id, run.overrides, study.presets)
 
 
 def plan(workspace: Workspace, study: Study) -> list[Status]:
     """Tell of every experiment how far it is, in the order of `Study.experiments`."""
-    return [_status(workspace, study, experiment) for experiment in study.experiments()]
-
-
-def _status(workspace: Workspace, study: Study, experiment: Experiment) -> Status:
-    run, scheme = experiment.run, experiment.scheme
-    try:
-        preset = preset_of(study, run)
-    except QuarlError as error:
-        return Status(experiment, State.FAILED, str(error))
     episodes = study.episodes + study.skip_episodes
+    return [_status(workspace, *one, episodes) for one in study.experiments()]
+
+
+def _status(workspace: Workspace, run: Run, scheme: Scheme, episodes: int) -> Status:
+    try:
+        preset = pipeline.preset_of(run)
+    except QuarlError as error:
+        return Status(run, scheme, State.FAILED, str(error))
     found = state(workspace, run, scheme.name, episodes=episodes, preset=preset)
     failure = failure_path(workspace, run)
     if found.state != State.EVALUATED and failure.exists():
         lines = failure.read_text(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-        return Status(experiment, State.FAILED, last.removeprefix("quarl: "), failure)
-    return Status(experiment, found.state, found.reason if found.state == State.FAILED else "")
+        return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
+    return Status(run, scheme, found.state, found.reason if found.state == State.FAILED else "")

@@ -31,6 +31,7 @@ TINY = [
     *("-p", "evaluation_every=200", "-p", "evaluation_episodes=4", "-p", "checkpoint_every=200"),
 ]
 SCHEMES = ["--schemes", "fp32,int8"]
+Capsys, Patch, Finished = pytest.CaptureFixture[str], pytest.MonkeyPatch, tuple[Path, str]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return root, folder.name
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
+def refusal(capsys: Capsys, *arguments: str, code: int) -> str:
     """Run a command that has to fail with this code; return its one line."""
     assert verbs.main(arguments) == code
     error = capsys.readouterr().err
@@ -59,37 +60,25 @@ def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_run_makes_every_stage_and_a_second_run_redoes_nothing(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Finished) -> None:
     root, run_id = finished
-    workspace = Workspace(root)
-    before = snapshot(root)
+    workspace, before = Workspace(root), snapshot(root)
     pages = [workspace.report_dir(run_id) / name for name in ("index.html", "report.md")]
     content = [page.read_bytes() for page in pages]
-
-    assert verbs.main(["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]) == 0
-
+    words = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
+    code = (
+        "import sys; from quarl_tf.cli import verbs; "
+        f"assert verbs.main({words!r}) == 0; assert 'tensorflow' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert snapshot(root) == before
     assert [page.read_bytes() for page in pages] == content
-    assert str(pages[0]) in capsys.readouterr().out.replace("\n", "")
+    assert str(pages[0]) in done.stdout.replace("\n", "")
     evaluation = Evaluation.load(evaluation_path(workspace.artifact(run_id, "int8")))
     assert len(evaluation.returns) == len(evaluation.seeds) == 5
 
 
-def test_a_second_run_does_not_load_tensorflow(finished: tuple[Path, str]) -> None:
-    root, _ = finished
-    arguments = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
-    code = (
-        "import sys; from quarl_tf.cli import verbs; "
-        f"assert verbs.main({arguments!r}) == 0; assert 'tensorflow' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_more_episodes_are_evaluated_anew_and_extend_the_old_ones(
-    finished: tuple[Path, str],
-) -> None:
+def test_more_episodes_are_evaluated_anew_and_extend_the_old_ones(finished: Finished) -> None:
     root, run_id = finished
     artifact = Workspace(root).artifact(run_id, "fp32")
     before = Evaluation.load(evaluation_path(artifact))
@@ -103,7 +92,7 @@ def test_more_episodes_are_evaluated_anew_and_extend_the_old_ones(
 
 
 @pytest.fixture(scope="module")
-def aware(finished: tuple[Path, str]) -> tuple[Path, str, str]:
+def aware(finished: Finished) -> tuple[Path, str, str]:
     """Run at four bits beside the plain training; return the root and both ids."""
     root, plain = finished
     arguments = [*TINY, "--bits", "4", "--quant-delay", "300", "--episodes", "5"]
@@ -133,10 +122,7 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
 
 @pytest.mark.parametrize("place", [".", ".."])
 def test_a_run_with_bits_finds_the_plain_one_from_within_its_folder(
-    aware: tuple[Path, str, str],
-    place: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    aware: tuple[Path, str, str], place: str, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     root, _, run_id = aware
     folder = Workspace(root).artifact_dir(run_id)
@@ -151,7 +137,7 @@ def test_a_run_with_bits_finds_the_plain_one_from_within_its_folder(
 
 
 def test_a_run_with_bits_needs_the_plain_one(
-    aware: tuple[Path, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    aware: tuple[Path, str, str], tmp_path: Path, capsys: Capsys
 ) -> None:
     root, plain, run_id = aware
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
@@ -164,9 +150,7 @@ def test_a_run_with_bits_needs_the_plain_one(
     assert f"quarl export {plain} --schemes fp32" in line
 
 
-def test_dry_run_names_every_file_and_makes_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys) -> None:
     root = tmp_path / "root"
     assert verbs.main(["run", *TRAIN, "--dry-run", "--root", str(root)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -181,7 +165,7 @@ def test_dry_run_names_every_file_and_makes_none(
 
 @pytest.mark.parametrize("verb", ["run", "train", "export", "evaluate", "report", "inspect"])
 def test_help_of_a_verb_ends_with_an_example_that_parses(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as stop:
@@ -193,13 +177,8 @@ def test_help_of_a_verb_ends_with_an_example_that_parses(
     assert parsed.verb.split()[0] == verb
 
 
-def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verbs.main([]) == 0
-    assert "evaluate" in capsys.readouterr().out
-
-
 def test_a_task_alone_takes_the_most_robust_algorithm_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     assert verbs.main(["train", "LunarLander-v3", "--root", str(tmp_path), "--dry-run"]) == 0
     assert "ppo-LunarLander-v3-s0" in capsys.readouterr().out
@@ -218,22 +197,12 @@ def test_a_task_alone_takes_the_most_robust_algorithm_and_says_so(
         (["train", *TRAIN, "--seed", "-1"], "seed=-1"),
         (["train", *TRAIN, "--seed", "one"], "one"),
         (["train", *TRAIN, "-p", "learning_rat=1"], "did you mean learning_rate"),
-        (["train", *TRAIN, "-p", "learning_rate=fast"], "learning_rate='fast'"),
-        (["train", *TRAIN, "-p", "steps=0"], "steps=0"),
         (["train", *TRAIN, "-p", "steps"], "KEY=VALUE"),
         (["train", *TRAIN, "-p", "steps=[1"], "steps=[1"),
-        (["train", *TRAIN, "-p", "discount=1.5"], "discount=1.5"),
-        (["train", *TRAIN, "-p", "exploration_fraction=0"], "exploration_fraction"),
-        (["train", *TRAIN, "-p", "buffer_size=4"], "buffer_size=4"),
-        (["train", *TRAIN, "-p", "learning_starts=1"], "learning_starts=1"),
         (["train", *TRAIN, "-p", "num_envs=7"], "num_envs=7"),
-        (["train", "--algo", "ppo", "--env", "CartPole-v1", "-p", "minibatch_size=100"], "100"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", "int9"], "did you mean int8"),
-        (["export", "dqn-CartPole-v1-s0", "--schemes", "ptq_w33"], "ptq_w33"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", ","], "at least one scheme"),
         (["evaluate", "x.tflite", "--episodes", "0"], "episodes=0"),
-        (["evaluate", "x.tflite", "--episodes", "many"], "many"),
-        (["run", *TRAIN, "--episodes", "-3"], "episodes=-3"),
         (["run", *TRAIN, "--gate", "nan"], "--gate nan"),
         (["run", *TRAIN, "--margin", "-1"], "--margin -1"),
         (["evaluate", "x.tflite", "--gate", "-1"], "--gate -1"),
@@ -242,59 +211,41 @@ def test_a_task_alone_takes_the_most_robust_algorithm_and_says_so(
         (["report", "x", "--margin", "-1", "--dry-run"], "--margin -1"),
         (["report", "x", "--name", "a/b", "--dry-run"], "name='a/b'"),
         (["study", "run", "x.yaml", "--jobs", "0", "--dry-run"], "--jobs 0"),
+        (["study", "run", "x.yaml", "--cores", "0"], "--cores 0"),
         (["study", "report", "x.yaml", "--margin", "-1", "--dry-run"], "--margin -1"),
-        (["run", *TRAIN, "--bits", "1"], "bits=1"),
         (["run", *TRAIN, "--bits", "9"], "bits=9"),
-        (["run", *TRAIN, "--bits", "four"], "four"),
         (["train", *TRAIN, "--bits", "4", "--quant-delay", "0"], "delay=0"),
-        (["train", *TRAIN, "--bits", "4", "--quant-delay", "-5"], "delay=-5"),
-        (
-            ["train", *TRAIN, "-p", "steps=5000", "--bits", "4", "--quant-delay", "5000"],
-            "make it shorter or train longer. Received: delay=5000, steps=5000",
-        ),
         (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),
         (["train", *TRAIN, "-q", "edge_bits=4"], "add --bits N"),
         (["train", *TRAIN, "--bits", "4", "-q", "edge_bit=4"], "did you mean edge_bits"),
-        (["train", *TRAIN, "--bits", "4", "-q", "edge_bits=9"], "edge_bits=9"),
-        (["train", *TRAIN, "--bits", "4", "-q", "edge_bits=4.0"], "a whole number"),
         (["train", *TRAIN, "--bits", "4", "-q", "per_channel=1"], "true or false"),
-        (["train", *TRAIN, "--bits", "4", "-q", "rule=nearst"], "did you mean nearest"),
-        (["train", *TRAIN, "--bits", "4", "-q", "ranges=5"], "a name"),
-        (["train", *TRAIN, "--bits", "4", "-q", "gradient=none"], "straight_through"),
         (["train", *TRAIN, "--bits", "4", "-q", "rule"], "KEY=VALUE"),
         (["train", *TRAIN, "--bits", "4", "--quant-delay", "900"], "delay=900, learning_starts="),
         (["train", *TRAIN, "--bits", "4", "-q", "bits=2"], "--bits"),
         (["train", *TRAIN, "--bits", "4", "-q", "delay=2"], "--quant-delay"),
-        (
-            [*("train", *TRAIN, "--bits", "4"), "-q", "rule=paper", "-q", "learned_steps=true"],
-            "rule=paper, learned_steps=true",
-        ),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, capsys: Capsys
 ) -> None:
     assert words in refusal(capsys, *arguments, code=2)
 
 
-def test_a_run_that_does_not_exist_says_how_to_make_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "quarl train" in refusal(
-        capsys, "export", "dqn-Nope-v1-s0", "--root", str(tmp_path), code=1
-    )
-    assert "dqn-Nope" in refusal(
-        capsys, "report", "dqn-Nope-v1-s0", "--root", str(tmp_path), code=1
-    )
-
-
-@pytest.mark.parametrize("verb", ["evaluate", "inspect"])
-def test_a_missing_file_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nowhere.tflite" in refusal(capsys, verb, "nowhere.tflite", code=1)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "dqn-Nope-v1-s0"], "quarl train"),
+        (["report", "dqn-Nope-v1-s0"], "dqn-Nope"),
+        (["evaluate", "nowhere.tflite"], "nowhere.tflite"),
+        (["inspect", "nowhere.tflite"], "nowhere.tflite"),
+    ],
+)
+def test_what_is_not_there_is_named(words: list[str], said: str, capsys: Capsys) -> None:
+    assert said in refusal(capsys, *words, code=1)
 
 
 def test_an_output_folder_that_cannot_be_written_is_named_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -304,7 +255,7 @@ def test_an_output_folder_that_cannot_be_written_is_named_before_training(
 
 
 def test_gate_lets_a_scheme_pass_or_exits_with_3(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    finished: Finished, capsys: Capsys, tmp_path: Path
 ) -> None:
     root, run_id = finished
     source = Workspace(root).artifact_dir(run_id)
@@ -327,20 +278,8 @@ def test_gate_lets_a_scheme_pass_or_exits_with_3(
     assert "int8 20.00 %" in refusal(capsys, "evaluate", *gate, code=3)
 
 
-def test_gate_does_not_hold_where_nothing_can_be_compared(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    root, run_id = finished
-    source = Workspace(root).artifact(run_id, "int8")
-    artifact = tmp_path / "int8.tflite"
-    artifact.write_bytes(source.read_bytes())
-    sidecar_path(artifact).write_bytes(sidecar_path(source).read_bytes())
-    line = refusal(capsys, "evaluate", str(artifact), "--episodes", "5", "--gate", "99", code=3)
-    assert "no fp32" in line
-
-
 def test_gate_does_not_hold_against_fp32_by_other_rules(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    finished: Finished, capsys: Capsys, tmp_path: Path
 ) -> None:
     root, run_id = finished
     for path in Workspace(root).artifact_dir(run_id).iterdir():
@@ -372,32 +311,8 @@ def stochastic(artifacts: dict[str, Path], tmp_path: Path) -> tuple[Path, str]:
     return tmp_path, run.run_id
 
 
-def test_sampled_and_greedy_results_do_not_mix(
-    stochastic: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, run_id = stochastic
-    workspace = Workspace(root)
-    files = [str(workspace.artifact(run_id, scheme)) for scheme in ("fp32", "int8")]
-    assert verbs.main(["evaluate", *files, "--episodes", "5"]) == 0
-    assert "sampled" not in capsys.readouterr().out
-    assert verbs.main(["report", run_id, "--root", str(root)]) == 0
-    greedy = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-    assert verbs.main(["evaluate", *files, "--episodes", "4", "--sample"]) == 0
-    assert "4 episodes, the same for every scheme, sampled" in capsys.readouterr().out
-    assert verbs.main(["report", run_id, "--root", str(root), "--sample"]) == 0
-
-    assert {path: path.read_bytes() for path in greedy} == greedy
-    page = workspace.report_dir(f"{run_id}-sampled") / "report.md"
-    assert "sampled actions" in page.read_text()
-    assert "greedy actions" in (workspace.report_dir(run_id) / "report.md").read_text()
-    capsys.readouterr()
-    assert verbs.main(["list", "--root", str(root)]) == 0
-    assert re.search(rf"{run_id}\W+no\W+2\W+2\W+yes", capsys.readouterr().out)
-
-
 def test_gate_is_held_by_results_of_the_kind_asked_for(
-    stochastic: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+    stochastic: tuple[Path, str], capsys: Capsys
 ) -> None:
     root, run_id = stochastic
     artifact = Workspace(root).artifact(run_id, "int8")
@@ -420,7 +335,7 @@ def test_gate_is_held_by_results_of_the_kind_asked_for(
 
 
 def test_dry_runs_name_the_files_of_sampled_evaluations(
-    stochastic: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    stochastic: tuple[Path, str], capsys: Capsys, tmp_path: Path
 ) -> None:
     run = ["--algo", "ppo", "--env", "CartPole-v1", "--schemes", "fp32"]
     root = ["--root", str(tmp_path / "new")]
@@ -442,7 +357,7 @@ def test_dry_runs_name_the_files_of_sampled_evaluations(
     ("algo", "env_id"), [("dqn", "CartPole-v1"), ("ddpg", "MountainCarContinuous-v0")]
 )
 def test_what_will_be_no_distribution_is_refused_before_it_is_trained(
-    algo: str, env_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    algo: str, env_id: str, tmp_path: Path, capsys: Capsys
 ) -> None:
     arguments = ["run", "--algo", algo, "--env", env_id, "--sample", "--root", str(tmp_path)]
     line = refusal(capsys, *arguments, code=2)
@@ -452,7 +367,7 @@ def test_what_will_be_no_distribution_is_refused_before_it_is_trained(
 
 
 def test_files_of_no_distribution_are_not_evaluated_by_sampled_actions(
-    copy_artifact: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    copy_artifact: Callable[[str], Path], capsys: Capsys
 ) -> None:
     path = copy_artifact("fp32")
     for more in ([], ["--dry-run"]):
@@ -470,21 +385,19 @@ def test_files_of_no_distribution_are_not_evaluated_by_sampled_actions(
     ],
 )
 def test_a_dry_run_refuses_what_training_would(
-    verb: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    verb: str, options: list[str], message: str, capsys: Capsys
 ) -> None:
     run = ["--algo", "dqn", "--env", "CartPole-v1", "--root", "nowhere", "--dry-run"]
     assert message in refusal(capsys, verb, *run, *options, code=2)
 
 
-def test_half_of_training_is_plain_unless_told_otherwise(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_half_of_training_is_plain_unless_told_otherwise(capsys: Capsys) -> None:
     words = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--bits", "4", "--root", "nowhere"]
     assert verbs.main([*words, "--dry-run", "-p", "steps=60000"]) == 0
     assert re.search(r"ppo-CartPole-v1-s0-\w{8}-q4d30000\b", capsys.readouterr().out)
 
 
-def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
     words = ["train", "--algo", "dqn", "--env", "LunarLander-v2", "--root", "nowhere", "--dry-run"]
     assert verbs.main(words) == 0
     shown = capsys.readouterr()
@@ -501,12 +414,7 @@ def test_an_old_id_is_translated_with_a_notice(capsys: pytest.CaptureFixture[str
     ],
 )
 def test_a_processor_without_bfloat16_is_told_of_before_training(
-    overrides: list[str],
-    here: str,
-    told: bool,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    overrides: list[str], here: str, told: bool, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     def train(*_: object) -> None:
         raise QuarlError("Not now.")
@@ -518,15 +426,8 @@ def test_a_processor_without_bfloat16_is_told_of_before_training(
     assert ("has no bfloat16" in capsys.readouterr().err) == told
 
 
-def test_an_override_may_be_in_scientific_notation(capsys: pytest.CaptureFixture[str]) -> None:
-    for rate in ("1e-3", "0.001"):
-        assert verbs.main(["train", *TRAIN, "-p", f"learning_rate={rate}", "--dry-run"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second
-
-
 def test_evaluating_one_file_evaluates_the_reference_beside_it(
-    finished: tuple[Path, str], tmp_path: Path
+    finished: Finished, tmp_path: Path
 ) -> None:
     root, run_id = finished
     for path in Workspace(root).artifact_dir(run_id).glob("*.tflite"):
@@ -541,7 +442,7 @@ def test_evaluating_one_file_evaluates_the_reference_beside_it(
     assert evaluation.agreement is not None
 
 
-def test_a_lost_or_damaged_curve_is_mended_by_export(finished: tuple[Path, str]) -> None:
+def test_a_lost_or_damaged_curve_is_fixed_by_export(finished: Finished) -> None:
     root, run_id = finished
     workspace = Workspace(root)
     copy = workspace.artifact_dir(run_id) / "progress.csv"
@@ -551,32 +452,24 @@ def test_a_lost_or_damaged_curve_is_mended_by_export(finished: tuple[Path, str])
     assert copy.read_bytes() == content
 
 
-def test_inspect_shows_what_the_file_holds(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+def test_inspect_shows_what_the_file_holds_and_when_it_is_not_its_sidecars(
+    finished: Finished, capsys: Capsys, tmp_path: Path
 ) -> None:
-    root, run_id = finished
-    artifact = Workspace(root).artifact(run_id, "int8")
-    assert verbs.main(["inspect", str(artifact)]) == 0
+    artifact = Workspace(finished[0]).artifact(finished[1], "int8")
+    for path in (artifact, sidecar_path(artifact)):
+        shutil.copy(path, tmp_path)
+    copy = tmp_path / "int8.tflite"
+    assert verbs.main(["inspect", str(copy)]) == 0
     shown = capsys.readouterr().out
     assert "FULLY_CONNECTED int8" in shown
     assert Sidecar.load(sidecar_path(artifact)).sha256 in shown
-
-
-def test_inspect_tells_when_the_sidecar_does_not_match(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    root, run_id = finished
-    workspace = Workspace(root)
-    artifact = tmp_path / "fp32.tflite"
-    artifact.write_bytes(workspace.artifact(run_id, "fp32").read_bytes())
-    other = sidecar_path(workspace.artifact(run_id, "int8"))
-    sidecar_path(artifact).write_bytes(other.read_bytes())
-    assert verbs.main(["inspect", str(artifact)]) == 0
+    shutil.copy(artifact.with_name("fp32.tflite"), copy)
+    assert verbs.main(["inspect", str(copy)]) == 0
     assert "does not match" in capsys.readouterr().out
 
 
 def test_list_shows_presets_and_the_state_of_runs(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+    finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
     root, run_id = finished
     (root / "runs" / ".study-mine").mkdir()
@@ -586,19 +479,13 @@ def test_list_shows_presets_and_the_state_of_runs(
     assert "CartPole-v1" in shown
     assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(shown.split())
     assert re.search(rf"{run_id}\W+yes\W+2\W+2\W+yes", shown)
-
-
-def test_what_is_in_no_report_is_listed_so(
-    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, run_id = finished
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     assert verbs.main(["list", "--root", str(tmp_path)]) == 0
     assert re.search(rf"{run_id}\W+no\W+2\W+2\W+no", capsys.readouterr().out)
 
 
 def test_published_results_are_not_overwritten(
-    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
     root, run_id = finished
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
@@ -631,7 +518,7 @@ def test_published_results_are_not_overwritten(
     ],
 )
 def test_what_cannot_be_is_refused_before_it_is_trained(
-    given: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: list[str], words: str, code: int, tmp_path: Path, capsys: Capsys
 ) -> None:
     for also in ([], ["--dry-run"]):
         error = refusal(capsys, "run", *TINY, *given, *also, "--root", str(tmp_path), code=code)
@@ -640,7 +527,7 @@ def test_what_cannot_be_is_refused_before_it_is_trained(
 
 
 def test_a_twin_whose_flatbuffer_was_not_kept_need_not_be_trained_anew(
-    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
     twin = Workspace(tmp_path).artifact_dir(finished[1])
     shutil.copytree(Workspace(finished[0]).artifact_dir(finished[1]), twin)
@@ -651,9 +538,7 @@ def test_a_twin_whose_flatbuffer_was_not_kept_need_not_be_trained_anew(
     assert "plain reference, which comes first" in refusal(capsys, *words, code=1)
 
 
-def test_the_twin_to_train_first_is_a_command_to_be_copied(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_twin_to_train_first_is_a_command_to_be_copied(tmp_path: Path, capsys: Capsys) -> None:
     presets_file = tmp_path / "own.yaml"
     shipped = asdict(presets.load("dqn", "CartPole-v1"))
     shipped["network"] = list(shipped["network"])
@@ -668,13 +553,13 @@ def test_the_twin_to_train_first_is_a_command_to_be_copied(
     assert parsed.overrides == [text for text in TINY if "=" in text]
 
 
-def test_a_run_has_what_its_schemes_are_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_what_its_schemes_are_compared_with(capsys: Capsys) -> None:
     assert verbs.main(["run", *TINY, "--schemes", "int8", "--dry-run"]) == 0
     assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", capsys.readouterr().out)
 
 
 def test_an_export_that_cannot_be_is_refused_by_a_dry_run(
-    finished: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+    finished: Finished, capsys: Capsys
 ) -> None:
     root, run_id = finished
     words = ("export", run_id, "--schemes", "qat_w4a4", "--root", str(root), "--dry-run")
@@ -690,11 +575,7 @@ def test_an_export_that_cannot_be_is_refused_by_a_dry_run(
     ],
 )
 def test_a_dry_run_refuses_what_is_not_there(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told = {refusal(capsys, *words, *also, code=1) for also in ([], ["--dry-run"])}
@@ -702,7 +583,7 @@ def test_a_dry_run_refuses_what_is_not_there(
     assert said in told.pop()
 
 
-def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: tuple[Path, str]) -> None:
+def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: Finished) -> None:
     root, run_id = finished
     left = root / "runs" / run_id / "checkpoints"
     left.mkdir()
@@ -712,9 +593,7 @@ def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: tuple[Path
 
 
 def test_narrow_terminals_show_whole_names_and_verdicts(
-    finished: tuple[Path, str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    finished: Finished, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     root, run_id = finished
     paths = [str(Workspace(root).artifact(run_id, name)) for name in ("fp32", "int8")]
@@ -730,7 +609,7 @@ def test_narrow_terminals_show_whole_names_and_verdicts(
 
 
 def test_paths_are_shown_as_they_are_where_output_is_piped(
-    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
     root, run_id = finished
     # Longer than a line, and with what Rich would take for a colour.
@@ -753,9 +632,7 @@ def test_paths_are_shown_as_they_are_where_output_is_piped(
     assert f"no runs in {there / 'empty'}\n" in shown["list"]
 
 
-def test_evaluate_says_what_it_takes(
-    finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_says_what_it_takes(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
     root, run_id = finished
     folder = Workspace(root).artifact_dir(run_id)
     assert f"{folder}/*.tflite" in refusal(capsys, "evaluate", str(folder), code=2)
@@ -777,15 +654,8 @@ def test_without_tensorflow_training_says_what_to_install() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        verbs.main(["--version"])
-    assert stop.value.code == 0
-    assert re.fullmatch(r"quarl_tf \d+\.\d+\.\d+\n", capsys.readouterr().out)
-
-
 def test_without_a_terminal_long_work_says_how_far_it_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Capsys, monkeypatch: Patch
 ) -> None:
     with display.progress_bar("train x") as update:
         update(1, 4000, "return 3")
@@ -805,9 +675,7 @@ def test_who_has_read_enough_is_not_told_of_a_failure() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_doctor_shows_what_it_found_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_shows_what_it_found_as_it_is(monkeypatch: Patch, capsys: Capsys) -> None:
     cause = "pip install '.[train]'"
     finding = doctor.Finding("Keras 2 is chosen", False, cause, "pip install tf-keras")
     monkeypatch.setattr(doctor, "examine", lambda: [finding])
@@ -815,7 +683,7 @@ def test_doctor_shows_what_it_found_as_it_is(
     assert cause in capsys.readouterr().out
 
 
-def test_doctor_finds_this_environment_sound(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_this_environment_sound(capsys: Capsys) -> None:
     assert verbs.main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert "tensorflow" in shown

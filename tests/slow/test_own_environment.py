@@ -25,13 +25,8 @@ ROOT = Path(__file__).parents[2]
 RUN_ID = "ppo-Docking-v0-s0"
 DOCKING = ["--algo", "ppo", "--env", "Docking-v0", "--presets", "examples/docking.yaml"]
 IMPORT = ["--import", "examples.docking"]
+Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 TRAIN = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run"]
-
-
-RUN_COMMAND = [
-    *("run", "--algo", "ppo", "--env", "Docking-v0", "--import", "examples.docking"),
-    *("--presets", "examples/docking.yaml"),
-]
 
 
 def quarl(folder: Path, *arguments: str) -> None:
@@ -46,14 +41,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Follow the docs in a folder that holds nothing but its example; return the folder."""
     folder = tmp_path_factory.mktemp("own")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    quarl(folder, *RUN_COMMAND, "--schemes", "fp32,int8", "--episodes", "50")
+    quarl(folder, "run", *DOCKING, *IMPORT, "--schemes", "fp32,int8", "--episodes", "50")
     artifact = str(Workspace(Path()).artifact(RUN_ID, "int8"))
     quarl(folder, "evaluate", artifact, *IMPORT, "--episodes", "200", "--gate", "5")
     return folder
 
 
 @pytest.fixture
-def here(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(finished: Path, monkeypatch: Patch) -> Iterator[Path]:
     """Work in the finished folder, and forget afterwards what was imported from it."""
     monkeypatch.chdir(finished)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
@@ -63,7 +58,7 @@ def here(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gym.registry.pop("Docking-v0", None)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+def refusal(capsys: Capsys, *arguments: str, code: int = 2) -> str:
     """Run a command that has to fail with this code; return its one line."""
     assert verbs.main(arguments) == code
     error = capsys.readouterr().err
@@ -84,13 +79,9 @@ def test_the_example_trains_a_flatbuffer_that_docks(finished: Path) -> None:
     assert np.mean(trained.returns) > 80
 
 
-def test_a_stage_of_its_own_imports_the_module_too(here: Path) -> None:
-    arguments = ["--schemes", "ptq_w8", *IMPORT]
-    assert verbs.main(["export", RUN_ID, *arguments]) == 0
+def test_a_stage_imports_the_module_and_what_is_finished_needs_none(here: Path) -> None:
+    assert verbs.main(["export", RUN_ID, "--schemes", "ptq_w8", *IMPORT]) == 0
     assert Workspace(here).artifact(RUN_ID, "ptq_w8").exists()
-
-
-def test_what_is_finished_needs_no_environment(here: Path) -> None:
     artifact = Workspace(here).artifact(RUN_ID, "int8")
     assert verbs.main(["evaluate", str(artifact), "--episodes", "200"]) == 0
 
@@ -105,7 +96,7 @@ def test_what_is_finished_needs_no_environment(here: Path) -> None:
     ],
 )
 def test_a_forgotten_import_is_an_error_that_says_so(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: Sequence[str]
+    here: Path, capsys: Capsys, arguments: Sequence[str]
 ) -> None:
     line = refusal(capsys, *arguments)
     assert "Unknown environment" in line
@@ -114,7 +105,7 @@ def test_a_forgotten_import_is_an_error_that_says_so(
 
 
 def test_a_run_is_not_continued_with_other_presets(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     values = yaml.safe_load((here / "examples" / "docking.yaml").read_text())
     values["ppo"]["Docking-v0"]["epochs"] = 3
@@ -125,9 +116,7 @@ def test_a_run_is_not_continued_with_other_presets(
     assert "Received: epochs=3 for 10" in line
 
 
-def test_the_preset_is_looked_for_in_the_file(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_preset_is_looked_for_in_the_file(here: Path, capsys: Capsys) -> None:
     own = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT]
     assert "given with --presets" in refusal(capsys, *own)
     other = here / "examples" / "close.yaml"
@@ -136,9 +125,7 @@ def test_the_preset_is_looked_for_in_the_file(
     assert "Unknown ppo preset: did you mean Docking-v1?" in line
 
 
-def test_a_file_without_the_preset_asked_for_is_told_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: Capsys) -> None:
     own = tmp_path / "own.yaml"
     for env_id, told in (("CartPole-V1", True), ("CartPole-v1", False)):
         own.write_text(yaml.safe_dump({"ppo": {env_id: shipped(epochs=3)}}))
@@ -149,7 +136,7 @@ def test_a_file_without_the_preset_asked_for_is_told_of(
 
 @pytest.mark.parametrize("verb", ["run", "train", "export", "evaluate"])
 def test_a_module_that_is_not_there_is_named(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    verb: str, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -171,11 +158,7 @@ def test_a_module_that_is_not_there_is_named(
     ],
 )
 def test_a_module_that_cannot_be_imported_is_no_traceback(
-    content: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    content: str, words: str, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -204,11 +187,7 @@ def test_a_module_that_cannot_be_imported_is_no_traceback(
 )
 @pytest.mark.usefixtures("here")
 def test_an_environment_that_cannot_be_made_is_no_traceback(
-    entry_point: str,
-    options: dict[str, Any],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    entry_point: str, options: dict[str, Any], words: str, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, ""])
     gym.register("Mistaken-v0", entry_point, kwargs=options)
@@ -242,49 +221,35 @@ def test_own_presets_go_before_the_package_s_and_overrides_before_both(tmp_path:
     assert asdict(presets.load("ppo", "CartPole-v1", file=own)) == shipped(epochs=3, clip=0.3)
     overridden = presets.load("ppo", "CartPole-v1", {"clip": 0.1}, own)
     assert asdict(overridden) == shipped(epochs=3, clip=0.1)
+    other = presets.load("a2c", "CartPole-v1", file=own)
+    assert other == presets.load("a2c", "CartPole-v1")
 
 
-def test_whatever_the_file_does_not_name_stays_the_package_s(tmp_path: Path) -> None:
-    own = write(tmp_path / "own.yaml", shipped(epochs=3))
-    for algo, env_id in presets.available():
-        if (algo, env_id) != ("ppo", "CartPole-v1"):
-            assert presets.load(algo, env_id, file=own) == presets.load(algo, env_id)
-
-
-@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.0e-3", "1.e-3", "+.1e-2", "0.001"])
-def test_scientific_notation_is_a_number(text: str) -> None:
-    assert tables.parse(f"rate: {text}") == {"rate": 0.001}
-
-
-def test_entries_may_share_values(tmp_path: Path) -> None:
+def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text("ppo:\n  A-v0: &a {steps: 1, clip: 0.2}\n  B-v0:\n    <<: *a\n    steps: 2\n")
+    path.write_text("ppo:\n  A-v0: &a {steps: 1, clip: 2e-1}\n  B-v0:\n    <<: *a\n    steps: 2\n")
     assert tables.read(path, ["ppo"])["ppo"]["B-v0"] == {"steps": 2, "clip": 0.2}
+    for text in ("1e-3", "1E-3", "1.0e-3", "1.e-3", "+.1e-2"):
+        assert tables.parse(f"rate: {text}") == {"rate": 0.001}
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("", "The top of {path} must map algorithms to values. Received: None"),
-        ("- ppo", "The top of {path} must map algorithms"),
-        ("1: {}", "The top of {path} must map algorithms"),
         ("pop: {}", "Unknown algorithm at the top of {path}: did you mean ppo?"),
-        ("CartPole-v1: {}", "choose from a2c, ddpg, dqn, ppo."),
         ("ppo: 3", "ppo in {path} must map environments to values. Received: 3"),
-        ("dqn: [CartPole-v1]", "dqn in {path} must map environments"),
         ("ppo: {CartPole-v1: 3}", "CartPole-v1 below ppo in {path} must map preset keys"),
         ("ppo: {CartPole-v1: {on: 3}}", "must map preset keys to values. Received: {True: 3}"),
         ("ppo: {CartPole-v1: {}}", "The ppo preset of CartPole-v1 lacks checkpoint_every, clip"),
         ("ppo: [1", "(line 1: expected ',' or ']', but got '<stream end>'); fix it. Received: "),
-        ("ppo:\n\tCartPole-v1: 3", "no sound YAML (line 2: "),
         ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice); fix it. Received: path='{path}'"),
         ("ppo: !!python/object:os.system {}", "no sound YAML (line 1: could not"),
-        ("ppo: {CartPole-v1: {steps: 2026-99-99}}", "no sound YAML (month must be"),
         ("ppo: \0", "no sound YAML (unacceptable character"),
     ],
 )
 def test_a_file_of_another_form_is_refused(
-    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, words: str, tmp_path: Path, capsys: Capsys
 ) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(content)
@@ -293,25 +258,10 @@ def test_a_file_of_another_form_is_refused(
     assert "Received: " in line
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"learning_rat": 0.1}, "did you mean learning_rate"),
-        ({"learning_rate": "fast"}, "Received: learning_rate='fast'"),
-        ({"steps": 0}, "steps must be a whole number above 0. Received: steps=0"),
-        ({"num_envs": 7}, "Received: train_frequency=256, num_envs=7"),
-    ],
-)
-def test_values_in_the_file_are_checked_like_ours(
-    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path / "own.yaml", shipped(**changes))
+def test_values_are_checked_and_files_are_named(tmp_path: Path, capsys: Capsys) -> None:
+    path = write(tmp_path / "own.yaml", shipped(num_envs=7))
+    words = "Received: train_frequency=256, num_envs=7"
     assert words in refusal(capsys, *TRAIN, "--presets", str(path))
-
-
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     missing = tmp_path / "missing.yaml"
     line = refusal(capsys, *TRAIN, "--presets", str(missing))
     assert f"(No such file or directory); name a YAML file. Received: path='{missing}'" in line

@@ -74,6 +74,7 @@ def test_returns_are_those_of_stepping_by_hand(
     assert result.artifact_sha256 == Policy.load(artifacts["balancer"]).sidecar.sha256
     assert result.ties == 0
     assert result.agreement is None
+    assert result.processor == provenance.processor()
     assert result.latency_us is not None
     assert 0 < result.latency_us["median"] <= result.latency_us["p95"]
 
@@ -110,13 +111,6 @@ def test_progress_is_told_after_every_episode(artifacts: dict[str, Path]) -> Non
     told: list[tuple[int, int]] = []
     evaluate(artifacts["tied"], SEEDS[:3], update=lambda *args: told.append(args))
     assert told == [(1, 3), (2, 3), (3, 3)]
-
-
-def test_evaluation_survives_its_file(artifacts: dict[str, Path], tmp_path: Path) -> None:
-    result = evaluate(artifacts["int8"], SEEDS[:2], reference=artifacts["fp32"])
-    result.save(tmp_path / "int8.eval.json")
-    assert Evaluation.load(tmp_path / "int8.eval.json") == result
-    assert result.processor == provenance.processor()
 
 
 # Agreement.
@@ -298,13 +292,6 @@ def test_both_kinds_lie_side_by_side(stochastic: Callable[..., Path]) -> None:
     assert (longer.seeds[:12], longer.returns[:12]) == (shorter.seeds, shorter.returns)
 
 
-def test_greedy_results_do_not_pass_for_sampled_ones(stochastic: Callable[..., Path]) -> None:
-    path = stochastic("tied", "fp32")
-    result = evaluate(path, SEEDS[:2])
-    result.save(evaluation_path(path, sample=True))
-    assert kept(path, SEEDS[:2], sample=True) is None
-
-
 @pytest.mark.parametrize("name", ["fp32", "steering"])
 def test_a_policy_of_no_distribution_is_refused_before_anything_is_saved(
     copy_artifact: Callable[[str], Path], name: str
@@ -436,15 +423,6 @@ def test_reward_that_is_not_finite_is_refused(
         evaluate_random(broken_reward, "none", [7])
 
 
-def test_damaged_artifact_is_not_played(copy_artifact: Callable[[str], Path]) -> None:
-    path = copy_artifact("fp32")
-    content = bytearray(path.read_bytes())
-    content[-50] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(QuarlError, match="changed or damaged after export"):
-        evaluate(path, SEEDS)
-
-
 # The random baseline.
 
 
@@ -474,7 +452,8 @@ def test_latest_is_of_these_bytes_and_these_seeds_or_none(
     assert kept(path, SEEDS[1:2]) is None
     assert kept(path, SEEDS[:1]) == result
 
-    for other in ({"artifact_sha256": "0" * 64}, {"protocol": Protocol(0, "greedy")}):
+    others = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
+    for other in ({"artifact_sha256": "0" * 64}, *others):
         replace(result, **other).save(evaluation_path(path))
         assert kept(path, SEEDS[:2]) is None
     evaluation_path(path).write_text('{"run_id": ')

@@ -40,12 +40,6 @@ def test_weights_take_what_their_types_do(artifacts: dict[str, Path]) -> None:
     assert memory.weight_bytes(artifacts["int8"]) == KERNELS + 4 * BIASES
 
 
-def test_weights_of_four_bits_are_packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = flatbuffer.FlatbufferAudit({}, {"int4": 7, "float32": 2}, [], [], [])
-    monkeypatch.setattr(flatbuffer, "audit", lambda _: found)
-    assert memory.weight_bytes(tmp_path) == 4 + 8
-
-
 def test_tensors_live_from_their_operator_to_their_last_user(artifacts: dict[str, Path]) -> None:
     # 4 inputs, two hidden layers of 64, 2 outputs; inputs and outputs belong to the caller.
     assert flatbuffer.activations(artifacts["fp32"]) == [

@@ -202,18 +202,6 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     assert means == [pytest.approx(returns(scheme).mean()) for scheme in schemes]
 
 
-def test_every_family_has_a_marker_of_its_own() -> None:
-    schemes = ("fp32", "int8", "qat_int8", "qat_w8a8", "ptq_w8", "qat_w4a4", "ptq_paper_w4")
-    (axes,) = return_against_bits([panel(schemes)]).axes
-    markers = [container.lines[0].get_marker() for container in axes.containers]
-    assert markers[:3] == ["o"] * 3
-    assert markers[3] == markers[5]
-    assert len(set(markers)) == 4
-    texts = [text.get_text() for text in axes.figure.legends[0].get_texts()]
-    assert texts[:3] == list(schemes[:3])
-    assert len(texts) == 3 + 3 + 1
-
-
 def test_the_random_policy_and_each_of_several_trainings_are_lines() -> None:
     def lines(runs: int) -> list[float]:
         (axes,) = return_against_bits([panel(runs=runs)]).axes
@@ -265,11 +253,9 @@ def test_one_panel_per_scheme_counts_its_episodes() -> None:
 
 
 def test_pairs_stay_pairs_when_sorted() -> None:
-    before, after = np.array([3.0, 1.0, 2.0]), np.array([30.0, 10.0, 20.0])
-    (axes,) = paired_returns({"int8": (before, after)}).axes
+    (axes,) = paired_returns({"int8": (np.array([3.0, 1, 2]), np.array([30.0, 10, 20]))}).axes
     ring, dot = (c.get_offsets() for c in axes.collections if isinstance(c, PathCollection))
-    assert ring.tolist() == [[1, 1], [2, 2], [3, 3]]
-    assert dot.tolist() == [[1, 10], [2, 20], [3, 30]]
+    assert (ring.tolist(), dot.tolist()) == ([[1, 1], [2, 2], [3, 3]], [[1, 10], [2, 20], [3, 30]])
 
 
 # Weight histograms.

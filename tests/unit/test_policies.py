@@ -300,15 +300,8 @@ def test_damaged_sidecar_is_refused(copy_artifact: Callable[[str], Path]) -> Non
     path = copy_artifact("fp32")
     sidecar = sidecar_path(path)
     content = sidecar.read_text()
-    for damaged in (content[:200], "", "\x00" * 40):
-        sidecar.write_text(damaged)
-        assert "cannot be read as JSON" in refused(Policy.load, path)
-    sidecar.write_text("[]")
-    assert "no JSON object" in refused(Policy.load, path)
-    values = json.loads(content)
-    del values["head"]
-    sidecar.write_text(json.dumps(values))
-    assert "fields that differ head" in refused(Policy.load, path)
+    sidecar.write_text(content[:200])
+    assert "cannot be read as JSON" in refused(Policy.load, path)
     sidecar.write_text(json.dumps(json.loads(content) | {"sha256": "0" * 64}))
     assert "changed or damaged" in refused(Policy.load, path)
 

@@ -35,6 +35,7 @@ from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 from quarl_tf.study.report import write_study_report
 
+Patch = pytest.MonkeyPatch
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
@@ -143,7 +144,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_figures(monkeypatch: Patch) -> None:
     """Leave the figures out of tests that look at words and numbers."""
     monkeypatch.setattr(report, "draw", lambda *_: iter(()))
 
@@ -232,37 +233,13 @@ def test_what_users_wrote_is_text_not_markup(workspace: Workspace, no_figures: N
 
 
 def test_terms_are_explained_where_they_are_shown(workspace: Workspace, no_figures: None) -> None:
-    terms = {"ptq_wN, ptq_paper_wN", "qat_int8", "qat_int4", "qat_wNaN", "memory"}
-
-    def explained(run: Run) -> set[str]:
+    for run, term in (
+        (add_run(workspace), "ptq_wN, ptq_paper_wN"),
+        (add_run(workspace, quantization=AWARE), "qat_wNaN"),
+    ):
         folder = write_report(workspace, [run.run_id], command=COMMAND).parent
-        return terms & set(
-            re.findall(r"^- \*\*(.+)\*\*:", (folder / "report.md").read_text(), re.MULTILINE)
-        )
-
-    assert explained(add_run(workspace)) == {"ptq_wN, ptq_paper_wN"}
-    assert explained(add_run(workspace, quantization=AWARE)) == {"qat_wNaN"}
-    schemes = ("qat_int8", "qat_w8a8")
-    eight = add_run(
-        workspace,
-        quantization=Quantization.from_mapping({"bits": 8, "delay": 25_000}),
-        schemes=schemes,
-    )
-    assert explained(eight) == {"qat_int8", "qat_wNaN"}
-
-
-def test_the_same_files_make_the_same_bytes(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flatbuffer, "weights", layers)
-    run = add_run(workspace)
-    contents = []
-    for _ in range(2):
-        folder = write_report(workspace, [run.run_id], command=COMMAND).parent
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        contents.append({path.relative_to(folder): path.read_bytes() for path in files})
-    assert len(contents[0]) == 8
-    assert contents[0] == contents[1]
+        terms = re.findall(r"^- \*\*(.+)\*\*:", (folder / "report.md").read_text(), re.MULTILINE)
+        assert [one for one in terms if re.match("ptq_|qat_|memory", one)] == [term]
 
 
 def test_every_report_is_rendered_again_by_its_command(tmp_path: Path) -> None:
@@ -282,39 +259,26 @@ def test_every_report_is_rendered_again_by_its_command(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_figures_of_an_earlier_report_are_removed(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
-    run = add_run(workspace, schemes=["fp32"])
-    stale = workspace.report_dir(run.run_id) / "figures" / "learning_curves.png"
-    write_bytes(stale, b"of an earlier report")
-    (workspace.artifact_dir(run.run_id) / "progress.csv").unlink()
-    index = write_report(workspace, [run.run_id], command=COMMAND)
-    assert not stale.exists()
-    assert "<img" not in index.read_text()
-
-
 # The numbers.
 
 
 def test_results_are_those_of_the_statistics(single: Path) -> None:
     run = Run("dqn", "CartPole-v1", 0)
-    made = {
-        scheme: evaluation_of(run, scheme, returns_of(scheme), None)
-        for scheme in (*SCHEMES, "random")
-    }
-    expected = compare(made["fp32"], made["ptq_w4"], made["random"])
+    fp32, ptq_w4, random = (
+        evaluation_of(run, name, returns_of(name), None) for name in ("fp32", "ptq_w4", "random")
+    )
+    expected = compare(fp32, ptq_w4, random)
     row = by_scheme(results_of(single)["runs"])["ptq_w4"]
     assert row["return_mean"] == expected.returns.mean
-    assert row["difference_low"] == expected.difference.low
-    assert row["difference_high"] == expected.difference.high
+    limits_of = expected.difference.low, expected.difference.high
+    assert (row["difference_low"], row["difference_high"]) == limits_of
     assert row["reward_error_percent"] == expected.reward_error
     assert row["normalised_error_percent"] == expected.normalised_error
     assert row["verdict"] == expected.verdict == "loss"
     int8 = by_scheme(results_of(single)["pooled"])["int8"]
     assert int8["compression"] == SIZES["fp32"] / SIZES["int8"]
     assert int8["speedup"] == 9.1 / 5.6
+    assert results_of(single)["cells"][0]["notes"] == []
 
 
 def test_csv_and_json_hold_the_same_rows(several: Path) -> None:
@@ -427,7 +391,7 @@ def test_a_missing_experiment_is_named_and_not_averaged_over(several: Path) -> N
         assert missing["command"] in text
 
 
-def commands(workspace: Workspace, run: Run) -> dict[str, list[str]]:
+def commands(workspace: Workspace, run: Run) -> dict[str, str]:
     """Return the command for each scheme that is missing; both pages name it, with the reason."""
     index = write_report(workspace, [run.run_id], command=COMMAND)
     missing = results_of(index.parent)["missing"]
@@ -435,77 +399,58 @@ def commands(workspace: Workspace, run: Run) -> dict[str, list[str]]:
         for one in missing:
             assert f"{one['scheme']} of {run.run_id} {one['reason']}" in text
             assert one["command"] in text
-    return {one["scheme"]: shlex.split(one["command"]) for one in missing}
+    return {one["scheme"]: one["command"] for one in missing}
 
 
-def test_what_is_missing_is_named_with_the_command_from_where_the_user_is(
-    tmp_path: Path, no_figures: None, monkeypatch: pytest.MonkeyPatch
+def test_what_is_missing_or_of_something_else_is_named_with_its_command(
+    workspace: Workspace, no_figures: None
+) -> None:
+    run = add_run(workspace, schemes=(*SCHEMES, "ptq_w3", "ptq_w5", "ptq_w6"))
+    folder = workspace.artifact_dir(run.run_id)
+    change(folder / "int8.tflite", artifact_sha256="0" * 64)
+    write_bytes(folder / "fp16.tflite", b"flipped")
+    sidecar_path(folder / "ptq_w2.tflite").unlink()
+    change(folder / "ptq_w4.tflite", seeds=list(range(EPISODES)))
+    change(folder / "ptq_w8.tflite", protocol=SAMPLED)
+    write_bytes(evaluation_path(folder / "ptq_w3.tflite"), b'{"damaged')
+    path = sidecar_path(folder / "ptq_w5.tflite")
+    replace(Sidecar.load(path), network_sha256="cd" * 32).save(path)
+    change(folder / "ptq_w6.tflite", reference_sha256="ef" * 32)
+    export, root = f"quarl export {run.run_id} --schemes", f"--root {workspace.root}"
+    again = ("int8", "ptq_w8", "ptq_w3", "ptq_w6")
+    assert commands(workspace, run) == {
+        "fp16": f"{export} fp16 {root}",
+        "ptq_w2": f"{export} ptq_w2 {root}",
+        "ptq_w4": f"quarl evaluate {folder / 'ptq_w4.tflite'} --episodes {EPISODES}",
+        "ptq_w5": f"{export} fp32,ptq_w5 {root}",
+        **{s: f"quarl evaluate {folder / s}.tflite" for s in again},
+    }
+
+
+def test_commands_are_from_where_the_user_is(
+    tmp_path: Path, no_figures: None, monkeypatch: Patch
 ) -> None:
     workspace = Workspace(tmp_path / "my root")
     run = add_run(workspace)
-    artifact = {scheme: workspace.artifact(run.run_id, scheme) for scheme in SCHEMES}
-    change(artifact["int8"], artifact_sha256="0" * 64)
-    write_bytes(artifact["fp16"], b"flipped")
-    sidecar_path(artifact["ptq_w2"]).unlink()
-    seeds = list(range(EPISODES))
-    change(artifact["ptq_w4"], seeds=seeds)
-    change(artifact["ptq_w8"], protocol=SAMPLED)
-    for root, options in ((workspace.root, ["--root", str(workspace.root)]), (Path("."), [])):
-        if root == Path("."):
-            monkeypatch.chdir(workspace.root)
-        paths = {scheme: str(Workspace(root).artifact(run.run_id, scheme)) for scheme in SCHEMES}
-        export = ["quarl", "export", run.run_id, "--schemes"]
-        evaluate = ["quarl", "evaluate"]
-        assert commands(Workspace(root), run) == {
-            "int8": [*evaluate, paths["int8"]],
-            "fp16": [*export, "fp16", *options],
-            "ptq_w2": [*export, "ptq_w2", *options],
-            "ptq_w4": [*evaluate, paths["ptq_w4"], "--episodes", str(EPISODES)],
-            "ptq_w8": [*evaluate, paths["ptq_w8"]],
-        }
+    sidecar_path(workspace.artifact(run.run_id, "int8")).unlink()
+    export = f"quarl export {run.run_id} --schemes int8"
+    assert commands(workspace, run) == {"int8": f"{export} --root '{workspace.root}'"}
+    monkeypatch.chdir(workspace.root)
+    assert commands(Workspace(Path(".")), run) == {"int8": export}
 
 
-def test_results_of_another_network_or_that_cannot_be_read_are_missing(
-    workspace: Workspace, no_figures: None
-) -> None:
-    run = add_run(workspace)
-    artifact = {scheme: workspace.artifact(run.run_id, scheme) for scheme in SCHEMES}
-    path = sidecar_path(artifact["int8"])
-    replace(Sidecar.load(path), network_sha256="cd" * 32).save(path)
-    change(artifact["fp16"], reference_sha256="ef" * 32)
-    change(artifact["ptq_w8"], reference_sha256=sha256(artifact["fp32"]))
-    write_bytes(evaluation_path(artifact["ptq_w4"]), b'{"damaged')
-    root = ["--root", str(workspace.root)]
-    assert commands(workspace, run) == {
-        "int8": ["quarl", "export", run.run_id, "--schemes", "fp32,int8", *root],
-        "fp16": ["quarl", "evaluate", str(artifact["fp16"])],
-        "ptq_w4": ["quarl", "evaluate", str(artifact["ptq_w4"])],
-    }
-    rows = by_scheme(results_of(workspace.report_dir(run.run_id))["pooled"])
-    assert rows["ptq_w8"]["status"] == "ok"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"run_id": "dqn-CartPole-v1-s1"},
-        {"seeds": list(range(EPISODES))},
-        None,
-    ],
-)
+@pytest.mark.parametrize("seeds", [list(range(EPISODES)), None])
 def test_a_baseline_of_something_else_is_missing(
-    workspace: Workspace, no_figures: None, changes: dict[str, Any] | None
+    workspace: Workspace, no_figures: None, seeds: list[int] | None
 ) -> None:
     run = add_run(workspace)
-    baseline = workspace.artifact(run.run_id, "random")
-    if changes is None:
+    baseline, fp32 = (workspace.artifact(run.run_id, name) for name in ("random", "fp32"))
+    if seeds is None:
         evaluation_path(baseline).unlink()
     else:
-        change(baseline, **changes)
-    fp32 = workspace.artifact(run.run_id, "fp32")
-    assert commands(workspace, run) == {
-        "random": ["quarl", "evaluate", str(fp32), "--episodes", str(EPISODES)]
-    }
+        change(baseline, seeds=seeds)
+    evaluate = f"quarl evaluate {fp32} --episodes {EPISODES}"
+    assert commands(workspace, run) == {"random": evaluate}
     folder = workspace.report_dir(run.run_id)
     results = results_of(folder)
     assert all(row["normalised_error_percent"] is None for row in results["runs"])
@@ -540,7 +485,7 @@ def test_nothing_can_be_said_without_fp32(
 
 
 def test_a_flatbuffer_may_be_left_out_once_it_was_evaluated(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(flatbuffer, "weights", layers)
     run = add_run(workspace)
@@ -569,10 +514,6 @@ def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
     for text in sentences:
         assert " ".join(text.split()) in page
     return {note["key"]: note for note in cell["notes"]}
-
-
-def test_a_sound_evaluation_needs_no_notes(single: Path) -> None:
-    assert results_of(single)["cells"][0]["notes"] == []
 
 
 @pytest.mark.parametrize(
@@ -684,7 +625,7 @@ def test_names(workspace: Workspace, no_figures: None) -> None:
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
     runs = [
@@ -754,9 +695,7 @@ def finished_study(workspace: Workspace) -> None:
         add_run(workspace, seed, env_id="Acrobot-v1")
 
 
-def test_a_study_is_a_report_of_its_cells(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_a_report_of_its_cells(workspace: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
     finished_study(workspace)
     folder, wanted = report_on(workspace, STUDY)
@@ -795,15 +734,17 @@ def test_what_a_study_lacks_is_named_with_what_makes_it(
 
 
 def test_a_study_of_which_nothing_exists_has_a_report(workspace: Workspace) -> None:
-    folder, wanted = report_on(workspace, STUDY, done=False)
+    folder, wanted = report_on(workspace, STUDY + "delays: [0.5, 5000]\n", done=False)
     results = results_of(folder)
-    assert len(results["missing"]) == len(list(wanted.experiments())) == 14
+    assert len(results["missing"]) == len(wanted.experiments()) == 16
     assert all(row["return_mean"] is None for row in (*results["pooled"], *results["runs"]))
+    labels = [row["label"] for row in results["pooled"][:5]]
+    assert labels == ["fp32", "int8", "ptq_w4", "qat_w4a4 from 25,000", "qat_w4a4 from 5,000"]
     assert "int8 of dqn-CartPole-v1-s0 " in page_of(folder)
 
 
 def test_memory_is_that_of_native_files_compared_with_fp32(
-    workspace: Workspace, no_figures: None, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, no_figures: None, monkeypatch: Patch
 ) -> None:
     def measure(path: Path) -> memory.Memory:
         run_id = Sidecar.load(sidecar_path(path)).run_id
@@ -846,7 +787,7 @@ def curve_rows(delay: int | None, **columns: float) -> list[dict[str, float | st
     ],
 )
 def test_what_only_some_trainings_recorded_is_not_drawn(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, x: str, column: str, figure: str
+    workspace: Workspace, monkeypatch: Patch, x: str, column: str, figure: str
 ) -> None:
     monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
     plain, aware = add_run(workspace), add_run(workspace, quantization=AWARE)
@@ -869,26 +810,11 @@ def test_what_only_some_trainings_recorded_is_not_drawn(
 # Numbers as text.
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, DASH),
-        (0.0, "0"),
-        (-0.0, "0"),
-        (500.0, "500.0"),
-        (9.634, "9.63"),
-        (-20.25, f"{MINUS}20.2"),
-        (15010.4, "15,010"),
-        (0.0042, "0.004"),
-    ],
-)
-def test_number_text(value: float | None, text: str) -> None:
-    assert number_text(value) == text
-
-
-def test_other_texts() -> None:
-    assert percent(2.5) == "2.50 %"
-    assert percent(None) == DASH
+def test_numbers_as_text() -> None:
+    texts = {None: DASH, -0.0: "0", 500.0: "500.0", 9.634: "9.63", 15010.4: "15,010"}
+    texts |= {-20.25: f"{MINUS}20.2", 0.0042: "0.004"}
+    assert {value: number_text(value) for value in texts} == texts
+    assert (percent(2.5), percent(None)) == ("2.50 %", DASH)
     assert [size(n) for n in (None, 812, 75_910, 6_612_000)] == [DASH, "812 B", "75.9 kB", "6.6 MB"]
     assert limits(-1.0, 2.0) == f"[{MINUS}1.00, 2.00]"
     assert limits(None, 2.0) == "[no interval]"

@@ -127,21 +127,10 @@ def test_rare_failures_pull_the_bootstrap_interval_down_only() -> None:
     assert 498.8 <= interval.low <= 499.4
 
 
-def test_bootstrap_agrees_with_student_where_the_mean_is_normal() -> None:
-    values = np.random.default_rng(5).normal(100, 20, 400)
-    expected = limits(student_interval(values))
-    assert limits(mean_interval(values)) == pytest.approx(expected, abs=0.2)
-
-
 def test_student_is_scipys_t_test() -> None:
     values = [3.0, -1.0, 4.5, 2.0]
     expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     assert limits(student_interval(values)) == pytest.approx((2.125, expected.low, expected.high))
-
-
-def test_student_of_two_by_hand() -> None:
-    # Mean 1, standard error 1, t(0.975, 1) = 12.706.
-    assert limits(student_interval([0.0, 2.0])) == pytest.approx((1, -11.706, 13.706), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -176,26 +165,12 @@ def test_many_episodes_do_not_need_much_memory() -> None:
 # Paired differences.
 
 
-def test_a_policy_does_not_differ_from_itself() -> None:
-    returns = np.random.default_rng(0).normal(100, 50, 30)
-    assert limits(paired_difference(returns, returns)) == (0.0, 0.0, 0.0)
-
-
 def test_pairing_removes_what_episodes_share() -> None:
     generator = np.random.default_rng(0)
     easy_or_hard = generator.normal(0, 100, 50)
     other = easy_or_hard - 1 + generator.normal(0, 0.1, 50)
     difference = paired_difference(easy_or_hard, other)
     assert -1.1 < difference.low < difference.mean < difference.high < -0.9
-
-
-@given(values=samples, other=samples)
-@quick
-def test_difference_changes_sign_with_the_order(values: list[float], other: list[float]) -> None:
-    n = min(len(values), len(other))
-    forth = paired_difference(values[:n], other[:n])
-    back = paired_difference(other[:n], values[:n])
-    assert forth.mean == pytest.approx(-back.mean)
 
 
 def test_refuses_pairs_of_different_lengths() -> None:
@@ -214,33 +189,30 @@ def test_refuses_pairs_of_different_lengths() -> None:
         (-100, -150, 50.0),  # worse is positive for negative returns as well
         (-100, -50, -50.0),
         (5, 5, 0.0),
+        (0, 1, None),  # a percentage of nothing
     ],
 )
-def test_reward_error(reference: float, other: float, expected: float) -> None:
+def test_reward_error(reference: float, other: float, expected: float | None) -> None:
     assert reward_error(reference, other) == pytest.approx(expected, abs=0.005)
 
 
-def test_reward_error_of_nothing_is_unknown() -> None:
-    assert reward_error(0.0, 1.0) is None
-
-
 @pytest.mark.parametrize(
-    ("other", "expected"), [(200, 0.0), (-200, 100.0), (0, 50.0), (300, -25.0)]
+    ("reference", "other", "baseline", "expected"),
+    [
+        (200, 200, -200, 0.0),
+        (200, -200, -200, 100.0),
+        (200, 0, -200, 50.0),
+        (200, 300, -200, -25.0),
+        (1200, 1000, 800, 50.0),  # zero may be anywhere
+        (-300, -400, -200, 100.0),  # a policy below chance
+        (20, 30, 20, None),  # no scale
+        (20, 30, None, None),
+    ],
 )
-def test_normalised_error_runs_from_fp32_to_chance(other: float, expected: float) -> None:
-    assert normalised_error(200, other, -200) == pytest.approx(expected)
-
-
-def test_normalised_error_does_not_know_where_zero_is() -> None:
-    assert normalised_error(200, 150, -200) == normalised_error(1200, 1150, 800)
-
-
-def test_normalised_error_without_a_scale_is_unknown() -> None:
-    assert normalised_error(20.0, 30.0, 20.0) is None
-
-
-def test_normalised_error_of_a_policy_below_chance_keeps_its_sign() -> None:
-    assert normalised_error(-300, -400, -200) == pytest.approx(100.0)
+def test_normalised_error_runs_from_fp32_to_chance(
+    reference: float, other: float, baseline: float | None, expected: float | None
+) -> None:
+    assert normalised_error(reference, other, baseline) == pytest.approx(expected)
 
 
 # Verdicts.

@@ -10,6 +10,7 @@ from quarl_tf import study
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import UsageError
 
+Capsys = pytest.CaptureFixture[str]
 BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
 
 
@@ -33,13 +34,6 @@ def test_a_file_names_every_experiment(tmp_path: Path) -> None:
         *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
     ]
     assert found.episodes == 100
-
-
-def test_episodes_may_be_left_out(tmp_path: Path) -> None:
-    found = study.read(write(tmp_path, BASE + "episodes: 50\nskip_episodes: 100\n"))
-    assert (found.episodes, found.skip_episodes) == (50, 100)
-    with pytest.raises(UsageError, match="skip_episodes=-1"):
-        study.read(write(tmp_path, BASE + "skip_episodes: -1\n"))
 
 
 def test_a_share_of_the_training_is_its_number_of_steps(tmp_path: Path) -> None:
@@ -74,7 +68,7 @@ cells:
 
 
 def test_a_cell_goes_before_the_study_and_old_ids_are_translated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     text = """
 name: s
@@ -128,14 +122,11 @@ cells:
         (BASE.replace("name: s\n", ""), "needs name"),
         (BASE.replace("seeds: [0]\n", ""), "needs seeds"),
         (BASE.replace("[0]", "[]"), "seeds must be a list of one or more"),
-        (BASE.replace("[0]", "[true]"), "seeds must be a list of whole numbers"),
         (BASE.replace("[0]", "[-1]"), "seeds must be 0 or more"),
         (BASE.replace("[0]", "[0, 0]"), "comes twice"),
         (BASE.replace("ppo", "ppx"), "cell 1: Unknown algorithm: did you mean ppo"),
         (BASE.replace("CartPole-v1", "CartPol-v1"), "did you mean CartPole-v1"),
-        (BASE.replace("env:", "envs:"), "did you mean env"),
         (BASE + "overrides: {step: 3}", "did you mean steps"),
-        (BASE + "schemes: [int9]", "did you mean int8"),
         (BASE + "schemes: [qat_int8]", "leave it out of schemes"),
         (BASE + "bits: [9]", "bits=9"),
         (BASE + "bits: [0.5]", "bits must be a list of whole numbers"),
@@ -175,7 +166,7 @@ def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path:
     assert "\n" not in message
 
 
-def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
     for action in ("plan", "run", "status", "report"):
         assert verbs.main(["study", action, str(tmp_path / "none.yaml")]) == 2
         assert "none.yaml" in capsys.readouterr().err

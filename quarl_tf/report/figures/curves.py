@@ -54,9 +54,7 @@ class Curve:
 def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> Figure:
     """Draw training return and greedy evaluation against steps, one panel a way of training.
 
-    Args:
-        panels: Heading of a panel to its curves; those of one label share a colour.
-        title: Heading of the figure.
+    The panels are curves by heading; those of one label share a colour.
     """
     columns = min(4, len(panels))
     names = dict.fromkeys(curve.label for curves in panels.values() for curve in curves)
@@ -90,12 +88,8 @@ def mean_curves(
 ) -> Figure:
     """Draw the mean course of each group of trainings, one panel a column of their curves.
 
-    Args:
-        groups: Label to trainings that differ in their seeds alone; none if one is missing. Those
-            in full precision come first.
-        columns: Columns to draw, each with the label of its axis.
-        x: The column to draw them against.
-        title: Heading of the figure.
+    The groups, those in full precision first, differ in their seeds alone; one that lacks a
+    training is empty. `columns` has the labels of axes, `x` is what they are drawn against.
     """
     colours = _colours(groups)
     figure, panels = grid(len(columns), 1, 2.6, (title, _AXES[x], ""), sharex=True)
@@ -128,7 +122,6 @@ def mean_line(lines: Sequence[pd.Series[float]]) -> pd.Series[float]:
 
 
 def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorder: int) -> None:
-    """Draw the mean of some lines, and faintly each of several."""
     # A tint, not a transparent line: where several agree, it stays faint.
     tint = sns.blend_palette(["white", colour], 10)[3]
     for line in lines if len(lines) > 1 else ():

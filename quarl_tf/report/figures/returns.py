@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -81,23 +82,22 @@ def return_against_bits(panels: Sequence[Panel], title: str = "") -> Figure:
             room = 0.08 * (max(values) - min(values)) or 1.0
             one.set_ylim(min(values) - room, max(values) + room)
         one.set_title(wrapped(panel.title, columns))
-    handles = [_handle(s.name, "o", "") for s in schemes.values() if s.native]
+    handles = [
+        Line2D([], [], ls="", marker="o", ms=6, color=scheme_colour(name), mec="white", label=name)
+        for name, scheme in schemes.items()
+        if scheme.native
+    ]
     for kind, look in FAMILIES.items():
         names = [name for name, scheme in schemes.items() if family(scheme) == kind]
         if names:
-            handles.append(_handle(names[len(names) // 2], look.marker, look.line))
-            handles[-1].set(color=GREY, label=f"{kind}… (simulated)")
+            colour = scheme_colour(names[len(names) // 2])
+            style: dict[str, Any] = {"ls": look.line, "marker": look.marker, "ms": 6, "color": GREY}
+            label = f"{kind}… (simulated)"
+            handles.append(Line2D([], [], mfc=colour, mec="white", label=label, **style))
     if any(panel.baseline is not None for panel in panels):
         handles.append(Line2D([], [], color=GREY, ls="--", label="random policy"))
     legend_below(figure, handles)
     return figure
-
-
-def _handle(name: str, marker: str, line: str) -> Line2D:
-    colour = scheme_colour(name)
-    return Line2D(
-        [], [], ls=line, marker=marker, ms=6, color=colour, mfc=colour, mec="white", label=name
-    )
 
 
 def _draw_panel(axes: Axes, panel: Panel, widths: Sequence[int]) -> None:
@@ -168,12 +168,8 @@ def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str = "") 
     """Draw every episode twice, under fp32 and under a scheme, one panel per scheme.
 
     Episodes are sorted by both returns, so that even when nearly all returns are the same the few
-    that are not stand at one side.
-
-    Args:
-        pairs: Label, which begins with a scheme's name, to the returns of fp32 and of the
-            scheme on the same seeds, each of shape [n].
-        title: Heading of the figure.
+    that are not stand at one side. Pairs are by label, which begins with a scheme's name, the
+    returns of fp32 and of the scheme on the same seeds, each of shape [n].
     """
     columns = math.ceil(len(pairs) / math.ceil(len(pairs) / 5))
     labels = (title, "episodes, sorted", "return per episode")

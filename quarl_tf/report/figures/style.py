@@ -67,11 +67,7 @@ def family(scheme: Scheme) -> str | None:
 
 
 def scheme_colour(name: str) -> str:
-    """Return a scheme's colour as `#rrggbb`, the same in every figure; `BASELINE` is grey.
-
-    Raises:
-        UsageError: No scheme has that name.
-    """
+    """Return a scheme's colour as `#rrggbb`, the same in every figure; `BASELINE` is grey."""
     if name == BASELINE:
         return GREY
     scheme = Scheme.parse(name)
@@ -123,12 +119,8 @@ def grid(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with so many panels, the unused places of its last row left empty.
 
-    Args:
-        count: Panels.
-        columns: Panels in a row, at most.
-        height: Inches of a row.
-        labels: Heading of the figure, label of its horizontal axes and of its vertical ones.
-        shared: Which axes are shared, see `Figure.subplots`.
+    `labels` are the heading of the figure, and those of its horizontal and of its vertical axes;
+    `height` is that of a row, in inches; `shared` is for `Figure.subplots`.
     """
     columns = min(columns, count)
     rows = -(-count // columns)

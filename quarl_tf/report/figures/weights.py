@@ -22,12 +22,7 @@ HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
 
 @styled
 def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str = "") -> Figure:
-    """Draw the weights of each layer with the values that a 4-bit and a 2-bit grid can hold.
-
-    Args:
-        weights: Layer to its weights, rank 2 or more, finite.
-        title: Heading of the figure.
-    """
+    """Draw the weights of each layer, finite and of rank 2 or more, with the values of few bits."""
     columns = len(HISTOGRAM_SCHEMES)
     labels = (title, "weight", "number of weights (log scale)")
     figure, panels = grid(columns * len(weights), columns, 2.0, labels, sharey="row")
