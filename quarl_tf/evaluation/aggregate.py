@@ -23,11 +23,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Paired:
-    """One training under a scheme: returns of the same episodes, and fp32's of other ones."""
+    """One training under a scheme: returns of the same episodes, and fp32's of other ones.
+
+    `worth` is how many independent ones the episodes are, see `compare.effective_n`.
+    """
 
     scheme: Floats
     reference: Floats
     others: Floats | None = None
+    worth: float | None = None
+
+    @property
+    def observations(self) -> float:
+        """Return how many independent episodes were played."""
+        return self.worth or len(self.reference)
 
     @property
     def errors(self) -> Floats:
@@ -90,9 +99,9 @@ def _resampled(runs: Sequence[Paired], random: np.random.Generator) -> Floats:
     """Return the cell's error in each resample."""
     means = []
     for one in runs:
-        count = len(one.errors)
-        weights = random.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES)
-        means.append(weights @ one.errors / count)
+        played, worth = len(one.errors), max(1, round(one.observations))
+        weights = random.multinomial(worth, np.full(played, 1 / played), size=_RESAMPLES)
+        means.append(weights @ one.errors / worth)
     drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
     picked: Floats = np.array(means)[drawn, np.arange(_RESAMPLES)[:, None]].mean(axis=1)
     return picked
@@ -109,8 +118,13 @@ def _noise(runs: Sequence[Paired]) -> float | None:
 
 def _loss_p(runs: Sequence[Paired]) -> float:
     """Return the one-sided p-value of a loss: over trainings, or episodes where there is one."""
-    means = np.array([one.errors.mean() for one in runs])
-    values = means if len(runs) > 1 else runs[0].errors
+    several = len(runs) > 1
+    values = np.array([one.errors.mean() for one in runs]) if several else runs[0].errors
+    count = len(runs) if several else runs[0].observations
+    if count <= 1:
+        return 1.0
     if values.min() == values.max():
         return 0.0 if values[0] > 0 else 1.0
-    return float(stats.ttest_1samp(values, 0, alternative="greater").pvalue)
+    # As `compare.student_interval` has it.
+    error = values.std(ddof=len(values) / count) / np.sqrt(count)
+    return float(stats.t.sf(values.mean() / error, count - 1))

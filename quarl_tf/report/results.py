@@ -20,6 +20,7 @@ from quarl_tf.evaluation.compare import (
     Comparison,
     Interval,
     compare,
+    effective_n,
     mean_interval,
     mean_of_all,
     pool,
@@ -307,14 +308,19 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
 
 
 def _paired(cell: CellResults, column: Column) -> list[Paired]:
-    return [
-        Paired(
-            np.array(one.results[run.run_id, column.scheme.name].evaluation.returns),
-            np.array(one.references[0].evaluation.returns),
-            np.array(one.skipped),
+    found = []
+    for run, one in zip(column.runs, cell.replicates, strict=True):
+        evaluation = one.results[run.run_id, column.scheme.name].evaluation
+        fp32 = one.references[0].evaluation
+        found.append(
+            Paired(
+                np.array(evaluation.returns),
+                np.array(fp32.returns),
+                np.array(one.skipped),
+                effective_n(fp32, evaluation),
+            )
         )
-        for run, one in zip(column.runs, cell.replicates, strict=True)
-    ]
+    return found
 
 
 def load(

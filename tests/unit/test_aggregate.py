@@ -46,5 +46,8 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say() -> None:
 def test_only_losses_that_survive_the_correction_are_told() -> None:
     assert holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == ["b", "c", "a"]
     assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
+    # A game that was played again and again is one observation.
+    again = Paired(np.full(50, 18.0), np.full(50, 20.0), worth=1.0)
+    assert aggregate("x", {"a": [again], "b": [pair(0.0)]}).losses == []
     sure = [pair(np.linspace(-11, -9, 50)) for _ in range(1)]
     assert aggregate("x", {"a": sure, "b": [pair(0.0)]}).losses == ["a"]
