@@ -192,30 +192,36 @@ def results_index() -> str:
 
 
 def int8() -> str:
-    """Return what the ways to full int8 cost in every cell, and on average."""
-    ways = ("int8", "int8_head32", "int8_stock")
-    rows, errors = [], {way: [] for way in ways}
-    pooled = json.loads((REPORTS / "int8/results.json").read_text())["pooled"]
-    for cell, group in groupby(pooled, key=lambda row: row["cell"]):
+    """Return what the ways to full int8 cost over all cells and in each."""
+    results = json.loads((REPORTS / "int8/results.json").read_text())
+    sums = [
+        [
+            f"`{one['scheme']}`",
+            f"{percent(one['error']['mean'])} "
+            f"[{number_text(one['error']['low'])}, {number_text(one['error']['high'])}]",
+            *(percent(one["absolute"]), percent(one["noise"])),
+            ", ".join(one["losses"]) or "none",
+        ]
+        for one in results["aggregates"]
+    ]
+    ways = [one["scheme"] for one in results["aggregates"]]
+    rows = []
+    for cell, group in groupby(results["pooled"], key=lambda row: row["cell"]):
         found = {row["scheme"]: row for row in group}
-        texts = []
-        for way in ways:
-            error = found[way]["reward_error_percent"]
-            errors[way].append(error)
-            texts.append(f"{percent(error)}<br>{found[way]['verdict']}")
+        texts = [
+            f"{percent(found[way]['reward_error_percent'])}<br>{found[way]['verdict']}"
+            for way in ways
+        ]
         fp32 = found["fp32"]
         rows.append([cell, fp32["runs"], number_text(fp32["return_mean"]), *texts])
-    means = [
-        [name, *(percent(statistics.fmean(map(of, errors[way]))) for way in ways)]
-        for name, of in (("mean", float), ("mean of absolute values", abs))
-    ]
-    header = [f"`{way}`" for way in ways]
+    header = ["scheme", "mean reward error, 95 % interval", "mean of absolute values"]
+    header += ["fp32 on other episodes", "cells with a certain loss"]
     return (
         (ROOT / "docs/results/int8.md").read_text()
-        + "\n## Means over cells\n\n"
-        + table(["", *header], means, 3)
+        + "\n## Over all cells\n\n"
+        + table(header, sums)
         + "\n## Cells\n\n"
-        + table(["cell", "trainings", "return of fp32", *header], rows, 4)
+        + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
     )
 
 
@@ -256,7 +262,7 @@ def papers() -> str:
             4,
         )
         + "\n## All cells\n\nint8 of the papers has 8-bit weights alone; int8 here has 8-bit "
-        "activations too. A dash: not trained yet.\n\n" + table(head, rows, 6)
+        "activations too. A dash: there is no int8 file yet.\n\n" + table(head, rows, 6)
     )
 
 
