@@ -270,6 +270,8 @@ class A2cPreset(PpoPreset):
 class DdpgPreset(OffPolicyPreset):
     """Hyper-parameters of DDPG; `learning_rate` is the actor's."""
 
+    ACTIONS: ClassVar[str | None] = "continuous"
+
     #: Adam's step size for the critic.
     critic_learning_rate: _Positive
     #: Share of the network that the target takes over in each gradient step.
