@@ -143,11 +143,28 @@ def algorithm(algo: str) -> str:
     ]
     heading, _, listed = deviations.partition("\n")
     return (
-        f"## Deviations\n\n{heading.removeprefix('Deviations ').capitalize()}\n{listed}\n\n"
+        f"## Deviations\n\nF{heading.removeprefix('Deviations f')}\n{listed}\n\n"
         f"In every algorithm {common}\n\n"
         "## Results\n\nThe run that did best on selection seeds, and the command that makes it.\n\n"
         + table(["task", "return of fp32", "command"], rows)
     )
+
+
+def fields(record: str) -> str:
+    """Return the fields of a record with their types and what their comments say."""
+    source = (PACKAGE / "store/records.py").read_text()
+    lines = source.splitlines()
+    body = next(n.body for n in ast.parse(source).body if getattr(n, "name", "") == record)
+    rows = []
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            said, above = [], node.lineno - 2
+            while lines[above].strip().startswith("#:"):
+                said.insert(0, lines[above].strip().removeprefix("#:").strip())
+                above -= 1
+            kind = ast.unparse(node.annotation).replace("|", "or")
+            rows.append([f"`{node.target.id}`", kind, " ".join(said)])
+    return table(["field", "type", "meaning"], rows)
 
 
 def result(name: str) -> str:
@@ -437,6 +454,8 @@ POOLED = json.loads((REPORTS / "ptq/results.json").read_text())["pooled"]
 write("reference/command-line.md", command_line())
 write("reference/presets.md", preset_tables())
 write("reference/schemes.md", schemes())
+records = f"## A sidecar\n\n{fields('Sidecar')}\n## An evaluation\n\n{fields('Evaluation')}"
+write("reference/files.md", records, after=True)
 for algo in ALGORITHMS:
     write(f"algorithms/{algo}.md", algorithm(algo), after=True)
 for study in STUDIES:

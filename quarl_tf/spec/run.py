@@ -76,7 +76,7 @@ class Run:
         """Write the command line of a verb for this run."""
         words = ["quarl", verb, "--algo", self.algo, "--env", self.env_id, "--seed", f"{self.seed}"]
         for name, value in self.overrides.items():
-            words += ["-p", f"{name}={json.dumps(value)}"]
+            words += ["-p", f"{name}={_written(value)}"]
         for module in self.modules:
             words += ["--import", module]
         if self.presets is not None:
@@ -88,7 +88,7 @@ class Run:
             schedule = self.quantization.schedule
             said = {"ranges": schedule.ranges, "gradient": schedule.gradient}
             for name, value in {**said, **self.quantization.options()}.items():
-                words += ["-q", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+                words += ["-q", f"{name}={_written(value)}"]
         return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,6 +105,11 @@ class Run:
         known = None if quantization is None else Quantization.restore(quantization)
         modules = tuple(values.get("modules", ()))
         return cls(**{**values, "quantization": known, "modules": modules})
+
+
+def _written(value: Any) -> str:
+    """Write a value for the command line, where a name needs no quotes."""
+    return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)
 
 
 def file_name(env_id: str) -> str:
