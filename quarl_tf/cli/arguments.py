@@ -243,4 +243,9 @@ _EVALUATION = (
         metavar="PERCENT",
         help="exit with 3 if a scheme's reward error is larger",
     ),
+    _option(
+        "--confident",
+        action="store_true",
+        help="hold the worse end of the 95 %% interval to the gate, not the mean",
+    ),
 )

@@ -9,7 +9,13 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf.evaluation.compare import Comparison, Interval, compare, mean_return
+from quarl_tf.evaluation.compare import (
+    Comparison,
+    Interval,
+    compare,
+    mean_return,
+    reward_error,
+)
 from quarl_tf.foundation.errors import GateError
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.records import Evaluation, Sidecar
@@ -67,6 +73,10 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
                 f"and evaluate again. Received: {path}"
             )
         error = comparison.reward_error
+        if error is not None and args.confident and comparison.scheme != REFERENCE:
+            # Of the difference the end that is worse.
+            low, reference = comparison.difference.low, comparison.reference_mean
+            error = reward_error(reference, reference + low)
         if error is None or error > args.gate:
             text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
             failing.append(f"{path.stem} {text}")

@@ -272,6 +272,13 @@ def test_gate_lets_a_scheme_pass_or_exits_with_3(
     saved.write_text(json.dumps(evaluation))
     assert verbs.main(["evaluate", *gate]) == 0
 
+    # A mean loss of 6 %, which five episodes do not hold within 10 %.
+    shares = (1, 0.85, 1, 0.85, 1)
+    evaluation["returns"] = [v * s for v, s in zip(reference.returns, shares, strict=True)]
+    saved.write_text(json.dumps(evaluation))
+    assert verbs.main(["evaluate", *gate]) == 0
+    assert "int8" in refusal(capsys, "evaluate", *gate, "--confident", code=3)
+
     evaluation["returns"] = [value * 0.8 for value in reference.returns]
     saved.write_text(json.dumps(evaluation))
     capsys.readouterr()
