@@ -13,7 +13,6 @@ from pathlib import Path
 
 from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT, Comparison, compare
 from quarl_tf.foundation.errors import QuarlError, unknown
-from quarl_tf.foundation.files import read_json
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
@@ -63,9 +62,10 @@ class Entry:
 
 def entries(models: Path) -> list[Entry]:
     """Return all policies of a folder, by name, the best on selection seeds first."""
-    sidecars = [path for path in models.glob("*/*/*/*.json") if "weight_dtypes" in read_json(path)]
     found = []
-    for path in sorted(sidecars):
+    for path in sorted(models.glob("*/*/*/*.json")):
+        if path.name.endswith(".eval.json"):
+            continue
         sidecar = Sidecar.load(path)
         found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
     scores = {folder: _selection_return(folder) for folder in {e.artifact.parent for e in found}}
