@@ -23,7 +23,7 @@ from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras
 from quarl_tf.foundation.seeding import generator
-from quarl_tf.networks.build import NetworkFactory
+from quarl_tf.networks import NetworkFactory
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.presets import Preset
 from quarl_tf.spec import STOCHASTIC_ALGORITHMS

@@ -27,7 +27,7 @@ from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
-from quarl_tf.networks.build import Design, NetworkFactory
+from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
 
 #: Pull of Ornstein-Uhlenbeck noise back to 0, per step (section 7 of the paper).

@@ -15,8 +15,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
-from quarl_tf.networks import inference
-from quarl_tf.networks.build import Design, NetworkFactory
+from quarl_tf.networks import Design, NetworkFactory, inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import PpoPreset

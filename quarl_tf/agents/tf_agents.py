@@ -11,7 +11,7 @@ import numpy as np
 
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks.build import NetworkFactory
+from quarl_tf.networks import NetworkFactory
 from quarl_tf.presets import A2cPreset, Preset
 
 # TF-Agents imports the old gym, which prints advice to move to Gymnasium. We use Gymnasium.

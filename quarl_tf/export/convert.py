@@ -23,7 +23,7 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks.build import Weights
+from quarl_tf.networks import Weights
 from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer

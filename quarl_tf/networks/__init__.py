@@ -1,31 +1,219 @@
-"""Policy networks and how they are evaluated."""
+"""Policy networks: one Keras model from raw observation to head, input scaling inside.
 
-from quarl_tf.networks.build import (
-    NAME,
-    Design,
-    NetworkFactory,
-    Weights,
-    action_head,
-    actor_factory,
-    critic_factory,
-    load_weights,
-    policy_factory,
-    save_weights,
-    set_weights,
-    weights,
-)
+A network is built by a factory, never copied, so targets and copies are equal by construction
+and share nothing. Layers have fixed names, so that weights can be stored by name.
+"""
 
-__all__ = [
-    "NAME",
-    "Design",
-    "NetworkFactory",
-    "Weights",
-    "action_head",
-    "actor_factory",
-    "critic_factory",
-    "load_weights",
-    "policy_factory",
-    "save_weights",
-    "set_weights",
-    "weights",
-]
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quarl_tf.environments import EnvSpec
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import atomic_path
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.seeding import generator
+from quarl_tf.networks.layers import ActionScaling, ByteScaling, Floats, ObservationNormalizer
+from quarl_tf.spec.architectures import Architecture
+
+NetworkFactory = Callable[[], "keras.Model"]
+Weights = dict[str, Floats]
+
+#: Rank of a batch of vectors, and of one of images.
+_FLAT, _IMAGES = 2, 4
+
+#: Name of every policy network; the converter's names of operations start with it.
+NAME = "policy"
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a network is built behind its scaled observations."""
+
+    architecture: Architecture
+    outputs: int
+    #: Of the hidden layers, "relu" or "tanh".
+    activation: str = "relu"
+    #: Scale of the head's orthogonal initial weights; None for Glorot's uniform ones everywhere.
+    head_gain: float | None = None
+    #: Normalises hidden fully-connected layers before their activation.
+    layer_norm: bool = False
+    #: "float32" or "bfloat16" in the hidden layers; weights and head are float32 always.
+    precision: str = "float32"
+    #: Gives a state's value and the actions' advantages a last hidden layer each (Wang et al.,
+    #: arXiv 1511.06581); the head is then the advantages.
+    dueling: bool = False
+
+
+def policy_factory(
+    spec: EnvSpec, design: Design, seed: int, purpose: str = "initial weights"
+) -> NetworkFactory:
+    """Return a factory of networks; every call draws the initial weights that `purpose` names."""
+
+    def build() -> keras.Model:
+        observation, head = _policy(spec, design, seed, purpose)
+        return keras.Model(observation, head, name=NAME)
+
+    return build
+
+
+def actor_factory(
+    spec: EnvSpec, design: Design, seed: int, *, stochastic: bool = False
+) -> NetworkFactory:
+    """Return a factory of networks whose head is a continuous action.
+
+    It is the mean of a distribution (`stochastic`), or tanh keeps it within its bounds.
+    """
+
+    def build() -> keras.Model:
+        observation, head = _policy(spec, design, seed, "initial weights")
+        if not stochastic:
+            head = keras.layers.Activation("tanh", name="squash")(head)
+        action = ActionScaling(*spec.bounds, stochastic=stochastic, name="action")(head)
+        return keras.Model(observation, action, name=NAME)
+
+    return build
+
+
+def critic_factory(
+    spec: EnvSpec, design: Design, seed: int, purpose: str = "initial critic weights"
+) -> NetworkFactory:
+    """Return a factory of networks from observation and action to one value."""
+    low, high = spec.bounds
+    half = (high - low) / 2
+
+    def build() -> keras.Model:
+        observation, layers = _observation(spec), _Layers(design, seed, purpose)
+        action = keras.Input(half.shape, name="action")
+        seen = tf.cast(layers.features(observation), tf.float32)
+        value = layers.connected(tf.concat([seen, action / half], axis=-1))
+        return keras.Model([observation, action], value, name="critic")
+
+    return build
+
+
+def _policy(spec: EnvSpec, design: Design, seed: int, purpose: str) -> tuple[Any, Any]:
+    observation, layers = _observation(spec), _Layers(design, seed, purpose)
+    return observation, layers.connected(layers.features(observation))
+
+
+def _observation(spec: EnvSpec) -> Any:
+    return keras.Input(spec.observation_shape, name="observation", dtype=spec.observation_dtype)
+
+
+class _Layers:
+    """Builds the layers of one network, each with initial weights of its own."""
+
+    def __init__(self, design: Design, seed: int, purpose: str) -> None:
+        self._design = design
+        self._random = generator(seed, purpose)
+        self._policy = "mixed_bfloat16" if design.precision == "bfloat16" else design.precision
+
+    def features(self, observation: Any) -> Any:
+        """Build what scales observations, the convolutions, and what flattens their results."""
+        design = self._design
+        if observation.dtype == tf.uint8:
+            hidden = ByteScaling(dtype=self._policy, name="byte_scaling")(observation)
+        else:
+            hidden = ObservationNormalizer(name="normalizer")(observation)
+        for i, layer in enumerate(design.architecture.convolutions):
+            if len(hidden.shape) != _IMAGES or min(hidden.shape[1:3]) < layer.kernel:
+                raise UsageError(
+                    f"Convolution {i} needs images of {layer.kernel} by {layer.kernel} or more; "
+                    "choose another network, for example -p network=[64,64]. "
+                    f"Received: shape={hidden.shape[1:]}"
+                )
+            hidden = keras.layers.Conv2D(
+                layer.filters,
+                layer.kernel,
+                layer.stride,
+                activation=design.activation,
+                kernel_initializer=self._initializer(math.sqrt(2)),
+                dtype=self._policy,
+                name=f"convolution_{i}",
+            )(hidden)
+        return keras.layers.Flatten(name="flat")(hidden) if len(hidden.shape) > _FLAT else hidden
+
+    def connected(self, hidden: Any) -> Any:
+        """Build the fully-connected layers and the head."""
+        design = self._design
+        before = last = hidden
+        for i, units in enumerate(design.architecture.hidden_layers):
+            before, last = last, self._hidden(last, units, f"hidden_{i}")
+        head = self._linear(last, design.outputs, "head", design.head_gain or 1.0)
+        if not design.dueling:
+            return head
+        for units in design.architecture.hidden_layers[-1:]:
+            before = self._hidden(before, units, "value_hidden")
+        value = self._linear(before, 1, "value", 1.0)
+        return head - tf.reduce_mean(head, axis=-1, keepdims=True) + value
+
+    def _hidden(self, inputs: Any, units: int, name: str) -> Any:
+        design, initializer = self._design, self._initializer(math.sqrt(2))
+        # Quantised, tanh is a layer of its own: a table that a quantised sum goes into.
+        apart = design.layer_norm or design.activation == "tanh"
+        activation = None if apart else design.activation
+        hidden = keras.layers.Dense(
+            units, activation, kernel_initializer=initializer, dtype=self._policy, name=name
+        )(inputs)
+        if not apart:
+            return hidden
+        if design.layer_norm:
+            norm = keras.layers.LayerNormalization(dtype=self._policy, name=f"{name}_norm")
+            hidden = norm(hidden)
+        return keras.layers.Activation(
+            design.activation, dtype=self._policy, name=f"{name}_{design.activation}"
+        )(hidden)
+
+    def _linear(self, inputs: Any, units: int, name: str, gain: float) -> Any:
+        initializer = self._initializer(gain)
+        return keras.layers.Dense(units, kernel_initializer=initializer, name=name)(inputs)
+
+    def _initializer(self, gain: float) -> Any:
+        draw = int(self._random.integers(2**31))
+        if self._design.head_gain is None:
+            return keras.initializers.GlorotUniform(seed=draw)
+        return keras.initializers.Orthogonal(gain, seed=draw)
+
+
+def action_head(network: keras.Model) -> keras.Model:
+    """Return the part of a discrete policy that chooses: a dueling network without the value."""
+    return keras.Model(network.input, network.get_layer("head").output, name=NAME)
+
+
+def weights(network: keras.Model) -> Weights:
+    """Return a copy of all variables by name, the normaliser's included."""
+    return {variable.name: variable.numpy() for variable in network.variables}
+
+
+def set_weights(network: keras.Model, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Set all variables by name.
+
+    Raises:
+        QuarlError: The names or shapes are not this network's.
+    """
+    expected = {v.name: tuple(v.shape) for v in network.variables}
+    received = {name: value.shape for name, value in values.items()}
+    if expected != received:
+        raise QuarlError(f"The weights do not fit the network {expected}. Received: {received}")
+    for variable in network.variables:
+        variable.assign(values[variable.name])
+
+
+def save_weights(path: Path, values: Weights) -> None:
+    """Write weights as `.npz`, whole or not at all."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **values)  # type: ignore[arg-type]
+
+
+def load_weights(path: Path) -> Weights:
+    """Read weights written by `save_weights`."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}

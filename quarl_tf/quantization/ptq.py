@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quarl_tf.networks.build import Weights
+from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization.grid import fake_quantize, round_to_half
 from quarl_tf.spec import Recipe, require_layers

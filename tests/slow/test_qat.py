@@ -21,8 +21,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks import inference
-from quarl_tf.networks.build import Design, actor_factory, policy_factory
+from quarl_tf.networks import Design, actor_factory, inference, policy_factory
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.quantization import qat, watching
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer, Watcher

@@ -8,7 +8,7 @@ from quarl_tf import presets
 from quarl_tf.cli import verbs
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.networks.build import Design, policy_factory
+from quarl_tf.networks import Design, policy_factory
 from quarl_tf.spec.architectures import NAMED, Architecture, Convolution, architecture
 
 #: Pong has six actions, LunarLander four.

@@ -21,8 +21,7 @@ from quarl_tf.export.convert import export
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.networks import inference
-from quarl_tf.networks.build import Weights
+from quarl_tf.networks import Weights, inference
 from quarl_tf.quantization.grid import fake_quantize, round_to_half
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer

@@ -13,14 +13,14 @@ from samples import seen, statistics
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.networks import inference
-from quarl_tf.networks.build import (
+from quarl_tf.networks import (
     Design,
     NetworkFactory,
     Weights,
     action_head,
     actor_factory,
     critic_factory,
+    inference,
     policy_factory,
 )
 from quarl_tf.networks.inference import Snapshot

@@ -9,7 +9,7 @@ from samples import seen, statistics
 
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec
-from quarl_tf.networks.build import Design, policy_factory
+from quarl_tf.networks import Design, policy_factory
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.spec.architectures import architecture
 
