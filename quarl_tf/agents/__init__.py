@@ -14,7 +14,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +24,13 @@ from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import NetworkFactory
+from quarl_tf.networks.layers import Floats
 from quarl_tf.networks.normalizer import RunningStatistics
-from quarl_tf.presets import Preset
-from quarl_tf.spec import STOCHASTIC_ALGORITHMS
+from quarl_tf.presets import ALGORITHMS, Preset
 
 Arrays = dict[str, npt.NDArray[Any]]
 #: A function from network to network; they may share variables.
 Change = Callable[[keras.Model], keras.Model]
-
-
-class Stateful(Protocol):
-    """A part of an agent that has a state of its own."""
-
-    def arrays(self) -> Arrays:
-        """Return the state for a checkpoint."""
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take the state of a checkpoint back."""
 
 
 class Agent(ABC):
@@ -55,27 +45,28 @@ class Agent(ABC):
         """Start without observations; `draws` names what is drawn to learn from."""
         self._statistics = RunningStatistics(spec)
         self._explore, self._draw = generator(seed, "exploration"), generator(seed, draws)
-        self._parts: dict[str, Stateful] = {"statistics": self._statistics}
+        #: What has `arrays` and `restore` of its own.
+        self._parts: dict[str, Any] = {"statistics": self._statistics}
 
     @abstractmethod
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Choose exploring actions for a batch; `progress` runs from 0 to 1 over training."""
 
+    def action_variance(self, heads: Floats) -> Floats | None:
+        """Return the variances [n] of the distributions that heads [n, ...] stand for, if any."""
+        del heads
+        return None
+
     @abstractmethod
     def observe(self, tick: Tick) -> None:
         """Take in one tick of the vector environment."""
 
-    @abstractmethod
-    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
+    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:  # noqa: B027
         """Take in the last observations before all environments start fresh episodes."""
 
     @abstractmethod
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
-        """Learn from what was observed since the last call; return metrics by name.
-
-        Args:
-            observations: What the environments show now, after the last tick.
-        """
+        """Learn from all since the last call, which led to these observations; return metrics."""
 
     @abstractmethod
     def change_network(self, change: Change) -> None:
@@ -116,14 +107,6 @@ class Agent(ABC):
         self.refresh()
 
 
-@runtime_checkable
-class Stochastic(Protocol):
-    """An agent whose policy is a distribution."""
-
-    def action_variance(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return the variances [n] of the distributions that heads [n, ...] stand for."""
-
-
 def build(
     algo: str, spec: EnvSpec, preset: Preset, seed: int, prepare: Change = lambda network: network
 ) -> Agent:
@@ -142,7 +125,7 @@ def head(algo: str, spec: EnvSpec) -> str:
     """Return what the numbers of an algorithm's head are: "q_values", "logits" or "action"."""
     if spec.num_actions is None:
         return "action"
-    return "logits" if algo in STOCHASTIC_ALGORITHMS else "q_values"
+    return "logits" if ALGORITHMS[algo].STOCHASTIC else "q_values"
 
 
 def _module(algo: str, spec: EnvSpec) -> Any:

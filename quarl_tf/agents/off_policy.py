@@ -35,14 +35,7 @@ class Exploration(ABC):
         progress: float,
         warming_up: bool,
     ) -> npt.NDArray[Any]:
-        """Choose an action for each environment.
-
-        Args:
-            greedy: Returns the best actions.
-            random: Generator of what is tried.
-            progress: From 0 to 1 over training.
-            warming_up: Whether nothing is learned yet.
-        """
+        """Choose actions, at will those that `greedy` returns; while warming up none is learned."""
 
     def arrays(self) -> Arrays:
         """Return the state for a checkpoint."""
@@ -77,13 +70,16 @@ class OffPolicyAgent(Agent):
         self._take_networks()
 
     def _take_networks(self) -> None:
-        self.network, self.targets = self._learner.normalised[0], self._learner.targets
+        self._normalised = [network.model for network in self._learner.networks]
+        self.network = self._normalised[0]
+        self.targets = [target.model for target in self._learner.targets]
         self._snapshot = Snapshot(self._acting(self.network))
         self._burst = inference.compiled(self._train_on, self.network)
 
     def change_network(self, change: Change) -> None:
         """Go on with another network, and other targets."""
-        self._learner.change_network(change)
+        for network in (self._learner.networks[0], *self._learner.targets):
+            network.model = change(network.model)
         self._take_networks()
 
     @property
@@ -120,7 +116,7 @@ class OffPolicyAgent(Agent):
         self._pending.clear()
         if self._warming_up:
             return {}
-        self._statistics.apply_to(self._learner.normalised)
+        self._statistics.apply_to(self._normalised)
         shape = (self._preset.gradient_steps, self._preset.batch_size)
         loss = float(self._burst(*self._replay.sample(shape, self._draw)))
         self.refresh()

@@ -191,16 +191,13 @@ class ActorCritic(Agent):
         row = (tick.observations, tick.rewards, tick.terminated, tick.starts, *self._drawn)
         self._rows.append(tuple(np.copy(field) for field in row))
 
-    def action_variance(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def action_variance(self, heads: Floats) -> Floats:
         """Return the variances [n] of the distributions that heads [n, ...] stand for.
 
         Of discrete actions it is the variance over their probabilities (QuaRL, Krishnan et al.,
         arXiv 1910.01055, figure 1): the lower, the more is explored.
         """
         return self._distribution.variance(heads)
-
-    def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
-        """Do nothing: a checkpoint comes after learning, when no rollout is under way."""
 
     def forget(self) -> None:
         """Let go of the rollout under way."""
@@ -240,11 +237,7 @@ class ActorCritic(Agent):
         return {"loss": float(loss)}
 
     def _train_on(self, index: Any, *fields: Any) -> tuple[Any, ...]:
-        """Take one gradient step on each minibatch of the index.
-
-        Returns:
-            The mean loss, and the values of the variables that predictions go by.
-        """
+        """Take a step on each minibatch; return the mean loss, and what predictions go by."""
         total = tf.constant(0.0)
         steps = index.shape[0]
         for i in tf.range(steps):
@@ -294,18 +287,10 @@ def advantage_estimates(
     starts: npt.NDArray[np.bool_],
     preset: PpoPreset,
 ) -> Floats:
-    """Estimate advantages (generalised advantage estimation, arXiv 1506.02438).
+    """Estimate advantages [ticks, num_envs] (generalised estimation, arXiv 1506.02438).
 
-    Args:
-        rewards: Rewards, [ticks, num_envs].
-        values: Values of the observations acted on and of the last ones, [ticks + 1, num_envs].
-        terminated: Whether the episode terminated by the tick; truncation does not count.
-        starts: False where the observation was its episode's last: there nothing starts, and the
-            estimate before it must not look beyond.
-        preset: Names discount and lambda.
-
-    Returns:
-        Advantages [ticks, num_envs]; what stands where nothing starts means nothing.
+    `values` [ticks + 1, num_envs] end with those of the last observations. Truncation is not
+    `terminated`. Where nothing starts, `starts` is False and the estimate means nothing.
     """
     advantages = np.zeros_like(rewards, dtype=np.float32)
     following = np.zeros(rewards.shape[1], np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gym_notices.notices
@@ -82,55 +83,30 @@ def value(head: Any) -> Any:
     return head[:, 0]
 
 
+@dataclass(frozen=True)
 class Learner:
-    """An off-policy agent of TF-Agents: networks, targets, optimizers and the gradient step."""
+    """An off-policy agent of TF-Agents, and what belongs to it."""
 
-    def __init__(
-        self,
-        agent: Any,
-        networks: Sequence[FactoryNetwork],
-        targets: Sequence[FactoryNetwork],
-        optimizers: Sequence[Any],
-        loss: Callable[[Any], Any],
-    ) -> None:
-        """Keep what belongs together.
-
-        Args:
-            agent: TF-Agents' agent.
-            networks: What learns from normalised observations; first the one that is exported.
-            targets: Copies of that one.
-            optimizers: All that it uses.
-            loss: The loss to report, of what a gradient step tells.
-        """
-        self._networks, self._targets = networks, targets
-        self._agent, self._optimizers, self._loss = agent, optimizers, loss
-
-    @property
-    def normalised(self) -> list[keras.Model]:
-        """What learns from normalised observations."""
-        return [network.model for network in self._networks]
-
-    @property
-    def targets(self) -> list[keras.Model]:
-        """Copies of the network that is exported."""
-        return [target.model for target in self._targets]
-
-    def change_network(self, change: Callable[[keras.Model], keras.Model]) -> None:
-        """Go on with another network, and other targets."""
-        for network in (self._networks[0], *self._targets):
-            network.model = change(network.model)
+    agent: Any
+    #: What learns from normalised observations; first the one that is exported.
+    networks: Sequence[FactoryNetwork]
+    #: Copies of that one.
+    targets: Sequence[FactoryNetwork]
+    optimizers: Sequence[Any]
+    #: What a gradient step tells to the loss that is reported.
+    loss: Callable[[Any], Any]
 
     # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def step(self, batch: Any) -> Any:
         """Take one gradient step on a batch of transitions; return the loss."""
         # `train` would wrap each step in a function of its own.
-        return self._loss(self._agent._train(batch, weights=None))
+        return self.loss(self.agent._train(batch, weights=None))
 
     def variables(self) -> list[Any]:
         """Return all that gradient steps change."""
-        slots = [variable for each in self._optimizers for variable in each.variables()]
-        return [*self._agent.variables, *slots]
+        slots = [variable for each in self.optimizers for variable in each.variables()]
+        return [*self.agent.variables, *slots]
 
 
 class SingleDqnAgent(dqn_agent.DqnAgent):  # type: ignore[misc]
@@ -196,12 +172,6 @@ def adam(
 
     Keras' legacy one: each variable takes one fused operation a step instead of ten, which halves
     the time of a step of Nature's network over 32 images.
-
-    Args:
-        learning_rate: Step size at the start.
-        preset: Says whether it falls.
-        variables: What it will change.
-        epsilon: What keeps its quotient finite.
     """
     optimizer = keras.optimizers.legacy.Adam(_schedule(learning_rate, preset), epsilon=epsilon)
     # Else created by the first step, too late for a restore.

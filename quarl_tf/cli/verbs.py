@@ -30,13 +30,12 @@ from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.presets import Preset, tables
+from quarl_tf.presets import ALGORITHMS, Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import (
     DEFAULT_SCHEMES,
     REFERENCE,
-    STOCHASTIC_ALGORITHMS,
     Quantization,
     Run,
     Scheme,
@@ -104,10 +103,11 @@ def _run(args: argparse.Namespace) -> None:
     run, preset = _requested_run(args)
     schemes = _schemes(args, run.quantization)
     require_possible(run, schemes)
-    if args.sample and run.algo not in STOCHASTIC_ALGORITHMS:
+    if args.sample and not preset.STOCHASTIC:
+        others = [name for name, kind in ALGORITHMS.items() if kind.STOCHASTIC]
         raise UsageError(
             f"Policies of {run.algo} are no distribution to sample actions from, those of "
-            f"{' and '.join(STOCHASTIC_ALGORITHMS)} are; leave out --sample. "
+            f"{' and '.join(others)} are; leave out --sample. "
             f"Received: --algo {run.algo} --sample"
         )
     workspace = Workspace(args.root)

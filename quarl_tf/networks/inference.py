@@ -19,13 +19,9 @@ def is_convolutional(network: keras.Model) -> bool:
 
 
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
-    """Compile a function of arrays: by XLA for small layers, else for oneDNN's kernels.
+    """Compile a function of arrays about a network: by XLA, or for oneDNN's kernels.
 
     XLA saves the calls between small operations but has slow convolutions on CPUs.
-
-    Args:
-        function: Takes tensors, one for each array.
-        network: The network that it is about.
     """
     by_kind: dict[tuple[Any, ...], Any] = {}
 
@@ -72,11 +68,9 @@ class Snapshot:
         self.refresh()
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Bring the snapshot up to date; with convolutions it always is.
+        """Bring the snapshot up to date, by the values of all variables if they are at hand.
 
-        Args:
-            values: Of all the network's variables, if they are at hand; reading them one by one
-                takes longer than evaluating a small network.
+        To read them one by one takes longer than to evaluate a small network.
         """
         if self._compiled is not None:
             return
@@ -108,11 +102,10 @@ def in_numpy(layer: Any, values: Sequence[npt.NDArray[Any]]) -> Forward:
     if isinstance(layer, keras.layers.LayerNormalization):
         (gamma, beta), epsilon = values, layer.epsilon
 
-        def normalise(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        def normalise(x: Floats) -> Any:
             centred = x - x.mean(axis=-1, keepdims=True)
             variance = (centred * centred).mean(axis=-1, keepdims=True)
-            scaled: npt.NDArray[np.float32] = centred / np.sqrt(variance + epsilon) * gamma + beta
-            return scaled
+            return centred / np.sqrt(variance + epsilon) * gamma + beta
 
         return normalise
     if isinstance(layer, keras.layers.Activation):

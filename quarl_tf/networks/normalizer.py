@@ -44,11 +44,7 @@ class RunningStatistics:
         self.count = total
 
     def apply_to(self, networks: Sequence[keras.Model]) -> bool:
-        """Set the normalisers of networks to these statistics, once there is 1 % more of them.
-
-        Returns:
-            Whether they were set.
-        """
+        """Set the normalisers of networks once there is 1 % more; tell whether they were set."""
         if not self._wanted or self.count < _GROWTH * self._applied:
             return False
         self._applied = self.count

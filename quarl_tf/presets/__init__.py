@@ -85,6 +85,9 @@ class Preset(ABC):
     #: The actions that the algorithm needs: "discrete" or "continuous"; None if it takes both.
     ACTIONS: ClassVar[str | None] = None
 
+    #: Whether its policies are distributions over actions, which `--sample` can draw from.
+    STOCHASTIC: ClassVar[bool] = False
+
     #: Environment steps of the whole training.
     steps: _Count
     #: Environments stepped together.
@@ -224,6 +227,7 @@ class DqnPreset(OffPolicyPreset):
 class PpoPreset(Preset):
     """Hyper-parameters of PPO; a rollout is `train_frequency` steps long."""
 
+    STOCHASTIC: ClassVar[bool] = True
     RULES: ClassVar[tuple[_Rule, ...]] = (_multiple("train_frequency", "minibatch_size"),)
 
     #: Passes over each rollout.

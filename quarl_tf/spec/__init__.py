@@ -17,7 +17,6 @@ from quarl_tf.spec.recipe import (
 )
 from quarl_tf.spec.run import (
     DEFAULT_EPISODES,
-    STOCHASTIC_ALGORITHMS,
     Run,
     file_name,
     require_possible,
@@ -42,7 +41,6 @@ __all__ = [
     "PTQ_BITS",
     "QAT_BITS",
     "REFERENCE",
-    "STOCHASTIC_ALGORITHMS",
     "LayerFormat",
     "QatSchedule",
     "Quantization",

@@ -14,10 +14,6 @@ from quarl_tf.foundation.files import digest
 from quarl_tf.spec.recipe import Quantization
 from quarl_tf.spec.scheme import Scheme, possible_schemes
 
-#: Algorithms whose policies are distributions over actions, which `--sample` can draw from.
-STOCHASTIC_ALGORITHMS = ("a2c", "ppo")
-
-
 #: Episodes of an evaluation, as in the papers.
 DEFAULT_EPISODES = 100
 

@@ -274,8 +274,9 @@ class _Training:
             heads = self._snapshot(observations)
             if not np.isfinite(heads).all():
                 raise self._diverged("a head that is not finite")
-            if isinstance(self.agent, agents.Stochastic):
-                self._variances.append(self.agent.action_variance(heads[playing]))
+            variances = self.agent.action_variance(heads[playing])
+            if variances is not None:
+                self._variances.append(variances)
             return self._spec.greedy(heads)
 
         return rollout.rollout(self._trial_envs, act, seed, keep)
@@ -335,7 +336,7 @@ class _Training:
             "greedy_return": metrics.get("greedy_return"),
             "loss": metrics.get("loss"),
         }
-        if isinstance(self.agent, agents.Stochastic):
+        if self._preset.STOCHASTIC:
             row["action_variance"] = metrics.get("action_variance")
         self._progress.log(row)
 

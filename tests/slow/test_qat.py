@@ -815,7 +815,7 @@ def test_from_the_delay_on_the_quantised_network_acts(name: str, tmp_path: Path)
 def test_no_critic_is_quantised(tmp_path: Path) -> None:
     for name in ("ddpg", "ppo"):
         agent: Any = just_quantised(tmp_path / name, RUNS[name]).agent
-        critic = agent._learner.normalised[1] if name == "ddpg" else agent._model.value
+        critic = agent._normalised[1] if name == "ddpg" else agent._model.value
         assert qat.quantized_layers(agent.network)
         assert not qat.quantized_layers(critic)
 

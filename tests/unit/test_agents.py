@@ -200,7 +200,7 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
     rates = {"critic_learning_rate": 1e-7, "learning_rate": 1e-3, "learning_rate_decay": False}
     agent = build("ddpg", STEERED, target_tau=0.25, **rates)
     learner = agent._learner
-    critic, target_critic = learner.normalised[1], learner._agent._target_critic_network.model
+    critic, target_critic = agent._normalised[1], learner.agent._target_critic_network.model
     scramble(agent.targets[0], target_critic)
     seen, actions, rewards, discounts, following, batch = transitions(STEERED)
     value = target_critic([following, agent.targets[0](following)]).numpy().ravel()
