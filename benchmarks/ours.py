@@ -162,7 +162,7 @@ def multiplications(workload: Workload) -> float:
     total, first = _passes(agent.network)
     if workload.algo == "dqn":  # Double DQN asks two networks about what follows.
         return total + learned * ((5 if preset.double else 4) * total - first)
-    critic, critics_first = _passes(agent._learner.normalised[1])
+    critic, critics_first = _passes(agent._normalised[1])
     # The critic passes a gradient on to the actor, besides learning; both have targets.
     return total + learned * (4 * total - first + 6 * critic - critics_first)
 

@@ -59,12 +59,9 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         ]
 
     (actor, critic), (target_actor, target_critic) = pair(""), pair("Target")
+    rates = (preset.learning_rate, actor), (preset.critic_learning_rate, critic)
     optimizers = [
-        tf_agents.adam(rate, preset, network.model.trainable_variables)
-        for rate, network in (
-            (preset.learning_rate, actor),
-            (preset.critic_learning_rate, critic),
-        )
+        tf_agents.adam(rate, preset, network.model.trainable_variables) for rate, network in rates
     ]
     agent = tf_agents.build(
         tf_agents.DdpgAgent,
@@ -83,8 +80,7 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
     learner = tf_agents.Learner(
         agent, [actor, critic], [target_actor], optimizers, lambda result: result.extra.critic_loss
     )
-    noise = ActionNoise(spec, preset)
-    return OffPolicyAgent(spec, preset, seed, learner, lambda network: network, noise)
+    return OffPolicyAgent(spec, preset, seed, learner, ActionNoise(spec, preset))
 
 
 class ActionNoise(Exploration):

@@ -19,9 +19,7 @@ class Categorical:
     #: How TF-Agents takes the head.
     read = staticmethod(tf_agents.categorical)
 
-    def draw(
-        self, logits: Floats, random: np.random.Generator
-    ) -> tuple[npt.NDArray[np.int32], Floats]:
+    def draw(self, logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
         """Draw actions (Gumbel-max); return them with the logarithms of their probabilities."""
         logits = logits - logits.max(axis=1, keepdims=True)
         log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -32,8 +30,7 @@ class Categorical:
     def variance(self, logits: Floats) -> Floats:
         """Return the variance over the actions' probabilities: 0 where all are alike."""
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        variances: Floats = (odds / odds.sum(axis=1, keepdims=True)).var(axis=1)
-        return variances
+        return np.asarray((odds / odds.sum(axis=1, keepdims=True)).var(axis=1))
 
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the actions: all are possible."""

@@ -66,8 +66,7 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
         gradient_clipping=preset.gradient_clip,
     )
     learner = tf_agents.Learner(agent, [network], [target], [optimizer], lambda result: result.loss)
-    exploration = EpsilonGreedy(spec, preset)
-    return OffPolicyAgent(spec, preset, seed, learner, networks.action_head, exploration)
+    return OffPolicyAgent(spec, preset, seed, learner, EpsilonGreedy(spec, preset))
 
 
 class EpsilonGreedy(Exploration):

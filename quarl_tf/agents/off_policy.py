@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quarl_tf import networks
 from quarl_tf.agents import Agent, Arrays, Change
 from quarl_tf.agents.replay import Replay
 from quarl_tf.agents.tf_agents import Learner, transition
@@ -55,10 +56,9 @@ class OffPolicyAgent(Agent):
         preset: OffPolicyPreset,
         seed: int,
         learner: Learner,
-        acting: Change,
         exploration: Exploration,
     ) -> None:
-        """Start with an empty replay; `acting` returns the part of a network that acts."""
+        """Start with an empty replay."""
         super().__init__(spec, seed, "replay")
         self._spec, self._preset, self._learner = spec, preset, learner
         self._pending: list[npt.NDArray[Any]] = []
@@ -66,14 +66,13 @@ class OffPolicyAgent(Agent):
         self._replay = Replay(spec, *rows, n_step=preset.n_step, discount=preset.discount)
         self._exploration = exploration
         self._parts |= {"replay": self._replay, "exploration": exploration}
-        self._acting = acting
         self._take_networks()
 
     def _take_networks(self) -> None:
         self._normalised = [network.model for network in self._learner.networks]
         self.network = self._normalised[0]
         self.targets = [target.model for target in self._learner.targets]
-        self._snapshot = Snapshot(self._acting(self.network))
+        self._snapshot = Snapshot(networks.acting(self.network, self._spec))
         self._burst = inference.compiled(self._train_on, self.network)
 
     def change_network(self, change: Change) -> None:

@@ -21,17 +21,15 @@ from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import PpoPreset
 
 
-class TwoNetworks:
+class _TwoNetworks:
     """Policy and value without a layer in common, as the papers' small networks."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
-        """Build the value network beside the policy."""
         self.value = networks.policy_factory(spec, design, seed, "initial value weights")()
         self.features_spec = spec
         self.take(network)
 
     def take(self, network: keras.Model) -> None:
-        """Take a policy network."""
         self.policy = network
         self.normalised = [network, self.value]
         self.trainable_variables = [v for m in self.normalised for v in m.trainable_variables]
@@ -41,7 +39,7 @@ class TwoNetworks:
         self.read = self.variables
 
     def features(self, observations: Any) -> Any:
-        """Return what policy and value take: the observations."""
+        """Return what policy and value take."""
         return observations
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
@@ -58,11 +56,10 @@ class TwoNetworks:
             rest = rest[size:]
 
 
-class SharedTorso:
+class _SharedTorso:
     """Policy and value as two heads on the same layers, as the papers' networks for images."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
-        """Put a value head beside the head of the policy network."""
         draw = int(generator(seed, "initial value weights").integers(2**31))
         width = network.get_layer("head").input.shape[1:]
         self._features = keras.Input(width)
@@ -76,7 +73,6 @@ class SharedTorso:
         self.take(network)
 
     def take(self, network: keras.Model) -> None:
-        """Take a policy network."""
         head, last = network.get_layer("head"), network.layers[-1]
         # bfloat16 in front of float32 heads.
         seen = tf.cast(head.input, tf.float32)
@@ -89,11 +85,9 @@ class SharedTorso:
         self._predict = inference.compiled(both, network)
 
     def features(self, observations: Any) -> Any:
-        """Return what policy and value take."""
         return self._torso(observations, training=True)
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        """Return heads and values of a batch."""
         heads, values = self._predict(observations)
         return heads.numpy(), values.numpy()[:, 0]
 
@@ -135,10 +129,10 @@ class ActorCritic(Agent):
         #: Of the latest actions: as drawn, logarithms of their probabilities, values.
         self._drawn: tuple[npt.NDArray[Any], ...] = ()
         self.network = prepare(network_factory(spec, preset, seed)())
-        self._model: SharedTorso | TwoNetworks = (
-            SharedTorso(self.network, spec, seed)
+        self._model: _SharedTorso | _TwoNetworks = (
+            _SharedTorso(self.network, spec, seed)
             if preset.architecture.convolutions
-            else TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
+            else _TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
         )
         self._distribution: Gaussian | Categorical = (
             Gaussian(spec, self.network) if spec.num_actions is None else Categorical()

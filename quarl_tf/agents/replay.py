@@ -1,10 +1,9 @@
 """Experience replay over the stream of a vector environment; each observation is stored once.
 
 Row t holds what environment e showed and did at tick t. The observation after it is row t + 1, so a
-transition is a pair of neighbouring rows. Of stacked frames each is kept once, and stacks are put
-together again when drawn. `starts` tells where a transition may begin: not at an
-episode's last observation (Gymnasium's NEXT_STEP autoreset ignores the action there), and not at
-the last row before a break in the stream.
+transition is a pair of neighbouring rows. Of stacked frames each is kept once. `starts` tells where
+a transition may begin: not at an episode's last observation (Gymnasium's NEXT_STEP autoreset
+ignores the action there), and not at the last row before a break in the stream.
 """
 
 from __future__ import annotations
@@ -40,14 +39,9 @@ class Replay:
     def __init__(
         self, spec: EnvSpec, capacity: int, num_envs: int, *, n_step: int = 1, discount: float = 1.0
     ) -> None:
-        """Allocate room for `capacity` observations, rounded down to whole rows.
+        """Allocate room for `capacity` observations in all, rounded down to whole rows.
 
-        Args:
-            spec: Shapes of observations and actions.
-            capacity: Observations to keep, over all environments.
-            num_envs: Environments in the stream.
-            n_step: Steps that a sampled transition spans, fewer where its episode ends.
-            discount: Discount per step within a transition.
+        A sampled transition spans `n_step` steps, fewer where its episode ends.
 
         Raises:
             UsageError: The capacity is too small to draw from.
@@ -57,11 +51,10 @@ class Replay:
         shape = (rows, num_envs)
         action_shape = () if spec.num_actions else (spec.action_size,)
         action_dtype = np.int32 if spec.num_actions else np.float32
-        self._observations: _FrameStacks | _Observations = (
-            _FrameStacks(rows, num_envs, spec)
-            if spec.frame_stack > 1
-            else _Observations(rows, num_envs, spec)
+        kind: type[_FrameStacks | _Observations] = (
+            _FrameStacks if spec.frame_stack > 1 else _Observations
         )
+        self._observations = kind(rows, num_envs, spec)
         # As many rows as an observation reaches back are lost to overwriting, the newest has no
         # successor, and of three others two at most start nothing: a reset and a break.
         if rows < (least := self._observations.reach + 4):

@@ -48,22 +48,17 @@ LONGEST_EPISODE = 100_000
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Shapes and bounds of an environment's observations and actions.
+    """Shapes and bounds of an environment's observations and actions."""
 
-    Attributes:
-        observation_shape: Shape of one observation, without a batch dimension.
-        observation_dtype: NumPy name, "float32" or "uint8".
-        num_actions: Number of actions of a discrete space, else None.
-        action_low: Lower bounds of a continuous action, else None.
-        action_high: Upper bounds of a continuous action, else None.
-        frame_stack: Frames in an observation, newest last; 1 if it is no stack of frames.
-    """
-
+    #: Without a batch dimension.
     observation_shape: tuple[int, ...]
+    #: "float32" or "uint8".
     observation_dtype: str
+    #: None if actions are continuous; else bounds are None.
     num_actions: int | None
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
+    #: Frames in an observation, newest last; 1 if it is no stack of frames.
     frame_stack: int = 1
 
     @property
@@ -145,12 +140,7 @@ def make_vector(
     """Make a vector environment: NumPy-vectorised where Gymnasium has one, else in a loop.
 
     Loops, not processes: a step of Bullet is short beside a message between processes.
-
-    Args:
-        env_id: Id of the environment.
-        num_envs: How many of them.
-        training: Shape Atari games as the papers train (see `environments.atari`): then `info` has
-            the game's own rewards as `RAW_REWARD`, and whether it is over as `GAME_OVER`.
+    For `training` Atari games are shaped as the papers train (see `environments.atari`).
 
     Raises:
         UsageError: As `make`, or a NumPy-vectorised environment resets at another time.
@@ -180,9 +170,7 @@ def env_spec(env_id: str) -> EnvSpec:
     """Read the spaces of an environment.
 
     Raises:
-        UsageError: As `make`, or its spaces are not among those supported: a Box of floats or bytes
-            to observe, neither a scalar nor empty, with a discrete or a one-dimensional bounded
-            continuous action.
+        UsageError: As `make`, or its spaces are not among those supported.
     """
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
@@ -199,7 +187,6 @@ def env_spec(env_id: str) -> EnvSpec:
 
 
 def _observation_flaw(space: gym.Space[Any]) -> str | None:
-    """Say what keeps observations from being learned from."""
     if not isinstance(space, gym.spaces.Box):
         return "Observations must be a Box"
     if space.dtype not in (np.float32, np.uint8):
@@ -210,7 +197,6 @@ def _observation_flaw(space: gym.Space[Any]) -> str | None:
 
 
 def _action_flaw(space: gym.Space[Any]) -> str | None:
-    """Say what keeps actions from being learned."""
     if isinstance(space, gym.spaces.Discrete) and space.start == 0:
         return None
     if not isinstance(space, gym.spaces.Box) or not space.is_bounded():

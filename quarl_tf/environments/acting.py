@@ -31,12 +31,9 @@ class Tick(NamedTuple):
 
 
 def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Tick]:
-    """Act in an environment, or in a vector of them, for as long as ticks are taken.
+    """Act in an environment, or a vector, for as long as ticks are taken.
 
-    Args:
-        env: What to act in, freshly reset.
-        act: Observations to actions.
-        observations: Those of the reset.
+    `act` maps observations to actions; the first `observations` are those of the reset.
     """
     starts: Any = np.ones(getattr(env, "num_envs", ()), np.bool_)
     while True:

@@ -220,9 +220,8 @@ def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Quantise with the ranges that the calibration observations reach."""
-    expected, spec = trained.network(trained.weights), trained.spec
-    if spec.num_actions is not None:
-        expected = networks.action_head(expected)
+    spec = trained.spec
+    expected = networks.acting(trained.network(trained.weights), spec)
     content = converted(of_function(expected, spec.observation_shape, spec.observation_dtype))
     policy = Policy(content, _describe(trained, Scheme.parse(REFERENCE), content))
     made, _ = ptq.calibrated(content, scheme, trained.observations, policy)
@@ -233,9 +232,7 @@ def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert a quantisation-aware network as it trained; ranges and codes are its own."""
     network = trained.network(trained.weights)
     content = converted(_converter_of_quantized(trained, network, scheme))
-    expected = trained.network(trained.weights)
-    discrete = trained.spec.num_actions is not None
-    return content, networks.action_head(expected) if discrete else expected
+    return content, networks.acting(trained.network(trained.weights), trained.spec)
 
 
 def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:

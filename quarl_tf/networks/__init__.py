@@ -183,8 +183,10 @@ class _Layers:
         return keras.initializers.Orthogonal(gain, seed=draw)
 
 
-def action_head(network: keras.Model) -> keras.Model:
-    """Return the part of a discrete policy that chooses: a dueling network without the value."""
+def acting(network: keras.Model, spec: EnvSpec) -> keras.Model:
+    """Return the part of a policy that chooses: a dueling network without the value."""
+    if spec.num_actions is None:
+        return network
     return keras.Model(network.input, network.get_layer("head").output, name=NAME)
 
 

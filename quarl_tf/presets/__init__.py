@@ -116,11 +116,7 @@ class Preset(ABC):
     precision: _Precision = "float32"
 
     def __post_init__(self) -> None:
-        """Refuse values of another kind, and such that do not fit together.
-
-        Raises:
-            UsageError: There are such.
-        """
+        """Refuse values of another kind, and such that do not fit together (UsageError)."""
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
             kind = next((k for k in getattr(hint, "__metadata__", ()) if type(k) is _Kind), None)
             if kind is None:
@@ -296,11 +292,7 @@ ALGORITHMS: dict[str, type[Preset]] = {
 
 
 def require_possible_delay(delay: int, preset: Preset) -> None:
-    """Refuse a quantisation delay before which, or after which, nothing is learned.
-
-    Raises:
-        UsageError: It is such.
-    """
+    """Refuse a quantisation delay before which, or after which, nothing is learned."""
     if delay > preset.steps - preset.train_frequency:
         raise UsageError(
             "The delay must leave a burst of training (train_frequency) behind it; make it "
@@ -318,9 +310,6 @@ def quantization(algo: str, values: Mapping[str, Any]) -> Quantization:
     """Build a quantisation from options by name, with what is usual for an algorithm.
 
     The papers' rule and learned steps bring what belongs to them instead.
-
-    Raises:
-        UsageError: As `Quantization.from_mapping`.
     """
     published = values.get("rule") == "paper" or values.get("learned_steps")
     usual = {} if published else tables.quantization(algo)
@@ -330,13 +319,7 @@ def quantization(algo: str, values: Mapping[str, Any]) -> Quantization:
 def load(
     algo: str, env_id: str, overrides: Mapping[str, Any] | None = None, file: Path | None = None
 ) -> Preset:
-    """Load the preset of an (algorithm, environment).
-
-    Args:
-        algo: Name of the algorithm.
-        env_id: Id of the environment.
-        overrides: Values that take the place of the preset's, by name.
-        file: One of the user's presets, which go before the package's.
+    """Load the preset of an (algorithm, environment); those of a user's `file` go before ours.
 
     Raises:
         UsageError: There is no such preset, the user's file is of no use, or a value does not fit.
@@ -364,10 +347,8 @@ def restore(algo: str, values: Mapping[str, Any]) -> Preset:
 def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
     """Return all that a training goes by, JSON-ready: its preset, and how it is quantised.
 
-    A key that the preset has not, as one recorded by an earlier version, has its default.
-
-    Raises:
-        UsageError: The preset has a key that is not known any more.
+    A key that the preset has not, as one recorded by an earlier version, has its default; one that
+    is not known any more is a UsageError.
     """
     how = run.quantization
     options = {} if how is None else {"bits": how.bits, "delay": how.delay, **how.options()}
@@ -383,11 +364,7 @@ def available() -> list[tuple[str, str]]:
 
 
 def best(env_id: str, file: Path | None = None) -> str:
-    """Return the algorithm for an environment: of those with a preset the most robust one.
-
-    Raises:
-        UsageError: None has a preset; the closest environments are named.
-    """
+    """Return the algorithm for an environment: of those with a preset the most robust one."""
     own = {} if file is None else tables.read(file, ALGORITHMS)
     for algo in dict.fromkeys((*_BY_ROBUSTNESS, *ALGORITHMS)):
         if env_id in _table(algo) or env_id in own.get(algo, {}):

@@ -53,11 +53,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def parse_file(path: Path, what: str) -> Any:
-    """Parse a YAML file of the user's, of `what` as a user would say it.
-
-    Raises:
-        UsageError: It cannot be read, or is no sound YAML.
-    """
+    """Parse a YAML file of the user's, of `what` as a user would say it; else a UsageError."""
     try:
         return parse(path.read_bytes())
     except OSError as error:
@@ -73,18 +69,12 @@ def parse_file(path: Path, what: str) -> Any:
 
 def shipped(algo: str) -> Table:
     """Read the package's presets of an algorithm."""
-    table = _content(algo)
-    table.pop(_QUANTIZATION, None)
-    return _without_templates(table)
+    return {k: v for k, v in _without_templates(_content(algo)).items() if k != "quantization"}
 
 
 def quantization(algo: str) -> dict[str, Any]:
     """Read how an algorithm is trained quantisation-aware, where it differs from others."""
-    return _content(algo).get(_QUANTIZATION, {})
-
-
-#: Key beside the environments.
-_QUANTIZATION = "quantization"
+    return _content(algo).get("quantization", {})
 
 
 def _content(algo: str) -> Table:
@@ -94,11 +84,7 @@ def _content(algo: str) -> Table:
 
 
 def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
-    """Read a file of presets: algorithms, below them environments, below them values by key.
-
-    Raises:
-        UsageError: It cannot be read, or its content is of another form.
-    """
+    """Read a file of presets: algorithms, below them environments, below them values by key."""
     content = parse_file(path, "presets")
     for algo, table in mapping(content, f"The top of {path}", "algorithms").items():
         if algo not in algorithms:
@@ -114,11 +100,7 @@ def _without_templates(table: Table) -> Table:
 
 
 def mapping(value: Any, what: str, names: str = "names") -> dict[str, Any]:
-    """Require a mapping whose keys are words; `what` and `names` say what it and they are.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Require a mapping whose keys are words; `what` and `names` say what it and they are."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UsageError(f"{what} must map {names} to values. Received: {reprlib.repr(value)}")
     return value

@@ -24,14 +24,7 @@ _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZip
 
 
 def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> Path:
-    """Write the checkpoint of a step, then delete all but it and the one before.
-
-    Args:
-        folder: Where the checkpoints of the run lie.
-        step: Environment step; it names the file.
-        arrays: Arrays by name.
-        state: Anything else, JSON-ready.
-    """
+    """Write the checkpoint of a step, then delete all but it and the one before."""
     text = np.frombuffer(json.dumps(state).encode(), np.uint8)
     path = folder / f"{step:012d}.npz"
     with atomic_path(path) as temporary, temporary.open("wb") as file:
@@ -46,8 +39,7 @@ def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state:
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
     """Return arrays and state of the newest checkpoint that is not damaged, or None."""
-    checkpoints = (load(path) for path in _newest_first(folder))
-    return next((checkpoint for checkpoint in checkpoints if checkpoint is not None), None)
+    return next(filter(None, map(load, _newest_first(folder))), None)
 
 
 def load(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:

@@ -63,11 +63,7 @@ class Collector:
         return float(np.mean(self.recent)) if self.recent else None
 
     def require_finite_returns(self) -> None:
-        """Refuse rewards that are not finite, where they are not the answer to such actions.
-
-        Raises:
-            QuarlError: There are such.
-        """
+        """Refuse rewards that are not finite, where they are not the answer to such actions."""
         # A network that has diverged may ask for actions that are answered by such rewards.
         if np.isfinite(self._actions).all():
             for episode_return in (*self.recent, *self._running.tolist()):

@@ -31,11 +31,7 @@ class Progress:
             self._to_board(row)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Add a row: its `step`, and values by name, None where there is none.
-
-        Raises:
-            QuarlError: A file cannot be written.
-        """
+        """Add a row: its `step`, and values by name, None where there is none."""
         self.rows.append(row)
         self._to_board(row)
         write_csv(self._folder / "progress.csv", self.rows)

@@ -42,26 +42,18 @@ CALIBRATION_OBSERVATIONS = 2000
 
 
 def train(
-    workspace: Workspace,
-    run: Run,
-    update: Update,
-    preset: presets.Preset | None = None,
+    workspace: Workspace, run: Run, update: Update, preset: presets.Preset | None = None
 ) -> TrainingRecord:
     """Train a run, or go on where it was; a finished run is returned as it stands.
 
     Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/`, and last of all
     `training.json`, which says that the run is finished; its checkpoints are deleted then.
-
-    Args:
-        workspace: Where the run's folder lies or will lie.
-        run: What to train.
-        update: Told how far it is.
-        preset: Its hyper-parameters, overrides included; the package's if there are none.
+    A `preset` has the run's overrides in it; without one it is the package's.
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
-        QuarlError: The folder cannot be written, its checkpoints are of other settings, another
-            process is training the run, or flatbuffers of an earlier training are in the way.
+        QuarlError: The folder cannot be written, is of other settings, is in use, or has
+            flatbuffers of an earlier training.
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
@@ -89,10 +81,12 @@ class _Training:
     """The state of one training between bursts."""
 
     def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
-        # Now: commits made while it trains are not what it runs.
-        self._commits = [provenance.source_commit() or "unknown"]
-        self._processors = [provenance.processor()]
-        self._sources = [provenance.sources()]
+        #: Of all parts. Now: commits made while it trains are not what it runs.
+        self._origins: dict[str, list[str]] = {
+            "commits": [provenance.source_commit() or "unknown"],
+            "sources": [provenance.sources()],
+            "processors": [provenance.processor()],
+        }
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints = checkpoint_dir(folder)
         spec = environments.env_spec(run.env_id)
@@ -131,8 +125,7 @@ class _Training:
             factory = agents.network_factory(run.algo, self._spec, preset, run.seed)
             network = (quantizing if self._quantized else watching)(run.quantization)(factory())
         self._exported = network
-        discrete = self._spec.num_actions is not None
-        self._snapshot = Snapshot(networks.action_head(network) if discrete else network)
+        self._snapshot = Snapshot(networks.acting(network, self._spec))
 
     def complete(self, update: Update) -> TrainingRecord:
         """Train to the end, and write what came of it."""
@@ -157,9 +150,7 @@ class _Training:
             calibration_sha256=sha256(folder / "calibration.npz"),
             seconds=round(self._elapsed(), 1),
             versions=provenance.package_versions(),
-            commits=self._commits,
-            sources=self._sources,
-            processors=self._processors,
+            **self._origins,
         )
         record.save(folder / "training.json")
         delete_checkpoints(folder)
@@ -169,8 +160,7 @@ class _Training:
         """Go on from the newest good checkpoint, with fresh episodes.
 
         Raises:
-            QuarlError: The checkpoint is of other settings, or of another version of this program
-                with other variables.
+            QuarlError: The checkpoint is of other settings, or of another version of this program.
         """
         found = checkpoint.load_newest(self._checkpoints)
         rows: list[dict[str, Any]] = []
@@ -190,7 +180,7 @@ class _Training:
         self._progress.start(rows)
         self.collector.restart()
 
-    def _restore(self, arrays: agents.Arrays, state: Any) -> list[dict[str, Any]]:
+    def _restore(self, arrays: agents.Arrays, state: Any) -> Any:
         """Take the state of a checkpoint; return its rows of progress."""
         if state["quantized"]:
             self._quantize()
@@ -198,12 +188,10 @@ class _Training:
         self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
         self.collector.restore(state)
         self._seconds = state["seconds"]
-        self._commits = _joined(state["commits"], self._commits)
-        self._processors = _joined(state["processors"], self._processors)
-        self._sources = _joined(state["sources"], self._sources)
+        for name, now in self._origins.items():
+            self._origins[name] = list(dict.fromkeys([*state[name], *now]))
         self.best = _Best(best, *state["best"])
-        rows: list[dict[str, Any]] = state["rows"]
-        return rows
+        return state["rows"]
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
@@ -312,21 +300,15 @@ class _Training:
             **self.collector.state(),
             "quantized": self._quantized,
             "seconds": self._elapsed(),
-            "commits": self._commits,
-            "processors": self._processors,
-            "sources": self._sources,
+            **self._origins,
             "best": [self.best.score, self.best.step],
         }
-        checkpoint.save(self._checkpoints, self.step, self._arrays(), state)
+        best = {f"best/{name}": value for name, value in self.best.weights.items()}
+        checkpoint.save(self._checkpoints, self.step, {**self.agent.arrays(), **best}, state)
         self.collector.restart()
 
     def _elapsed(self) -> float:
-        """Return the seconds that this part and those it goes on from have taken."""
         return self._seconds + time.monotonic() - self._started
-
-    def _arrays(self) -> agents.Arrays:
-        best = {f"best/{name}": value for name, value in self.best.weights.items()}
-        return {**self.agent.arrays(), **best}
 
     def _log(self, metrics: dict[str, float]) -> None:
         row = {
@@ -339,8 +321,3 @@ class _Training:
         if self._preset.STOCHASTIC:
             row["action_variance"] = metrics.get("action_variance")
         self._progress.log(row)
-
-
-def _joined(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return what is in either, once and in order."""
-    return list(dict.fromkeys([*earlier, *now]))

@@ -29,15 +29,9 @@ class Rollout(NamedTuple):
 def rollout(
     envs: gym.vector.VectorEnv[Any, Any, Any], act: Act, seed: int, keep: int = 0
 ) -> Rollout:
-    """Play one episode to its end in every environment.
+    """Play one episode to its end in every environment; return at most `keep` observations.
 
     One each: as many as finish first would count short episodes more often than long ones.
-
-    Args:
-        envs: Environments.
-        act: Chooses the actions.
-        seed: Seed of the reset.
-        keep: Most observations to return (see `_Thinned`).
 
     Raises:
         QuarlError: A return is not finite.

@@ -113,11 +113,10 @@ class Bench:
     def compared(self, kind: str, scheme: str, bits: int, **options: Any) -> Compared:
         run, network = self.run(kind, bits, **options)
         path = self.export(run, scheme)
-        discrete = env_spec(run.env_id).num_actions is not None
-        action_head = networks.action_head(network) if discrete else network
+        acting = networks.acting(network, env_spec(run.env_id))
         policy, seen = Policy.load(path), self.seen(run.env_id)
         found = np.stack([policy.head(observation) for observation in seen])
-        return Compared(path, found, action_head(seen).numpy(), qat.head_step(action_head))
+        return Compared(path, found, acting(seen).numpy(), qat.head_step(acting))
 
 
 class Compared:

@@ -17,7 +17,7 @@ from quarl_tf.networks import (
     Design,
     NetworkFactory,
     Weights,
-    action_head,
+    acting,
     actor_factory,
     critic_factory,
     inference,
@@ -149,7 +149,7 @@ KINDS_OF_MLP: dict[str, tuple[EnvSpec, NetworkFactory]] = {
         SPEC,
         policy_factory(SPEC, Design(architecture((5, 4)), 2, "tanh", layer_norm=True), 0),
     ),
-    "dueling": (SPEC, lambda: action_head(policy_factory(SPEC, DUELING, 0)())),
+    "dueling": (SPEC, lambda: acting(policy_factory(SPEC, DUELING, 0)(), SPEC)),
     "bytes": (BYTES, policy_factory(BYTES, MLP, 0)),
     "frames": (FRAMES, policy_factory(FRAMES, MLP, 0)),
     "squashed action": (STEERED, actor_factory(STEERED, MLP, 0)),
@@ -203,10 +203,10 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_action_head_of_a_dueling_network_chooses_the_same_without_the_value() -> None:
+def test_acting_part_of_a_dueling_network_chooses_the_same_without_the_value() -> None:
     network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
     random_weights(network, 3)
-    choosing = action_head(network)
+    choosing = acting(network, SPEC)
     heads, values = choosing(x).numpy(), network(x).numpy()
     np.testing.assert_array_equal(heads.argmax(axis=1), values.argmax(axis=1))
     assert len(np.unique(heads.argmax(axis=1))) == 3
@@ -223,7 +223,7 @@ def test_action_head_of_a_dueling_network_chooses_the_same_without_the_value() -
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
     values, x = random_weights(network), observations_of(STEERED)
-    inner = Snapshot(action_head(network))(x)
+    inner = Snapshot(acting(network, SPEC))(x)
     np.testing.assert_allclose(network(x).numpy(), inner * [2, 5] + [0, 5], rtol=1e-5, atol=1e-5)
     squashed = actor_factory(STEERED, MLP, seed=0)()
     others = {name: value for name, value in values.items() if "log_deviation" not in name}
