@@ -54,7 +54,7 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     network, target = q_network("QNetwork"), q_network("TargetQNetwork")
     optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)
     agent = tf_agents.build(
-        tf_agents.DdqnAgent if preset.double else tf_agents.SingleDqnAgent,
+        tf_agents.published.dqn.dqn_agent.DdqnAgent if preset.double else tf_agents.SingleDqnAgent,
         observed,
         spec,
         q_network=network,

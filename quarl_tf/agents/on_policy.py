@@ -148,7 +148,7 @@ class ActorCritic(Agent):
         network = tf_agents.FactoryNetwork
         self._actor = network(lambda: model.policy, observed, "Actor", self._distribution.read)
         return tf_agents.build(
-            tf_agents.PPOAgent,
+            tf_agents.published.PPOAgent,
             observed,
             spec,
             optimizer=keras.optimizers.SGD(),

@@ -23,16 +23,15 @@ with warnings.catch_warnings():
     # Its sources, and old gym's, predate today's Python and NumPy.
     warnings.simplefilter("ignore")
     import tensorflow_probability as tfp
-    from tf_agents.agents.ddpg import ddpg_agent
-    from tf_agents.agents.dqn import dqn_agent
-    from tf_agents.agents.ppo import ppo_agent
+    import tf_agents.agents
     from tf_agents.networks import network as tfa_network
     from tf_agents.specs import tensor_spec
     from tf_agents.trajectories import policy_step, trajectory
     from tf_agents.trajectories import time_step as ts
     from tf_agents.utils.common import element_wise_squared_loss
 
-DdpgAgent, DdqnAgent, PPOAgent = ddpg_agent.DdpgAgent, dqn_agent.DdqnAgent, ppo_agent.PPOAgent
+#: TF-Agents' own agents.
+published: Any = tf_agents.agents
 squared_loss = element_wise_squared_loss
 
 #: Head of a network to what TF-Agents takes it for: itself, a distribution or values [n].
@@ -109,7 +108,7 @@ class Learner:
         return [*self.agent.variables, *slots]
 
 
-class SingleDqnAgent(dqn_agent.DqnAgent):  # type: ignore[misc]
+class SingleDqnAgent(tf_agents.agents.DqnAgent):  # type: ignore[misc]
     """TF-Agents' DQN with one pass of the target network instead of two to find its best value."""
 
     def _compute_next_q_values(self, next_time_steps: Any, info: Any) -> Any:

@@ -364,7 +364,7 @@ def test_loss_and_gradients_through_the_split_are_those_of_whole_networks(
     network = shared.network
     value = keras.Model(network.input, model.value(network.get_layer("hidden_0").output))
     whole = tf_agents.build(
-        tf_agents.PPOAgent,
+        tf_agents.published.PPOAgent,
         observed,
         IMAGES,
         optimizer=keras.optimizers.SGD(),
