@@ -56,8 +56,8 @@ class Replay:
         )
         self._observations = kind(rows, num_envs, spec)
         # As many rows as an observation reaches back are lost to overwriting, the newest has no
-        # successor, and of three others two at most start nothing: a reset and a break.
-        if rows < (least := self._observations.reach + 4):
+        # successor, and of the others all but one may start nothing: resets and a break.
+        if rows < (least := self._observations.reach + self._observations.resets + 3):
             raise UsageError(
                 f"The replay must hold {least} observations of each environment; raise "
                 f"buffer_size. Received: {rows} of each of {num_envs}"
@@ -148,6 +148,8 @@ class _Observations:
 
     #: Rows before an observation's own that it is put together from.
     reach = 0
+    #: Rows one after another that only reset.
+    resets = 1
 
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
         shape = (rows, num_envs, *spec.observation_shape)
@@ -169,6 +171,8 @@ class _Observations:
 
 class _FrameStacks:
     """Keeps the newest frame of each stack, and how many of a stack's frames are of its game."""
+
+    resets = 3
 
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
         height, width, self._depth = spec.observation_shape

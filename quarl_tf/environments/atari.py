@@ -1,23 +1,21 @@
 """Atari games by the papers' protocol, one alone or many in ale-py's threads.
 
 No sticky actions; frame skip 4 with the maximum of the last two frames; grey 84x84; the last four
-stacked, oldest first, zeros before a game's first; up to 30 no-ops at the start; stopped after
-108 000 frames. Games that have FIRE are started by it, and after a lost life FIRE takes the place
-of the first action: the papers' wrappers pressed it at each life, so a policy trained under them
-never learns to and would wait until the game is stopped (Breakout).
+stacked, oldest first; up to 30 no-op frames at the start; stopped after 108 000 frames.
 
-One environment alone, and a vector not for training, play whole games for the game's own rewards.
-A vector for training clips them to [-1, 1] and ends an episode with each life: the tick after it
-is a step of the running game, whose action (FIRE, or no-op) is not the agent's and whose reward is
-0, so it looks like the reset that it stands for. ale-py's own option starts a new game at every
-lost life: a policy trained under it never sees what comes after its first.
+As in the papers' wrappers (stable-baselines' `EpisodicLifeEnv`, `FireResetEnv`, `VecFrameStack`),
+a lost life is followed by a no-op, and a start or a lost life, where the game has FIRE, by FIRE and
+action 2. The agent is not asked in these steps, and its next stack holds the frame after them,
+zeros before it: a policy need not learn to press FIRE, and sees nothing of a life that is lost.
 
-Vectors show the same frames as single games, but draw 0 to 29 no-ops, one of which FIRE replaces,
-with generators of their own (single games: 1 to 30), and do not count them among the 108 000.
+One environment alone takes these steps within the one before them. In a vector each is a tick whose
+action is not the agent's. A vector for training clips rewards to [-1, 1] and ends an episode with
+each life; such a tick is then one that only resets, with reward 0, and all but the last end an
+episode again. ale-py's own option starts a new game at every lost life: a policy trained under it
+never sees what comes after its first.
 
-Deviations from the papers' wrappers, beside FIRE after a lost life: they press it after the no-ops,
-for four frames, and then action 2; here, as in ale-py, it is pressed for one frame before them. And
-in training they empty the stack at a lost life, where here the game's frames go on.
+Vectors draw 0 to 29 no-ops with generators of their own (single games: 1 to 30), and do not count
+them among the 108 000.
 """
 
 from __future__ import annotations
@@ -39,21 +37,23 @@ RAW_REWARD, GAME_OVER = "quarl_tf/raw_reward", "quarl_tf/game_over"
 #: no chance, so games from the same start go alike as long as their actions do.
 START = "quarl_tf/start"
 
+_NOOP_MAX = 30
+_NOOP, _FIRE, _AFTER_FIRE = 0, 1, 2
+_DEPTH = 4
+_SPACE = gym.spaces.Box(0, 255, (84, 84, _DEPTH), np.uint8)
+
 #: The rules of an evaluation: whole games, not lives.
 _RULES = {
     "sticky_actions": 0.0,
     "frame_skip": 4,
     "max_pooled_frames": 2,
-    "frame_stack": 4,
+    "frame_stack": _DEPTH,
     "frame_size": [84, 84],
-    "noop_max": 30,
+    "noop_max": _NOOP_MAX,
     "max_frames": 108_000,
-    "fire": "at the start and after a lost life",
+    "opening": "FIRE and action 2",
+    "after_lost_life": "no-op and opening, empty stack",
 }
-
-_NOOP_MAX = 30
-_NOOP, _FIRE = 0, 1
-_SPACE = gym.spaces.Box(0, 255, (84, 84, 4), np.uint8)
 
 
 def rules(env_id: str) -> dict[str, Any] | None:
@@ -77,7 +77,7 @@ def plays(registered: Registered) -> bool:
     return True
 
 
-def make(registered: Registered, noop_max: int = _NOOP_MAX) -> gym.Env[Any, Any]:
+def make(registered: Registered) -> gym.Env[Any, Any]:
     """Make one game."""
     import ale_py
 
@@ -85,14 +85,15 @@ def make(registered: Registered, noop_max: int = _NOOP_MAX) -> gym.Env[Any, Any]
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # AtariPreprocessing takes its grey frames itself; colour ones would be made for nothing.
     env = gym.make(registered.id, disable_env_checker=True, obs_type="grayscale")
-    fires = _has_fire(env.get_wrapper_attr("ale").getMinimalActionSet())
-    env = AtariPreprocessing(_FireAtStart(env) if fires else env, noop_max=noop_max)
-    env = FrameStackObservation(_Game(env, fires=fires), 4, padding_type="zero")
-    return TransformObservation(env, lambda planes: channels_last(planes[None])[0], _SPACE)
+    stacked: gym.Env[Any, Any] = FrameStackObservation(
+        AtariPreprocessing(env, noop_max=_NOOP_MAX), _DEPTH
+    )
+    game = _Game(stacked, _opening(env.get_wrapper_attr("ale").getMinimalActionSet()))
+    return TransformObservation(game, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
 def make_vector(
-    registered: Registered, num_envs: int, *, training: bool, noop_max: int = _NOOP_MAX
+    registered: Registered, num_envs: int, *, training: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """Make a vector of games; its results do not depend on the timing of its threads."""
     from ale_py.vector_env import AtariVectorEnv
@@ -111,96 +112,113 @@ def make_vector(
         img_height=84,
         img_width=84,
         grayscale=True,
-        stack_num=4,
+        stack_num=_DEPTH,
         frameskip=4,
         maxpool=True,
-        noop_max=noop_max,
+        noop_max=_NOOP_MAX,
         # Lives and clipping are seen to in `_Games`, which needs the raw rewards.
         episodic_life=False,
         life_loss_info=False,
         reward_clipping=False,
-        use_fire_reset=True,
+        use_fire_reset=False,
     )
-    return _Games(envs, fires=_has_fire(envs.ale.get_action_set()), training=training)
+    return _Games(envs, _opening(envs.ale.get_action_set()), training=training)
 
 
 class _Games(gym.vector.VectorWrapper):
-    """Puts channels last, presses FIRE after lost lives, and shapes what training sees."""
+    """Takes the steps that are not the agent's, and shapes what training sees."""
 
     def __init__(
-        self, envs: gym.vector.VectorEnv[Any, Any, Any], *, fires: bool, training: bool
+        self,
+        envs: gym.vector.VectorEnv[Any, Any, Any],
+        opening: tuple[int, ...],
+        *,
+        training: bool,
     ) -> None:
         super().__init__(envs)
         self.single_observation_space = _SPACE
         self.observation_space = gym.vector.utils.batch_space(_SPACE, envs.num_envs)
         self._training = training
-        # The action after a lost life that takes the place of the agent's.
-        self._instead = _FIRE if fires else _NOOP
-        self._replaces = fires or training
-        self._lives = np.zeros(envs.num_envs, np.int32)
-        self._life_lost = np.zeros(envs.num_envs, np.bool_)
+        # At a game's end ale-py resets at the next tick, whatever its action.
+        self._forced = np.array([_NOOP, *opening])
+        #: Forced steps that are left, frames of the running life that were shown, and lives.
+        self._left, self._age, self._lives = np.zeros((3, envs.num_envs), np.int32)
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         planes, info = self.env.reset(seed=seed, options=options)
-        self._lives = info["lives"]
-        self._life_lost = np.zeros_like(self._life_lost)
-        return channels_last(planes), info
+        for action in self._forced[1:]:
+            planes, *_, info = self.env.step(np.full(self.num_envs, action))
+        self._left[:], self._age[:], self._lives = 0, 1, info["lives"]
+        return channels_last(_of_life(planes, self._age)), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        resumes = self._life_lost
-        if self._replaces:
-            actions = np.where(resumes, self._instead, actions)
+        forced = self._left > 0
+        actions = np.where(forced, self._forced[-self._left], actions)
         planes, rewards, terminated, truncated, info = self.env.step(actions)
-        rewards = rewards.astype(np.float64)
-        over = terminated | truncated
-        # At the start of a new game lives go up; some games sit at 0 lives before they end.
-        self._life_lost = (info["lives"] < self._lives) & (info["lives"] > 0) & ~over
+        rewards, over = rewards.astype(np.float64), terminated | truncated
+        lost = _life_lost(self._lives, info["lives"]) & ~over
         self._lives = info["lives"]
+        self._left = np.where(over | lost, len(self._forced), np.maximum(self._left - 1, 0))
+        self._age = np.where(forced, 1, np.minimum(self._age + 1, _DEPTH))
         if self._training:
             info[RAW_REWARD], info[GAME_OVER] = rewards, over
-            rewards = np.where(resumes, 0.0, np.clip(rewards, -1, 1))
-            terminated = terminated | self._life_lost
-        return channels_last(planes), rewards, terminated, truncated, info
-
-
-class _FireAtStart(gym.Wrapper[Any, Any, Any, Any]):
-    """Presses FIRE for one frame before the no-ops, as ale-py's vectors do."""
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        self.env.reset(seed=seed, options=options)
-        observation, _, _, _, info = self.env.step(_FIRE)
-        return observation, info
+            rewards = np.where(forced, 0.0, np.clip(rewards, -1, 1))
+            terminated = (self._left > 0) & ~truncated
+        return channels_last(_of_life(planes, self._age)), rewards, terminated, truncated, info
 
 
 class _Game(gym.Wrapper[Any, Any, Any, Any]):
-    """Tells from which start a game goes on; presses FIRE, if there is, after a lost life."""
+    """Takes the steps that are not the agent's; tells from which start a game goes on."""
 
-    def __init__(self, env: gym.Env[Any, Any], *, fires: bool) -> None:
+    def __init__(self, env: gym.Env[Any, Any], opening: tuple[int, ...]) -> None:
         super().__init__(env)
-        self._fires = fires
-        self._lives, self._life_lost = 0, False
+        self._opening = opening
+        self._age, self._lives = 1, 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
-        self._lives, self._life_lost = info["lives"], False
-        return observation, info | {START: info["episode_frame_number"]}
+        planes, info = self.env.reset(seed=seed, options=options)
+        start = {START: info["episode_frame_number"]}
+        for action in self._opening:
+            planes, *_, info = self.env.step(action)
+        self._age, self._lives = 1, info["lives"]
+        return _of_life(planes[None], np.array([1]))[0], info | start
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        result = self.env.step(_FIRE if self._fires and self._life_lost else action)
-        lives = result[4]["lives"]
-        self._lives, self._life_lost = lives, 0 < lives < self._lives
-        return result
+        total, actions = 0.0, [action]
+        self._age = min(self._age + 1, _DEPTH)
+        while actions:
+            planes, reward, terminated, truncated, info = self.env.step(actions.pop(0))
+            total += float(reward)
+            if terminated or truncated:
+                break
+            if _life_lost(self._lives, info["lives"]):
+                self._age, actions = 1, [_NOOP, *self._opening]
+            self._lives = info["lives"]
+        shown = _of_life(planes[None], np.array([self._age]))[0]
+        return shown, total, terminated, truncated, info
 
 
-def _has_fire(actions: list[Any]) -> bool:
-    """Tell whether a game has FIRE, as the papers' wrappers did; ale-py puts it at 1."""
-    return bool(actions[_FIRE].name == "FIRE")
+def _opening(actions: list[Any]) -> tuple[int, ...]:
+    """Return the steps that start a life: none in games without FIRE, which ale-py puts at 1."""
+    return (_FIRE, _AFTER_FIRE) if actions[_FIRE].name == "FIRE" else ()
+
+
+def _life_lost(before: Any, lives: Any) -> Any:
+    """Tell whether a life was lost that was not the last: some games sit at 0 before they end."""
+    return (lives < before) & (lives > 0)
+
+
+def _of_life(planes: npt.NDArray[np.uint8], ages: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Blank the frames [n, 4, 84, 84] that were not shown in the running lives."""
+    if ages.min() == _DEPTH:
+        return planes
+    planes = planes.copy()
+    planes[np.arange(_DEPTH - 1, -1, -1) >= ages[:, None]] = 0
+    return planes
 
 
 def channels_last(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -16,10 +16,8 @@ from quarl_tf.environments import (
     GAME_OVER,
     RAW_REWARD,
     START,
-    atari,
     make,
     make_vector,
-    registry,
 )
 
 PONG, BREAKOUT, MS_PACMAN, BEAM_RIDER = (
@@ -55,25 +53,38 @@ class Reference:
         self.ale.setFloat("repeat_action_probability", 0.0)
         self.ale.loadROM(roms.get_rom_path(gym.spec(env_id).kwargs["game"]))
         self.actions = self.ale.getMinimalActionSet()
-        self.fires = ale_py.Action.FIRE in self.actions
+        self.opening = [FIRE, 2] if ale_py.Action.FIRE in self.actions else []
 
-    def reset(self, frames: int) -> np.ndarray:
-        """Play `frames` frames of a new game, FIRE first."""
+    def reset(self, noops: int) -> np.ndarray:
+        """Play no-ops of a new game, each for one frame, and open it."""
         self.ale.reset_game()
-        for frame in range(frames):
-            self.ale.act(self.actions[FIRE if self.fires and frame == 0 else NOOP])
-        self.fire_next = False
-        self.stack = [np.zeros((84, 84))] * 3 + [self.look([self.ale.getScreenGrayscale()])]
+        for _ in range(noops):
+            self.ale.act(self.actions[NOOP])
+        frame = self.look([self.ale.getScreenGrayscale()])
+        for action in self.opening:
+            frame, _ = self.act(action)
+        return self.begin(frame)
+
+    def begin(self, frame: np.ndarray) -> np.ndarray:
+        self.stack = [np.zeros((84, 84))] * 3 + [frame]
         return np.stack(self.stack, axis=-1)
+
+    def act(self, action: int) -> tuple[np.ndarray, float]:
+        reward, screens = 0.0, []
+        for _ in range(4):
+            reward += self.ale.act(self.actions[action])
+            screens.append(self.ale.getScreenGrayscale())
+        return self.look(screens[2:]), reward
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool]:
         lives = self.ale.lives()
-        reward, screens = 0.0, []
-        for _ in range(4):
-            reward += self.ale.act(self.actions[FIRE if self.fire_next else action])
-            screens.append(self.ale.getScreenGrayscale())
-        self.fire_next = self.fires and 0 < self.ale.lives() < lives
-        self.stack = [*self.stack[1:], self.look(screens[2:])]
+        frame, reward = self.act(action)
+        if not self.ale.game_over() and 0 < self.ale.lives() < lives:
+            for forced in (NOOP, *self.opening):
+                frame, more = self.act(forced)
+                reward += more
+            return self.begin(frame), reward, self.ale.game_over()
+        self.stack = [*self.stack[1:], frame]
         return np.stack(self.stack, axis=-1), reward, self.ale.game_over()
 
     def look(self, screens: list[np.ndarray]) -> np.ndarray:
@@ -96,8 +107,7 @@ def follow(env_id: str, plays: Iterator[Any], ticks: int) -> int:
     for _, play in zip(range(ticks), plays, strict=False):
         if len(play) == 2:
             observation, frames = play
-            # FIRE takes the place of the first no-op.
-            assert 0 <= frames <= 30 + reference.fires
+            assert 0 <= frames <= 30
             expected, over = reference.reset(frames), False
         else:
             assert not over
@@ -116,30 +126,45 @@ def follow(env_id: str, plays: Iterator[Any], ticks: int) -> int:
 def single(env_id: str, random: np.random.Generator) -> Iterator[Any]:
     env = make(env_id)
     observation, info = env.reset(seed=3)
-    yield observation, info["episode_frame_number"]
+    yield observation, info[START]
     while True:
         action = int(random.integers(GAMES[env_id]))
         observation, reward, terminated, truncated, _ = env.step(action)
         yield action, observation, reward, terminated, truncated
         if terminated or truncated:
             observation, info = env.reset()
-            yield observation, info["episode_frame_number"]
+            yield observation, info[START]
 
 
 def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[Any]:
+    """Play steps of the agent; those that are not are added to the one before them."""
     envs = make_vector(env_id, 3)
+    opening = 2 if ale_py.Action.FIRE in envs.unwrapped.ale.get_action_set() else 0
     observations, info = envs.reset(seed=3)
-    yield observations[1], info["episode_frame_number"][1]
-    over = False
+    start = info["episode_frame_number"][1] - 4 * opening
+    yield observations[1], start
+    lives = info["lives"][1]
     while True:
         actions = random.integers(GAMES[env_id], size=3)
         observations, rewards, terminated, truncated, info = envs.step(actions)
+        total, over = rewards[1], terminated[1] | truncated[1]
+        forced = 0
         if over:
-            assert (rewards[1], terminated[1], truncated[1]) == (0, False, False)
-            yield observations[1], info["episode_frame_number"][1]
+            yield actions[1], observations[1], total, terminated[1], truncated[1]
+            forced = 1 + opening
+        elif 0 < info["lives"][1] < lives:
+            forced = 1 + opening
+        for i in range(forced):
+            observations, rewards, _, _, info = envs.step(random.integers(2, size=3))
+            total += rewards[1]
+            if over and i == 0:
+                assert rewards[1] == 0
+                start = info["episode_frame_number"][1]
+        lives = info["lives"][1]
+        if over:
+            yield observations[1], start
         else:
-            yield actions[1], observations[1], rewards[1], terminated[1], truncated[1]
-        over = terminated[1] | truncated[1]
+            yield actions[1], observations[1], total, terminated[1], truncated[1]
 
 
 @pytest.mark.parametrize("kind", [single, one_of_a_vector])
@@ -152,28 +177,6 @@ def test_games_follow_the_protocol_frame_by_frame(
     assert ended >= 1 or env_id in (PONG, BEAM_RIDER)
 
 
-@pytest.mark.parametrize("env_id", [BREAKOUT, MS_PACMAN])
-def test_vector_shows_what_the_single_game_shows(env_id: str, random: np.random.Generator) -> None:
-    """The two draw their no-ops from generators of their own, so here there are none."""
-    registered = registry.find(env_id)
-    env = atari.make(registered, noop_max=0)
-    envs = atari.make_vector(registered, 2, training=False, noop_max=0)
-    (observation, _), (observations, _) = env.reset(seed=0), envs.reset(seed=9)
-    over = False
-    for _ in range(500):
-        np.testing.assert_array_equal(observations[0], observation)
-        actions = random.integers(GAMES[env_id], size=2)
-        observations, rewards, terminated, truncated, info = envs.step(actions)
-        if over:
-            observation, lives = env.reset()
-            reward, ended, cut = 0.0, False, False
-        else:
-            observation, reward, ended, cut, lives = env.step(int(actions[0]))
-        assert (rewards[0], terminated[0], truncated[0]) == (reward, ended, cut)
-        assert info["lives"][0] == lives["lives"]
-        over = ended or cut
-
-
 # What training sees.
 
 
@@ -181,15 +184,16 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
     """Stands in for ale-py's vectors: rewards and lives as written, actions as they came."""
 
     has_fire = True
-    #: (reward, lives, terminated): a life is lost, one more; the game sits at 0 lives, and ends.
+    #: (reward, lives, terminated): a life is lost; the game sits at 0 lives, ends and goes anew.
     script = (
-        *[(5, 3, False), (7, 2, False), (9, 2, False), (0, 1, False), (2, 1, False)],
-        *[(-3, 0, False), (0, 0, True), (0, 3, False), (-4, 3, False)],
+        *[(5, 3, False), (7, 2, False), (9, 2, False), (0, 2, False), (2, 2, False)],
+        *[(-3, 0, False), (0, 0, True), (0, 3, False), (4, 3, False), (0, 3, False)],
+        (-4, 3, False),
     )
 
     def __init__(self, game: str, num_envs: int, **options: Any) -> None:
         self.num_envs, self.ale = num_envs, self
-        self.single_action_space = gym.spaces.Discrete(3)
+        self.single_action_space = gym.spaces.Discrete(9)
         self.actions: list[int] = []
 
     def get_action_set(self) -> list[ale_py.Action]:
@@ -197,14 +201,21 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
         return [Action.NOOP, Action.FIRE if self.has_fire else Action.UP, Action.DOWN]
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.left = iter(self.script)
-        return np.zeros((1, 4, 84, 84), np.uint8), {"lives": np.array([3])}
+        self.left = iter([(0, 3, False)] * 2 * self.has_fire + list(self.script))
+        self.frame = 0
+        return self.planes(), {"lives": np.array([3])}
+
+    def planes(self) -> np.ndarray:
+        """Return the last four frames, each of which shows its number from 101 on."""
+        self.frame += 1
+        numbers = self.frame + np.arange(97, 101).reshape(1, 4, 1, 1)
+        return np.broadcast_to(numbers, (1, 4, 84, 84)).astype(np.uint8)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.actions += actions.tolist()
         reward, lives, terminated = next(self.left)
         return (
-            np.zeros((1, 4, 84, 84), np.uint8),
+            self.planes(),
             np.array([reward], np.int32),
             np.array([terminated]),
             np.array([False]),
@@ -212,43 +223,50 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
         )
 
 
-@pytest.mark.parametrize(("training", "has_fire"), [(True, True), (True, False), (False, True)])
-def test_a_tick_after_a_lost_life_stands_for_a_reset(
-    training: bool, has_fire: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("has_fire", "expected", "ends", "frames"),
+    [
+        (True, [NOOP, FIRE, 2], [1, 2, 3, 6, 7, 8], [1, 2, 3, 1, 1, 1, 2, 3, 1, 1, 1, 2]),
+        (False, [NOOP], [1, 6], [1, 2, 3, 1, 2, 3, 4, 4, 1, 2, 3, 4]),
+    ],
+)
+def test_ticks_after_a_lost_life_stand_for_a_reset(
+    training: bool,
+    has_fire: bool,
+    expected: list[int],
+    ends: list[int],
+    frames: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Scripted, "has_fire", has_fire)
     monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", Scripted)
     envs = make_vector(BREAKOUT, 1, training=training)
-    envs.reset()
-    ticks = [envs.step(np.array([2])) for _ in Scripted.script]
-    instead = FIRE if has_fire else NOOP
-    assert envs.unwrapped.actions == [2, 2, instead, 2, instead, 2, 2, 2, 2]
-    raw = [5, 7, 9, 0, 2, -3, 0, 0, -4]
-    rewards, ends = raw, [6]
+    first, _ = envs.reset()
+    ticks = [envs.step(np.array([8])) for _ in Scripted.script]
+    actions = [8] * 11
+    for start in (2, 7):
+        actions[start : start + len(expected)] = expected
+    opening = expected[1:]
+    assert envs.unwrapped.actions == opening + actions
+    # Of the frames of a life that is over, or was never the agent's, nothing is shown.
+    stacks = [first, *(tick[0] for tick in ticks)]
+    assert [np.count_nonzero(stack[0, 0, 0]) for stack in stacks] == frames
+    raw = [reward for reward, *_ in Scripted.script]
+    rewards = raw
     if training:
-        rewards, ends = [1, 1, 0, 0, 0, -1, 0, 0, -1], [1, 3, 6]
+        forced = {i for i, action in enumerate(actions) if action != 8}
+        rewards = [0 if i in forced else int(np.sign(reward)) for i, reward in enumerate(raw)]
         assert [info[RAW_REWARD][0] for *_, info in ticks] == raw
-        assert [info[GAME_OVER][0] for *_, info in ticks] == [i == 6 for i in range(9)]
-    assert [reward[0] for _, reward, *_ in ticks] == rewards
-    assert [i for i, tick in enumerate(ticks) if tick[2][0]] == ends
+        assert [info[GAME_OVER][0] for *_, info in ticks] == [i == 6 for i in range(11)]
+    assert [tick[1][0] for tick in ticks] == rewards
+    assert [i for i, tick in enumerate(ticks) if tick[2][0]] == (ends if training else [6])
     # A reset forgets a life lost just before it.
     for _ in range(2):
         envs.reset()
-        envs.step(np.array([2]))
-        envs.step(np.array([2]))
-    assert envs.unwrapped.actions[9:] == [2] * 4
-
-
-def test_a_trial_goes_on_by_itself_where_there_is_no_fire(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Scripted, "has_fire", False)
-    monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", Scripted)
-    envs = make_vector(MS_PACMAN, 1)
-    envs.reset()
-    for _ in Scripted.script:
-        envs.step(np.array([2]))
-    assert set(envs.unwrapped.actions) == {2}
+        envs.step(np.array([8]))
+        envs.step(np.array([8]))
+    assert envs.unwrapped.actions[len(opening) + 11 :] == [*opening, 8, 8] * 2
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -261,12 +279,11 @@ def test_no_life_waits_for_a_policy_to_press_fire(training: bool) -> None:
         ticks += 1
     assert (info["lives"], over) == (0, True)
     _, info = envs.reset(seed=0)
-    ends, ticks = 0, 0
+    ticks = 0
     while info["lives"][0] > 0 and ticks < 200:
-        _, _, terminated, _, info = envs.step(np.array([NOOP]))
-        ends += int(terminated[0])
+        *_, info = envs.step(np.array([NOOP]))
         ticks += 1
-    assert ends == (5 if training else 1)
+    assert info["lives"][0] == 0
 
 
 # Seeds.

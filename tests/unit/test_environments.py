@@ -28,7 +28,8 @@ from quarl_tf.foundation.errors import UsageError
 
 #: Environments, and ticks enough for some episodes to end and others to begin.
 LOOPED = {"LunarLander-v3": 300, "BipedalWalker-v3": 200, "Walker2DBulletEnv-v0": 100}
-ALL = LOOPED | {"BreakoutNoFrameskip-v4": 120, "CartPole-v1": 100}
+GAMES = {"BreakoutNoFrameskip-v4": 120}
+ALL = LOOPED | GAMES | {"CartPole-v1": 100}
 
 
 def sampler(env: Any, choices: int = 0) -> Callable[[Any], np.ndarray]:
@@ -64,7 +65,8 @@ def test_every_kind_keeps_the_rules(env_id: str, length: int) -> None:
         assert (tick.terminated.dtype, tick.truncated.dtype) == (bool, bool)
         resets += np.count_nonzero(~tick.starts)
         np.testing.assert_array_equal(tick.rewards[~tick.starts], 0)
-        assert not tick.done[~tick.starts].any()
+        # Games take several ticks to go on after a lost life.
+        assert env_id in GAMES or not tick.done[~tick.starts].any()
     assert resets > 1
     # The same environments, stopped at no particular place, and others.
     play(envs, 2, length // 3, choices=1)
