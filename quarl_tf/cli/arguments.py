@@ -85,6 +85,17 @@ def build() -> argparse.ArgumentParser:
         *(_SHELF, _IMPORT, *_EVALUATION, _DRY_RUN),
     )
     verb(
+        "bench",
+        "time .tflite files: latency, loading, memory",
+        "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
+        _file_option("artifacts", "ARTIFACT", named, nargs="+"),
+        _SHELF,
+        _option(
+            "--calls", type=int, default=2000, metavar="N", help="calls (default: %(default)s)"
+        ),
+        _file_option("--json", "FILE", "write the numbers to a file, too"),
+    )
+    verb(
         "report",
         "write the report of one or more runs",
         "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from quarl_tf.evaluation.bench import Bench
 from quarl_tf.evaluation.compare import (
     Comparison,
     Interval,
@@ -37,6 +38,27 @@ def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
     for path in artifacts:
         cells = _row(path, args)
         made.add_row(*(text for place, text in enumerate(cells) if place not in left_out))
+    return made
+
+
+def bench_table(found: Bench) -> Table:
+    """Return a table of timings, each latency as median, 95th and 99th percentile."""
+    made = Table(title="µs of one call: median, 95 %, 99 %", title_justify="left")
+    first = found.timings[0].latency_us
+    columns = [f"{threads} thread{'s' * (threads > 1)}" for threads in first]
+    for name in ("file", *columns, "load ms", "bytes", "arena", "process"):
+        made.add_column(name, justify="left" if name == "file" else "right")
+    for one in found.timings:
+        sizes = (one.memory.file, one.memory.arena, one.memory.process)
+        latencies = [
+            " ".join(f"{x:.1f}" for x in each.values()) for each in one.latency_us.values()
+        ]
+        made.add_row(
+            f"{escape(one.run_id)} {one.scheme}",
+            *latencies,
+            f"{one.load_ms:.1f}",
+            *(f"{size:,}" for size in sizes),
+        )
     return made
 
 

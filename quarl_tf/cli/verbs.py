@@ -24,12 +24,13 @@ from rich.table import Table
 from quarl_tf import environments, pipeline, presets, study
 from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import shelf
+from quarl_tf.evaluation.bench import bench
 from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import sha256
+from quarl_tf.foundation.files import sha256, write_json
 from quarl_tf.presets import ALGORITHMS, Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -185,6 +186,23 @@ def _evaluate(args: argparse.Namespace) -> None:
     _evaluate_all(args.artifacts, args)
     if args.gate is not None:
         summary.hold(args.artifacts, args)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
+    _check_artifacts(artifacts)
+    with progress_bar("bench") as update:
+        found = bench(artifacts, args.calls, update)
+    _console.print(summary.bench_table(found))
+    if not found.at_rest:
+        _warn(
+            f"this machine is not at rest (load average {found.load_average:.2f} per core, 95th "
+            f"percentile of a fixed loop {found.spread:.2f} times its median): compare these times "
+            "with each other, and quote none."
+        )
+    if args.json is not None:
+        write_json(args.json, found.to_dict())
+        _say(f"bench     {args.json}")
 
 
 def _blame(args: argparse.Namespace) -> None:
@@ -622,6 +640,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "quantize": _quantize,
     "blame": _blame,
     "evaluate": _evaluate,
+    "bench": _bench,
     "report": _report,
     "study plan": _study_plan,
     "study run": _study_run,

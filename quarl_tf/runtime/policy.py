@@ -44,7 +44,7 @@ class Policy:
         ties: Calls of `act` and `sample` so far in which two or more actions shared the best value.
     """
 
-    def __init__(self, content: bytes, sidecar: Sidecar) -> None:
+    def __init__(self, content: bytes, sidecar: Sidecar, threads: int = 1) -> None:
         """Load verified bytes; use `Policy.load` for a file.
 
         Raises:
@@ -53,7 +53,7 @@ class Policy:
         try:
             # The first one of a process announces its delegate.
             with native_output.caught():
-                interpreter = Interpreter(model_content=content, num_threads=1)
+                interpreter = Interpreter(model_content=content, num_threads=threads)
                 interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise QuarlError(
@@ -79,8 +79,8 @@ class Policy:
         self._noise = _noise(sidecar)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Load a flatbuffer that is what its sidecar says.
+    def load(cls, path: str | os.PathLike[str], threads: int = 1) -> Policy:
+        """Load a flatbuffer that is what its sidecar says, to be run by so many threads.
 
         The bytes that are hashed are the bytes that run, so nothing can change in between.
 
@@ -104,7 +104,7 @@ class Policy:
                 f"{len(content)} bytes, sha256={digest!r}; its sidecar says {sidecar.size_bytes} "
                 f"bytes, sha256={sidecar.sha256!r}"
             )
-        return cls(content, sidecar)
+        return cls(content, sidecar, threads)
 
     def act(self, observation: ArrayLike) -> int | NDArray[np.float32]:
         """Choose the best action for one observation, as the environment gives it: without a batch.
@@ -234,7 +234,27 @@ def measure_latency(
 ) -> dict[str, float]:
     """Time calls on observations taken in turn, of `sample` where there is a generator for it.
 
-    Returned are "median" and "p95" in microseconds; ties that are met do not count.
+    Returned are `percentiles` in microseconds; ties that are met do not count.
+
+    Raises:
+        UsageError: As `time_calls`.
+    """
+    return percentiles(time_calls(policy, observations, calls, random))
+
+
+def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+    """Return the "median", "p95" and "p99" of durations [n]."""
+    values = np.percentile(durations, [50, 95, 99]).tolist()
+    return dict(zip(("median", "p95", "p99"), values, strict=True))
+
+
+def time_calls(
+    policy: Policy,
+    observations: Sequence[NDArray[Any]],
+    calls: int,
+    random: np.random.Generator | None = None,
+) -> NDArray[np.float64]:
+    """Return the microseconds of single calls [calls] after a warm-up, see `measure_latency`.
 
     Raises:
         UsageError: There is no observation, or no call is asked for.
@@ -256,8 +276,7 @@ def measure_latency(
         act(observation)
         durations.append(clock() - start)
     policy.ties = ties
-    median, p95 = np.percentile(durations, [50, 95]) / 1000
-    return {"median": float(median), "p95": float(p95)}
+    return np.array(durations) / 1000
 
 
 def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -220,7 +220,7 @@ class Evaluation(_JsonRecord):
     #: Steps at which two or more actions shared the best value.
     ties: int
     #: Microseconds of one `Policy.act` or `Policy.sample` call, whichever chose the actions:
-    #: {"median": ..., "p95": ...}; null for random.
+    #: {"median": ..., "p95": ..., "p99": ...}; null for random.
     latency_us: dict[str, float] | None
     #: Hash of the fp32 flatbuffer it was compared with; null where there was none.
     reference_sha256: str | None
