@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from quarl_tf import presets
+from quarl_tf.cli import main
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.spec import Run
 from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
+from quarl_tf.store.workspace import Workspace
+
+Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
+Artifacts, Copy, Describe = dict[str, Path], Callable[[str], Path], Callable[..., Path]
 
 RUN = Run("dqn", "CartPole-v1", 0)
 
@@ -86,11 +95,43 @@ EVALUATION = Evaluation(
 )
 
 
-def refused(function: Any, *arguments: Any) -> str:
-    with pytest.raises(QuarlError) as error:
+def silent(*_: Any) -> None:
+    """Show no progress."""
+
+
+def refused(function: Any, *arguments: Any, error: type[QuarlError] = QuarlError) -> str:
+    """Call what has to raise this error; return its one line."""
+    with pytest.raises(error) as caught:
         function(*arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def refusal(capsys: Capsys, *words: str, code: int = 2) -> str:
+    """Run a command that has to fail with this code; return its one line."""
+    assert main(words) == code
+    line = capsys.readouterr().err
+    assert line.startswith("quarl: ")
+    assert line.count("\n") == 1
+    return line
+
+
+def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, where nothing is loaded yet."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Return when every file was changed, and what is in it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+
+
+def products(workspace: Workspace, run: Run) -> list[bytes]:
+    """Return what a training leaves but for its record, which holds the time it took."""
+    names = ("network.npz", "calibration.npz", "progress.csv")
+    return [(workspace.run_dir(run.run_id) / name).read_bytes() for name in names]
 
 
 def seen(rows: int, seed: int = 0) -> np.ndarray:

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from ale_py import roms
+from samples import Patch
 
 from quarl_tf.environments import (
     GAME_OVER,
@@ -237,7 +238,7 @@ def test_ticks_after_a_lost_life_stand_for_a_reset(
     expected: list[int],
     ends: list[int],
     frames: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(Scripted, "has_fire", has_fire)
     monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", Scripted)

@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from samples import Artifacts, Capsys, Copy, Patch
 
 from quarl_tf import presets
 from quarl_tf.cli import arguments, doctor, verbs
@@ -31,7 +31,7 @@ TINY = [
     *("-p", "evaluation_every=200", "-p", "evaluation_episodes=4", "-p", "checkpoint_every=200"),
 ]
 SCHEMES = ["--schemes", "fp32,int8"]
-Capsys, Patch, Finished = pytest.CaptureFixture[str], pytest.MonkeyPatch, tuple[Path, str]
+Finished = tuple[Path, str]
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_gate_does_not_hold_against_fp32_by_other_rules(
 
 
 @pytest.fixture
-def stochastic(artifacts: dict[str, Path], tmp_path: Path) -> tuple[Path, str]:
+def stochastic(artifacts: Artifacts, tmp_path: Path) -> tuple[Path, str]:
     """Return a root with the fp32 and int8 flatbuffers of a policy that is a distribution."""
     run = Run("ppo", "CartPole-v1", 0)
     for name, scheme in (("balancer", "fp32"), ("balancer_int8", "int8")):
@@ -374,7 +374,7 @@ def test_what_will_be_no_distribution_is_refused_before_it_is_trained(
 
 
 def test_files_of_no_distribution_are_not_evaluated_by_sampled_actions(
-    copy_artifact: Callable[[str], Path], capsys: Capsys
+    copy_artifact: Copy, capsys: Capsys
 ) -> None:
     path = copy_artifact("fp32")
     for more in ([], ["--dry-run"]):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import Patch
 
 from quarl_tf.cli import main
 
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     commands = re.findall(r"^quarl .+$", TEXT, re.MULTILINE)
@@ -33,7 +34,7 @@ def test_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert main(shlex.split(command, comments=True)[1:]) == 0, command
 
 
-def test_python_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_runs(folder: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(folder)
     stages, board = re.findall(r"```python\n(.+?)```", TEXT, re.DOTALL)
     exec(stages, {})

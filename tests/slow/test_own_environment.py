@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from samples import Capsys, Patch
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -25,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 RUN_ID = "ppo-Docking-v0-s0"
 DOCKING = ["--algo", "ppo", "--env", "Docking-v0", "--presets", "examples/docking.yaml"]
 IMPORT = ["--import", "examples.docking"]
-Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 TRAIN = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run"]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import Patch
 
 from quarl_tf import agents, networks, presets
 from quarl_tf.agents.distributions import Categorical
@@ -683,7 +684,7 @@ def test_a_training_killed_on_either_side_of_the_delay_ends_with_the_same_bytes(
     assert products(folder) == products(workspace.run_dir(run.run_id))
 
 
-def test_a_run_compiles_its_learning_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_compiles_its_learning_twice(tmp_path: Path, monkeypatch: Patch) -> None:
     compiled: list[str] = []
     function = tf.function
 
@@ -697,7 +698,7 @@ def test_a_run_compiles_its_learning_twice(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_record_names_all_commits_and_processors_of_a_training(
-    tmp_path: Path, quantized: Trained, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quantized: Trained, monkeypatch: Patch
 ) -> None:
     workspace, run = quantized("ppo")
     shutil.copytree(workspace.root.parent / "after", tmp_path, dirs_exist_ok=True)
@@ -754,9 +755,7 @@ def test_what_is_kept_was_chosen_after_the_delay(name: str, quantized: Trained) 
     assert Run.from_dict(record.run) == run
 
 
-def test_the_best_before_the_delay_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_before_the_delay_is_forgotten(tmp_path: Path, monkeypatch: Patch) -> None:
     falling = iter(range(1000, 0, -1))
     played = loop.rollout.rollout
 

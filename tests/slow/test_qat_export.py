@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import Patch
 
 from quarl_tf import agents, networks, presets
 from quarl_tf.environments import env_spec, make_vector
@@ -251,7 +252,7 @@ def test_plain_trainings_have_no_trained_schemes(
 
 @pytest.mark.parametrize(("scheme", "bits"), [("qat_w6a6", 6), ("qat_int8", 8)])
 def test_one_value_of_the_head_that_is_wrong_is_refused(
-    bench: Bench, scheme: str, bits: int, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, scheme: str, bits: int, monkeypatch: Patch
 ) -> None:
     run, _ = bench.run("values", bits)
     exported = qat.exported
@@ -319,10 +320,7 @@ def heads(bench: Bench, run: Run, scheme: str) -> np.ndarray:
     ],
 )
 def test_int4_computes_what_the_simulated_flatbuffer_does(
-    kind: str,
-    bits: int,
-    options: dict[str, Any],
-    bench: Bench,
+    kind: str, bits: int, options: dict[str, Any], bench: Bench
 ) -> None:
     run, network = bench.run(kind, bits, **options)
     simulated = f"qat_w{bits}a{bits}"
@@ -355,9 +353,7 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
 
 @pytest.mark.parametrize(("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"})])
 def test_grids_that_int4_does_not_hold_are_refused(
-    bits: int,
-    options: dict[str, Any],
-    bench: Bench,
+    bits: int, options: dict[str, Any], bench: Bench
 ) -> None:
     run, _ = bench.run("values", bits, **options)
     with pytest.raises(UsageError, match="Received: scheme='qat_int4'"):
@@ -394,7 +390,7 @@ def test_steps_guessed_wrong_are_refused(bench: Bench) -> None:
 
 
 def test_without_the_library_the_message_says_what_to_install(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: Patch
 ) -> None:
     run, _ = bench.run("values", 3)
     monkeypatch.setitem(sys.modules, "litert_quantizer", None)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from killing import train_and_kill
+from samples import Patch
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import registry
@@ -88,7 +89,7 @@ def products(workspace: Workspace, run: Run) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_resumed_training_of_any_kind_ends_with_the_same_bytes(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     # Games of 60 ticks.
     monkeypatch.setitem(registry.find(BREAKOUT).kwargs, "max_num_frames_per_episode", 240)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples import Capsys, Patch
 
 from quarl_tf import study
 from quarl_tf.cli import verbs
@@ -40,7 +41,6 @@ cells:
   # Diverges, and what would be compared with it is not begun.
   - {{algo: ppo, env: CartPole-v1, seeds: [0], overrides: {{<<: *tiny, learning_rate: 1e30}}}}
 """
-Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 Finished = tuple[Path, Path, str]
 BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import Patch
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation.errors import QuarlError, UsageError
@@ -219,7 +220,7 @@ def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: P
 
 
 def test_full_disk_is_one_line_and_training_goes_on_later(
-    trained: Workspace, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Workspace, tiny_run: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     workspace = Workspace(tmp_path)
     folder = workspace.run_dir(tiny_run.run_id)
@@ -331,7 +332,7 @@ def test_only_a_loss_that_is_not_finite_is_called_divergence(
     words: str,
     tiny_run: Run,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
     state = loop._Training(tmp_path, tiny_run, preset)
@@ -357,7 +358,7 @@ def test_a_reward_that_is_not_finite_is_not_called_divergence(
 
 
 def test_actions_that_are_not_finite_are_called_divergence_whatever_they_earn(
-    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
     state = loop._Training(tmp_path, tiny_run, preset)
@@ -384,9 +385,7 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     assert sum(map(len, state._variances)) == sum(lengths)
 
 
-def test_what_is_chosen_by_is_the_network_as_exported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatch: Patch) -> None:
     overrides = {"network": "li", "precision": "bfloat16", "evaluation_episodes": 1}
     quantization = Quantization.from_mapping({"bits": 3, "delay": 1})
     run = Run("ppo", "PongNoFrameskip-v4", 0, overrides, quantization)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
+from samples import Artifacts, Capsys, Copy
 
 from quarl_tf.cli import main
 from quarl_tf.export.blame import blame
@@ -14,7 +12,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
 
 
-def test_each_layer_has_its_share_of_the_error(artifacts: dict[str, Path]) -> None:
+def test_each_layer_has_its_share_of_the_error(artifacts: Artifacts) -> None:
     path = artifacts["fp32"]
     found = blame(path.read_bytes(), Policy.load(path), episodes=2)
     assert [one.layer for one in found] == ["hidden_0", "hidden_1", "head"]
@@ -28,9 +26,7 @@ def test_each_layer_has_its_share_of_the_error(artifacts: dict[str, Path]) -> No
         assert one.gain is not None
 
 
-def test_the_recipe_that_earns_most_is_taken_and_the_others_are_told(
-    copy_artifact: Callable[[str], Path],
-) -> None:
+def test_the_recipe_that_earns_most_is_taken_and_the_others_are_told(copy_artifact: Copy) -> None:
     made = quantize(copy_artifact("balancer"), Scheme.parse("int8_auto"))
     check = Policy.load(made).sidecar.check
     earned = check["selection_returns"]
@@ -38,9 +34,7 @@ def test_the_recipe_that_earns_most_is_taken_and_the_others_are_told(
     assert earned["int8"] == max(earned.values())
 
 
-def test_blame_is_a_verb_for_float_files(
-    artifacts: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_blame_is_a_verb_for_float_files(artifacts: Artifacts, capsys: Capsys) -> None:
     assert main(["blame", str(artifacts["fp32"]), "--episodes", "1"]) == 0
     assert "hidden_1" in capsys.readouterr().out
     assert main(["blame", str(artifacts["int8"])]) == 2

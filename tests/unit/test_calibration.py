@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import Patch
 
 from quarl_tf import environments
 from quarl_tf.environments import make_vector
@@ -35,7 +36,7 @@ def lean(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
     return (observations @ np.array([0, 0, 1, 0]) > 0).astype(int)
 
 
-def test_an_episode_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_without_end_is_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
     with pytest.raises(UsageError, match=r"limit of at most 39 .* Received: steps=40"):
         rollout(make_vector(ENV_ID, 12), lean, seed=3)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.training import checkpoint
 
 RANDOM = np.random.default_rng(0)
@@ -57,22 +52,6 @@ def two(tmp_path: Path) -> Path:
     save(tmp_path, 10)
     save(tmp_path, 20)
     return tmp_path
-
-
-@contextmanager
-def nearly_full_disk() -> Iterator[None]:
-    """Let no file grow past 5000 bytes.
-
-    No longer than the block: the limit holds for the log that pytest writes to as well.
-    """
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_newest_is_loaded_as_it_was_saved(two: Path) -> None:
@@ -155,16 +134,3 @@ def test_unfinished_files_are_not_looked_at(two: Path) -> None:
 
 
 # Full disks.
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_disk_that_fills_up_leaves_the_checkpoints_before(two: Path) -> None:
-    before = content_of(two)
-    failing = pytest.raises(QuarlError, match=r"Cannot write .*000000000030\.npz")
-    with failing, nearly_full_disk():
-        save(two, 30)
-    assert content_of(two) == before
-    assert loaded(two) == 20

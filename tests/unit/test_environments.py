@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from samples import Patch
 
 from quarl_tf.environments import (
     EnvSpec,
@@ -333,7 +334,7 @@ gym.register("Corridor-v0", Corridor, max_episode_steps=20)
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+def package(tmp_path: Path, monkeypatch: Patch) -> Iterator[Callable[[str], str]]:
     """Return a function that writes a module into a package in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from samples import Artifacts, Copy, Describe, Patch
 
 from quarl_tf import environments
 from quarl_tf.evaluation import play
@@ -62,7 +63,7 @@ def episodes(
 
 
 def test_returns_are_those_of_stepping_by_hand(
-    artifacts: dict[str, Path], networks: dict[str, Any]
+    artifacts: Artifacts, networks: dict[str, Any]
 ) -> None:
     result = evaluate(artifacts["balancer"], SEEDS)
     returns, lengths = episodes(
@@ -79,22 +80,20 @@ def test_returns_are_those_of_stepping_by_hand(
     assert 0 < result.latency_us["median"] <= result.latency_us["p95"]
 
 
-def test_an_episode_without_end_is_given_up(
-    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_episode_without_end_is_given_up(artifacts: Artifacts, monkeypatch: Patch) -> None:
     monkeypatch.setattr(environments, "LONGEST_EPISODE", 100)
     with pytest.raises(UsageError, match=r"limit of at most 100 .* Received: steps=101"):
         evaluate(artifacts["balancer"], SEEDS)
 
 
-def test_continuous_returns_are_those_of_stepping_by_hand(artifacts: dict[str, Path]) -> None:
+def test_continuous_returns_are_those_of_stepping_by_hand(artifacts: Artifacts) -> None:
     result = evaluate(artifacts["steering"], SEEDS[:2])
     policy = Policy.load(artifacts["steering"])
     returns, lengths = episodes("MountainCarContinuous-v0", policy.act, SEEDS[:2])
     assert (result.returns, result.lengths) == (returns, lengths)
 
 
-def test_an_episode_depends_on_its_seed_alone(artifacts: dict[str, Path]) -> None:
+def test_an_episode_depends_on_its_seed_alone(artifacts: Artifacts) -> None:
     forwards = evaluate(artifacts["fp32"], SEEDS)
     backwards = evaluate(artifacts["fp32"], SEEDS[::-1])
     assert forwards.returns == backwards.returns[::-1]
@@ -102,12 +101,12 @@ def test_an_episode_depends_on_its_seed_alone(artifacts: dict[str, Path]) -> Non
     assert evaluate(artifacts["fp32"], SEEDS[:3]).returns == forwards.returns[:3]
 
 
-def test_ties_are_those_of_the_episodes_alone(artifacts: dict[str, Path]) -> None:
+def test_ties_are_those_of_the_episodes_alone(artifacts: Artifacts) -> None:
     result = evaluate(artifacts["tied"], SEEDS[:3], reference=artifacts["balancer"])
     assert result.ties == sum(result.lengths)
 
 
-def test_progress_is_told_after_every_episode(artifacts: dict[str, Path]) -> None:
+def test_progress_is_told_after_every_episode(artifacts: Artifacts) -> None:
     told: list[tuple[int, int]] = []
     evaluate(artifacts["tied"], SEEDS[:3], update=lambda *args: told.append(args))
     assert told == [(1, 3), (2, 3), (3, 3)]
@@ -116,15 +115,13 @@ def test_progress_is_told_after_every_episode(artifacts: dict[str, Path]) -> Non
 # Agreement.
 
 
-def test_reference_agrees_with_itself_on_every_state(artifacts: dict[str, Path]) -> None:
+def test_reference_agrees_with_itself_on_every_state(artifacts: Artifacts) -> None:
     result = evaluate(artifacts["fp32"], SEEDS, reference=artifacts["fp32"])
     states = sum(result.lengths[:AGREEMENT_EPISODES])
     assert result.agreement == {"fraction": 1.0, "states": states}
 
 
-def test_agreement_is_counted_on_the_states_the_reference_visits(
-    artifacts: dict[str, Path],
-) -> None:
+def test_agreement_is_counted_on_the_states_the_reference_visits(artifacts: Artifacts) -> None:
     reference = Policy.load(artifacts["balancer"])
     actions: list[Any] = []
 
@@ -143,9 +140,9 @@ def test_agreement_is_counted_on_the_states_the_reference_visits(
 
 @pytest.mark.parametrize(("shift", "fraction"), [(0.019, 1.0), (0.021, 0.0)])
 def test_continuous_actions_agree_within_a_hundredth_of_their_range(
-    artifacts: dict[str, Path],
+    artifacts: Artifacts,
     networks: dict[str, Any],
-    describe: Callable[..., Path],
+    describe: Describe,
     shift: float,
     fraction: float,
 ) -> None:
@@ -162,14 +159,12 @@ def test_continuous_actions_agree_within_a_hundredth_of_their_range(
     assert result.agreement == {"fraction": fraction, "states": 999}
 
 
-def test_reference_of_another_run_is_refused(artifacts: dict[str, Path]) -> None:
+def test_reference_of_another_run_is_refused(artifacts: Artifacts) -> None:
     with pytest.raises(UsageError, match="only with a policy of the same run"):
         evaluate(artifacts["fp32"], SEEDS, reference=artifacts["steering"])
 
 
-def test_reference_of_another_network_is_refused(
-    artifacts: dict[str, Path], describe: Callable[..., Path]
-) -> None:
+def test_reference_of_another_network_is_refused(artifacts: Artifacts, describe: Describe) -> None:
     path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
     with pytest.raises(QuarlError, match=r"--schemes fp32,int8.*of another network than int8"):
         evaluate(path, SEEDS, reference=artifacts["fp32"])
@@ -179,7 +174,7 @@ def test_reference_of_another_network_is_refused(
 
 
 @pytest.fixture
-def stochastic(artifacts: dict[str, Path], describe: Callable[..., Path]) -> Callable[..., Path]:
+def stochastic(artifacts: Artifacts, describe: Describe) -> Callable[..., Path]:
     """Return a function that writes a flatbuffer whose head is taken for logits."""
 
     def write(name: str, scheme: str, **changes: Any) -> Path:
@@ -208,7 +203,7 @@ def sampled_by_hand(
     return returns, lengths
 
 
-def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Callable[..., Path]) -> None:
+def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Describe) -> None:
     path = stochastic("fp32", "fp32")
     result = evaluate(path, SEEDS, sample=True)
     assert (result.returns, result.lengths) == sampled_by_hand(path, SEEDS, lambda _: None)
@@ -216,9 +211,7 @@ def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Callable[...,
     assert result.latency_us is not None
 
 
-def test_continuous_actions_are_sampled(
-    artifacts: dict[str, Path], describe: Callable[..., Path]
-) -> None:
+def test_continuous_actions_are_sampled(artifacts: Artifacts, describe: Describe) -> None:
     sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
     path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_std": [0.4]})
     result = evaluate(path, SEEDS[:2], sample=True)
@@ -227,7 +220,7 @@ def test_continuous_actions_are_sampled(
     assert result.returns != evaluate(path, SEEDS[:2]).returns
 
 
-def test_a_sampled_episode_depends_on_its_seed_alone(stochastic: Callable[..., Path]) -> None:
+def test_a_sampled_episode_depends_on_its_seed_alone(stochastic: Describe) -> None:
     path = stochastic("fp32", "fp32")
     greedy = evaluate(path, SEEDS)
     forwards = evaluate(path, SEEDS, sample=True)
@@ -239,7 +232,7 @@ def test_a_sampled_episode_depends_on_its_seed_alone(stochastic: Callable[..., P
     assert (again.returns, again.protocol) == (greedy.returns, greedy.protocol)
 
 
-def test_schemes_meet_the_same_noise(stochastic: Callable[..., Path]) -> None:
+def test_schemes_meet_the_same_noise(stochastic: Describe) -> None:
     # The two differ by rounding alone, which turns few draws into others.
     fp32, fp16 = (
         np.array(evaluate(stochastic(name, name), SEEDS, sample=True).returns)
@@ -250,9 +243,7 @@ def test_schemes_meet_the_same_noise(stochastic: Callable[..., Path]) -> None:
     assert np.mean(fp32 == others.returns) < 0.5
 
 
-def test_agreement_of_sampled_evaluations_is_of_greedy_actions(
-    stochastic: Callable[..., Path],
-) -> None:
+def test_agreement_of_sampled_evaluations_is_of_greedy_actions(stochastic: Describe) -> None:
     balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
     reference = Policy.load(balancer)
     greedy: list[Any] = []
@@ -266,7 +257,7 @@ def test_agreement_of_sampled_evaluations_is_of_greedy_actions(
     assert itself.agreement == {"fraction": 1.0, "states": len(greedy)}
 
 
-def test_both_kinds_lie_side_by_side(stochastic: Callable[..., Path]) -> None:
+def test_both_kinds_lie_side_by_side(stochastic: Describe) -> None:
     path = stochastic("fp32", "fp32")
     folder = path.parent
     greedy = evaluate_and_save(path, 12)
@@ -294,7 +285,7 @@ def test_both_kinds_lie_side_by_side(stochastic: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("name", ["fp32", "steering"])
 def test_a_policy_of_no_distribution_is_refused_before_anything_is_saved(
-    copy_artifact: Callable[[str], Path], name: str
+    copy_artifact: Copy, name: str
 ) -> None:
     path = copy_artifact(name)
     with pytest.raises(UsageError, match="no distribution to sample actions from; leave out"):
@@ -314,7 +305,7 @@ def game() -> Iterator[str]:
 
 
 def test_evaluations_of_games_state_their_rules(
-    stochastic: Callable[..., Path], game: str, monkeypatch: pytest.MonkeyPatch
+    stochastic: Describe, game: str, monkeypatch: Patch
 ) -> None:
     assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
     path = stochastic("fp32", "fp32", env_id=game)
@@ -346,7 +337,7 @@ class _OfTwoStarts(gym.Wrapper):
 
 @pytest.mark.parametrize("name", ["fp32", "tied"])
 def test_greedy_episodes_from_one_start_are_played_once(
-    stochastic: Callable[..., Path], name: str, monkeypatch: pytest.MonkeyPatch
+    stochastic: Describe, name: str, monkeypatch: Patch
 ) -> None:
     path = stochastic(name, "fp32")
     alike = [evaluate(path, [seed]) for seed in (0, 1)]
@@ -377,7 +368,7 @@ def test_greedy_episodes_from_one_start_are_played_once(
     ],
 )
 def test_seeds_that_make_no_evaluation_are_refused(
-    artifacts: dict[str, Path], seeds: list[int], message: str
+    artifacts: Artifacts, seeds: list[int], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         evaluate(artifacts["fp32"], seeds)
@@ -394,19 +385,14 @@ def test_seeds_that_make_no_evaluation_are_refused(
     ],
 )
 def test_environment_of_another_policy_is_refused(
-    artifacts: dict[str, Path],
-    describe: Callable[..., Path],
-    changes: dict[str, Any],
-    message: str,
+    artifacts: Artifacts, describe: Describe, changes: dict[str, Any], message: str
 ) -> None:
     path = describe(artifacts["fp32"].read_bytes(), **changes)
     with pytest.raises(QuarlError, match=message):
         evaluate(path, SEEDS)
 
 
-def test_action_bounds_must_be_the_environments(
-    artifacts: dict[str, Path], describe: Callable[..., Path]
-) -> None:
+def test_action_bounds_must_be_the_environments(artifacts: Artifacts, describe: Describe) -> None:
     sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
     path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_high": [2.0]})
     with pytest.raises(QuarlError, match=r"action_high=\[1.0\], the policy's is \[2.0\]"):
@@ -414,7 +400,7 @@ def test_action_bounds_must_be_the_environments(
 
 
 def test_reward_that_is_not_finite_is_refused(
-    artifacts: dict[str, Path], describe: Callable[..., Path], broken_reward: str
+    artifacts: Artifacts, describe: Describe, broken_reward: str
 ) -> None:
     path = describe(artifacts["tied"].read_bytes(), env_id=broken_reward)
     with pytest.raises(QuarlError, match=r"reward that is not finite.*return=nan, seed=7"):
@@ -440,9 +426,7 @@ def test_random_baseline_is_the_same_every_time() -> None:
 # Evaluations saved before.
 
 
-def test_latest_is_of_these_bytes_and_these_seeds_or_none(
-    copy_artifact: Callable[[str], Path],
-) -> None:
+def test_latest_is_of_these_bytes_and_these_seeds_or_none(copy_artifact: Copy) -> None:
     path = copy_artifact("tied")
     assert kept(path, SEEDS[:2]) is None
     result = evaluate(path, SEEDS[:2])
@@ -460,9 +444,7 @@ def test_latest_is_of_these_bytes_and_these_seeds_or_none(
     assert kept(path, SEEDS[:2]) is None
 
 
-def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(
-    copy_artifact: Callable[[str], Path],
-) -> None:
+def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(copy_artifact: Copy) -> None:
     path = copy_artifact("tied")
     longer = evaluate_and_save(path, 4)
     assert evaluate_and_save(path, 2) == longer
@@ -473,7 +455,7 @@ def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(
 
 
 def test_the_random_policy_plays_beside_the_plain_training_alone(
-    artifacts: dict[str, Path], tmp_path: Path
+    artifacts: Artifacts, tmp_path: Path
 ) -> None:
     plain = Run("dqn", "CartPole-v1", 0)
     aware = replace(plain, quantization=Quantization.from_mapping({"bits": 4, "delay": 5}))
@@ -507,7 +489,7 @@ class _FirstActions(gym.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
-def test_random_actions_do_not_follow_the_starting_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_actions_do_not_follow_the_starting_state(monkeypatch: Patch) -> None:
     env = _FirstActions(environments.make("CartPole-v1"))
     monkeypatch.setattr(environments, "make", lambda _: env)
     evaluate_random("CartPole-v1", "run", range(400))
@@ -518,7 +500,7 @@ def test_random_actions_do_not_follow_the_starting_state(monkeypatch: pytest.Mon
         assert abs(np.corrcoef(starts, actions)[0, 1]) < 0.2
 
 
-def test_evaluation_imports_no_tensorflow(artifacts: dict[str, Path]) -> None:
+def test_evaluation_imports_no_tensorflow(artifacts: Artifacts) -> None:
     code = (
         "import sys; from pathlib import Path; from quarl_tf.evaluation.play import evaluate;"
         f"evaluate(Path({str(artifacts['tied'])!r}), [1]);"

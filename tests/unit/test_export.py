@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
+from samples import Artifacts, Patch
 
 from quarl_tf import networks, presets
 from quarl_tf.agents import network_factory
@@ -70,7 +71,7 @@ def exported(
 
 
 @pytest.fixture
-def copy(exported: dict[str, Path], tmp_path: Path) -> Workspace:
+def copy(exported: Artifacts, tmp_path: Path) -> Workspace:
     """Return a copy of the workspace with everything exported, to be damaged."""
     shutil.copytree(exported["fp32"].parents[4], tmp_path, dirs_exist_ok=True)
     return Workspace(tmp_path)
@@ -101,7 +102,7 @@ def heads(path: Path, observations: np.ndarray) -> np.ndarray:
 
 
 def test_fp32_is_the_network(
-    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+    exported: Artifacts, weights: Weights, observations: np.ndarray
 ) -> None:
     expected = head(weights, observations)
     scale = max(1.0, np.abs(expected).max())
@@ -110,7 +111,7 @@ def test_fp32_is_the_network(
 
 
 def test_fp16_is_the_network_with_its_weights_rounded_to_half(
-    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+    exported: Artifacts, weights: Weights, observations: np.ndarray
 ) -> None:
     expected = head(half_weights(weights), observations)
     found = heads(exported["fp16"], observations)
@@ -119,7 +120,7 @@ def test_fp16_is_the_network_with_its_weights_rounded_to_half(
 
 @pytest.mark.parametrize("name", [*SIMULATED, PAPER, MIXED])
 def test_simulated_schemes_are_the_network_with_quantised_weights(
-    exported: dict[str, Path], weights: Weights, observations: np.ndarray, name: str
+    exported: Artifacts, weights: Weights, observations: np.ndarray, name: str
 ) -> None:
     scheme = Scheme.parse(name)
     quantised = quantize_weights(weights, scheme.recipe)
@@ -128,7 +129,7 @@ def test_simulated_schemes_are_the_network_with_quantised_weights(
 
 
 def test_int8_is_close_to_the_centred_network(
-    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+    exported: Artifacts, weights: Weights, observations: np.ndarray
 ) -> None:
     expected = head(weights, observations)
     expected = expected - expected.mean(axis=1, keepdims=True)
@@ -139,7 +140,7 @@ def test_int8_is_close_to_the_centred_network(
 
 
 def test_dynamic_int8_is_close_to_the_network(
-    exported: dict[str, Path], weights: Weights, observations: np.ndarray
+    exported: Artifacts, weights: Weights, observations: np.ndarray
 ) -> None:
     expected = head(weights, observations)
     found = heads(exported["dynamic_int8"], observations)
@@ -149,7 +150,7 @@ def test_dynamic_int8_is_close_to_the_network(
     assert audit.weight_dtypes["int8"] == 32 * 32
 
 
-def test_heads_are_of_the_actions(exported: dict[str, Path]) -> None:
+def test_heads_are_of_the_actions(exported: Artifacts) -> None:
     for name, path in exported.items():
         sidecar = Policy.load(path).sidecar
         assert sidecar.head == ("advantages" if name == "int8" else "q_values")
@@ -161,7 +162,7 @@ def test_heads_are_of_the_actions(exported: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", SIMULATED)
 def test_kernels_have_no_more_values_than_the_bits_allow(
-    exported: dict[str, Path], weights: Weights, name: str
+    exported: Artifacts, weights: Weights, name: str
 ) -> None:
     bits = Scheme.parse(name).weight_bits
     found = list(flatbuffer.weights(exported[name]).values())
@@ -175,14 +176,14 @@ def test_kernels_have_no_more_values_than_the_bits_allow(
     assert max(len(np.unique(original)) for original in kernels(weights)) > 2**8
 
 
-def test_the_published_rule_has_other_weights(exported: dict[str, Path]) -> None:
+def test_the_published_rule_has_other_weights(exported: Artifacts) -> None:
     published = flatbuffer.weights(exported[PAPER]).values()
     ours = flatbuffer.weights(exported["ptq_w4"]).values()
     assert all(len(np.unique(kernel)) <= 2**4 + 1 for kernel in published)
     assert not all(np.array_equal(a, b) for a, b in zip(published, ours, strict=True))
 
 
-def test_float_schemes_keep_the_weights(exported: dict[str, Path], weights: Weights) -> None:
+def test_float_schemes_keep_the_weights(exported: Artifacts, weights: Weights) -> None:
     whole = flatbuffer.weights(exported["fp32"]).values()
     half = flatbuffer.weights(exported["fp16"]).values()
     for original, first, second in zip(kernels(weights), whole, half, strict=True):
@@ -190,7 +191,7 @@ def test_float_schemes_keep_the_weights(exported: dict[str, Path], weights: Weig
         np.testing.assert_array_equal(second, round_to_half(original))
 
 
-def test_int8_is_integer_in_every_layer(exported: dict[str, Path], weights: Weights) -> None:
+def test_int8_is_integer_in_every_layer(exported: Artifacts, weights: Weights) -> None:
     audit = flatbuffer.audit(exported["int8"])
     layers = [op for op in audit.operators if op.startswith("FULLY_CONNECTED")]
     assert layers == ["FULLY_CONNECTED int8"] * 3
@@ -200,7 +201,7 @@ def test_int8_is_integer_in_every_layer(exported: dict[str, Path], weights: Weig
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_flatbuffers_take_one_raw_observation(exported: dict[str, Path], name: str) -> None:
+def test_flatbuffers_take_one_raw_observation(exported: Artifacts, name: str) -> None:
     audit = flatbuffer.audit(exported[name])
     assert [(spec.shape, spec.dtype) for spec in audit.inputs] == [((1, 4), "float32")]
     assert [(spec.shape, spec.dtype) for spec in audit.outputs] == [((1, 2), "float32")]
@@ -213,7 +214,7 @@ def test_flatbuffers_take_one_raw_observation(exported: dict[str, Path], name: s
 
 @pytest.mark.parametrize("name", ALL)
 def test_sidecars_tell_what_is_in_the_file(
-    exported: dict[str, Path], trained: Workspace, tiny_run: Run, name: str
+    exported: Artifacts, trained: Workspace, tiny_run: Run, name: str
 ) -> None:
     path = exported[name]
     sidecar = Sidecar.load(sidecar_path(path))
@@ -236,7 +237,7 @@ def test_sidecars_tell_what_is_in_the_file(
 
 
 def test_checks_are_kept_with_what_they_allow(
-    exported: dict[str, Path], observations: np.ndarray
+    exported: Artifacts, observations: np.ndarray
 ) -> None:
     for name, path in exported.items():
         check = Sidecar.load(sidecar_path(path)).check
@@ -252,7 +253,7 @@ def test_checks_are_kept_with_what_they_allow(
     assert fp32["action_agreement"] == 1
 
 
-def test_only_native_schemes_are_smaller(exported: dict[str, Path]) -> None:
+def test_only_native_schemes_are_smaller(exported: Artifacts) -> None:
     sizes = {name: path.stat().st_size for name, path in exported.items()}
     assert sizes["dynamic_int8"] < sizes["fp16"] < sizes["fp32"]
     assert sizes["int8"] < sizes["fp32"]
@@ -587,7 +588,7 @@ def refused(workspace: Workspace, run_id: str) -> str:
 
 
 def test_a_converter_that_fails_without_a_word_is_one_line(
-    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+    copy: Workspace, tiny_run: Run, monkeypatch: Patch
 ) -> None:
     class Speechless:
         def convert(self) -> bytes:
@@ -652,7 +653,7 @@ def test_network_that_is_not_finite_is_refused(copy: Workspace, tiny_run: Run) -
 
 
 def test_flatbuffer_that_is_not_its_network_is_refused(
-    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+    copy: Workspace, tiny_run: Run, monkeypatch: Patch
 ) -> None:
     path = copy.artifact(tiny_run.run_id, "fp16")
     path.unlink()

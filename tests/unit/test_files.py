@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from samples import refused
+from samples import Patch, refused
 
 from quarl_tf.foundation.files import (
     atomic_path,
@@ -24,7 +24,7 @@ from quarl_tf.store.records import TrainingRecord
 
 
 @pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def full_disk(monkeypatch: Patch) -> None:
     """Let nothing reach the disk any more."""
 
     def fsync(handle: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import refused
+from samples import Artifacts, refused
 
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.runtime.flatbuffer import audit, weights
@@ -19,7 +19,7 @@ KERNELS = 4 * 64 + 64 * 64 + 64 * 2
 BIASES = 64 + 64 + 2
 
 
-def test_float_network_is_float_throughout(artifacts: dict[str, Path]) -> None:
+def test_float_network_is_float_throughout(artifacts: Artifacts) -> None:
     found = audit(artifacts["fp32"])
     assert set(found.tensor_dtypes) - {"int32"} == {"float32"}
     assert found.weight_dtypes["float32"] == KERNELS + BIASES
@@ -29,21 +29,21 @@ def test_float_network_is_float_throughout(artifacts: dict[str, Path]) -> None:
     assert (target.shape, target.dtype, target.scale) == ((1, 2), "float32", None)
 
 
-def test_fp16_network_stores_halves_and_computes_in_float(artifacts: dict[str, Path]) -> None:
+def test_fp16_network_stores_halves_and_computes_in_float(artifacts: Artifacts) -> None:
     found = audit(artifacts["fp16"])
     assert found.weight_dtypes["float16"] == KERNELS + BIASES
     assert found.operators.count("FULLY_CONNECTED float32") == LAYERS
     assert "DEQUANTIZE float32" in found.operators
 
 
-def test_dynamic_network_names_both_types(artifacts: dict[str, Path]) -> None:
+def test_dynamic_network_names_both_types(artifacts: Artifacts) -> None:
     found = audit(artifacts["dynamic_int8"])
     # The converter leaves kernels of fewer than 1024 weights as they are.
     assert found.weight_dtypes["int8"] == 64 * 64
     assert found.operators.count("FULLY_CONNECTED float32\N{MULTIPLICATION SIGN}int8") == 1
 
 
-def test_int8_network_computes_in_int8_between_float_ends(artifacts: dict[str, Path]) -> None:
+def test_int8_network_computes_in_int8_between_float_ends(artifacts: Artifacts) -> None:
     found = audit(artifacts["int8"])
     assert found.operators[0] == "QUANTIZE int8"
     assert found.operators[-1] == "DEQUANTIZE float32"
@@ -53,7 +53,7 @@ def test_int8_network_computes_in_int8_between_float_ends(artifacts: dict[str, P
     assert "float32" not in found.weight_dtypes
 
 
-def test_quantised_interface_shows_its_scale(artifacts: dict[str, Path]) -> None:
+def test_quantised_interface_shows_its_scale(artifacts: Artifacts) -> None:
     found = audit(artifacts["int8_io"])
     for spec in (*found.inputs, *found.outputs):
         assert spec.dtype == "int8"
@@ -64,7 +64,7 @@ def test_quantised_interface_shows_its_scale(artifacts: dict[str, Path]) -> None
 
 
 def test_weights_are_those_of_the_network_in_its_order(
-    artifacts: dict[str, Path], networks: dict[str, Any]
+    artifacts: Artifacts, networks: dict[str, Any]
 ) -> None:
     kernels = [kernel.T for kernel, _ in networks["mlp"].layers]
     for scheme, exact in [("fp32", 0.0), ("fp16", 1e-3), ("dynamic_int8", 0.02), ("int8", 0.02)]:
@@ -76,7 +76,7 @@ def test_weights_are_those_of_the_network_in_its_order(
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "int8_io"])
-def test_truncated_content_is_refused(artifacts: dict[str, Path], name: str) -> None:
+def test_truncated_content_is_refused(artifacts: Artifacts, name: str) -> None:
     content = artifacts[name].read_bytes()
     for length in range(0, len(content), 61):
         with pytest.raises(QuarlError, match=r"empty|not a TFLite flatbuffer|truncated or damaged"):
@@ -86,7 +86,7 @@ def test_truncated_content_is_refused(artifacts: dict[str, Path], name: str) -> 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 7)), min_size=1, max_size=8))
 def test_flipped_bits_never_end_in_anything_but_one_line(
-    artifacts: dict[str, Path], flips: list[tuple[int, int]]
+    artifacts: Artifacts, flips: list[tuple[int, int]]
 ) -> None:
     content = bytearray(artifacts["int8"].read_bytes())
     for position, bit in flips:

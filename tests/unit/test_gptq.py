@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from samples import Artifacts
 
 from quarl_tf.export.ptq import quantized
 from quarl_tf.quantization.gptq import best_grid, gptq
@@ -43,9 +42,7 @@ def test_kernels_on_a_grid_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_all_kernels_have_few_values_and_the_head_more(
-    artifacts: dict[str, Path], bits: int
-) -> None:
+def test_all_kernels_have_few_values_and_the_head_more(artifacts: Artifacts, bits: int) -> None:
     content = artifacts["fp32"].read_bytes()
     observations = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
     made = quantized(content, Scheme.parse(f"ptq_opt_w{bits}"), observations)

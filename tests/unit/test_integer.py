@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import Artifacts
 
 from quarl_tf.export import integer
 from quarl_tf.export.ptq import quantized
@@ -19,7 +19,7 @@ INT8 = Scheme.parse("int8").recipe
 
 
 @pytest.fixture(scope="module")
-def content(artifacts: dict[str, Path]) -> bytes:
+def content(artifacts: Artifacts) -> bytes:
     return artifacts["fp32"].read_bytes()
 
 
@@ -28,7 +28,7 @@ def observations() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
 
 
-def heads(made: bytes, artifacts: dict[str, Path], observations: np.ndarray) -> np.ndarray:
+def heads(made: bytes, artifacts: Artifacts, observations: np.ndarray) -> np.ndarray:
     sidecar = Policy.load(artifacts["fp32"]).sidecar
     policy = Policy(made, sidecar)
     return np.array([policy.head(observation) for observation in observations])
@@ -47,7 +47,7 @@ def test_codes_and_scales_of_a_kernel() -> None:
 
 @pytest.mark.parametrize("name", ["int8", "int8_tensor"])
 def test_all_layers_are_integers_and_heads_stay_close(
-    artifacts: dict[str, Path], content: bytes, observations: np.ndarray, name: str
+    artifacts: Artifacts, content: bytes, observations: np.ndarray, name: str
 ) -> None:
     made = quantized(content, Scheme.parse(name), observations, discrete=False)
     layers = [op for op in flatbuffer.audit(made).operators if "CONNECTED" in op]
@@ -63,7 +63,7 @@ def test_all_layers_are_integers_and_heads_stay_close(
 
 
 def test_the_head_may_stay_in_float(
-    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+    artifacts: Artifacts, content: bytes, observations: np.ndarray
 ) -> None:
     made = quantized(content, Scheme.parse("int8_head32"), observations)
     operators = [op for op in flatbuffer.audit(made).operators if "CONNECTED" in op]
@@ -74,7 +74,7 @@ def test_the_head_may_stay_in_float(
 
 
 def test_equalised_networks_compute_the_same_with_equal_channels(
-    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+    artifacts: Artifacts, content: bytes, observations: np.ndarray
 ) -> None:
     made = integer.equalised(content)
     wanted, found = (heads(x, artifacts, observations) for x in (content, made))
@@ -88,14 +88,14 @@ def test_equalised_networks_compute_the_same_with_equal_channels(
 
 
 def test_centred_heads_have_no_common_part_and_the_same_choice(
-    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+    artifacts: Artifacts, content: bytes, observations: np.ndarray
 ) -> None:
     wanted, found = (heads(x, artifacts, observations) for x in (content, integer.centred(content)))
     np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-6)
     np.testing.assert_allclose(found, wanted - wanted.mean(axis=1, keepdims=True), atol=1e-5)
 
 
-def test_images_go_in_as_bytes(artifacts: dict[str, Path]) -> None:
+def test_images_go_in_as_bytes(artifacts: Artifacts) -> None:
     images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 2)).astype(np.uint8)
     content = artifacts["frames"].read_bytes()
     audit = flatbuffer.audit(quantized(content, Scheme.parse("int8"), images))
@@ -121,7 +121,7 @@ def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.nd
 
 
 def test_stock_files_take_and_give_integers(
-    artifacts: dict[str, Path], content: bytes, observations: np.ndarray
+    artifacts: Artifacts, content: bytes, observations: np.ndarray
 ) -> None:
     made = quantized(content, Scheme.parse("int8_stock"), observations)
     audit = flatbuffer.audit(made)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from samples import Artifacts, Patch
 
 from quarl_tf.evaluation import memory
 from quarl_tf.foundation.errors import QuarlError
@@ -34,13 +35,13 @@ def test_what_is_no_number_has_no_size(dtype: str) -> None:
         byte_size(dtype, 1)
 
 
-def test_weights_take_what_their_types_do(artifacts: dict[str, Path]) -> None:
+def test_weights_take_what_their_types_do(artifacts: Artifacts) -> None:
     assert memory.weight_bytes(artifacts["fp32"]) == 4 * (KERNELS + BIASES)
     assert memory.weight_bytes(artifacts["fp16"]) == 2 * (KERNELS + BIASES)
     assert memory.weight_bytes(artifacts["int8"]) == KERNELS + 4 * BIASES
 
 
-def test_tensors_live_from_their_operator_to_their_last_user(artifacts: dict[str, Path]) -> None:
+def test_tensors_live_from_their_operator_to_their_last_user(artifacts: Artifacts) -> None:
     # 4 inputs, two hidden layers of 64, 2 outputs; inputs and outputs belong to the caller.
     assert flatbuffer.activations(artifacts["fp32"]) == [
         Activation(16, 0, 2),
@@ -50,7 +51,7 @@ def test_tensors_live_from_their_operator_to_their_last_user(artifacts: dict[str
     ]
 
 
-def test_the_arena_holds_what_lives_at_once(artifacts: dict[str, Path]) -> None:
+def test_the_arena_holds_what_lives_at_once(artifacts: Artifacts) -> None:
     # Input at 0, first hidden layer at 64, second behind it at 320, output where the first was.
     assert memory.arena_bytes(artifacts["fp32"]) == 320 + 256
     # Hidden layers of bytes at 64 and 128; behind them the head as 2 bytes, which lives together
@@ -58,7 +59,7 @@ def test_the_arena_holds_what_lives_at_once(artifacts: dict[str, Path]) -> None:
     assert memory.arena_bytes(artifacts["int8"]) == 128 + 64 + 2
 
 
-def test_a_tensor_goes_into_the_smallest_gap_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_goes_into_the_smallest_gap_that_fits(monkeypatch: Patch) -> None:
     found = [
         # In this order: at 0, 1024, 1536 and, as the first is gone by then, in front of them.
         Activation(1000, 0, 1),
@@ -74,7 +75,7 @@ def test_a_tensor_goes_into_the_smallest_gap_that_fits(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["fp32", "int8", "int8_io", "steering"])
-def test_the_arena_is_as_large_as_the_interpreters(artifacts: dict[str, Path], name: str) -> None:
+def test_the_arena_is_as_large_as_the_interpreters(artifacts: Artifacts, name: str) -> None:
     # Delegates would take the tensors between the ends out of the arena.
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = Interpreter(str(artifacts[name]), experimental_op_resolver_type=plain)
@@ -90,7 +91,7 @@ def test_the_arena_is_as_large_as_the_interpreters(artifacts: dict[str, Path], n
     assert memory.arena_bytes(artifacts[name]) == max(ends) - min(starts)
 
 
-def test_a_process_grows_by_what_it_loads(artifacts: dict[str, Path]) -> None:
+def test_a_process_grows_by_what_it_loads(artifacts: Artifacts) -> None:
     found = memory.measure(artifacts["fp32"])
     assert found.file == artifacts["fp32"].stat().st_size
     assert found.weights == 4 * (KERNELS + BIASES)
@@ -99,7 +100,7 @@ def test_a_process_grows_by_what_it_loads(artifacts: dict[str, Path]) -> None:
     assert found.file < found.process < 20_000_000
 
 
-def test_files_that_cannot_run_are_one_line(artifacts: dict[str, Path], tmp_path: Path) -> None:
+def test_files_that_cannot_run_are_one_line(artifacts: Artifacts, tmp_path: Path) -> None:
     path = tmp_path / "x.tflite"
     for measure in (memory.measure, memory.process_bytes, memory.arena_bytes):
         with pytest.raises(QuarlError, match="Received: path="):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from samples import refused
+from samples import Artifacts, Copy, Describe, refused
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.runtime.policy import Policy, measure_latency
@@ -25,7 +24,7 @@ FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8
 
 
 @pytest.mark.parametrize("name", DISCRETE)
-def test_act_is_the_best_of_the_head(artifacts: dict[str, Path], name: str) -> None:
+def test_act_is_the_best_of_the_head(artifacts: Artifacts, name: str) -> None:
     policy = Policy.load(artifacts[name])
     actions = [policy.act(x) for x in VECTORS]
     assert actions == [int(np.argmax(policy.head(x))) for x in VECTORS]
@@ -38,7 +37,7 @@ def test_act_is_the_best_of_the_head(artifacts: dict[str, Path], name: str) -> N
     [("fp32", 1e-5), ("fp16", 5e-3), ("dynamic_int8", 0.05), ("int8", 0.1), ("int8_io", 0.1)],
 )
 def test_heads_are_close_to_the_network(
-    artifacts: dict[str, Path], networks: dict[str, Any], name: str, tolerance: float
+    artifacts: Artifacts, networks: dict[str, Any], name: str, tolerance: float
 ) -> None:
     policy = Policy.load(artifacts[name])
     heads = np.stack([policy.head(x) for x in VECTORS])
@@ -48,9 +47,7 @@ def test_heads_are_close_to_the_network(
     np.testing.assert_allclose(heads[inside], wanted[inside], atol=tolerance)
 
 
-def test_int8_input_is_fed_with_the_codes_nearest_to_the_observation(
-    artifacts: dict[str, Path],
-) -> None:
+def test_int8_input_is_fed_with_the_codes_nearest_to_the_observation(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["int8_io"])
     interpreter = Interpreter(model_content=artifacts["int8_io"].read_bytes(), num_threads=1)
     interpreter.allocate_tensors()
@@ -71,14 +68,14 @@ def test_int8_input_is_fed_with_the_codes_nearest_to_the_observation(
     ("name", "tolerance"), [("frames", 1e-5), ("frames_int8_io", 0.1), ("frames_uint8_io", 0.1)]
 )
 def test_frames_are_fed_as_the_file_wants_them(
-    artifacts: dict[str, Path], networks: dict[str, Any], name: str, tolerance: float
+    artifacts: Artifacts, networks: dict[str, Any], name: str, tolerance: float
 ) -> None:
     policy = Policy.load(artifacts[name])
     for frame in FRAMES:
         np.testing.assert_allclose(policy.head(frame), networks["frames"](frame), atol=tolerance)
 
 
-def test_ties_are_counted_and_the_lowest_index_wins(artifacts: dict[str, Path]) -> None:
+def test_ties_are_counted_and_the_lowest_index_wins(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["tied"])
     assert policy.ties == 0
     assert [policy.act(x) for x in VECTORS] == [0] * len(VECTORS)
@@ -88,7 +85,7 @@ def test_ties_are_counted_and_the_lowest_index_wins(artifacts: dict[str, Path]) 
 
 @pytest.mark.parametrize("name", ["steering", "steering_int8_io"])
 def test_continuous_head_is_the_action_clipped_to_its_bounds(
-    artifacts: dict[str, Path], networks: dict[str, Any], describe: Callable[..., Path], name: str
+    artifacts: Artifacts, networks: dict[str, Any], describe: Describe, name: str
 ) -> None:
     sidecar = json.loads(sidecar_path(artifacts[name]).read_text())
     narrow = sidecar | {"action_low": [-0.5], "action_high": [0.25]}
@@ -120,7 +117,7 @@ def as_logits(networks: dict[str, Any], scheme: str) -> bytes:
 
 
 @pytest.fixture
-def steering(artifacts: dict[str, Path], describe: Callable[..., Path]) -> Callable[..., Policy]:
+def steering(artifacts: Artifacts, describe: Describe) -> Callable[..., Policy]:
     """Return a function that loads the continuous policy as a distribution with given bounds."""
     sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
 
@@ -134,7 +131,7 @@ def steering(artifacts: dict[str, Path], describe: Callable[..., Path]) -> Calla
 
 @pytest.mark.parametrize("scheme", ["fp32", "int8"])
 def test_actions_are_drawn_with_the_softmax_of_the_logits(
-    networks: dict[str, Any], describe: Callable[..., Path], scheme: str
+    networks: dict[str, Any], describe: Describe, scheme: str
 ) -> None:
     content = as_logits(networks, scheme)
     policy = Policy.load(describe(content, scheme=scheme, head="logits", num_actions=3))
@@ -150,7 +147,7 @@ def test_actions_are_drawn_with_the_softmax_of_the_logits(
 
 
 def test_the_same_noise_gives_the_same_actions(
-    networks: dict[str, Any], describe: Callable[..., Path]
+    networks: dict[str, Any], describe: Describe
 ) -> None:
     changes = {"head": "logits", "num_actions": 3}
     policy = Policy.load(describe(as_logits(networks, "fp32"), **changes))
@@ -185,10 +182,7 @@ def test_continuous_actions_are_drawn_around_the_head_and_clipped(
 
 @pytest.mark.parametrize("head", ["q_values", "advantages", "action"])
 def test_a_head_of_no_distribution_is_not_sampled_from(
-    artifacts: dict[str, Path],
-    describe: Callable[..., Path],
-    steering: Callable[..., Policy],
-    head: str,
+    artifacts: Artifacts, describe: Describe, steering: Callable[..., Policy], head: str
 ) -> None:
     if head == "action":
         policy = steering(-1, 1, None)
@@ -199,9 +193,7 @@ def test_a_head_of_no_distribution_is_not_sampled_from(
     assert f"head={head!r}" in refused(policy.sample, zeros, random)
 
 
-def test_samples_count_ties_and_are_timed(
-    artifacts: dict[str, Path], describe: Callable[..., Path]
-) -> None:
+def test_samples_count_ties_and_are_timed(artifacts: Artifacts, describe: Describe) -> None:
     policy = Policy.load(describe(artifacts["tied"].read_bytes(), head="logits"))
     random, untouched = np.random.default_rng(0), np.random.default_rng(0)
     measure_latency(policy, VECTORS, calls=50, random=random)
@@ -214,7 +206,7 @@ def test_samples_count_ties_and_are_timed(
 # Observations.
 
 
-def test_float64_arrays_lists_and_strided_arrays_are_converted(artifacts: dict[str, Path]) -> None:
+def test_float64_arrays_lists_and_strided_arrays_are_converted(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["fp32"])
     x = VECTORS[0]
     strided = np.repeat(x, 2)[::2]
@@ -237,7 +229,7 @@ def test_float64_arrays_lists_and_strided_arrays_are_converted(artifacts: dict[s
     ],
 )
 def test_other_shapes_and_types_are_refused(
-    artifacts: dict[str, Path], observation: Any, received: str
+    artifacts: Artifacts, observation: Any, received: str
 ) -> None:
     policy = Policy.load(artifacts["fp32"])
     assert refused(policy.act, observation).endswith(f"Received: {received}")
@@ -248,7 +240,7 @@ def test_other_shapes_and_types_are_refused(
 @pytest.mark.parametrize("name", ["fp32", "int8_io"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_observations_that_are_not_finite_are_refused(
-    artifacts: dict[str, Path], name: str, value: float
+    artifacts: Artifacts, name: str, value: float
 ) -> None:
     policy = Policy.load(artifacts[name])
     message = refused(policy.act, np.array([0, 0, value, 0], np.float32))
@@ -258,9 +250,7 @@ def test_observations_that_are_not_finite_are_refused(
     assert Policy.load(artifacts["int8_io"]).act(huge) in (0, 1)
 
 
-def test_head_that_is_not_finite_is_refused(
-    networks: dict[str, Any], describe: Callable[..., Path]
-) -> None:
+def test_head_that_is_not_finite_is_refused(networks: dict[str, Any], describe: Describe) -> None:
     kernel, bias = np.full((4, 2), 3e38, np.float32), np.zeros(2, np.float32)
     diverged = type(networks["mlp"])([(kernel, bias)], VECTORS)
     policy = Policy.load(describe(diverged.convert("fp32")))
@@ -270,7 +260,7 @@ def test_head_that_is_not_finite_is_refused(
 # Files.
 
 
-def test_every_flipped_bit_is_noticed(copy_artifact: Callable[[str], Path]) -> None:
+def test_every_flipped_bit_is_noticed(copy_artifact: Copy) -> None:
     path = copy_artifact("int8")
     content = path.read_bytes()
     for position in range(0, len(content), 499):
@@ -282,9 +272,7 @@ def test_every_flipped_bit_is_noticed(copy_artifact: Callable[[str], Path]) -> N
     Policy.load(path)
 
 
-def test_foreign_files_are_refused(
-    artifacts: dict[str, Path], copy_artifact: Callable[[str], Path]
-) -> None:
+def test_foreign_files_are_refused(artifacts: Artifacts, copy_artifact: Copy) -> None:
     path = copy_artifact("fp32")
     assert "path=" in refused(Policy.load, path.with_name("fp23.tflite"))
     path.write_text("a policy, honestly")
@@ -296,7 +284,7 @@ def test_foreign_files_are_refused(
     assert "has no sidecar fp32.json beside it" in refused(Policy.load, path)
 
 
-def test_damaged_sidecar_is_refused(copy_artifact: Callable[[str], Path]) -> None:
+def test_damaged_sidecar_is_refused(copy_artifact: Copy) -> None:
     path = copy_artifact("fp32")
     sidecar = sidecar_path(path)
     content = sidecar.read_text()
@@ -318,17 +306,14 @@ def test_damaged_sidecar_is_refused(copy_artifact: Callable[[str], Path]) -> Non
     ],
 )
 def test_sidecar_of_another_policy_is_refused(
-    artifacts: dict[str, Path],
-    describe: Callable[..., Path],
-    changes: dict[str, Any],
-    message: str,
+    artifacts: Artifacts, describe: Describe, changes: dict[str, Any], message: str
 ) -> None:
     path = describe(artifacts["fp32"].read_bytes(), **changes)
     with pytest.raises(QuarlError, match=message):
         Policy.load(path)
 
 
-def test_content_that_litert_cannot_load_is_refused(artifacts: dict[str, Path]) -> None:
+def test_content_that_litert_cannot_load_is_refused(artifacts: Artifacts) -> None:
     sidecar = Policy.load(artifacts["fp32"]).sidecar
     assert "scheme='fp32'" in refused(Policy, artifacts["fp32"].read_bytes()[:1000], sidecar)
 
@@ -336,7 +321,7 @@ def test_content_that_litert_cannot_load_is_refused(artifacts: dict[str, Path]) 
 # Latency and imports.
 
 
-def test_latency_is_of_whole_calls_and_counts_no_ties(artifacts: dict[str, Path]) -> None:
+def test_latency_is_of_whole_calls_and_counts_no_ties(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["tied"])
     latency = measure_latency(policy, VECTORS, calls=50)
     assert set(latency) == {"median", "p95", "p99"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import runpy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import Artifacts, Copy
 
 from quarl_tf.cli import main
 from quarl_tf.export.ptq import quantize, quantized
@@ -23,7 +23,7 @@ from quarl_tf.store.workspace import sidecar_path
 
 @pytest.mark.parametrize("name", ["ptq_w2", "ptq_w8", "ptq_paper_w4", "ptq_w32"])
 def test_kernels_are_put_on_their_grids_and_nothing_else_changes(
-    artifacts: dict[str, Path], name: str
+    artifacts: Artifacts, name: str
 ) -> None:
     content = artifacts["fp32"].read_bytes()
     changed = quantized(content, Scheme.parse(name))
@@ -39,7 +39,7 @@ def test_kernels_are_put_on_their_grids_and_nothing_else_changes(
     assert flatbuffer.audit(content) == flatbuffer.audit(changed)
 
 
-def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Callable[[str], Path]) -> None:
+def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     path = copy_artifact("frames")
     assert main(["quantize", str(path), "--scheme", "ptq_w6"]) == 0
     made = path.with_name("ptq_w6.tflite")
@@ -50,9 +50,7 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Callable[[str], Path]) -
     assert again.read_bytes() == made.read_bytes()
 
 
-def test_a_file_that_was_not_kept_comes_back_as_its_sidecar_says(
-    copy_artifact: Callable[[str], Path],
-) -> None:
+def test_a_file_that_was_not_kept_comes_back_as_its_sidecar_says(copy_artifact: Copy) -> None:
     path = copy_artifact("fp32")
     made = quantize(path, Scheme.parse("ptq_w4"))
     content, said = made.read_bytes(), sidecar_path(made).read_text().replace("{}", '{"a": 1}', 1)
@@ -63,7 +61,7 @@ def test_a_file_that_was_not_kept_comes_back_as_its_sidecar_says(
     assert Sidecar.load(sidecar_path(made)).sha256
 
 
-def test_other_schemes_and_files_are_refused(artifacts: dict[str, Path]) -> None:
+def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
     with pytest.raises(UsageError, match="scheme='qat_int8'"):
         quantize(artifacts["fp32"], Scheme.parse("qat_int8"))
     with pytest.raises(UsageError, match="scheme='fp16'"):
@@ -72,7 +70,7 @@ def test_other_schemes_and_files_are_refused(artifacts: dict[str, Path]) -> None
         quantized(b"none", Scheme.parse("ptq_w4"))
 
 
-def test_the_index_says_how_to_make_what_is_not_kept(copy_artifact: Callable[[str], Path]) -> None:
+def test_the_index_says_how_to_make_what_is_not_kept(copy_artifact: Copy) -> None:
     path = copy_artifact("fp32")
     folder = path.parent / "tflite_models/CartPole-v1/dqn/s0"
     shutil.copytree(path.parent, folder)

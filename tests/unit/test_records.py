@@ -119,11 +119,9 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (EVALUATION, "run_id", None),
         (EVALUATION, "ties", 0.5),
         (EVALUATION, "ties", True),
-        (EVALUATION, "artifact_sha256", 7),
         (EVALUATION, "seeds", "12"),
         (EVALUATION, "seeds", [1, 2.5]),
         (EVALUATION, "returns", [9.0, "10"]),
-        (EVALUATION, "returns", [9.0, None]),
         (EVALUATION, "returns", [9.0, float("nan")]),
         (EVALUATION, "returns", [9.0, float("inf")]),
         (EVALUATION, "returns", [9.0, 10**400]),
@@ -137,7 +135,6 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (EVALUATION, "lengths", [9, 10, 11]),
         (EVALUATION, "agreement", {}),
         (SIDECAR, "native", 1),
-        (SIDECAR, "size_bytes", "10"),
         (SIDECAR, "size_bytes", 0),
         (SIDECAR, "action_low", ["-1"]),
         (SIDECAR, "action_std", [0.5]),  # Discrete actions have none.
@@ -146,13 +143,11 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (CONTINUOUS, "action_std", [-0.5]),
         (CONTINUOUS, "action_std", 0.5),
         (SIDECAR, "check", [1]),
-        (SIDECAR, "weight_dtypes", {"int8": None}),
         (SIDECAR, "run", {}),
         (TRAINING, "run", {"algo": "dqn", "env_id": "CartPole-v1", "overrides": {}}),
         (TRAINING, "run", TRAINING.run | {"seed": "0"}),
         (TRAINING, "run", TRAINING.run | {"overrides": None}),
         (TRAINING, "selection_return", float("nan")),
-        (TRAINING, "preset", None),
     ],
 )
 def test_values_that_a_field_cannot_have_are_refused(
@@ -175,31 +170,12 @@ def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
 # Finished trainings.
 
 
-def test_finished_training_is_found(run_folder: Path) -> None:
-    assert finished(run_folder, RUN, PRESET) == TRAINING
-
-
 def test_what_presets_did_not_say_then_was_as_it_is_unsaid(run_folder: Path) -> None:
     older = replace(TRAINING, preset={k: v for k, v in TRAINING.preset.items() if k != "dueling"})
     older.save(run_folder / "training.json")
     assert finished(run_folder, RUN, PRESET) == older
     message = refused(finished, run_folder, RUN, replace(PRESET, dueling=True))
     assert message.endswith("Received: dueling=True for False")
-
-
-def test_training_without_record_is_not_finished(run_folder: Path) -> None:
-    (run_folder / "training.json").unlink()
-    assert finished(run_folder, RUN, PRESET) is None
-
-
-@pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
-def test_changed_files_of_a_training_are_refused(run_folder: Path, name: str) -> None:
-    (run_folder / name).write_bytes(b"other")
-    message = refused(finished, run_folder, RUN, PRESET)
-    assert f"{run_folder / name} was changed or damaged after training" in message
-    (run_folder / name).unlink()
-    message = refused(finished, run_folder, RUN, PRESET)
-    assert f"no such file. Received: path='{run_folder / name}'" in message
 
 
 def test_training_with_another_preset_is_refused_naming_what_differs(run_folder: Path) -> None:

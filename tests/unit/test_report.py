@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import EVALUATION, SIDECAR
+from samples import EVALUATION, SIDECAR, Patch
 
 from quarl_tf import study
 from quarl_tf.cli import arguments
@@ -35,7 +35,6 @@ from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 from quarl_tf.study.report import write_study_report
 
-Patch = pytest.MonkeyPatch
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")

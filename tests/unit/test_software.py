@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import Patch
 
 from quarl_tf.foundation import provenance
 
@@ -26,7 +27,7 @@ def test_commit_is_one_or_unknown() -> None:
 
 @pytest.mark.parametrize(("installed", "known"), [("quarl_tf", True), (".venv/quarl_tf", False)])
 def test_commit_is_not_another_project_s(
-    installed: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installed: str, known: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     package = tmp_path / installed
     package.mkdir(parents=True)

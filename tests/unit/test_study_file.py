@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from samples import Capsys
 
 from quarl_tf import study
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import UsageError
 
-Capsys = pytest.CaptureFixture[str]
 BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
 
 
