@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quarl_tf.spec import DEFAULT_EPISODES, Run, Scheme, default_schemes, require_possible
+from quarl_tf.spec import (
+    DEFAULT_EPISODES,
+    GREEDY,
+    Chance,
+    Run,
+    Scheme,
+    default_schemes,
+    require_possible,
+)
 
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
@@ -90,13 +98,13 @@ def evaluate(
     artifact: Path | str,
     episodes: int = DEFAULT_EPISODES,
     *,
-    sample: bool = False,
+    chance: Chance = GREEDY,
     update: Any = None,
 ) -> Evaluation:
     """Replay a flatbuffer in its environment, beside it its reference and the random baseline.
 
-    Episodes are whole, on seeds that follow from the run's; with `sample`, actions are drawn from
-    the policy's distribution. `update` is called with the episodes done and all episodes.
+    Episodes are whole, on seeds that follow from the run's; `chance` is what they leave to
+    it. `update` is called with the episodes done and all episodes.
 
     Raises:
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
@@ -109,8 +117,8 @@ def evaluate(
     if sidecar_path(path).exists():
         reference = reference_path(path, Sidecar.load(sidecar_path(path)))
         if reference.exists() and reference.resolve() != path.resolve():
-            evaluate_and_save(reference, episodes, update, sample=sample)
-    return evaluate_and_save(path, episodes, update, sample=sample)
+            evaluate_and_save(reference, episodes, update, chance=chance)
+    return evaluate_and_save(path, episodes, update, chance=chance)
 
 
 def report(
@@ -119,13 +127,13 @@ def report(
     root: Path | str = ".",
     name: str | None = None,
     margin_percent: float | None = None,
-    sample: bool = False,
+    chance: Chance = GREEDY,
     command: str = "quarl_tf.report(…)",
 ) -> Path:
     """Write `reports/<name>/` on runs that are exported and evaluated; return its index.html.
 
     The name is by default after the runs. `margin_percent` is the loss that does not matter, in
-    percent of the fp32 return; `sample` takes the evaluations by sampled actions; `command` is
+    percent of the fp32 return; `chance` tells which evaluations are taken; `command` is
     shown as what makes this report.
 
     Raises:
@@ -141,5 +149,5 @@ def report(
         command=command,
         name=name,
         margin_percent=DEFAULT_MARGIN_PERCENT if margin_percent is None else margin_percent,
-        sample=sample,
+        chance=chance,
     )

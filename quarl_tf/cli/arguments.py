@@ -12,7 +12,7 @@ from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import ALGORITHMS
-from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES
+from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, Chance
 
 _Option = Callable[[argparse.ArgumentParser], object]
 
@@ -102,8 +102,7 @@ def build() -> argparse.ArgumentParser:
         _ROOT,
         _option("runs", metavar="RUN", nargs="+", help="run ids"),
         _option("--name", help="name of the report's folder (default: after the runs)"),
-        _sample("report on the evaluations by sampled actions instead of the greedy ones"),
-        *(_MARGIN, _DRY_RUN),
+        *(_chance, _MARGIN, _DRY_RUN),
     )
     _add_study(verbs)
     inspect = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
@@ -166,8 +165,27 @@ def _several(flag: str, metavar: str, help_: str, dest: str) -> _Option:
     return _option(flag, dest=dest, action="append", default=[], metavar=metavar, help=help_)
 
 
-def _sample(help_: str) -> _Option:
-    return _option("--sample", action="store_true", help=help_)
+def _chance(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.set_defaults(chance=GREEDY)
+
+    def add(flag: str, help_: str, **settings: Any) -> None:
+        group.add_argument(flag, dest="chance", default=GREEDY, help=help_, **settings)
+
+    def probability(kind: Any) -> Callable[[str], Chance]:
+        def read(text: str) -> Chance:
+            if not 0 < (value := float(text)) <= 1:
+                raise argparse.ArgumentTypeError(f"a probability is above 0, at most 1: {text!r}")
+            return Chance(kind, value)
+
+        return read
+
+    about = "episodes by actions drawn from the policy's distribution (default: the best)"
+    add("--sample", about, action="store_const", const=Chance("sampled"))
+    about = "games that repeat the last action at a frame with this probability; usual is 0.25"
+    add("--sticky", about, type=probability("sticky"), metavar="P")
+    about = "episodes in which an action is random with this probability"
+    add("--epsilon", about, type=probability("epsilon"), metavar="P")
 
 
 def _task(parser: argparse.ArgumentParser) -> None:
@@ -246,7 +264,7 @@ _EVALUATION = (
     _option(
         "--episodes", type=int, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
     ),
-    _sample("draw actions from the policy's distribution (default: take the best)"),
+    _chance,
     _MARGIN,
     _option(
         "--gate",

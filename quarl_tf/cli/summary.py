@@ -26,9 +26,10 @@ from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_pa
 def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
     """Return a table of flatbuffers in one folder; a narrow one has no intervals."""
     run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
-    title = f"{escape(run_id)}: {args.episodes} episodes, the same for every scheme"
-    made = Table(title=title + ", sampled actions" * args.sample, title_justify="left")
-    call = "sample µs" if args.sample else "act µs"
+    same = f"{args.episodes} episodes, the same for every scheme"
+    title = f"{escape(run_id)}: {', '.join(filter(None, (same, args.chance.words)))}"
+    made = Table(title=title, title_justify="left")
+    call = "sample µs" if args.chance.kind == "sampled" else "act µs"
     wide = ("scheme", "bytes", call, "return", "[95 %]", "error", "difference [95 %]", "verdict")
     left_out = [place for place, name in enumerate(wide) if narrow and "[95 %]" in name]
     for place, name in enumerate(wide):
@@ -112,7 +113,7 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
 def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
     """Compare with the run's fp32, if that played the same episodes by the same rules."""
     fp32 = reference_path(artifact, Sidecar.load(sidecar_path(artifact)))
-    if not evaluation_path(fp32, sample=args.sample).exists():
+    if not evaluation_path(fp32, args.chance).exists():
         return None
     evaluation, reference = _evaluation(artifact, args), _evaluation(fp32, args)
     if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
@@ -121,7 +122,7 @@ def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
 
 
 def _evaluation(artifact: Path, args: Namespace) -> Evaluation:
-    path = evaluation_path(artifact, sample=args.sample)
+    path = evaluation_path(artifact, args.chance)
     return Evaluation.load(path).first(args.episodes)
 
 

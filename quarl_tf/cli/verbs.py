@@ -46,6 +46,7 @@ from quarl_tf.spec import (
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import (
     has_reference,
+    is_evaluated,
     is_trained,
     refuse_overwrite,
     reported_runs,
@@ -104,19 +105,20 @@ def _run(args: argparse.Namespace) -> None:
     run, preset = _requested_run(args)
     schemes = _schemes(args, run.quantization)
     require_possible(run, schemes)
-    if args.sample and not preset.STOCHASTIC:
+    if args.chance.kind == "sampled" and not preset.STOCHASTIC:
         others = [name for name, kind in ALGORITHMS.items() if kind.STOCHASTIC]
         raise UsageError(
             f"Policies of {run.algo} are no distribution to sample actions from, those of "
             f"{' and '.join(others)} are; leave out --sample. "
             f"Received: --algo {run.algo} --sample"
         )
+    environments.require_chance(run.env_id, args.chance)
     workspace = Workspace(args.root)
     if run.quantization is None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
-    if run.quantization and not has_reference(workspace, run, sample=args.sample):
+    if run.quantization and not has_reference(workspace, run, args.chance):
         _check_network(run, preset)  # What cannot be quantised needs no reference.
         command = shlex.join([*shlex.split(run.plain.command("run")), *_root(args)])
         raise QuarlError(
@@ -131,7 +133,7 @@ def _run(args: argparse.Namespace) -> None:
         lines += [f"export   {path}" for path in artifacts]
         lines += _plan_of_evaluations(artifacts, args)
         if not args.no_report:
-            name = report_name(run.run_id, sample=args.sample)
+            name = report_name(run.run_id, args.chance)
             lines.append(f"report   {workspace.report_dir(name)}")
         print(*lines, sep="\n")
         return
@@ -180,7 +182,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     _check_evaluation(args)
     if args.dry_run:
         for path in args.artifacts:
-            require_playable(path, sample=args.sample)
+            require_playable(path, args.chance)
         print(*_plan_of_evaluations(args.artifacts, args), sep="\n")
         return
     _evaluate_all(args.artifacts, args)
@@ -257,9 +259,9 @@ def _report(args: argparse.Namespace) -> None:
 
     workspace, name = Workspace(args.root), args.name or "(after the runs)"
     for run_id in args.runs:
-        require_reference(workspace, run_id, sample=args.sample)
+        require_reference(workspace, run_id, args.chance)
     if args.name is None and len(args.runs) == 1:
-        name = report_name(args.runs[0], sample=args.sample)
+        name = report_name(args.runs[0], args.chance)
     print(f"report   {workspace.report_dir(name)}")
 
 
@@ -413,10 +415,7 @@ def _list(args: argparse.Namespace) -> None:
         if on_shelf and not workspace.run_dir(run_id).exists():
             continue
         exported = list(workspace.artifact_dir(run_id).glob("*.tflite"))
-        evaluated = sum(
-            any(evaluation_path(path, sample=kind).exists() for kind in (False, True))
-            for path in exported
-        )
+        evaluated = sum(map(is_evaluated, exported))
         counts = f"{len(exported)}", f"{evaluated}"
         found.add_row(run_id, _YES[trained], *counts, _YES[run_id in reported])
     if found.rows:
@@ -609,7 +608,7 @@ def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) ->
 def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
-            pipeline.evaluate(path, args.episodes, sample=args.sample, update=update)
+            pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
     for folder in dict.fromkeys(path.parent for path in artifacts):
         of_one = [path for path in artifacts if path.parent == folder]
         _console.print(summary.table(of_one, args, narrow=_console.width < _NARROW))
@@ -622,14 +621,14 @@ def _write_report(run_ids: Sequence[str], args: argparse.Namespace) -> None:
             root=args.root,
             name=getattr(args, "name", None),
             margin_percent=args.margin,
-            sample=args.sample,
+            chance=args.chance,
             command=args.command,
         )
     _say(f"report    {page}")
 
 
 def _plan_of_evaluations(artifacts: Sequence[Path], args: argparse.Namespace) -> list[str]:
-    paths = [evaluation_path(path, sample=args.sample) for path in artifacts]
+    paths = [evaluation_path(path, args.chance) for path in artifacts]
     return [f"evaluate {path}" for path in paths]
 
 

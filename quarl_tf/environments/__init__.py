@@ -24,6 +24,7 @@ from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_l
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.presets import ALGORITHMS
+from quarl_tf.spec import Chance
 
 __all__ = [
     "GAME_OVER",
@@ -37,6 +38,7 @@ __all__ = [
     "make",
     "make_vector",
     "require_actions",
+    "require_chance",
     "require_end",
     "require_finite",
     "rules",
@@ -94,6 +96,17 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
         )
 
 
+def require_chance(env_id: str, chance: Chance) -> None:
+    """Refuse chance that an environment has no room for."""
+    if chance.sticky and rules(env_id) is None:
+        flaw = "Only Atari games repeat actions by chance"
+    elif chance.kind == "epsilon" and env_spec(env_id).num_actions is None:
+        flaw = "Only discrete actions are replaced by random ones"
+    else:
+        return
+    raise UsageError(f"{flaw}; leave out --{chance.kind}. Received: environment={env_id!r}")
+
+
 def require_end(steps: int) -> None:
     """Refuse to go on with an episode that has taken so many steps that it may never end."""
     if steps > LONGEST_EPISODE:
@@ -112,10 +125,11 @@ def require_finite(episode_return: float, where: str) -> None:
         )
 
 
-def make(env_id: str) -> gym.Env[Any, Any]:
+def make(env_id: str, *, sticky: float = 0.0) -> gym.Env[Any, Any]:
     """Make one environment, with its time limit; observations are float32 or uint8.
 
-    Atari games follow the papers' protocol of evaluation (see `environments.atari`).
+    Atari games follow the papers' protocol of evaluation (see `environments.atari`), but repeat
+    their last action at a frame with the probability `sticky`.
 
     Raises:
         UsageError: The environment is unknown, or a package that it needs is not installed.
@@ -127,7 +141,7 @@ def make(env_id: str) -> gym.Env[Any, Any]:
 
     with registry.making(env_id):
         if atari.plays(registered):
-            return atari.make(registered)
+            return atari.make(registered, sticky)
         env = rebuild.RebuildOnReset(create) if rebuild.keeps_a_past(registered) else create()
     if not _is_wide(env.observation_space):
         return env

@@ -51,14 +51,17 @@ _RULES = {
     "frame_size": [84, 84],
     "noop_max": _NOOP_MAX,
     "max_frames": 108_000,
-    "opening": "FIRE and action 2",
+    "opening": f"FIRE and action {_AFTER_FIRE}",
     "after_lost_life": "no-op and opening, empty stack",
 }
 
 
-def rules(env_id: str) -> dict[str, Any] | None:
+def rules(env_id: str, sticky: float = 0.0) -> dict[str, Any] | None:
     """Return the rules by which a game is evaluated; None for other environments."""
-    return dict(_RULES) if env_id.endswith("NoFrameskip-v4") else None
+    if not env_id.endswith("NoFrameskip-v4"):
+        return None
+    opening = {"opening": f"FIRE twice and action {_AFTER_FIRE}"} if sticky else {}
+    return _RULES | {"sticky_actions": sticky} | opening
 
 
 def plays(registered: Registered) -> bool:
@@ -77,18 +80,25 @@ def plays(registered: Registered) -> bool:
     return True
 
 
-def make(registered: Registered) -> gym.Env[Any, Any]:
-    """Make one game."""
+def make(registered: Registered, sticky: float = 0.0) -> gym.Env[Any, Any]:
+    """Make one game, which repeats its last action at a frame with the probability `sticky`."""
     import ale_py
 
     # Else every emulator introduces itself on standard error.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # AtariPreprocessing takes its grey frames itself; colour ones would be made for nothing.
-    env = gym.make(registered.id, disable_env_checker=True, obs_type="grayscale")
+    env = gym.make(
+        registered.id,
+        disable_env_checker=True,
+        obs_type="grayscale",
+        repeat_action_probability=sticky,
+    )
     stacked: gym.Env[Any, Any] = FrameStackObservation(
         AtariPreprocessing(env, noop_max=_NOOP_MAX), _DEPTH
     )
-    game = _Game(stacked, _opening(env.get_wrapper_attr("ale").getMinimalActionSet()))
+    opening = _opening(env.get_wrapper_attr("ale").getMinimalActionSet())
+    # A game may stick to the action before FIRE for all its frames, and would then wait for it.
+    game = _Game(stacked, opening[:1] * (sticky > 0) + opening)
     return TransformObservation(game, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 

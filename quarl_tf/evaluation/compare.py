@@ -273,7 +273,7 @@ def effective_n(*played: Evaluation) -> float | None:
     (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
     """
     rules = played[0].protocol
-    if rules.game is None or rules.actions != "greedy":
+    if rules.game is None or rules.actions != "greedy" or rules.game["sticky_actions"]:
         return None
     counts = Counter(zip(*(one.returns for one in played), strict=True)).values()
     return sum(counts) ** 2 / sum(count**2 for count in counts)

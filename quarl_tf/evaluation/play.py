@@ -1,8 +1,7 @@
 """Replay flatbuffers in their environment: whole episodes, unclipped returns.
 
-Actions are greedy, or drawn from the policy's distribution: then every episode has a generator of
-its own, derived from its seed, so that all schemes meet the same noise on the same episode. The two
-kinds are kept in files of their own.
+What is left to chance follows from the episode's seed (`spec.Chance`), so that all schemes meet
+the same noise on the same episode. Each kind is kept in files of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy, measure_latency
-from quarl_tf.spec import BASELINE, Run
+from quarl_tf.spec import BASELINE, GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import evaluation_flaw, protocol, saved_baseline
 from quarl_tf.store.workspace import evaluation_path, reference_path
@@ -53,12 +52,12 @@ class _Episode(NamedTuple):
 def evaluate(
     artifact: Path,
     seeds: Sequence[int],
+    chance: Chance = GREEDY,
     *,
-    sample: bool = False,
     reference: Path | None = None,
     update: Update | None = None,
 ) -> Evaluation:
-    """Play one whole episode per seed with a flatbuffer, by its best actions or by sampled ones.
+    """Play one whole episode per seed with a flatbuffer, by its best actions or with chance.
 
     `update` is called after every episode. Of a `reference`, the run's fp32 flatbuffer, actions are
     compared on the states that it visits itself, so that an early difference does not lead to other
@@ -73,26 +72,26 @@ def evaluate(
     _check_seeds(seeds)
     policy = Policy.load(artifact)
     guide = None if reference is None else _load_reference(reference, policy.sidecar)
-    with closing(_matching_env(policy.sidecar)) as env:
-        episodes, seen = _play_all(env, policy, seeds, sample, update)
+    with closing(_matching_env(policy.sidecar, chance)) as env:
+        episodes, seen = _play_all(env, policy, seeds, chance, update)
         lengths = [episode.length for episode in episodes]
         agreement = None
         if guide is not None:
             agreement = {"fraction": 1.0, "states": sum(lengths[:AGREEMENT_EPISODES])}
             if guide.sidecar.sha256 != policy.sidecar.sha256:
-                agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], sample)
+                agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
     return Evaluation(
         run_id=policy.sidecar.run_id,
         env_id=policy.sidecar.env_id,
         scheme=policy.sidecar.scheme,
         artifact_sha256=policy.sidecar.sha256,
-        protocol=protocol(policy.sidecar.env_id, "sampled" if sample else "greedy"),
+        protocol=protocol(policy.sidecar.env_id, chance.actions, chance.sticky),
         seeds=list(seeds),
         returns=[episode.result for episode in episodes],
         lengths=lengths,
         starts=_listed([episode.start for episode in episodes]),
         ties=sum(episode.ties for episode in episodes),
-        latency_us=measure_latency(policy, seen, random=_noise(seeds[0], sample)),
+        latency_us=measure_latency(policy, seen, random=_draws(seeds[0], chance)),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
         **_made_by(),
@@ -107,7 +106,7 @@ def _made_by() -> dict[str, Any]:
     }
 
 
-def require_playable(artifact: Path, *, sample: bool) -> None:
+def require_playable(artifact: Path, chance: Chance = GREEDY) -> None:
     """Refuse what `evaluate` would refuse, without playing.
 
     Raises:
@@ -115,9 +114,9 @@ def require_playable(artifact: Path, *, sample: bool) -> None:
         QuarlError: A file is damaged, or the environment is not the one the policy was made for.
     """
     policy = Policy.load(artifact)
-    with closing(_matching_env(policy.sidecar)) as env:
+    with closing(_matching_env(policy.sidecar, chance)) as env:
         observation, _ = env.reset(seed=0)
-        _actor(policy, _noise(0, sample))(observation)
+        _actor(policy, 0, chance)(observation)
 
 
 def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:
@@ -160,7 +159,7 @@ def evaluate_and_save(
     episodes: int,
     update: Update | None = None,
     *,
-    sample: bool = False,
+    chance: Chance = GREEDY,
 ) -> Evaluation:
     """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
 
@@ -176,11 +175,11 @@ def evaluate_and_save(
     run = Run.from_dict(sidecar.run)
     seeds = evaluation_seeds(run.seed, episodes)
     reference = reference_path(artifact, sidecar)
-    evaluation = _saved(artifact, sidecar, seeds, sample=sample)
+    evaluation = _saved(artifact, sidecar, seeds, chance)
     if evaluation is None:
         guide = reference if reference.exists() else None
-        evaluation = evaluate(artifact, seeds, sample=sample, reference=guide, update=update)
-        evaluation.save(evaluation_path(artifact, sample=sample))
+        evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
+        evaluation.save(evaluation_path(artifact, chance))
     # Last, so that a policy that is no distribution is refused at once. It lies beside fp32.
     beside = artifact.with_name(f"{BASELINE}.tflite")
     if reference.parent == artifact.parent and saved_baseline(beside, run, seeds) is None:
@@ -189,13 +188,13 @@ def evaluate_and_save(
 
 
 def _saved(
-    artifact: Path, sidecar: Sidecar, seeds: Sequence[int], *, sample: bool
+    artifact: Path, sidecar: Sidecar, seeds: Sequence[int], chance: Chance
 ) -> Evaluation | None:
     """Return what was saved; anything that does not fit, or is damaged, is cheap to redo."""
     with suppress(QuarlError):
-        evaluation = Evaluation.load(evaluation_path(artifact, sample=sample))
+        evaluation = Evaluation.load(evaluation_path(artifact, chance))
         reference = reference_path(artifact, sidecar)
-        if evaluation_flaw(evaluation, sidecar, reference, seeds, sample=sample) is None:
+        if evaluation_flaw(evaluation, sidecar, reference, seeds, chance) is None:
             return evaluation
     return None
 
@@ -233,7 +232,7 @@ def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
     return reference
 
 
-def _matching_env(sidecar: Sidecar) -> gym.Env[Any, Any]:
+def _matching_env(sidecar: Sidecar, chance: Chance) -> gym.Env[Any, Any]:
     """Make the environment, once its spaces are those the policy was made for."""
     spec = environments.env_spec(sidecar.env_id)
     found = {
@@ -251,17 +250,27 @@ def _matching_env(sidecar: Sidecar) -> gym.Env[Any, Any]:
                 "install the version its sidecar names, or train again. Received: "
                 f"{name}={value}, the policy's is {expected}"
             )
-    return environments.make(sidecar.env_id)
+    environments.require_chance(sidecar.env_id, chance)
+    return environments.make(sidecar.env_id, sticky=chance.sticky)
 
 
-def _noise(seed: int, sample: bool) -> np.random.Generator | None:
-    return generator(seed, "sampled actions") if sample else None
+def _draws(seed: int, chance: Chance) -> np.random.Generator | None:
+    return generator(seed, "sampled actions") if chance.kind == "sampled" else None
 
 
-def _actor(policy: Policy, noise: np.random.Generator | None) -> _Act:
-    if noise is None:
+def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
+    """Return what acts in the episode of a seed."""
+    if (draws := _draws(seed, chance)) is not None:
+        return partial(policy.sample, random=draws)
+    if chance.kind != "epsilon":
         return policy.act
-    return partial(policy.sample, random=noise)
+    lots = generator(seed, "random actions")
+
+    def act(observation: NDArray[Any]) -> Any:
+        lot, other = lots.random(), lots.integers(policy.sidecar.num_actions or 1)
+        return other if lot < chance.probability else policy.act(observation)
+
+    return act
 
 
 def _keep_first(act: _Act, seen: list[NDArray[Any]]) -> _Act:
@@ -278,7 +287,7 @@ def _play_all(
     env: gym.Env[Any, Any],
     policy: Policy,
     seeds: Sequence[int],
-    sample: bool,
+    chance: Chance,
     update: Update | None,
 ) -> tuple[list[_Episode], list[NDArray[Any]]]:
     """Play the episodes of an evaluation; return them and the first observations met.
@@ -291,11 +300,11 @@ def _play_all(
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
         start = info.get(environments.START)
-        # By sampled actions no two episodes are alike.
-        episode = None if sample else by_start.get(start)
+        # With chance no two episodes are alike.
+        episode = by_start.get(start) if chance == GREEDY else None
         if episode is None:
             ties = policy.ties
-            act = _keep_first(_actor(policy, _noise(seed, sample)), seen)
+            act = _keep_first(_actor(policy, seed, chance), seen)
             result, length = _play(observation, env, act, seed)
             episode = _Episode(result, length, policy.ties - ties, start)
         if start is not None:
@@ -319,22 +328,22 @@ def _play(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> tup
 
 
 def _agreement(
-    env: gym.Env[Any, Any], guide: Policy, policy: Policy, seeds: Sequence[int], sample: bool
+    env: gym.Env[Any, Any], guide: Policy, policy: Policy, seeds: Sequence[int], chance: Chance
 ) -> dict[str, float]:
-    """Compare greedy actions on the states that the guide visits, by sampled actions if so told."""
+    """Compare greedy actions on the states that the guide visits, with this chance."""
     # Discrete actions have no range: they agree if they are equal.
     low, high = guide.sidecar.action_low or [0.0], guide.sidecar.action_high or [0.0]
     tolerance = AGREEMENT_TOLERANCE * np.subtract(high, low)
     states = agreed = 0
 
-    def act_and_compare(observation: NDArray[Any], noise: np.random.Generator | None) -> Any:
+    def act_and_compare(observation: NDArray[Any], act: _Act) -> Any:
         nonlocal states, agreed
         action = guide.act(observation)
         states += 1
         agreed += bool(np.all(np.abs(action - policy.act(observation)) <= tolerance))
-        return action if noise is None else guide.sample(observation, noise)
+        return action if chance == GREEDY else act(observation)
 
     for seed in seeds:
         observation, _ = env.reset(seed=seed)
-        _play(observation, env, partial(act_and_compare, noise=_noise(seed, sample)), seed)
+        _play(observation, env, partial(act_and_compare, act=_actor(guide, seed, chance)), seed)
     return {"fraction": agreed / states, "states": states}

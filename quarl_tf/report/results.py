@@ -29,7 +29,7 @@ from quarl_tf.evaluation.compare import (
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
-from quarl_tf.spec import BASELINE, REFERENCE, Run, Scheme
+from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar
 from quarl_tf.store.state import baseline, evaluate_command, export_command, state
 from quarl_tf.store.workspace import Workspace
@@ -91,7 +91,7 @@ class Missing:
 class Source:
     """Where results are read, and which of them.
 
-    With `sample` it is the evaluations by sampled actions; `episodes` is the most to take of any,
+    It is the evaluations with this `chance`; `episodes` is the most to take of any,
     behind `skip_episodes` that are left out.
     `known` says, by run id and scheme, why there is known to be no result; `remedy` is the command
     that makes all that is missing, where one does.
@@ -99,7 +99,7 @@ class Source:
 
     workspace: Workspace
     margin_percent: float
-    sample: bool = False
+    chance: Chance = GREEDY
     episodes: int | None = None
     skip_episodes: int = 0
     known: Mapping[_Key, str] = field(default_factory=dict)
@@ -283,7 +283,7 @@ def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
     played = baseline(source.workspace, cell.references[seed], fp32.seeds)
     if played is None:
         artifact = source.workspace.artifact(fp32.run_id, REFERENCE)
-        command = f"{evaluate_command(artifact, sample=source.sample)} --episodes {count + skip}"
+        command = f"{evaluate_command(artifact, source.chance)} --episodes {count + skip}"
         reason = "was not evaluated on the episodes of fp32"
         absent = Missing(fp32.run_id, BASELINE, reason, source.remedy or command)
         missing[fp32.run_id, BASELINE] = absent
@@ -335,9 +335,9 @@ def load(
     `networks` is, by run id, the sidecar whose network its others must have; it is added to.
     """
     key = run.run_id, scheme
-    status = state(source.workspace, run, scheme, sample=source.sample)
+    status = state(source.workspace, run, scheme, chance=source.chance)
     sidecar, evaluation = status.sidecar, status.evaluation
-    evaluate = evaluate_command(source.workspace.artifact(*key), sample=source.sample)
+    evaluate = evaluate_command(source.workspace.artifact(*key), source.chance)
     reason, command = source.known.get(key, status.reason), status.command or evaluate
     if not reason and sidecar is not None and evaluation is not None:
         first = networks.setdefault(run.run_id, sidecar)

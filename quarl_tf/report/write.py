@@ -33,7 +33,7 @@ from quarl_tf.report.results import (
     load,
     load_cell,
 )
-from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Run, Scheme
+from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
@@ -46,12 +46,12 @@ def write_report(
     command: str,
     name: str | None = None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
-    sample: bool = False,
+    chance: Chance = GREEDY,
 ) -> Path:
     """Report on runs that are exported and evaluated: one cell for those of one kind.
 
-    The name is by default the run's, without the seed that of several, and apart for sampled
-    actions. Returns the path of index.html.
+    The name is by default the run's, without the seed that of several, and apart for those
+    with chance. Returns the path of index.html.
 
     Raises:
         UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
@@ -59,18 +59,18 @@ def write_report(
     """
     if not run_ids:
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
-    source = Source(workspace=workspace, margin_percent=margin_percent, sample=sample)
+    source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
     sidecars = [_own_sidecar(workspace, run_id) for run_id in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
     for run in runs:
-        require_reference(workspace, run.run_id, sample=sample)
-    chosen = _default_name(runs, sample) if name is None else checked_report_name(name)
+        require_reference(workspace, run.run_id, chance)
+    chosen = _default_name(runs, chance) if name is None else checked_report_name(name)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
         # Only what differs in the seed alone may be pooled.
         key = run.to_dict() | {"seed": None, "settings": settings(run, sidecar.preset)}
         groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
-    cells = [_cell_of(workspace, group, sample) for group in groups.values()]
+    cells = [_cell_of(workspace, group, chance) for group in groups.values()]
     title = cells[0].title if len(cells) == 1 else chosen
     return write(source, cells, name=chosen, title=title, command=command)
 
@@ -143,7 +143,7 @@ def write(
     return write_pages(folder, context, {one.file: png(one.figure) for one in pictures})
 
 
-def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False) -> None:
+def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY) -> None:
     """Refuse a run that has no fp32 result to compare with.
 
     Raises:
@@ -151,7 +151,7 @@ def require_reference(workspace: Workspace, run_id: str, *, sample: bool = False
         QuarlError: There is none; the command that makes it is named.
     """
     run = Run.from_dict(_own_sidecar(workspace, run_id).run)
-    source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, sample=sample)
+    source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, chance=chance)
     found = load(source, run.plain, REFERENCE, None, {})
     if isinstance(found, Missing):
         raise QuarlError(
@@ -171,17 +171,17 @@ def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
     )
 
 
-def _default_name(runs: Sequence[Run], sample: bool) -> str:
+def _default_name(runs: Sequence[Run], chance: Chance) -> str:
     names = {run.seedless_id for run in runs}
     if len(names) > 1:
         raise UsageError(
             "A report on runs that differ in more than their seed needs a name; give --name NAME. "
             f"Received: runs={[run.run_id for run in runs]}"
         )
-    return report_name(runs[0].run_id if len(runs) == 1 else names.pop(), sample=sample)
+    return report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
 
 
-def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
+def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
     """Return the cell of runs that differ in their seed alone, in all that is exported of them."""
     found = _exported(workspace, [run.run_id for run in runs])
     columns = [Column(REFERENCE, Scheme.parse(REFERENCE), tuple(run.plain for run in runs))]
@@ -192,7 +192,8 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], sample: bool) -> Cell:
     if first.quantization is not None:
         options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
         options |= first.quantization.options()
-    telling = [f"{key}={value}" for key, value in options.items()] + ["sampled actions"] * sample
+    telling = [f"{key}={value}" for key, value in options.items()]
+    telling += filter(None, [chance.words])
     return Cell(
         title=f"{title} ({', '.join(telling)})" if telling else title, columns=tuple(columns)
     )
@@ -236,7 +237,7 @@ def _made_by(cell: CellResults, source: Source) -> list[str]:
             schemes.setdefault(row.run_id, []).append(row.scheme)
     runs = {run.run_id: run for column in cell.cell.columns for run in column.runs}
     episodes = (cell.episodes or 0) + source.skip_episodes
-    options = f" --episodes {episodes}" + " --sample" * source.sample
+    options = f" --episodes {episodes}" + source.chance.option
     return [
         f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
         for run_id, run in runs.items()

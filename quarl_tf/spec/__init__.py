@@ -3,6 +3,7 @@
 Every path of the project follows from a `Run` and the name of a scheme alone.
 """
 
+from quarl_tf.spec.chance import GREEDY, Chance
 from quarl_tf.spec.recipe import (
     FEW_BITS,
     INT4_BITS,
@@ -37,10 +38,12 @@ __all__ = [
     "DEFAULT_EPISODES",
     "DEFAULT_SCHEMES",
     "FEW_BITS",
+    "GREEDY",
     "INT4_BITS",
     "PTQ_BITS",
     "QAT_BITS",
     "REFERENCE",
+    "Chance",
     "LayerFormat",
     "QatSchedule",
     "Quantization",

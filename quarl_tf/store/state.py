@@ -15,7 +15,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
-from quarl_tf.spec import BASELINE, REFERENCE, Run
+from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import (
     PROTOCOL_VERSION,
     Evaluation,
@@ -64,14 +64,14 @@ def state(
     *,
     episodes: int | None = None,
     preset: Preset | None = None,
-    sample: bool = False,
+    chance: Chance = GREEDY,
 ) -> Status:
     """Tell how far an experiment is.
 
-    An evaluation is by greedy actions, or with `sample` by drawn ones. It counts with so many
-    `episodes` of the run's seeds, and a training by this `preset`; None takes any. A large
-    flatbuffer need not be kept once it was evaluated: the hash in its sidecar and in the evaluation
-    says what it was. Files that came without their run folder, as in a clone, count.
+    An evaluation with this `chance` counts with so many `episodes` of the run's seeds, and a
+    training by this `preset`; None takes any. A large flatbuffer need not be kept once it was
+    evaluated: the hash in its sidecar and in the evaluation says what it was. Files that came
+    without their run folder, as in a clone, count.
     """
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
@@ -82,7 +82,7 @@ def state(
             return found
         if preset is not None:
             require_same_settings(workspace.artifact_dir(run.run_id), asdict(found), run, preset)
-        return _evaluated(workspace, run, found, episodes, sample=sample)
+        return _evaluated(workspace, run, found, episodes, chance)
     except QuarlError as error:
         return Status(State.FAILED, str(error))
 
@@ -96,7 +96,7 @@ def _exported(
     before = State.TRAINED if trained else State.MISSING
     command = export_command(workspace, run.run_id, f" --schemes {scheme}")
     kept = artifact.exists()
-    evaluated = any(evaluation_path(artifact, sample=kind).exists() for kind in (False, True))
+    evaluated = is_evaluated(artifact)
     if not sidecar_path(artifact).exists() or not (kept or evaluated):
         return Status(before, "was not exported", command)
     sidecar = Sidecar.load(sidecar_path(artifact))
@@ -109,18 +109,18 @@ def _exported(
 
 
 def _evaluated(
-    workspace: Workspace, run: Run, sidecar: Sidecar, episodes: int | None, *, sample: bool
+    workspace: Workspace, run: Run, sidecar: Sidecar, episodes: int | None, chance: Chance
 ) -> Status:
     artifact = workspace.artifact(run.run_id, sidecar.scheme)
-    path = evaluation_path(artifact, sample=sample)
-    command = evaluate_command(artifact, sample=sample)
+    path = evaluation_path(artifact, chance)
+    command = evaluate_command(artifact, chance)
     if not path.exists():
-        reason = "was not evaluated" + (" by sampled actions" if sample else "")
+        reason = "was not evaluated" + f" with {chance.words}" * bool(chance.words)
         return Status(State.EXPORTED, reason, command, sidecar)
     evaluation = Evaluation.load(path)
     seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
     reference = reference_path(artifact, sidecar)
-    flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, sample=sample)
+    flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, chance)
     if flaw is None and seeds and run.quantization is None and not baseline(workspace, run, seeds):
         flaw = "has no evaluation of the random policy beside it"
     if flaw is not None:
@@ -133,13 +133,12 @@ def evaluation_flaw(
     sidecar: Sidecar,
     reference: Path,
     seeds: Sequence[int] | None,
-    *,
-    sample: bool,
+    chance: Chance,
 ) -> str | None:
     """Return why an evaluation cannot stand for a flatbuffer on these seeds; None if it can."""
     if evaluation.artifact_sha256 != sidecar.sha256:
         return "has a stale evaluation, made with another flatbuffer"
-    if evaluation.protocol != protocol(sidecar.env_id, "sampled" if sample else "greedy"):
+    if evaluation.protocol != protocol(sidecar.env_id, chance.actions, chance.sticky):
         return "was evaluated by other rules"
     if evaluation.reference_sha256 not in _reference_hashes(reference):
         return "was compared with another fp32 flatbuffer"
@@ -148,9 +147,14 @@ def evaluation_flaw(
     return None
 
 
-def protocol(env_id: str, actions: str) -> Protocol:
+def protocol(env_id: str, actions: str, sticky: float = 0.0) -> Protocol:
     """Return the rules that episodes are played by today."""
-    return Protocol(PROTOCOL_VERSION, actions, environments.rules(env_id))
+    return Protocol(PROTOCOL_VERSION, actions, environments.rules(env_id, sticky))
+
+
+def is_evaluated(artifact: Path) -> bool:
+    """Tell whether there is an evaluation of a flatbuffer, with any chance."""
+    return any(artifact.parent.glob(f"{artifact.stem}.*eval.json"))
 
 
 def _reference_hashes(path: Path) -> set[str | None]:
@@ -290,10 +294,10 @@ def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
         )
 
 
-def has_reference(workspace: Workspace, run: Run, *, sample: bool) -> bool:
+def has_reference(workspace: Workspace, run: Run, chance: Chance) -> bool:
     """Tell whether there is the fp32 that a run is compared with, or its evaluation."""
     artifact = workspace.artifact(run.plain.run_id, REFERENCE)
-    return artifact.exists() or evaluation_path(artifact, sample=sample).exists()
+    return artifact.exists() or evaluation_path(artifact, chance).exists()
 
 
 def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
@@ -303,9 +307,9 @@ def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
     return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
 
 
-def evaluate_command(artifact: Path, *, sample: bool = False) -> str:
+def evaluate_command(artifact: Path, chance: Chance = GREEDY) -> str:
     """Return the command line that evaluates a flatbuffer."""
-    return f"quarl evaluate {shlex.quote(str(artifact))}" + (" --sample" if sample else "")
+    return f"quarl evaluate {shlex.quote(str(artifact))}{chance.option}"
 
 
 def copy_curve(workspace: Workspace, run_id: str) -> None:

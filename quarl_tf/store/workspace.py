@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import unwritable, write_bytes
-from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.spec import GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Sidecar
 
 
@@ -82,9 +82,9 @@ def sidecar_path(artifact: Path) -> Path:
     return artifact.with_suffix(".json")
 
 
-def evaluation_path(artifact: Path, *, sample: bool = False) -> Path:
-    """Return where the evaluation of a flatbuffer lies, the one by sampled actions apart."""
-    return artifact.with_suffix(".sampled.eval.json" if sample else ".eval.json")
+def evaluation_path(artifact: Path, chance: Chance = GREEDY) -> Path:
+    """Return where the evaluation of a flatbuffer lies, those with chance apart."""
+    return artifact.with_suffix(f".{chance.name}.eval.json" if chance.name else ".eval.json")
 
 
 def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
@@ -110,9 +110,9 @@ def checked_report_name(name: object) -> str:
     return name
 
 
-def report_name(name: str, *, sample: bool = False) -> str:
-    """Return what a report named after its runs is called, the one on sampled actions apart."""
-    return f"{name}-sampled" if sample else name
+def report_name(name: str, chance: Chance = GREEDY) -> str:
+    """Return what a report named after its runs is called, those with chance apart."""
+    return f"{name}-{chance.name}" if chance.name else name
 
 
 def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:

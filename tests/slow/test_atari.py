@@ -311,4 +311,16 @@ def test_games_from_one_start_go_alike(env_id: str, random: np.random.Generator)
             break
 
 
+def test_sticky_games_repeat_actions_by_the_seed_alone(random: np.random.Generator) -> None:
+    def play(sticky: float, actions: np.ndarray) -> np.ndarray:
+        env = make(BREAKOUT, sticky=sticky)
+        return np.stack([env.reset(seed=5)[0], *(env.step(action)[0] for action in actions)])
+
+    some, others = random.integers(4, size=(2, 80))
+    np.testing.assert_array_equal(play(0.25, some), play(0.25, some))
+    assert not np.array_equal(play(0.25, some), play(0.0, some))
+    # Whoever always repeats an action never takes another.
+    np.testing.assert_array_equal(play(1.0, some), play(1.0, others))
+
+
 # Names.

@@ -18,7 +18,7 @@ from quarl_tf.cli import arguments, doctor, verbs
 from quarl_tf.foundation import display, provenance
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256, write_bytes
-from quarl_tf.spec import DEFAULT_SCHEMES, Run
+from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, reference_path, sidecar_path
 
@@ -326,17 +326,17 @@ def test_gate_is_held_by_results_of_the_kind_asked_for(
     evaluate = ["evaluate", str(artifact), "--episodes", "4"]
     assert verbs.main(evaluate) == verbs.main([*evaluate, "--sample"]) == 0
 
-    def keep(share: float, sample: bool) -> None:
+    def keep(share: float, chance: Chance) -> None:
         """Let int8 earn this share of what fp32 earned."""
-        path = evaluation_path(artifact, sample=sample)
-        fp32 = evaluation_path(artifact.with_name("fp32.tflite"), sample=sample)
+        path = evaluation_path(artifact, chance)
+        fp32 = evaluation_path(artifact.with_name("fp32.tflite"), chance)
         returns = [share * value for value in Evaluation.load(fp32).returns]
         replace(Evaluation.load(path), returns=returns).save(path)
 
     gate = [*evaluate, "--gate", "10"]
     for greedy, sampled, codes in ((0.95, 0.8, (0, 3)), (0.8, 0.95, (3, 0))):
-        keep(greedy, sample=False)
-        keep(sampled, sample=True)
+        keep(greedy, GREEDY)
+        keep(sampled, Chance("sampled"))
         assert (verbs.main(gate), verbs.main([*gate, "--sample"])) == codes
         assert "Received: int8 20.00 %" in capsys.readouterr().err
 
@@ -352,7 +352,7 @@ def test_dry_runs_name_the_files_of_sampled_evaluations(
     assert report.endswith("reports/ppo-CartPole-v1-s0-sampled")
     there, run_id = stochastic
     plan = ["report", run_id, "--root", str(there), "--sample", "--dry-run"]
-    assert "was not evaluated by sampled actions" in refusal(capsys, *plan, code=1)
+    assert "was not evaluated with sampled actions" in refusal(capsys, *plan, code=1)
     fp32 = Workspace(there).artifact(run_id, "fp32")
     assert verbs.main(["evaluate", str(fp32), "--episodes", "1", "--sample"]) == 0
     capsys.readouterr()
@@ -370,6 +370,23 @@ def test_what_will_be_no_distribution_is_refused_before_it_is_trained(
     line = refusal(capsys, *arguments, code=2)
     assert "leave out --sample" in line
     assert f"Received: --algo {algo} --sample" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("env_id", "chance", "named"),
+    [
+        ("CartPole-v1", ["--sticky", "0.25"], "leave out --sticky. Received: .*'CartPole-v1'"),
+        ("MountainCarContinuous-v0", ["--epsilon", "0.1"], "leave out --epsilon. Received: "),
+        ("CartPole-v1", ["--epsilon", "1.5"], "above 0, at most 1: '1.5'"),
+        ("CartPole-v1", ["--epsilon", "0.1", "--sample"], "not allowed with"),
+    ],
+)
+def test_chance_that_cannot_be_is_refused_before_training(
+    env_id: str, chance: list[str], named: str, tmp_path: Path, capsys: Capsys
+) -> None:
+    arguments = ["run", "--algo", "ppo", "--env", env_id, *chance, "--root", str(tmp_path)]
+    assert re.search(named, refusal(capsys, *arguments, code=2))
     assert list(tmp_path.iterdir()) == []
 
 

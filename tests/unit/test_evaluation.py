@@ -28,7 +28,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Quantization, Run
+from quarl_tf.spec import GREEDY, Chance, Quantization, Run
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar
 from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
@@ -37,9 +37,9 @@ SEEDS = list(range(2**30, 2**30 + 12))
 ROOT = Path(__file__).parents[2]
 
 
-def kept(path: Path, seeds: Sequence[int], *, sample: bool = False) -> Evaluation | None:
+def kept(path: Path, seeds: Sequence[int], chance: Chance = GREEDY) -> Evaluation | None:
     """Return what was saved of a flatbuffer on these seeds, if it is not played anew."""
-    return play._saved(path, Sidecar.load(sidecar_path(path)), seeds, sample=sample)
+    return play._saved(path, Sidecar.load(sidecar_path(path)), seeds, chance)
 
 
 def episodes(
@@ -205,7 +205,7 @@ def sampled_by_hand(
 
 def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Describe) -> None:
     path = stochastic("fp32", "fp32")
-    result = evaluate(path, SEEDS, sample=True)
+    result = evaluate(path, SEEDS, chance=Chance("sampled"))
     assert (result.returns, result.lengths) == sampled_by_hand(path, SEEDS, lambda _: None)
     assert result.protocol.actions == "sampled"
     assert result.latency_us is not None
@@ -214,7 +214,7 @@ def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Describe) -> 
 def test_continuous_actions_are_sampled(artifacts: Artifacts, describe: Describe) -> None:
     sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
     path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_std": [0.4]})
-    result = evaluate(path, SEEDS[:2], sample=True)
+    result = evaluate(path, SEEDS[:2], chance=Chance("sampled"))
     by_hand = sampled_by_hand(path, SEEDS[:2], lambda _: None)
     assert (result.returns, result.lengths) == by_hand
     assert result.returns != evaluate(path, SEEDS[:2]).returns
@@ -223,8 +223,8 @@ def test_continuous_actions_are_sampled(artifacts: Artifacts, describe: Describe
 def test_a_sampled_episode_depends_on_its_seed_alone(stochastic: Describe) -> None:
     path = stochastic("fp32", "fp32")
     greedy = evaluate(path, SEEDS)
-    forwards = evaluate(path, SEEDS, sample=True)
-    backwards = evaluate(path, SEEDS[::-1], sample=True)
+    forwards = evaluate(path, SEEDS, chance=Chance("sampled"))
+    backwards = evaluate(path, SEEDS[::-1], chance=Chance("sampled"))
     assert forwards.returns == backwards.returns[::-1]
     assert len(set(forwards.returns)) > 1
     assert forwards.returns != greedy.returns
@@ -232,13 +232,26 @@ def test_a_sampled_episode_depends_on_its_seed_alone(stochastic: Describe) -> No
     assert (again.returns, again.protocol) == (greedy.returns, greedy.protocol)
 
 
+def test_random_actions_follow_from_the_seed(artifacts: Artifacts, stochastic: Describe) -> None:
+    paths = artifacts["fp32"], stochastic("fp32", "fp32")
+    # Where all actions are random, it does not matter whose they are not.
+    first, second = (evaluate(path, SEEDS, Chance("epsilon", 1.0)) for path in paths)
+    assert first.returns == second.returns
+    some = evaluate(paths[0], SEEDS, Chance("epsilon", 0.3))
+    assert some.returns == evaluate(paths[0], SEEDS[::-1], Chance("epsilon", 0.3)).returns[::-1]
+    assert some.returns not in (first.returns, evaluate(paths[0], SEEDS).returns)
+    assert some.protocol.actions == "0.3 random, else greedy"
+
+
 def test_schemes_meet_the_same_noise(stochastic: Describe) -> None:
     # The two differ by rounding alone, which turns few draws into others.
     fp32, fp16 = (
-        np.array(evaluate(stochastic(name, name), SEEDS, sample=True).returns)
+        np.array(evaluate(stochastic(name, name), SEEDS, chance=Chance("sampled")).returns)
         for name in ("fp32", "fp16")
     )
-    others = evaluate(stochastic("fp32", "fp32"), [seed + 100 for seed in SEEDS], sample=True)
+    others = evaluate(
+        stochastic("fp32", "fp32"), [seed + 100 for seed in SEEDS], chance=Chance("sampled")
+    )
     assert np.mean(fp32 == fp16) > 0.8
     assert np.mean(fp32 == others.returns) < 0.5
 
@@ -251,9 +264,9 @@ def test_agreement_of_sampled_evaluations_is_of_greedy_actions(stochastic: Descr
         balancer, SEEDS[:AGREEMENT_EPISODES], lambda seen: greedy.append(reference.act(seen))
     )
     # The tied policy's greedy action is always 0; its samples are heads or tails.
-    result = evaluate(tied, SEEDS, sample=True, reference=balancer)
+    result = evaluate(tied, SEEDS, chance=Chance("sampled"), reference=balancer)
     assert result.agreement == {"fraction": greedy.count(0) / len(greedy), "states": len(greedy)}
-    itself = evaluate(balancer, SEEDS, sample=True, reference=balancer)
+    itself = evaluate(balancer, SEEDS, chance=Chance("sampled"), reference=balancer)
     assert itself.agreement == {"fraction": 1.0, "states": len(greedy)}
 
 
@@ -263,7 +276,7 @@ def test_both_kinds_lie_side_by_side(stochastic: Describe) -> None:
     greedy = evaluate_and_save(path, 12)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
 
-    sampled = evaluate_and_save(path, 8, sample=True)
+    sampled = evaluate_and_save(path, 8, chance=Chance("sampled"))
 
     after = {file.name: file.read_bytes() for file in folder.iterdir()}
     # The random baseline is shared: its first episodes are those of a shorter one.
@@ -271,13 +284,13 @@ def test_both_kinds_lie_side_by_side(stochastic: Describe) -> None:
     assert set(after) - set(before) == {"fp32.sampled.eval.json"}
     assert Evaluation.load(folder / "fp32.sampled.eval.json") == sampled
     assert kept(path, greedy.seeds) == greedy
-    assert kept(path, sampled.seeds, sample=True) == sampled
+    assert kept(path, sampled.seeds, chance=Chance("sampled")) == sampled
     assert kept(path, sampled.seeds) == greedy  # It has these episodes, and more.
-    assert kept(path, greedy.seeds, sample=True) is None
-    assert evaluate_and_save(path, 8, sample=True) == sampled
+    assert kept(path, greedy.seeds, chance=Chance("sampled")) is None
+    assert evaluate_and_save(path, 8, chance=Chance("sampled")) == sampled
 
     shorter = Evaluation.load(folder / "random.eval.json")
-    evaluate_and_save(path, 14, sample=True)
+    evaluate_and_save(path, 14, chance=Chance("sampled"))
     longer = Evaluation.load(folder / "random.eval.json")
     assert len(longer.seeds) == 14
     assert (longer.seeds[:12], longer.returns[:12]) == (shorter.seeds, shorter.returns)
@@ -289,7 +302,7 @@ def test_a_policy_of_no_distribution_is_refused_before_anything_is_saved(
 ) -> None:
     path = copy_artifact(name)
     with pytest.raises(UsageError, match="no distribution to sample actions from; leave out"):
-        evaluate_and_save(path, 3, sample=True)
+        evaluate_and_save(path, 3, chance=Chance("sampled"))
     assert not list(path.parent.glob("*.eval.json"))
 
 
@@ -309,12 +322,15 @@ def test_evaluations_of_games_state_their_rules(
 ) -> None:
     assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
     path = stochastic("fp32", "fp32", env_id=game)
-    made = [evaluate(path, SEEDS[:2], sample=kind, reference=path) for kind in (False, True)]
+    made = [
+        evaluate(path, SEEDS[:2], chance=kind, reference=path)
+        for kind in (GREEDY, Chance("sampled"))
+    ]
     for result in (*made, evaluate_random(game, "run", SEEDS[:2])):
         assert result.protocol.game == environments.rules(game)
     made[0].save(evaluation_path(path))
     assert kept(path, SEEDS[:2]) == made[0]
-    monkeypatch.setattr(environments, "rules", lambda _: {"sticky_actions": 0.25})
+    monkeypatch.setattr(environments, "rules", lambda *_: {"sticky_actions": 0.25})
     assert kept(path, SEEDS[:2]) is None
 
 
@@ -342,7 +358,7 @@ def test_greedy_episodes_from_one_start_are_played_once(
     path = stochastic(name, "fp32")
     alike = [evaluate(path, [seed]) for seed in (0, 1)]
     make = environments.make
-    monkeypatch.setattr(environments, "make", lambda env_id: _OfTwoStarts(make(env_id)))
+    monkeypatch.setattr(environments, "make", lambda env_id, **_: _OfTwoStarts(make(env_id)))
     monkeypatch.setattr(_OfTwoStarts, "played", 0)
     told: list[int] = []
     result = evaluate(path, [4, 7, 5, 2, 9], update=lambda done, _: told.append(done))
@@ -352,7 +368,7 @@ def test_greedy_episodes_from_one_start_are_played_once(
     assert result.returns == [one.returns[0] for one in expected]
     assert result.lengths == [one.lengths[0] for one in expected]
     assert result.ties == sum(one.ties for one in expected)
-    evaluate(path, [4, 7, 5], sample=True)
+    evaluate(path, [4, 7, 5], chance=Chance("sampled"))
     assert _OfTwoStarts.played == 2 + 3
 
 
@@ -491,7 +507,7 @@ class _FirstActions(gym.Wrapper[Any, Any, Any, Any]):
 
 def test_random_actions_do_not_follow_the_starting_state(monkeypatch: Patch) -> None:
     env = _FirstActions(environments.make("CartPole-v1"))
-    monkeypatch.setattr(environments, "make", lambda _: env)
+    monkeypatch.setattr(environments, "make", lambda _, **__: env)
     evaluate_random("CartPole-v1", "run", range(400))
     starts = [start for start, _ in env.pairs]
     for position in range(3):

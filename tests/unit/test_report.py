@@ -29,7 +29,7 @@ from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Cell, Column, Source
 from quarl_tf.report.write import write_report
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import REFERENCE, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import REFERENCE, Chance, Quantization, Run, Scheme, default_schemes
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
@@ -350,14 +350,18 @@ def test_schemes_are_compared_on_the_episodes_that_all_have(
 def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace, no_figures: None) -> None:
     run = add_run(workspace)
     with pytest.raises(QuarlError, match=r"--sample`"):
-        write_report(workspace, [run.run_id], command=COMMAND, sample=True)
+        write_report(workspace, [run.run_id], command=COMMAND, chance=Chance("sampled"))
     greedy = write_report(workspace, [run.run_id], command=COMMAND).parent
     for scheme in SCHEMES:
         played = Evaluation.load(evaluation_path(workspace.artifact(run.run_id, scheme)))
         drawn = replace(played, returns=[493.0] * EPISODES, protocol=SAMPLED)
-        drawn.save(evaluation_path(workspace.artifact(run.run_id, scheme), sample=True))
+        drawn.save(
+            evaluation_path(workspace.artifact(run.run_id, scheme), chance=Chance("sampled"))
+        )
     before = (greedy / "results.json").read_bytes()
-    sampled = write_report(workspace, [run.run_id], command=COMMAND, sample=True).parent
+    sampled = write_report(
+        workspace, [run.run_id], command=COMMAND, chance=Chance("sampled")
+    ).parent
     assert sampled.name == f"{greedy.name}-sampled"
     assert (greedy / "results.json").read_bytes() == before
     for folder, mean in ((greedy, 500.0), (sampled, 493.0)):
@@ -365,8 +369,8 @@ def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace, no_figures:
         again = "--sample" in (folder / "report.md").read_text()
         assert again == (folder == sampled)
     artifact = workspace.artifact(run.run_id, "int8")
-    evaluation_path(artifact, sample=True).unlink()
-    write_report(workspace, [run.run_id], command=COMMAND, sample=True)
+    evaluation_path(artifact, chance=Chance("sampled")).unlink()
+    write_report(workspace, [run.run_id], command=COMMAND, chance=Chance("sampled"))
     (missing,) = results_of(sampled)["missing"]
     assert missing["command"] == f"quarl evaluate {artifact} --sample"
 

@@ -8,6 +8,7 @@ import pytest
 from samples import SIDECAR, refused
 
 from quarl_tf.foundation.errors import UsageError
+from quarl_tf.spec import Chance
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path, write_artifact
 
 
@@ -23,7 +24,7 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     )
     assert sidecar_path(artifact).name == "ptq_w8.json"
     assert evaluation_path(artifact).name == "ptq_w8.eval.json"
-    assert evaluation_path(artifact, sample=True).name == "ptq_w8.sampled.eval.json"
+    assert evaluation_path(artifact, Chance("sampled")).name == "ptq_w8.sampled.eval.json"
     assert workspace.run_dir("x") == tmp_path / "runs" / "x"
     assert workspace.report_dir("x") == tmp_path / "reports" / "x"
 
