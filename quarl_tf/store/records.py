@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import read_json, sha256, write_json
+from quarl_tf.foundation.files import digest, read_json, sha256, write_json
 from quarl_tf.spec import Run
 
 #: Version of the rules that evaluations are played by; those of another are played again.
@@ -31,7 +32,7 @@ class _JsonRecord:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the record; a QuarlError where the file does not hold this one, whole."""
-        values = read_json(path)
+        values = cls._read(path)
         kinds = get_type_hints(cls)
         if differing := kinds.keys() ^ values.keys():
             raise QuarlError(
@@ -47,6 +48,11 @@ class _JsonRecord:
             name, rule = flaw
             raise _invalid(path, cls, rule, name, values[name])
         return record
+
+    @classmethod
+    def _read(cls, path: Path) -> dict[str, Any]:
+        """Return what the file holds."""
+        return read_json(path)
 
     @classmethod
     def _decoded(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +184,22 @@ class Sidecar(_JsonRecord):
     versions: dict[str, str]
     commit: str | None
     sources: str
+
+    def save(self, path: Path) -> None:
+        """Write the sidecar with a checksum over it, whole or not at all."""
+        values = json.loads(json.dumps(asdict(self)))
+        write_json(path, values | {"checksum": digest(values)})
+
+    @classmethod
+    def _read(cls, path: Path) -> dict[str, Any]:
+        values = read_json(path)
+        # Former versions wrote none.
+        if "checksum" in values and (said := values.pop("checksum")) != (found := digest(values)):
+            raise QuarlError(
+                f"{path} was changed or damaged; make its flatbuffer again. "
+                f"Received: checksum={found!r}, the file says {reprlib.repr(said)}"
+            )
+        return values
 
     def _flaw(self) -> tuple[str, str] | None:
         if self.size_bytes < 1:

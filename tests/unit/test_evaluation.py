@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,7 @@ def test_continuous_actions_agree_within_a_hundredth_of_their_range(
     shift: float,
     fraction: float,
 ) -> None:
-    template = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    template = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
     still = type(networks["mlp"])
     paths = []
     for bias in (0.0, shift):  # The actions, of a range from -1 to 1.
@@ -212,7 +211,7 @@ def test_sampled_returns_are_those_of_stepping_by_hand(stochastic: Describe) -> 
 
 
 def test_continuous_actions_are_sampled(artifacts: Artifacts, describe: Describe) -> None:
-    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    sidecar = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
     path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_std": [0.4]})
     result = evaluate(path, SEEDS[:2], chance=Chance("sampled"))
     by_hand = sampled_by_hand(path, SEEDS[:2], lambda _: None)
@@ -409,7 +408,7 @@ def test_environment_of_another_policy_is_refused(
 
 
 def test_action_bounds_must_be_the_environments(artifacts: Artifacts, describe: Describe) -> None:
-    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    sidecar = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
     path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_high": [2.0]})
     with pytest.raises(QuarlError, match=r"action_high=\[1.0\], the policy's is \[2.0\]"):
         evaluate(path, SEEDS)

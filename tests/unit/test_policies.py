@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from samples import Artifacts, Copy, Describe, refused
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.runtime.policy import Policy, measure_latency
+from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 DISCRETE = ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"]
@@ -87,7 +89,7 @@ def test_ties_are_counted_and_the_lowest_index_wins(artifacts: Artifacts) -> Non
 def test_continuous_head_is_the_action_clipped_to_its_bounds(
     artifacts: Artifacts, networks: dict[str, Any], describe: Describe, name: str
 ) -> None:
-    sidecar = json.loads(sidecar_path(artifacts[name]).read_text())
+    sidecar = asdict(Sidecar.load(sidecar_path(artifacts[name])))
     narrow = sidecar | {"action_low": [-0.5], "action_high": [0.25]}
     policy = Policy.load(describe(artifacts[name].read_bytes(), **narrow))
     actions = []
@@ -119,7 +121,7 @@ def as_logits(networks: dict[str, Any], scheme: str) -> bytes:
 @pytest.fixture
 def steering(artifacts: Artifacts, describe: Describe) -> Callable[..., Policy]:
     """Return a function that loads the continuous policy as a distribution with given bounds."""
-    sidecar = json.loads(sidecar_path(artifacts["steering"]).read_text())
+    sidecar = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
 
     def load(low: float, high: float, std: float | None = 0.3) -> Policy:
         changes = {"action_low": [low], "action_high": [high]}
@@ -290,8 +292,15 @@ def test_damaged_sidecar_is_refused(copy_artifact: Copy) -> None:
     content = sidecar.read_text()
     sidecar.write_text(content[:200])
     assert "cannot be read as JSON" in refused(Policy.load, path)
-    sidecar.write_text(json.dumps(json.loads(content) | {"sha256": "0" * 64}))
-    assert "changed or damaged" in refused(Policy.load, path)
+    values = json.loads(content)
+    sidecar.write_text(json.dumps(values | {"trained_on": ["another processor"]}))
+    assert "fp32.json was changed or damaged" in refused(Policy.load, path)
+    # Former versions wrote no checksum.
+    del values["checksum"]
+    sidecar.write_text(json.dumps(values))
+    assert asdict(Policy.load(path).sidecar) == values
+    sidecar.write_text(json.dumps(values | {"sha256": "0" * 64}))
+    assert "fp32.tflite was changed or damaged" in refused(Policy.load, path)
 
 
 @pytest.mark.parametrize(

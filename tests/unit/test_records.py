@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import write_json
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.records import Evaluation, Protocol, TrainingRecord
+from quarl_tf.store.records import Evaluation, Protocol, Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_same_settings
 from quarl_tf.store.workspace import Workspace
 
@@ -159,6 +160,22 @@ def test_values_that_a_field_cannot_have_are_refused(
     assert f"{path} is no valid {type(record).__name__}" in message
     assert "run again what made it. Received: " in message
     assert message.split("Received: ")[1].startswith(f"{name}=")
+
+
+def test_no_changed_sidecar_is_taken_for_another(tmp_path: Path) -> None:
+    path, random = tmp_path / "fp32.json", np.random.default_rng(0)
+    SIDECAR.save(path)
+    content = np.frombuffer(path.read_bytes(), np.uint8)
+    refusals = 0
+    for _ in range(500):
+        changed = content.copy()
+        changed[random.integers(len(changed))] ^= 1 << random.integers(8)
+        path.write_bytes(changed)
+        try:
+            assert Sidecar.load(path) == SIDECAR  # Space may change.
+        except QuarlError:
+            refusals += 1
+    assert refusals > 400
 
 
 def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
