@@ -234,6 +234,12 @@ _RUN = (
     _IMPORT,
     _option("--seed", type=int, default=0, help="training seed (default: 0)"),
     _several("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
+    _option(
+        "--until",
+        type=float,
+        metavar="RETURN",
+        help="stop once the greedy return on selection seeds is this (-p until=RETURN)",
+    ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
     _option(
         "--quant-delay",

@@ -467,6 +467,8 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     env_id = environments.canonical_id(given)
     _tell_renamed({given: env_id})
     overrides = dict(_override(text) for text in args.overrides)
+    if args.until is not None:
+        overrides["until"] = args.until
     algo = args.algo or presets.best(env_id, args.presets)
     if args.algo is None:
         _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")

@@ -48,6 +48,10 @@ _Share = Annotated[float, _number("a number above 0, at most 1", lambda v: 0 < v
 _Network = Annotated[
     str | tuple[int, ...], _Kind("a list of whole numbers above 0, or a name", _is_network)
 ]
+_Goal = Annotated[
+    float | None,
+    _Kind("a number", lambda v: v is None or (type(v) in (int, float) and abs(v) < math.inf)),
+]
 _Precision = Annotated[str, _Kind(" or ".join(PRECISIONS), lambda v: v in PRECISIONS)]
 
 
@@ -114,6 +118,9 @@ class Preset(ABC):
     #: Arithmetic of training, "float32", or "bfloat16" with float32 weights and head; what is
     #: exported computes in float32 either way.
     precision: _Precision = "float32"
+    #: Greedy return on selection seeds at which the training ends early; quantised, if it is
+    #: quantisation-aware.
+    until: _Goal = None
 
     def __post_init__(self) -> None:
         """Refuse values of another kind, and such that do not fit together (UsageError)."""
@@ -347,6 +354,8 @@ def restore(algo: str, values: Mapping[str, Any]) -> Preset:
 def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
     """Return all that a training goes by, JSON-ready: its preset, and how it is quantised.
 
+    What is null says nothing and is left out.
+
     A key that the preset has not, as one recorded by an earlier version, has its default; one that
     is not known any more is a UsageError.
     """
@@ -355,7 +364,7 @@ def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
     found = {f"quantization.{name}": value for name, value in options.items()}
     # Tuples are lists once they have been through JSON.
     values: dict[str, Any] = json.loads(json.dumps(asdict(restore(run.algo, preset))))
-    return {**values, **found}
+    return {name: value for name, value in {**values, **found}.items() if value is not None}
 
 
 def available() -> list[tuple[str, str]]:

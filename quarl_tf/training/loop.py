@@ -131,7 +131,7 @@ class _Training:
         """Train to the end, and write what came of it."""
         folder, preset = self._folder, self._preset
         self.resume()
-        while self.step < preset.steps:
+        while self.step < preset.steps and not self._solved:
             self.burst()
             update(self.step, preset.steps, self.note())
         best = self.best
@@ -155,6 +155,12 @@ class _Training:
         record.save(folder / "training.json")
         delete_checkpoints(folder)
         return record
+
+    @property
+    def _solved(self) -> bool:
+        """Whether the return is reached that was asked for."""
+        until, ready = self._preset.until, self._delay is None or self._quantized
+        return ready and until is not None and self.best.score >= until
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, with fresh episodes.

@@ -127,6 +127,15 @@ def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tin
     assert np.isfinite(learning).all()
 
 
+def test_training_stops_at_the_return_that_was_asked_for(tiny_run: Run, tmp_path: Path) -> None:
+    # Whatever is not hopeless is enough; the first evaluation is at a quarter.
+    run = replace(tiny_run, overrides={**tiny_run.overrides, "until": 1})
+    record = train(Workspace(tmp_path), run, silent)
+    last = rows(Workspace(tmp_path), run)[-1]
+    assert record.best_step == int(last["step"]) < run.overrides["steps"]
+    assert record.selection_return == float(last["greedy_return"]) >= 1
+
+
 def test_calibration_observations_are_those_of_the_kept_network(
     trained: Workspace, tiny_run: Run
 ) -> None:
