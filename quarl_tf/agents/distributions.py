@@ -11,26 +11,38 @@ from quarl_tf.agents import tf_agents
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
 from quarl_tf.networks.layers import Floats
+from quarl_tf.spec.actions import split
 
 
 class Categorical:
-    """The distribution of a discrete action; the head is its logits."""
+    """The distribution of a discrete action, or of several at once; the head is the logits."""
 
-    #: How TF-Agents takes the head.
-    read = staticmethod(tf_agents.categorical)
+    def __init__(self, choices: int | tuple[int, ...]) -> None:
+        """Draw from one action's logits, or from those of several side by side."""
+        self._choices = choices
+        #: How TF-Agents takes the head.
+        self.read = (
+            tf_agents.categorical if isinstance(choices, int) else tf_agents.categoricals(choices)
+        )
 
     def draw(self, logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
         """Draw actions (Gumbel-max); return them with the logarithms of their probabilities."""
-        logits = logits - logits.max(axis=1, keepdims=True)
-        log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        noise = random.gumbel(size=logits.shape)
-        actions = (log_probabilities + noise).argmax(axis=1).astype(np.int32)
-        return actions, log_probabilities[np.arange(len(actions)), actions]
+        if isinstance(self._choices, int):
+            return _drawn(logits, random)
+        each = [_drawn(part, random) for part in split(logits, self._choices)]
+        actions, log_probabilities = (np.stack(field, axis=1) for field in zip(*each, strict=True))
+        return actions, log_probabilities.sum(axis=1)
 
     def variance(self, logits: Floats) -> Floats:
-        """Return the variance over the actions' probabilities: 0 where all are alike."""
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray((odds / odds.sum(axis=1, keepdims=True)).var(axis=1))
+        """Return the variance over the actions' probabilities: 0 where all are alike.
+
+        Of several actions at once it is the mean of theirs.
+        """
+        variances = []
+        for part in split(logits, self._choices):
+            odds = np.exp(part - part.max(axis=1, keepdims=True))
+            variances.append((odds / odds.sum(axis=1, keepdims=True)).var(axis=1))
+        return np.asarray(np.mean(variances, axis=0))
 
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the actions: all are possible."""
@@ -38,6 +50,14 @@ class Categorical:
 
     def refresh(self) -> None:
         """Do nothing: all depends on the head."""
+
+
+def _drawn(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
+    logits = logits - logits.max(axis=1, keepdims=True)
+    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    noise = random.gumbel(size=logits.shape)
+    actions = (log_probabilities + noise).argmax(axis=1).astype(np.int32)
+    return actions, log_probabilities[np.arange(len(actions)), actions]
 
 
 class Gaussian:

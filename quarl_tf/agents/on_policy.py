@@ -135,7 +135,9 @@ class ActorCritic(Agent):
             else _TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
         )
         self._distribution: Gaussian | Categorical = (
-            Gaussian(spec, self.network) if spec.num_actions is None else Categorical()
+            Gaussian(spec, self.network)
+            if spec.num_actions is None
+            else Categorical(spec.num_actions)
         )
         self._agent = self._loss_agent(spec)
         self._optimizer = optimizer(self._model.trainable_variables)

@@ -67,6 +67,20 @@ def categorical(logits: Any) -> Any:
     return tfp.distributions.Categorical(logits=logits, dtype=tf.int32)
 
 
+def categoricals(choices: Sequence[int]) -> Read:
+    """Return what reads logits as the distribution of several discrete actions at once."""
+    # TFP takes as many logits for each: behind all of them stands one that is never drawn.
+    ends, sizes = np.cumsum(choices)[:, None], np.array(choices)[:, None]
+    place = np.arange(max(choices))
+    index = np.where(place < sizes, ends - sizes + place, ends[-1])
+
+    def read(logits: Any) -> Any:
+        padded = tf.pad(logits, [[0, 0], [0, 1]], constant_values=-1e9)
+        return tfp.distributions.Independent(categorical(tf.gather(padded, index, axis=1)), 1)
+
+    return read
+
+
 def gaussian(log_deviation: Any) -> Read:
     """Return what reads means as the distribution of a continuous action."""
 
@@ -128,7 +142,8 @@ def observation_spec(spec: EnvSpec) -> Any:
 def action_spec(spec: EnvSpec) -> Any:
     """Return TF-Agents' specification of an action."""
     if spec.num_actions is not None:
-        return tensor_spec.BoundedTensorSpec((), tf.int32, 0, spec.num_actions - 1)
+        last = np.array(spec.num_actions) - 1
+        return tensor_spec.BoundedTensorSpec(last.shape, tf.int32, 0, last)
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     return tensor_spec.BoundedTensorSpec(low.shape, tf.float32, low, high)
 

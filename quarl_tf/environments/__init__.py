@@ -11,20 +11,20 @@ played before; an environment of the user's own has to see to that itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.environments import atari, rebuild, registry
+from quarl_tf.environments import atari, rebuild, registry, spaces
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.presets import ALGORITHMS
-from quarl_tf.spec import Chance
+from quarl_tf.spec import Chance, actions
 
 __all__ = [
     "GAME_OVER",
@@ -56,8 +56,9 @@ class EnvSpec:
     observation_shape: tuple[int, ...]
     #: "float32" or "uint8".
     observation_dtype: str
-    #: None if actions are continuous; else bounds are None.
-    num_actions: int | None
+    #: Of each of several actions at once (MultiDiscrete) a tuple; None if actions are continuous,
+    #: else bounds are None.
+    num_actions: int | tuple[int, ...] | None
     action_low: tuple[float, ...] | None = None
     action_high: tuple[float, ...] | None = None
     #: Frames in an observation, newest last; 1 if it is no stack of frames.
@@ -66,7 +67,15 @@ class EnvSpec:
     @property
     def action_size(self) -> int:
         """Return the number of discrete actions, or of components of a continuous one."""
-        return len(self.action_low or ()) if self.num_actions is None else self.num_actions
+        choices = self.num_actions
+        return len(self.action_low or ()) if choices is None else int(np.sum(choices))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what sidecars say of the environment, as JSON has it."""
+        facts = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        del facts["frame_stack"]
+        return facts
 
     @cached_property
     def bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -76,20 +85,20 @@ class EnvSpec:
 
     def greedy(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
         """Return the best actions by heads [n, outputs]: of equal values the first."""
-        best: npt.NDArray[Any] = (
-            np.clip(heads, *self.bounds) if self.num_actions is None else heads.argmax(axis=1)
-        )
-        return best
+        if self.num_actions is None:
+            return np.clip(heads, *self.bounds)
+        return actions.best(heads, self.num_actions)
 
 
 def require_actions(algo: str, spec: EnvSpec) -> None:
     """Refuse an environment whose actions an algorithm cannot choose."""
     if algo not in ALGORITHMS:
         raise unknown("algorithm", algo, ALGORITHMS)
-    there = "continuous" if spec.num_actions is None else "discrete"
+    kinds = {int: "discrete", tuple: "multi-discrete", type(None): "continuous"}
+    there = kinds[type(spec.num_actions)]
     needed = {name: preset.ACTIONS or there for name, preset in ALGORITHMS.items()}
     if needed[algo] != there:
-        fitting = [name for name, actions in needed.items() if actions == there]
+        fitting = [name for name, kind in needed.items() if kind == there]
         raise UsageError(
             f"{algo} needs {needed[algo]} actions; take {' or '.join(fitting)}. "
             f"Received: actions={there!r}"
@@ -126,7 +135,7 @@ def require_finite(episode_return: float, where: str) -> None:
 
 
 def make(env_id: str, *, sticky: float = 0.0) -> gym.Env[Any, Any]:
-    """Make one environment, with its time limit; observations are float32 or uint8.
+    """Make one environment, with its time limit, of plain spaces (see `environments.spaces`).
 
     Atari games follow the papers' protocol of evaluation (see `environments.atari`), but repeat
     their last action at a frame with the probability `sticky`.
@@ -143,9 +152,7 @@ def make(env_id: str, *, sticky: float = 0.0) -> gym.Env[Any, Any]:
         if atari.plays(registered):
             return atari.make(registered, sticky)
         env = rebuild.RebuildOnReset(create) if rebuild.keeps_a_past(registered) else create()
-    if not _is_wide(env.observation_space):
-        return env
-    return gym.wrappers.TransformObservation(env, _narrow, _narrowed(env.observation_space))
+        return spaces.plain(env)
 
 
 def make_vector(
@@ -172,12 +179,7 @@ def make_vector(
             "A vector environment must reset at the step after an episode's end "
             f"(AutoresetMode.NEXT_STEP). Received: {env_id} with {mode}"
         )
-    single = envs.single_observation_space
-    if not _is_wide(single):
-        return envs
-    return gym.wrappers.vector.TransformObservation(
-        envs, _narrow, single_observation_space=_narrowed(single)
-    )
+    return spaces.plain_vector(envs)
 
 
 def env_spec(env_id: str) -> EnvSpec:
@@ -189,53 +191,14 @@ def env_spec(env_id: str) -> EnvSpec:
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
     env.close()
-    flaw = _observation_flaw(observation) or _action_flaw(action)
+    flaw = spaces.observation_flaw(observation) or spaces.action_flaw(action)
     if flaw is not None:
         raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
     shape, dtype = observation.shape or (), str(observation.dtype)
+    if isinstance(action, gym.spaces.MultiDiscrete):
+        return EnvSpec(shape, dtype, tuple(action.nvec.tolist()))
     if isinstance(action, gym.spaces.Discrete):
         depth = shape[-1] if atari.plays(registry.find(env_id)) else 1
         return EnvSpec(shape, dtype, int(action.n), frame_stack=depth)
     box = cast(gym.spaces.Box, action)
     return EnvSpec(shape, dtype, None, tuple(box.low.tolist()), tuple(box.high.tolist()))
-
-
-def _observation_flaw(space: gym.Space[Any]) -> str | None:
-    if not isinstance(space, gym.spaces.Box):
-        return "Observations must be a Box"
-    if space.dtype not in (np.float32, np.uint8):
-        return "Observations must be floats, or bytes (uint8) such as images have"
-    if not space.shape or 0 in space.shape:
-        return "Observations must be a vector or an image with at least one number"
-    return None
-
-
-def _action_flaw(space: gym.Space[Any]) -> str | None:
-    if isinstance(space, gym.spaces.Discrete) and space.start == 0:
-        return None
-    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
-        return "Actions must be Discrete from 0 or a bounded Box"
-    if len(space.shape) != 1 or not np.issubdtype(space.dtype, np.floating):
-        return "Continuous actions must be a vector of floats"
-    if not space.shape[0] or (space.low >= space.high).any():
-        return "Each continuous action needs a lowest value below its highest"
-    return None
-
-
-def _is_wide(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:
-    """Tell whether observations are floats of another width than float32."""
-    return (
-        isinstance(space, gym.spaces.Box)
-        and np.issubdtype(space.dtype, np.floating)
-        and space.dtype != np.float32
-    )
-
-
-def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    return np.asarray(values, np.float32)
-
-
-def _narrowed(space: gym.spaces.Box) -> gym.spaces.Box:
-    # Gymnasium's own wrapper, DtypeObservation, warns of what is meant here.
-    with np.errstate(over="ignore"):
-        return gym.spaces.Box(_narrow(space.low), _narrow(space.high), dtype=np.float32)

@@ -234,15 +234,7 @@ def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
 
 def _matching_env(sidecar: Sidecar, chance: Chance) -> gym.Env[Any, Any]:
     """Make the environment, once its spaces are those the policy was made for."""
-    spec = environments.env_spec(sidecar.env_id)
-    found = {
-        "observation_shape": list(spec.observation_shape),
-        "observation_dtype": spec.observation_dtype,
-        "num_actions": spec.num_actions,
-        "action_low": None if spec.action_low is None else list(spec.action_low),
-        "action_high": None if spec.action_high is None else list(spec.action_high),
-    }
-    for name, value in found.items():
+    for name, value in environments.env_spec(sidecar.env_id).facts.items():
         expected = getattr(sidecar, name)
         if value != expected:
             raise QuarlError(

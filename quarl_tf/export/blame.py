@@ -13,6 +13,7 @@ from quarl_tf.export import calibration, integer
 from quarl_tf.quantization.grid import Array, grid_between, snap
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat
+from quarl_tf.spec.actions import agreement
 
 #: Observations that layers are judged on, at most.
 _SEEN = 1000
@@ -155,7 +156,7 @@ def _heads(content: bytes, policy: Policy, observations: Array) -> Array:
 
 def _disagreement(found: Array, wanted: Array, policy: Policy) -> float:
     if policy.sidecar.num_actions is not None:
-        return float((found.argmax(axis=1) != wanted.argmax(axis=1)).mean())
+        return 1 - agreement(found, wanted, policy.sidecar.num_actions)
     span = np.subtract(policy.sidecar.action_high or [1.0], policy.sidecar.action_low or [0.0])
     return float((np.abs(found - wanted) > 0.01 * span).any(axis=1).mean())
 

@@ -14,6 +14,7 @@ from quarl_tf.quantization import qat
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import CALIBRATED, Scheme
+from quarl_tf.spec.actions import agreement
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): what float32 sums in another order may differ by. Sums over the 28224 bytes of four frames
@@ -72,8 +73,7 @@ def compare(
             "export where it was trained, or report it. Received: " + _found(check)
         )
     if policy.sidecar.num_actions is not None:
-        agreed = heads.argmax(axis=1) == wanted.argmax(axis=1)
-        check["action_agreement"] = float(agreed.mean())
+        check["action_agreement"] = agreement(heads, wanted, policy.sidecar.num_actions)
     return check
 
 

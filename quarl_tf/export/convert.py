@@ -122,7 +122,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
     audit = flatbuffer.audit(content)
     if scheme.name in ("int8", "int8_tensor", "qat_int8"):
         check.require_int8(audit, trained.spec.observation_dtype)
-    record, spec = trained.record, trained.spec
+    record = trained.record
     return Sidecar(
         run=record.run,
         run_id=record.run_id,
@@ -132,12 +132,8 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         sha256=hashlib.sha256(content).hexdigest(),
         size_bytes=len(content),
         head=_head(trained, scheme),
-        num_actions=spec.num_actions,
-        action_low=_listed(spec.action_low),
-        action_high=_listed(spec.action_high),
         action_std=_action_std(trained),
-        observation_shape=list(spec.observation_shape),
-        observation_dtype=spec.observation_dtype,
+        **trained.spec.facts,
         tensor_dtypes=audit.tensor_dtypes,
         weight_dtypes=audit.weight_dtypes,
         operators=audit.operators,
@@ -164,10 +160,6 @@ def _head(trained: TrainedNetwork, scheme: Scheme) -> str:
 def _action_std(trained: TrainedNetwork) -> list[float] | None:
     logarithm = trained.weights.get("action/log_deviation:0")
     return None if logarithm is None else np.exp(logarithm).tolist()
-
-
-def _listed(values: tuple[float, ...] | None) -> list[float] | None:
-    return None if values is None else list(values)
 
 
 Converted = tuple[bytes, keras.Model]

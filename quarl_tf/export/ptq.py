@@ -24,7 +24,7 @@ from quarl_tf.quantization.gptq import gptq
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme
+from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path, write_artifact
 
@@ -200,6 +200,6 @@ def _agreement(reference: Policy, policy: Policy, observations: Array) -> dict[s
         "max_abs_head": float(np.abs(heads[0]).max()),
     }
     if reference.sidecar.num_actions is not None:
-        same = heads[0].argmax(axis=1) == heads[1].argmax(axis=1)
-        found["action_agreement"] = float(same.mean())
+        choices = reference.sidecar.num_actions
+        found["action_agreement"] = actions.agreement(heads[0], heads[1], choices)
     return found

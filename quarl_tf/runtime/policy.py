@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,13 @@ class Policy:
         if sidecar.head == "action":
             low, high = sidecar.action_low, sidecar.action_high
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
+        #: Where each choice's values lie in the head, if there are several at once.
+        self._choices: list[slice] = []
+        if isinstance(sidecar.num_actions, list):
+            ends = accumulate(sidecar.num_actions)
+            self._choices = [
+                slice(e - n, e) for n, e in zip(sidecar.num_actions, ends, strict=True)
+            ]
         self._noise = _noise(sidecar)
 
     @classmethod
@@ -106,12 +113,13 @@ class Policy:
             )
         return cls(content, sidecar, threads)
 
-    def act(self, observation: ArrayLike) -> int | NDArray[np.float32]:
+    def act(self, observation: ArrayLike) -> int | NDArray[Any]:
         """Choose the best action for one observation, as the environment gives it: without a batch.
 
         Observations of float policies may be of any float type. Returned is the index of the best
-        value, the lowest of those that share it; or for a continuous head the action itself,
-        float32 [n], clipped to the action's bounds.
+        value, the lowest of those that share it, or of several actions at once (MultiDiscrete) each
+        one's, [n]; or for a continuous head the action itself, float32 [n], clipped to the action's
+        bounds.
 
         Raises:
             QuarlError: The observation has another shape or type or is not finite, or the head is
@@ -122,6 +130,8 @@ class Policy:
             low, high = self._bounds
             action: NDArray[np.float32] = np.minimum(np.maximum(self._decode(head), low), high)
             return action
+        if self._choices:
+            return self._best_of_each(head, head)
         # Codes are in the order of the values they stand for, so there is nothing to dequantise;
         # and for a handful of actions a list is faster than NumPy.
         values: list[float] = head.tolist()
@@ -130,9 +140,7 @@ class Policy:
             self.ties += 1
         return values.index(best)
 
-    def sample(
-        self, observation: ArrayLike, random: np.random.Generator
-    ) -> int | NDArray[np.float32]:
+    def sample(self, observation: ArrayLike, random: np.random.Generator) -> int | NDArray[Any]:
         """Draw an action for one observation from the policy's distribution.
 
         It is an index, drawn from the softmax of the logits; or for a continuous head an action
@@ -150,9 +158,16 @@ class Policy:
         if self._bounds is not None:
             action: NDArray[np.float32] = np.clip(noisy, *self._bounds)
             return action
+        if self._choices:
+            return self._best_of_each(head, noisy)
         values: list[float] = head.tolist()
         self.ties += values.count(max(values)) > 1
         return int(noisy.argmax())
+
+    def _best_of_each(self, head: NDArray[Any], noisy: NDArray[Any]) -> NDArray[Any]:
+        each = [head[choice].tolist() for choice in self._choices]
+        self.ties += any(values.count(max(values)) > 1 for values in each)
+        return np.array([noisy[choice].argmax() for choice in self._choices])
 
     def head(self, observation: ArrayLike) -> NDArray[np.float32]:
         """Return the head for one observation, dequantised: float32 [n].
@@ -312,7 +327,7 @@ def _head_size(sidecar: Sidecar) -> int:
     if sidecar.head == "action" and None not in bounds and sidecar.num_actions is None:
         return len(sidecar.action_low or ())
     if sidecar.head != "action" and bounds == (None, None) and sidecar.num_actions is not None:
-        return sidecar.num_actions
+        return int(np.sum(sidecar.num_actions))
     raise QuarlError(
         "The sidecar's head does not fit its actions; export the policy again. Received: "
         f"head={sidecar.head!r}, num_actions={sidecar.num_actions}, bounds={bounds}"

@@ -154,8 +154,8 @@ class Sidecar(_JsonRecord):
     #: What the head's numbers are: "q_values", "advantages" (Q-values less a part that all
     #: actions share), "logits" or "action".
     head: str
-    #: Actions of a discrete space, or null.
-    num_actions: int | None
+    #: Actions of a discrete space, of each of several (MultiDiscrete) a list, or null.
+    num_actions: int | list[int] | None
     #: Bounds of a continuous action space, or null.
     action_low: list[float] | None
     action_high: list[float] | None

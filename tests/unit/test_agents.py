@@ -103,7 +103,7 @@ def test_ppo_samples_actions_in_proportion_to_their_probability() -> None:
 
 def test_variance_of_discrete_actions_is_that_over_their_probabilities() -> None:
     logits = np.float32([[7 + np.log(3), 7], [1000, 0], [5, 5]])  # 0.75 and 0.25, 1 and 0, even.
-    np.testing.assert_allclose(Categorical().variance(logits), [0.0625, 0.25, 0], rtol=1e-5)
+    np.testing.assert_allclose(Categorical(2).variance(logits), [0.0625, 0.25, 0], rtol=1e-5)
 
 
 def test_continuous_actions_have_their_mean_deviation_and_density() -> None:

@@ -188,17 +188,15 @@ def test_environments_are_described(
 @pytest.mark.parametrize(
     ("observation", "action"),
     [
-        (spaces.Discrete(5), TWO),
-        (spaces.Dict(x=BOX), TWO),
-        (spaces.Box(0, 9, (3,), np.int64), TWO),
-        (spaces.Box(-1, 1, ()), TWO),
+        (spaces.Text(3), TWO),
+        (spaces.Dict(), TWO),
+        (spaces.Dict(x=BOX, y=spaces.Sequence(BOX)), TWO),
+        (spaces.Tuple([BOX, spaces.OneOf([BOX, TWO])]), TWO),
         (spaces.Box(-1, 1, (0,)), TWO),
-        (BOX, spaces.MultiDiscrete([2, 2])),
-        (BOX, spaces.MultiBinary(2)),
-        (BOX, spaces.Discrete(2, start=1)),
+        (BOX, spaces.Dict(x=TWO)),
+        (BOX, spaces.MultiDiscrete([])),
         (BOX, spaces.Box(0, np.inf, (2,))),
         (BOX, spaces.Box(-1, 1, (0,))),
-        (BOX, spaces.Box(-1, 1, (2, 2))),
         (BOX, spaces.Box(0, 3, (2,), np.int64)),
         (BOX, spaces.Box(np.float32([-1, 2]), np.float32([1, 2]))),
     ],
@@ -206,7 +204,7 @@ def test_environments_are_described(
 def test_other_spaces_are_refused(
     register: Callable[..., str], observation: Any, action: Any
 ) -> None:
-    with pytest.raises(UsageError, match=r"Received: Own-v0 with .*"):
+    with pytest.raises(UsageError, match=r"^[^\n]*Received: Own-v0 with [^\n]*$"):
         env_spec(register(observation, action))
 
 

@@ -1,0 +1,29 @@
+"""Greedy choice by the values of a head, of one discrete action or of several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: How many discrete actions there are to choose from; of a MultiDiscrete space a list of them.
+Choices = int | Sequence[int]
+
+
+def split(heads: NDArray[Any], choices: Choices) -> list[NDArray[Any]]:
+    """Return the values [n, ...] of each choice apart."""
+    return [heads] if isinstance(choices, int) else np.split(heads, np.cumsum(choices)[:-1], axis=1)
+
+
+def best(heads: NDArray[Any], choices: Choices) -> NDArray[Any]:
+    """Return the best actions [n] or [n, choices] by heads [n, outputs]; of equals the first."""
+    indices: list[NDArray[Any]] = [values.argmax(axis=1) for values in split(heads, choices)]
+    return indices[0] if isinstance(choices, int) else np.stack(indices, axis=1)
+
+
+def agreement(heads: NDArray[Any], others: NDArray[Any], choices: Choices) -> float:
+    """Return the share of rows of two heads [n, outputs] whose best actions are the same."""
+    same = best(heads, choices) == best(others, choices)
+    return float(same.reshape(len(same), -1).all(axis=1).mean())

@@ -1,0 +1,240 @@
+"""Spaces of any kind: observations become one array of numbers, actions indices or a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from scipy.special import log_softmax
+
+from quarl_tf.agents.distributions import Categorical
+from quarl_tf.environments import EnvSpec, env_spec, make, make_vector, require_actions
+from quarl_tf.environments.acting import ticks
+from quarl_tf.environments.spaces import plain, plain_vector
+from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.keras import tf
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec.actions import agreement, best
+
+THREE, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+WORDS = spaces.MultiDiscrete([2, 3], start=[1, 0])
+HAND = spaces.Box(np.float32([[-1, 0], [0, 1]]), np.float32([[1, 2], [4, 3]]))
+
+#: Observation spaces and what they become.
+SHOWN = [
+    (spaces.Dict(b=spaces.Box(0, 9, (2, 2), np.int64), a=spaces.Discrete(3)), (7,)),
+    (spaces.Tuple([spaces.Box(0, 255, (2,), np.uint8), spaces.MultiBinary(3)]), (5,)),
+    (spaces.Dict(x=spaces.Tuple([spaces.Box(-1e30, 1e30, (2,), np.float64), TWO])), (4,)),
+    (WORDS, (5,)),
+    (spaces.MultiBinary([2, 2]), (4,)),
+    (spaces.Discrete(5, start=-2), (5,)),
+    (spaces.Box(-128, 127, (4,), np.int8), (4,)),
+    (spaces.Box(0, 2**16 - 1, (3, 2), np.uint16), (3, 2)),
+    (spaces.Box(-1, 1, (2,), np.float16), (2,)),
+    (spaces.Box(-1, 1, ()), (1,)),
+]
+
+#: Action spaces, what they become, and pairs of an action and what the environment gets.
+CHOSEN = [
+    (spaces.Discrete(3, start=1), 3, [(0, 1), (2, 3)]),
+    (WORDS, (2, 3), [([0, 0], [1, 0]), ([1, 2], [2, 2])]),
+    (spaces.MultiDiscrete([[2, 3]]), (2, 3), [([1, 2], [[1, 2]])]),
+    (spaces.MultiBinary([2, 1]), (2, 2), [([1, 0], [[1], [0]])]),
+    (HAND, None, [([0, 1, 2, 3], [[0, 1], [2, 3]])]),
+    (spaces.Box(-1, 1, (), np.float64), None, [([0.5], 0.5)]),
+]
+
+
+class Drawn(gym.Env[Any, Any]):
+    """Shows draws of its observation space, and tells which actions it got."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        # Draws of a space follow its seed, so that each environment has its own.
+        self.observation_space = deepcopy(observation_space)
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert np.shape(action) == self.action_space.shape
+        assert np.asarray(action).dtype == self.action_space.dtype
+        self.steps += 1
+        seen = self.observation_space.sample()
+        return seen, 1.0, self.steps == 3, False, {"got": action}
+
+
+Register = Callable[..., str]
+
+
+@pytest.fixture
+def register() -> Iterator[Register]:
+    """Return a function that registers an environment, as a vector of its own if told so."""
+
+    def add(observation: Any, action: Any, *, vectorised: bool = False) -> str:
+        def create_vector(num_envs: int, **_: Any) -> Any:
+            return gym.vector.SyncVectorEnv([lambda: Drawn(observation, action)] * num_envs)
+
+        entry = create_vector if vectorised else None
+        gym.register("Drawn-v0", lambda: Drawn(observation, action), vector_entry_point=entry)
+        return "Drawn-v0"
+
+    yield add
+    gym.registry.pop("Drawn-v0", None)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize(("space", "shape"), SHOWN)
+def test_observations_are_floats_the_same_for_single_and_vector(
+    register: Register, space: Any, shape: tuple[int, ...], vectorised: bool
+) -> None:
+    env_id = register(space, TWO, vectorised=vectorised)
+    assert env_spec(env_id) == EnvSpec(shape, "float32", 2)
+    envs, singles = make_vector(env_id, 2), [make(env_id) for _ in range(2)]
+    assert envs.single_observation_space == singles[0].observation_space
+    drawn = deepcopy(space)
+    drawn.seed(7)
+    rows = [[env.reset(seed=7 + i)[0] for i, env in enumerate(singles)]]
+    np.testing.assert_allclose(rows[0][0], flat(space, drawn.sample()).reshape(shape), rtol=1e-7)
+    rows += [[env.step(0)[0] for env in singles] for _ in range(3)]
+    observations, _ = envs.reset(seed=7)
+    stream = islice(ticks(envs, lambda _: np.zeros(2, int), observations), 4)
+    for row, tick in zip(rows, stream, strict=True):
+        assert tick.observations.dtype == np.float32
+        np.testing.assert_array_equal(tick.observations, row)
+        assert all(
+            env.observation_space.contains(seen) for env, seen in zip(singles, row, strict=True)
+        )
+
+
+def flat(space: Any, sample: Any) -> np.ndarray:
+    """Flatten by hand: boxes and bits as they are, what is discrete one-hot."""
+    match space:
+        case spaces.Dict():
+            return np.concatenate([flat(space[key], sample[key]) for key in space])
+        case spaces.Tuple():
+            return np.concatenate([flat(one, of) for one, of in zip(space, sample, strict=True)])
+        case spaces.Discrete():
+            return np.eye(int(space.n))[sample - space.start]
+        case spaces.MultiDiscrete():
+            hot = [np.eye(n)[i] for n, i in zip(space.nvec, sample - space.start, strict=True)]
+            return np.concatenate(hot)
+    return np.ravel(sample)
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+@pytest.mark.parametrize(("space", "choices", "pairs"), CHOSEN)
+def test_actions_are_those_of_the_environment_in_single_and_vector(
+    register: Register, space: Any, choices: Any, pairs: Any, vectorised: bool
+) -> None:
+    env_id = register(THREE, space, vectorised=vectorised)
+    spec = env_spec(env_id)
+    assert spec.num_actions == choices
+    if choices is None:
+        assert spec.action_low == tuple(space.low.ravel().tolist())
+        assert spec.action_high == tuple(space.high.ravel().tolist())
+    env, envs = make(env_id), make_vector(env_id, 2)
+    assert env.action_space == envs.single_action_space
+    for action, wanted in pairs:
+        env.reset(seed=0)
+        envs.reset(seed=0)
+        got = env.step(np.array(action))[-1]["got"]
+        np.testing.assert_array_equal(got, np.array(wanted, space.dtype))
+        for got in envs.step(np.array([action] * 2))[-1]["got"]:
+            np.testing.assert_array_equal(got, np.array(wanted, space.dtype))
+    env.reset(seed=0)
+    assert np.asarray(env.step(env.action_space.sample())[-1]["got"]) in space
+
+
+def test_what_is_plain_already_is_not_wrapped() -> None:
+    """Wrappers take time at every step."""
+    for action in (TWO, spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float64)):
+        env = Drawn(THREE, action)
+        assert plain(env) is env
+        envs: Any = gym.vector.SyncVectorEnv([lambda env=env: env])
+        assert plain_vector(envs) is envs
+
+
+def test_a_sidecar_says_what_the_environment_is(register: Register) -> None:
+    spec = env_spec(register(spaces.Dict(x=THREE, y=TWO), WORDS))
+    assert spec.facts == {
+        "observation_shape": [5],
+        "observation_dtype": "float32",
+        "num_actions": [2, 3],
+        "action_low": None,
+        "action_high": None,
+    }
+    assert spec.action_size == 5
+
+
+@pytest.mark.parametrize(("algo", "kind"), [("dqn", "discrete"), ("ddpg", "continuous")])
+def test_several_actions_at_once_are_for_ppo_and_a2c(algo: str, kind: str) -> None:
+    spec = EnvSpec((3,), "float32", (2, 3))
+    line = f"{algo} needs {kind} actions; take a2c or ppo. Received: actions='multi-discrete'"
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        require_actions(algo, spec)
+    require_actions("ppo", spec)
+
+
+# Choosing.
+
+HEADS = np.float32([[0, 1, 5, 2, 5], [3, 3, -1, -2, -3], [1, 0, 0, 0, 1]])
+
+
+def test_the_best_action_of_each_choice_by_hand() -> None:
+    assert best(HEADS, 5).tolist() == [2, 0, 0]
+    assert best(HEADS, [2, 3]).tolist() == [[1, 0], [0, 0], [0, 2]]
+    assert EnvSpec((3,), "float32", (2, 3)).greedy(HEADS).tolist() == best(HEADS, [2, 3]).tolist()
+    others = HEADS + np.float32([0, 0, 0, 0, 1])
+    # One of the two actions of the first row differs.
+    assert agreement(HEADS, others, [2, 3]) == pytest.approx(2 / 3)
+    assert agreement(HEADS, others, 5) == pytest.approx(1 / 3)
+
+
+def test_a_policy_chooses_several_actions_at_once(
+    networks: dict[str, Any], describe: Callable[..., Path]
+) -> None:
+    network = type(networks["mlp"])([(np.eye(4, 5, dtype=np.float32), HEADS[0] * 0)], np.eye(4))
+    changes = {"head": "logits", "num_actions": [2, 3]}
+    policy = Policy.load(describe(network.convert("fp32"), **changes))
+    action = policy.act(np.float32([0, 1, 0, 2]))
+    assert (action.tolist(), policy.ties) == ([1, 1], 0)  # type: ignore[union-attr]
+    assert policy.act(np.float32([1, 1, 0, 2])).tolist() == [0, 1]  # type: ignore[union-attr]
+    assert policy.ties == 1
+    random, observation = np.random.default_rng(0), np.float32([0, 1, 0, 2])
+    drawn = np.array([policy.sample(observation, random) for _ in range(5000)])
+    weights = np.exp(policy.head(observation))
+    for column, part in zip(drawn.T, (weights[:2], weights[2:]), strict=True):
+        found = np.bincount(column, minlength=len(part)) / len(drawn)
+        np.testing.assert_allclose(found, part / part.sum(), atol=0.03)
+    with pytest.raises(QuarlError, match="output shapes"):
+        Policy.load(describe(network.convert("fp32"), **changes | {"num_actions": [2, 2]}))
+
+
+def test_the_distribution_of_several_actions_is_the_product_of_each() -> None:
+    distribution = Categorical((2, 3))
+    actions, found = distribution.draw(HEADS, np.random.default_rng(0))
+    parts = log_softmax(HEADS[:, :2], axis=1), log_softmax(HEADS[:, 2:], axis=1)
+    rows = np.arange(3)
+    wanted = parts[0][rows, actions[:, 0]] + parts[1][rows, actions[:, 1]]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    read = distribution.read(tf.constant(HEADS))
+    np.testing.assert_allclose(read.log_prob(actions), wanted, rtol=1e-5)
+    entropy = -sum((np.exp(part) * part).sum(axis=1) for part in parts)
+    np.testing.assert_allclose(read.entropy(), entropy, rtol=1e-5)
+    variances = [np.exp(part).var(axis=1) for part in parts]
+    np.testing.assert_allclose(distribution.variance(HEADS), np.mean(variances, axis=0), rtol=1e-5)
+    with tf.GradientTape() as tape:
+        logits = tf.Variable(HEADS)
+        total = tf.reduce_sum(distribution.read(logits).entropy())
+    assert np.isfinite(tape.gradient(total, logits)).all()
