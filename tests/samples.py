@@ -7,17 +7,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quarl_tf import presets
+from quarl_tf import networks, presets
 from quarl_tf.cli import main
-from quarl_tf.environments import EnvSpec
+from quarl_tf.environments import EnvSpec, make_vector
 from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.files import sha256
+from quarl_tf.networks import Weights
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.spec import Run
 from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
@@ -132,6 +134,48 @@ def products(workspace: Workspace, run: Run) -> list[bytes]:
     """Return what a training leaves but for its record, which holds the time it took."""
     names = ("network.npz", "calibration.npz", "progress.csv")
     return [(workspace.run_dir(run.run_id) / name).read_bytes() for name in names]
+
+
+def observed(env_id: str, num_envs: int, ticks: int) -> np.ndarray:
+    """Observe random play."""
+    envs = make_vector(env_id, num_envs)
+    envs.action_space.seed(0)
+    first, _ = envs.reset(seed=0)
+    played = (envs.step(envs.action_space.sample())[0] for _ in range(ticks))
+    return np.concatenate([first, *played])
+
+
+def settle(network: Any, observations: np.ndarray, seed: int) -> None:
+    """Give a new network what a trained one has: biases, and statistics of what was seen."""
+    random, values = np.random.default_rng(seed), networks.weights(network)
+    for name in values:
+        if "bias" in name or "norm/" in name:
+            values[name] = values[name] + random.normal(0, 0.1, values[name].shape)
+    if "normalizer/mean:0" in values:
+        values["normalizer/mean:0"] = observations.mean(axis=0)
+        values["normalizer/inverse_deviation:0"] = 1 / observations.std(axis=0)
+    networks.set_weights(network, {k: v.astype(np.float32) for k, v in values.items()})
+
+
+def write_training(
+    workspace: Workspace, run: Run, preset: presets.Preset, weights: Weights, seen: np.ndarray
+) -> None:
+    """Write a finished training."""
+    folder = workspace.run_dir(run.run_id)
+    networks.save_weights(folder / "calibration.npz", {"observations": seen})
+    (folder / "progress.csv").write_text("step\n1\n")
+    made = replace(TRAINING, run=run.to_dict(), run_id=run.run_id, preset=asdict(preset))
+    hashed = sha256(folder / "calibration.npz")
+    replace(made, calibration_sha256=hashed).save(folder / "training.json")
+    write_network(folder, weights)
+
+
+def write_network(folder: Path, weights: Weights) -> None:
+    """Give a finished training another network."""
+    networks.save_weights(folder / "network.npz", weights)
+    record = TrainingRecord.load(folder / "training.json")
+    hashed = sha256(folder / "network.npz")
+    replace(record, network_sha256=hashed).save(folder / "training.json")
 
 
 def seen(rows: int, seed: int = 0) -> np.ndarray:
