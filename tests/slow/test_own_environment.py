@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from samples import Capsys, Patch
+from samples import Capsys, Patch, refusal
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -56,15 +56,6 @@ def here(finished: Path, monkeypatch: Patch) -> Iterator[Path]:
     for name in [name for name in sys.modules if name.split(".")[0] == "examples"]:
         del sys.modules[name]
     gym.registry.pop("Docking-v0", None)
-
-
-def refusal(capsys: Capsys, *arguments: str, code: int = 2) -> str:
-    """Run a command that has to fail with this code; return its one line."""
-    assert verbs.main(arguments) == code
-    error = capsys.readouterr().err
-    assert error.startswith("quarl: ")
-    assert error.count("\n") == 1
-    return error
 
 
 # The example.
@@ -134,38 +125,37 @@ def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: 
         assert capsys.readouterr().err == (line if told else "")
 
 
-@pytest.mark.parametrize("verb", ["run", "train", "export", "evaluate"])
-def test_a_module_that_is_not_there_is_named(
-    verb: str, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    Path("physical.py").write_text("import no_such_physics\n")
-    needed = [*DOCKING] if verb in ("run", "train") else ["something"]
-    line = refusal(capsys, verb, *needed, "--import", "dokcing")
-    assert "neither installed nor in the current folder" in line
-    assert "Received: --import 'dokcing'" in line
-    line = refusal(capsys, verb, *needed, "--import", "physical")
-    assert "imports no_such_physics" in line
+ABSENT, FILE = "neither installed nor in the current folder", "name it as an import statement would"
+FAILS = "The module cannot be imported "
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("module", "content", "words"),
     [
-        ("def broken(:\n", "(SyntaxError: invalid syntax (faulty.py, line 1)); "),
-        ("from json import no_such_name\n", "(ImportError: cannot import name 'no_such_name' "),
-        ("1 / 0\n", "(ZeroDivisionError: division by zero); `python -c 'import faulty'` shows "),
+        ("folly", "", ABSENT),
+        ("faulty.envs", "", ABSENT),
+        ("faulty", "import no_such_physics.engine\n", "imports no_such_physics, which is not"),
+        ("./faulty.py", "", FILE),
+        ("faulty/envs.py", "", FILE),
+        ("", "", FILE),
+        ("faulty", "def broken(:\n", f"{FAILS}(SyntaxError: invalid syntax (faulty.py, line 1)); "),
+        ("faulty", "from json import no_such_name\n", f"{FAILS}(ImportError: cannot import name "),
+        (
+            "faulty",
+            "1 / 0\n",
+            f"{FAILS}(ZeroDivisionError: division by zero); `python -c 'import faulty'` shows ",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_no_traceback(
-    content: str, words: str, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
+    module: str, content: str, words: str, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("faulty.py").write_text(content)
-    line = refusal(capsys, *TRAIN, "--import", "faulty")
-    assert f"The module cannot be imported {words}" in line
-    assert "Received: --import 'faulty'" in line
+    line = refusal(capsys, *TRAIN, "--import", module)
+    assert words in line
+    assert line.endswith(f"Received: --import {module!r}\n")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from killing import train_and_kill
-from samples import Patch
+from samples import Patch, products, silent
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import registry
@@ -75,16 +75,6 @@ KINDS = {
         "MountainCarContinuous-v0",
     ),
 }
-
-
-def silent(*_: Any) -> None:
-    """Show no progress."""
-
-
-def products(workspace: Workspace, run: Run) -> list[bytes]:
-    folder = workspace.run_dir(run.run_id)
-    names = ("network.npz", "calibration.npz", "progress.csv")
-    return [(folder / name).read_bytes() for name in names]
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

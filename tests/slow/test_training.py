@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch
+from samples import Patch, products, silent, snapshot
 
 from quarl_tf import agents, environments, networks, presets
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.keras import tf
 from quarl_tf.foundation.seeding import environment_seed
@@ -29,22 +29,6 @@ from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
 from quarl_tf.training.rollout import rollout
-
-#: What a training leaves that is the same each time; its record holds the time it took.
-PRODUCTS = ("network.npz", "calibration.npz", "progress.csv")
-
-
-def silent(*_: Any) -> None:
-    """Show no progress."""
-
-
-def products(workspace: Workspace, run: Run) -> dict[str, bytes]:
-    return {name: (workspace.run_dir(run.run_id) / name).read_bytes() for name in PRODUCTS}
-
-
-def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    """Return when every file was changed, and what is in it."""
-    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
 
 
 def rows(workspace: Workspace, run: Run) -> list[dict[str, str]]:
@@ -197,21 +181,16 @@ def test_checkpoint_of_another_version_is_refused_and_kept(
     checkpoint.save(folder, int(newest.stem), arrays, state)
     kept = newest.read_bytes()
     with pytest.raises(QuarlError, match="Another version of this program wrote the checkpoints"):
-        train(cut_off, tiny_run, lambda *_: None)
+        train(cut_off, tiny_run, silent)
     assert newest.read_bytes() == kept
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
 def test_damaged_checkpoint_changes_nothing_in_the_end(
-    cut_off: Workspace, trained: Workspace, tiny_run: Run, damage: str
+    cut_off: Workspace, trained: Workspace, tiny_run: Run
 ) -> None:
     saved = sorted((cut_off.run_dir(tiny_run.run_id) / "checkpoints").glob("*.npz"))
     assert len(saved) == 2
-    content = saved[-1].read_bytes()
-    half = len(content) // 2
-    flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
-    damaged = {"truncated": content[:half], "flipped": flipped, "empty": b""}
-    saved[-1].write_bytes(damaged[damage])
+    saved[-1].write_bytes(saved[-1].read_bytes()[:-9])
     steps = []
     train(cut_off, tiny_run, lambda step, *_: steps.append(step))
     # It went on from the checkpoint before, not from the start, nor from the damaged one.
@@ -283,17 +262,6 @@ def test_changed_network_is_refused(copy: Workspace, tiny_run: Run, name: str) -
     assert snapshot(copy.root) == before
 
 
-def test_finished_run_of_another_preset_is_refused(copy: Workspace, tiny_run: Run) -> None:
-    path = copy.run_dir(tiny_run.run_id) / "training.json"
-    record = TrainingRecord.load(path)
-    # As if the preset that is shipped had been another one then.
-    replace(record, preset={**record.preset, "learning_rate": 0.25}).save(path)
-    before = snapshot(copy.root)
-    with pytest.raises(QuarlError, match=r"other settings; .* learning_rate=0\.\d+ for 0\.25"):
-        train(copy, tiny_run, silent)
-    assert snapshot(copy.root) == before
-
-
 def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
     folder = cut_off.run_dir(tiny_run.run_id)
     other = Run(tiny_run.algo, tiny_run.env_id, 0, {**tiny_run.overrides, "discount": 0.5})
@@ -304,28 +272,11 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
     assert snapshot(cut_off.root) == before
 
 
-# Requests that cannot be met.
-
-
-@pytest.mark.parametrize(
-    ("env_id", "overrides", "message"),
-    [
-        ("CartPole-v2", {}, "did you mean CartPole-v1"),
-        ("CartPole-v1", {"step": 10}, "did you mean steps"),
-        ("CartPole-v1", {"steps": "many"}, "steps must be a whole number above 0"),
-    ],
-)
-def test_wrong_requests_leave_nothing_behind(
-    tmp_path: Path, env_id: str, overrides: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        train(Workspace(tmp_path), Run("dqn", env_id, 0, overrides), silent)
-    assert not list(tmp_path.iterdir())
-
-
 # Learning.
 
-LENGTH = 6
+
+def begun(folder: Path, run: Run) -> loop._Training:
+    return loop._Training(folder, run, presets.load(run.algo, run.env_id, run.overrides))
 
 
 @pytest.mark.parametrize(
@@ -343,8 +294,7 @@ def test_only_a_loss_that_is_not_finite_is_called_divergence(
     tmp_path: Path,
     monkeypatch: Patch,
 ) -> None:
-    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
-    state = loop._Training(tmp_path, tiny_run, preset)
+    state = begun(tmp_path, tiny_run)
     state.resume()
 
     def fail(_: Any) -> None:
@@ -369,8 +319,7 @@ def test_a_reward_that_is_not_finite_is_not_called_divergence(
 def test_actions_that_are_not_finite_are_called_divergence_whatever_they_earn(
     tiny_run: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
-    state = loop._Training(tmp_path, tiny_run, preset)
+    state = begun(tmp_path, tiny_run)
     state.collector._actions = np.array([[np.nan]])
     state.collector._running[:] = np.nan
     with pytest.raises(QuarlError, match="Training diverged"):
@@ -378,8 +327,7 @@ def test_actions_that_are_not_finite_are_called_divergence_whatever_they_earn(
 
 
 def test_a_head_that_is_not_finite_is_divergence(tiny_run: Run, tmp_path: Path) -> None:
-    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
-    state = loop._Training(tmp_path, tiny_run, preset)
+    state = begun(tmp_path, tiny_run)
     weights = networks.weights(state.agent.network)
     networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})
     with pytest.raises(QuarlError, match=r"diverged.*a head that is not finite at step 0"):
@@ -388,7 +336,7 @@ def test_a_head_that_is_not_finite_is_divergence(tiny_run: Run, tmp_path: Path) 
 
 def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Path) -> None:
     run = Run("ppo", "CartPole-v1", 0, {"network": [8], "evaluation_episodes": 6})
-    state = loop._Training(tmp_path, run, presets.load(run.algo, run.env_id, run.overrides))
+    state = begun(tmp_path, run)
     lengths = state.greedy("selection").returns  # A reward of 1 for every state.
     assert len(set(lengths)) > 1
     assert sum(map(len, state._variances)) == sum(lengths)
@@ -398,8 +346,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
     overrides = {"network": "li", "precision": "bfloat16", "evaluation_episodes": 1}
     quantization = Quantization.from_mapping({"bits": 3, "delay": 1})
     run = Run("ppo", "PongNoFrameskip-v4", 0, overrides, quantization)
-    preset = presets.load(run.algo, run.env_id, run.overrides)
-    state = loop._Training(tmp_path, run, preset)
+    state = begun(tmp_path, run)
     frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
     state.agent.network(frames, training=True)
     state._start_quantization()
@@ -408,7 +355,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
         return act(frames, np.ones(len(frames), np.bool_))
 
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
-    preset = replace(preset, precision="float32")
+    preset = replace(state._preset, precision="float32")
     factory = agents.network_factory(run.algo, state._spec, preset, run.seed)
     wanted = quantizing(quantization)(factory())
     networks.set_weights(wanted, networks.weights(state.agent.network))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from samples import python
 
 import quarl_tf
 
@@ -52,7 +51,8 @@ def test_imports_point_down(name: str) -> None:
 def loaded_by(statement: str) -> set[str]:
     """Return the top-level modules that a statement loads in a fresh process."""
     code = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
 
@@ -70,12 +70,15 @@ def test_boards_load_numpy_and_litert_alone() -> None:
     assert not loaded_by("import quarl_tf.runtime.policy") & (TENSORFLOW | more)
 
 
-@pytest.mark.parametrize(("module", "extra"), [("rich", "evaluate"), ("jinja2", "report")])
+@pytest.mark.parametrize(
+    ("module", "extra"), [("rich", "evaluate"), ("jinja2", "report"), ("tensorflow", "train")]
+)
 def test_the_command_names_the_extra_that_is_not_installed(module: str, extra: str) -> None:
-    words = ["report", "dqn-CartPole-v1-s0", "--root", str(PACKAGE.parent)]
+    task = ["train", "CartPole-v1"] if extra == "train" else ["report", "dqn-CartPole-v1-s0"]
+    words = [*task, "--root", "/proc/nowhere" if extra == "train" else str(PACKAGE.parent)]
     code = f"import sys; sys.modules[{module!r}] = None; import quarl_tf.cli as c; c.main({words})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"[{extra}]" in done.stderr
+    done = python(code)
+    assert f"pip install '.[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
