@@ -101,10 +101,12 @@ def silent(*_: Any) -> None:
     """Show no progress."""
 
 
-def refused(function: Any, *arguments: Any, error: type[QuarlError] = QuarlError) -> str:
+def refused(
+    function: Any, *arguments: Any, error: type[QuarlError] = QuarlError, **options: Any
+) -> str:
     """Call what has to raise this error; return its one line."""
     with pytest.raises(error) as caught:
-        function(*arguments)
+        function(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -21,6 +21,9 @@ ROOMS = [
 ]
 
 
+TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
+
+
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
@@ -44,8 +47,12 @@ def test_every_file_lies_in_a_room() -> None:
 def test_imports_point_down(name: str) -> None:
     allowed = {*ROOMS[: ROOMS.index(name) + 1], "__version__"}
     for path in [path for path in PACKAGE.rglob("*.py") if room(path) == name]:
-        found = {m.split(".")[1] for m in imports(path) if m.startswith("quarl_tf.")}
+        names = set(imports(path))
+        found = {m.split(".")[1] for m in names if m.startswith("quarl_tf.")}
         assert found <= allowed, path
+        if name in ("evaluation", "report", "study"):
+            assert not {m.split(".")[0] for m in names} & TENSORFLOW, path
+            assert not any(m.startswith("quarl_tf.foundation.keras") for m in names), path
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -54,9 +61,6 @@ def loaded_by(statement: str) -> set[str]:
     done = python(code)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
-
-
-TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
 
 
 def test_evaluation_and_reports_load_no_tensorflow() -> None:
