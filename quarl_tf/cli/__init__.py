@@ -10,7 +10,9 @@ from collections.abc import Sequence
 _EXTRAS = {
     **dict.fromkeys(("gymnasium", "rich", "scipy", "yaml"), "evaluate"),
     **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
+    "imageio_ffmpeg": "video",
     "litert_quantizer": "int4",
+    "pygame": "video",
     "ray": "cluster",
 }
 

@@ -90,11 +90,16 @@ def build() -> argparse.ArgumentParser:
         "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
         _file_option("artifacts", "ARTIFACT", named, nargs="+"),
         _SHELF,
-        _option(
-            "--calls", type=int, default=2000, metavar="N", help="calls (default: %(default)s)"
-        ),
+        _option("--calls", type=int, default=2000, help="calls (default: %(default)s)"),
         _file_option("--json", "FILE", "write the numbers to a file, too"),
     )
+    about = "film policies side by side on one episode"
+    example = "ppo-LunarLander-v3-s5 --schemes fp32,int8"
+    out = "what to write, .gif (below 2 MB) or .mp4 (default: %(default)s)"
+    out_option = _file_option("--out", "FILE", out, default=Path("episode.gif"))
+    verb("record", about, f"record {example}", *_SHOW, out_option)
+    about = "show policies side by side on one episode, in a window"
+    verb("watch", about, f"watch {example}", *_SHOW)
     verb(
         "report",
         "write the report of one or more runs",
@@ -265,6 +270,13 @@ _RUN = (
         default="cpu",
         help="what to train on (default: %(default)s; gpu is experimental)",
     ),
+)
+_SHOW = (
+    *(_ROOT, _SHELF, _IMPORT),
+    _option("policies", metavar="POLICY", nargs="+", help="run ids, files or names on the shelf"),
+    _option("--schemes", default="fp32,int8", help="schemes of run ids (default: %(default)s)"),
+    _option("--seed", type=int, default=0, help="seed of the episode (default: %(default)s)"),
+    _option("--max-steps", type=int, default=1000, help="steps at most (default: %(default)s)"),
 )
 _EVALUATION = (
     _option(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf.evaluation.bench import Bench
 from quarl_tf.evaluation.compare import (
     Comparison,
     Interval,
@@ -42,24 +42,18 @@ def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
     return made
 
 
-def bench_table(found: Bench) -> Table:
-    """Return a table of timings, each latency as median, 95th and 99th percentile."""
+def bench_table(found: Mapping[str, Any]) -> Table:
+    """Return a table of what `bench` found."""
+    threads = list(found["artifacts"][0]["latency_us"])
     made = Table(title="µs of one call: median, 95 %, 99 %", title_justify="left")
-    first = found.timings[0].latency_us
-    columns = [f"{threads} thread{'s' * (threads > 1)}" for threads in first]
-    for name in ("file", *columns, "load ms", "bytes", "arena", "process"):
-        made.add_column(name, justify="left" if name == "file" else "right")
-    for one in found.timings:
-        sizes = (one.memory.file, one.memory.arena, one.memory.process)
-        latencies = [
-            " ".join(f"{x:.1f}" for x in each.values()) for each in one.latency_us.values()
-        ]
-        made.add_row(
-            f"{escape(one.run_id)} {one.scheme}",
-            *latencies,
-            f"{one.load_ms:.1f}",
-            *(f"{size:,}" for size in sizes),
-        )
+    made.add_column("file")
+    for name in (*(f"threads: {one}" for one in threads), "load ms", "bytes", "arena", "process"):
+        made.add_column(name, justify="right")
+    for one in found["artifacts"]:
+        latencies = [" ".join(f"{v:.1f}" for v in us.values()) for us in one["latency_us"].values()]
+        sizes = [f"{one['bytes'][what]:,}" for what in ("file", "arena", "process")]
+        name = f"{escape(one['run_id'])} {one['scheme']}"
+        made.add_row(name, *latencies, f"{one['load_ms']:.1f}", *sizes)
     return made
 
 

@@ -196,15 +196,40 @@ def _bench(args: argparse.Namespace) -> None:
     with progress_bar("bench") as update:
         found = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(found))
-    if not found.at_rest:
+    if not found["at_rest"]:
         _warn(
-            f"this machine is not at rest (load average {found.load_average:.2f} per core, 95th "
-            f"percentile of a fixed loop {found.spread:.2f} times its median): compare these times "
-            "with each other, and quote none."
+            f"this machine is not at rest (load average {found['load_average']:.2f} of a core; the "
+            f"95th percentile of a fixed loop is {found['spread']:.2f} times its median): compare "
+            "these times with each other, and quote none."
         )
     if args.json is not None:
-        write_json(args.json, found.to_dict())
+        write_json(args.json, found)
         _say(f"bench     {args.json}")
+
+
+def _record(args: argparse.Namespace) -> None:
+    with spinner("record"):
+        from quarl_tf.evaluation import video
+
+        video.record(video.scene(_shown(args), args.seed, args.max_steps), args.out)
+    _say(f"recorded  {args.out}")
+
+
+def _watch(args: argparse.Namespace) -> None:
+    from quarl_tf.evaluation import video
+
+    video.watch(video.scene(_shown(args), args.seed, args.max_steps))
+
+
+def _shown(args: argparse.Namespace) -> list[Policy]:
+    _import_modules(args)
+    workspace, paths = Workspace(args.root), []
+    for given in args.policies:
+        if "/" in given or given.endswith(".tflite"):
+            paths.append(_artifact(Path(given), args.shelf))
+        else:
+            paths += [workspace.artifact(given, one.name) for one in _schemes(args, None)]
+    return [Policy.load(path) for path in paths]
 
 
 def _blame(args: argparse.Namespace) -> None:
@@ -642,6 +667,8 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "blame": _blame,
     "evaluate": _evaluate,
     "bench": _bench,
+    "record": _record,
+    "watch": _watch,
     "report": _report,
     "study plan": _study_plan,
     "study run": _study_run,

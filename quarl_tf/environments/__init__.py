@@ -134,11 +134,12 @@ def require_finite(episode_return: float, where: str) -> None:
         )
 
 
-def make(env_id: str, *, sticky: float = 0.0) -> gym.Env[Any, Any]:
+def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, Any]:
     """Make one environment, with its time limit, of plain spaces (see `environments.spaces`).
 
     Atari games follow the papers' protocol of evaluation (see `environments.atari`), but repeat
-    their last action at a frame with the probability `sticky`.
+    their last action at a frame with the probability `sticky`. Options, such as `render_mode`, are
+    those of `gymnasium.make`.
 
     Raises:
         UsageError: The environment is unknown, or a package that it needs is not installed.
@@ -146,11 +147,11 @@ def make(env_id: str, *, sticky: float = 0.0) -> gym.Env[Any, Any]:
     registered = registry.find(env_id)
 
     def create() -> gym.Env[Any, Any]:
-        return gym.make(env_id, disable_env_checker=True)
+        return gym.make(env_id, disable_env_checker=True, **options)
 
     with registry.making(env_id):
         if atari.plays(registered):
-            return atari.make(registered, sticky)
+            return atari.make(registered, sticky, **options)
         env = rebuild.RebuildOnReset(create) if rebuild.keeps_a_past(registered) else create()
         return spaces.plain(env)
 

@@ -80,7 +80,7 @@ def plays(registered: Registered) -> bool:
     return True
 
 
-def make(registered: Registered, sticky: float = 0.0) -> gym.Env[Any, Any]:
+def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env[Any, Any]:
     """Make one game, which repeats its last action at a frame with the probability `sticky`."""
     import ale_py
 
@@ -92,6 +92,7 @@ def make(registered: Registered, sticky: float = 0.0) -> gym.Env[Any, Any]:
         disable_env_checker=True,
         obs_type="grayscale",
         repeat_action_probability=sticky,
+        **options,
     )
     stacked: gym.Env[Any, Any] = FrameStackObservation(
         AtariPreprocessing(env, noop_max=_NOOP_MAX), _DEPTH

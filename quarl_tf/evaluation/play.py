@@ -22,7 +22,7 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
-from quarl_tf.runtime.policy import Policy, measure_latency
+from quarl_tf.runtime.policy import Policy, percentiles, time_calls
 from quarl_tf.spec import BASELINE, GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import evaluation_flaw, protocol, saved_baseline
@@ -72,7 +72,7 @@ def evaluate(
     _check_seeds(seeds)
     policy = Policy.load(artifact)
     guide = None if reference is None else _load_reference(reference, policy.sidecar)
-    with closing(_matching_env(policy.sidecar, chance)) as env:
+    with closing(matching_env(policy.sidecar, chance)) as env:
         episodes, seen = _play_all(env, policy, seeds, chance, update)
         lengths = [episode.length for episode in episodes]
         agreement = None
@@ -91,7 +91,7 @@ def evaluate(
         lengths=lengths,
         starts=_listed([episode.start for episode in episodes]),
         ties=sum(episode.ties for episode in episodes),
-        latency_us=measure_latency(policy, seen, random=_draws(seeds[0], chance)),
+        latency_us=percentiles(time_calls(policy, seen, random=_draws(seeds[0], chance))),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
         **_made_by(),
@@ -114,7 +114,7 @@ def require_playable(artifact: Path, chance: Chance = GREEDY) -> None:
         QuarlError: A file is damaged, or the environment is not the one the policy was made for.
     """
     policy = Policy.load(artifact)
-    with closing(_matching_env(policy.sidecar, chance)) as env:
+    with closing(matching_env(policy.sidecar, chance)) as env:
         observation, _ = env.reset(seed=0)
         _actor(policy, 0, chance)(observation)
 
@@ -232,7 +232,7 @@ def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
     return reference
 
 
-def _matching_env(sidecar: Sidecar, chance: Chance) -> gym.Env[Any, Any]:
+def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> gym.Env[Any, Any]:
     """Make the environment, once its spaces are those the policy was made for."""
     for name, value in environments.env_spec(sidecar.env_id).facts.items():
         expected = getattr(sidecar, name)
@@ -243,7 +243,7 @@ def _matching_env(sidecar: Sidecar, chance: Chance) -> gym.Env[Any, Any]:
                 f"{name}={value}, the policy's is {expected}"
             )
     environments.require_chance(sidecar.env_id, chance)
-    return environments.make(sidecar.env_id, sticky=chance.sticky)
+    return environments.make(sidecar.env_id, sticky=chance.sticky, **options)
 
 
 def _draws(seed: int, chance: Chance) -> np.random.Generator | None:

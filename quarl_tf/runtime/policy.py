@@ -241,22 +241,6 @@ class Policy:
         return values
 
 
-def measure_latency(
-    policy: Policy,
-    observations: Sequence[NDArray[Any]],
-    calls: int = 2000,
-    random: np.random.Generator | None = None,
-) -> dict[str, float]:
-    """Time calls on observations taken in turn, of `sample` where there is a generator for it.
-
-    Returned are `percentiles` in microseconds; ties that are met do not count.
-
-    Raises:
-        UsageError: As `time_calls`.
-    """
-    return percentiles(time_calls(policy, observations, calls, random))
-
-
 def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
     """Return the "median", "p95" and "p99" of durations [n]."""
     values = np.percentile(durations, [50, 95, 99]).tolist()
@@ -266,10 +250,12 @@ def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, f
 def time_calls(
     policy: Policy,
     observations: Sequence[NDArray[Any]],
-    calls: int,
+    calls: int = 2000,
     random: np.random.Generator | None = None,
 ) -> NDArray[np.float64]:
-    """Return the microseconds of single calls [calls] after a warm-up, see `measure_latency`.
+    """Return the microseconds of single calls [calls], of `sample` where there is a generator.
+
+    Observations are taken in turn, after a warm-up; ties that are met do not count.
 
     Raises:
         UsageError: There is no observation, or no call is asked for.

@@ -64,7 +64,8 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_evaluation_and_reports_load_no_tensorflow() -> None:
-    rooms = ["evaluation.play", "evaluation.memory", "report", "study", "study.engine", "cli"]
+    rooms = ["evaluation.play", "evaluation.memory", "evaluation.bench", "evaluation.video"]
+    rooms += ["report", "study", "study.engine", "cli"]
     loaded = loaded_by("; ".join(f"import quarl_tf.{name}" for name in rooms))
     assert not loaded & TENSORFLOW
 

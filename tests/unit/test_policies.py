@@ -13,7 +13,7 @@ from ai_edge_litert.interpreter import Interpreter
 from samples import Artifacts, Copy, Describe, refused
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.runtime.policy import Policy, measure_latency
+from quarl_tf.runtime.policy import Policy, percentiles, time_calls
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
@@ -198,7 +198,7 @@ def test_a_head_of_no_distribution_is_not_sampled_from(
 def test_samples_count_ties_and_are_timed(artifacts: Artifacts, describe: Describe) -> None:
     policy = Policy.load(describe(artifacts["tied"].read_bytes(), head="logits"))
     random, untouched = np.random.default_rng(0), np.random.default_rng(0)
-    measure_latency(policy, VECTORS, calls=50, random=random)
+    time_calls(policy, VECTORS, calls=50, random=random)
     assert policy.ties == 0
     assert random.bit_generator.state != untouched.bit_generator.state
     assert {policy.sample(x, random) for x in VECTORS} == {0, 1}
@@ -332,10 +332,10 @@ def test_content_that_litert_cannot_load_is_refused(artifacts: Artifacts) -> Non
 
 def test_latency_is_of_whole_calls_and_counts_no_ties(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["tied"])
-    latency = measure_latency(policy, VECTORS, calls=50)
+    latency = percentiles(time_calls(policy, VECTORS, calls=50))
     assert set(latency) == {"median", "p95", "p99"}
     assert 0 < latency["median"] <= latency["p95"] <= latency["p99"]
     assert policy.ties == 0
     for seen, calls in ((VECTORS[:0], 50), (VECTORS, 0)):
         with pytest.raises(UsageError, match=f"observations={len(seen)}, calls={calls}"):
-            measure_latency(policy, seen, calls=calls)
+            time_calls(policy, seen, calls=calls)

@@ -1,0 +1,220 @@
+"""Show policies side by side on one episode, in a film or in a window."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from quarl_tf import environments
+from quarl_tf.environments.acting import ticks
+from quarl_tf.environments.registry import making
+from quarl_tf.evaluation.play import matching_env
+from quarl_tf.foundation.errors import QuarlError, UsageError, one_line
+from quarl_tf.foundation.files import atomic_path, write_bytes
+from quarl_tf.runtime.policy import Policy
+
+#: Bytes that a GIF stays below; and what is tried for it: colours, every how many-th frame, scale.
+GIF_LIMIT = 2_000_000
+_GIF_ATTEMPTS = ((128, 1, 1.0), (64, 1, 0.8), (32, 2, 0.8), (32, 3, 0.6), (16, 6, 0.5))
+
+#: Pixels of a screen, and frames of a second at most.
+_GIF_HEIGHT, _GIF_RATE, _HEIGHT = 300, 25, 400
+
+#: An Atari game shows 60 frames a second, of which a policy sees one in four.
+_GAME_RATE = 15
+
+_EDGE, _SECONDS_AT_THE_END = 6, 2
+_FRAME, _INK, _END = "#22313f", "#ffffff", "#ffc46b"
+_font = cache(ImageFont.load_default)
+
+
+class _Shot(NamedTuple):
+    """What is seen of a policy: the screen, the return so far, and why it ended, if it has."""
+
+    screen: Any
+    result: float
+    end: str
+
+
+class Scene(NamedTuple):
+    """Policies with what stands above each, the episode they play, and its steps of a second."""
+
+    policies: Sequence[Policy]
+    names: Sequence[str]
+    seed: int
+    max_steps: int
+    rate: float
+
+    def images(self, height: int, stride: int = 1) -> Iterator[Image.Image]:
+        """Play; yield every so many-th step, and the last one for as long as it is looked at."""
+        # Else pygame looks for a sound card, and complains at length where there is none.
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+        with ExitStack() as stack:
+            episodes = [
+                stack.enter_context(closing(_episode(policy, self, stride)))
+                for policy in self.policies
+            ]
+            shots = [next(episode) for episode in episodes]
+            yield _compose(self.names, shots, height)
+            while not all(shot.end for shot in shots):
+                # Of an episode that has ended, its last is held.
+                shots = [next(*pair) for pair in zip(episodes, shots, strict=True)]
+                yield _compose(self.names, shots, height)
+            for _ in range(round(_SECONDS_AT_THE_END * self.rate / stride)):
+                yield _compose(self.names, shots, height)
+
+
+def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
+    """Build the scene of policies of one environment, stopped after so many steps.
+
+    Raises:
+        UsageError: The environments differ, or are not drawn; there is no step; a seed is negative.
+        QuarlError: The environment is not the one that a policy was made for.
+    """
+    sidecars = [policy.sidecar for policy in policies]
+    first, tasks = sidecars[0], sorted({sidecar.env_id for sidecar in sidecars})
+    if len(tasks) > 1 or seed < 0 or max_steps < 1:
+        raise UsageError(
+            "Show policies of one environment on a seed of 0 or more for at least one step. "
+            f"Received: environments={tasks}, seed={seed}, max_steps={max_steps}"
+        )
+    with closing(matching_env(first)) as env:
+        metadata = env.metadata
+    if "rgb_array" not in metadata.get("render_modes", ()):
+        raise UsageError(
+            "This environment draws nothing: its metadata has no render mode 'rgb_array'. "
+            f"Received: environment={first.env_id!r}"
+        )
+    is_game = environments.rules(first.env_id) is not None
+    rate = _GAME_RATE if is_game else metadata.get("render_fps", 30)
+    several = len({sidecar.run_id for sidecar in sidecars}) > 1
+    names = [
+        (f"{one.run_id} " if several else "")
+        + one.scheme
+        + (f", {one.size_bytes / 1000:,.0f} kB" if one.native else "")
+        for one in sidecars
+    ]
+    return Scene(policies, names, seed, max_steps, rate)
+
+
+def record(scene: Scene, path: Path) -> None:
+    """Write a scene as .gif or .mp4, whole or not at all.
+
+    Raises:
+        UsageError: The file's name ends in something else.
+        QuarlError: It cannot be written, or no GIF is small enough.
+    """
+    if path.suffix not in (".gif", ".mp4"):
+        raise UsageError(f"A film ends in .gif or .mp4. Received: path={str(path)!r}")
+    if path.suffix == ".mp4":
+        _write_mp4(scene, path)
+        return
+    stride = ceil(scene.rate / _GIF_RATE)
+    images = list(scene.images(_GIF_HEIGHT, stride))
+    for colours, every, scale in _GIF_ATTEMPTS:
+        content = _gif(images[::every], scene.rate / stride / every, colours, scale)
+        if len(content) < GIF_LIMIT:
+            write_bytes(path, content)
+            return
+    raise QuarlError(
+        "The episode is too long for a GIF; stop it earlier (--max-steps) or write .mp4. "
+        f"Received: {len(content):,} bytes, the limit is {GIF_LIMIT:,}"
+    )
+
+
+def watch(scene: Scene) -> None:
+    """Show a scene in a window until it ends or is closed; a UsageError without a display."""
+    import pygame
+
+    try:
+        pygame.display.init()
+    except pygame.error as error:
+        raise UsageError(
+            f"No window can be opened ({one_line(error)}); `quarl record` writes a file instead. "
+            f"Received: DISPLAY={os.environ.get('DISPLAY', '')!r}"
+        ) from error
+    clock = pygame.time.Clock()
+    for image in scene.images(_HEIGHT):
+        window = pygame.display.get_surface() or pygame.display.set_mode(image.size)
+        window.blit(pygame.image.frombuffer(image.tobytes(), image.size, "RGB"), (0, 0))
+        pygame.display.flip()
+        if pygame.event.get(pygame.QUIT):
+            return
+        clock.tick(scene.rate)
+
+
+def _episode(policy: Policy, scene: Scene, stride: int) -> Generator[_Shot, None, None]:
+    total, end = 0.0, ""
+    with closing(matching_env(policy.sidecar, render_mode="rgb_array")) as env:
+        observation, _ = env.reset(seed=scene.seed)
+        with making(policy.sidecar.env_id):
+            screen = env.render()
+        yield _Shot(screen, total, end)
+        for step, tick in enumerate(ticks(env, policy.act, observation), start=1):
+            total += float(tick.rewards)
+            end = "done" if tick.done else "stopped" if step == scene.max_steps else ""
+            if end or step % stride == 0:
+                environments.require_finite(total, f"seed={scene.seed}")
+                yield _Shot(env.render(), total, end)
+            if end:
+                return
+
+
+def _compose(names: Sequence[str], shots: Sequence[_Shot], height: int) -> Image.Image:
+    """Draw screens beside each other, each below its name and its return."""
+    screens = [Image.fromarray(np.asarray(shot.screen)) for shot in shots]
+    width = round(screens[0].width * height / screens[0].height / 2) * 2
+    bar, across = height // 20 * 2, width + _EDGE
+    # So that the longest name, a return and an end have room beside each other.
+    font = _font(min(0.6 * bar, 1.9 * width / (max(map(len, names)) + 22)))
+    image = Image.new("RGB", (len(shots) * across + _EDGE, bar + height + _EDGE), _FRAME)
+    draw = ImageDraw.Draw(image)
+    for place, (name, shot, screen) in enumerate(zip(names, shots, screens, strict=True)):
+        left, right = place * across + 2 * _EDGE, (place + 1) * across - _EDGE
+        image.paste(screen.resize((width, height), Image.Resampling.BOX), (left - _EDGE, bar))
+        draw.text((left, bar / 2), name, _INK, font, anchor="lm")
+        draw.text((right, bar / 2), shot.end, _END, font, anchor="rm")
+        right -= round(font.getlength(f"{shot.end}  ")) if shot.end else 0
+        draw.text((right, bar / 2), f"return {shot.result:z,.0f}", _INK, font, anchor="rm")
+    return image
+
+
+def _gif(images: Sequence[Image.Image], rate: float, colours: int, scale: float) -> bytes:
+    width, height = (round(scale * side) for side in images[0].size)
+    resized = [image.resize((width, height), Image.Resampling.BOX) for image in images]
+    # With one palette for all, what does not change takes no bytes.
+    samples = resized[:: ceil(len(resized) / 8)]
+    sheet = Image.new("RGB", (width, height * len(samples)))
+    for place, sample in enumerate(samples):
+        sheet.paste(sample, (0, place * height))
+    palette = sheet.quantize(colours)
+    first, *others = [
+        image.quantize(palette=palette, dither=Image.Dither.NONE) for image in resized
+    ]
+    duration = 10 * round(100 / rate)  # Milliseconds; a GIF counts hundredths of a second.
+    buffer = io.BytesIO()
+    first.save(buffer, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
+    return buffer.getvalue()
+
+
+def _write_mp4(scene: Scene, path: Path) -> None:
+    from imageio_ffmpeg import write_frames
+
+    images = scene.images(_HEIGHT)
+    first = next(images)
+    with atomic_path(path) as temporary:
+        options = {"macro_block_size": 2, "output_params": ["-f", "mp4"]}
+        with closing(write_frames(str(temporary), first.size, fps=scene.rate, **options)) as film:
+            film.send(None)
+            film.send(first.tobytes())
+            for image in images:
+                film.send(image.tobytes())
