@@ -59,7 +59,7 @@ def build() -> argparse.ArgumentParser:
         _option(
             "--scheme",
             required=True,
-            help=f"{', '.join(CALIBRATED)}, or ptq_wN, ptq_opt_wN, ptq_paper_wN, for N = 2 ... 32",
+            help=f"{', '.join(CALIBRATED)}, or ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN",
         ),
         _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
     )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.quantization.grid import grid_between, snap
+from quarl_tf.quantization.grid import Grid, grid_between, snap
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 from quarl_tf.spec import Recipe, TensorFormat, require_layers
 
@@ -97,23 +97,54 @@ class Graph:
 
     def add(self, like: int, dtype: Any, scales: Array, zero: int, values: Array | None) -> int:
         """Add an integer tensor of the shape of another; a constant if it has values."""
-        tensor = schema.TensorT()
-        template = self.tensors[like]
-        tensor.name, tensor.shape = template.name + b"_int", template.shape
-        tensor.shapeSignature, tensor.type = template.shapeSignature, _TYPES[np.dtype(dtype)]
-        tensor.hasRank = template.hasRank
+        index = self._add_like(like, b"_int", _TYPES[np.dtype(dtype)])
+        tensor = self.tensors[index]
         tensor.quantization = schema.QuantizationParametersT()
         tensor.quantization.scale = np.atleast_1d(scales).astype(np.float32)
         tensor.quantization.zeroPoint = np.full(tensor.quantization.scale.shape, zero, np.int64)
         tensor.quantization.quantizedDimension = 0
-        tensor.buffer = 0
-        self.tensors.append(tensor)
         if values is not None:
-            buffer = schema.BufferT()
-            buffer.data = np.frombuffer(values.astype(dtype).tobytes(), np.uint8)
-            self.model.buffers.append(buffer)
-            tensor.buffer = len(self.model.buffers) - 1
+            self._fill(tensor, values.astype(dtype))
+        return index
+
+    def _add_like(self, like: int, suffix: bytes, kind: Any) -> int:
+        tensor, template = schema.TensorT(), self.tensors[like]
+        tensor.name, tensor.shape = template.name + suffix, template.shape
+        tensor.shapeSignature, tensor.type = template.shapeSignature, kind
+        tensor.hasRank, tensor.buffer = template.hasRank, 0
+        self.tensors.append(tensor)
         return len(self.tensors) - 1
+
+    def _fill(self, tensor: Any, values: Array) -> None:
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(values.tobytes(), np.uint8)
+        self.model.buffers.append(buffer)
+        tensor.buffer = len(self.model.buffers) - 1
+
+    def round(self, index: int, grid: Grid) -> None:
+        """Put a float tensor on a grid of at most 256 codes, by QUANTIZE and DEQUANTIZE.
+
+        Codes begin at the lowest of int8; what is above the grid's range is cut by MINIMUM.
+        """
+        kind = schema.TensorType.FLOAT32
+        other, cut, end = (self._add_like(index, s, kind) for s in (b"_grid", b"_cut", b"_end"))
+        place = next((i for i, op in enumerate(self.operators, 1) if index in op.outputs), 0)
+        if place:  # What computed it computes another now.
+            whole, rounded, self.operators[place - 1].outputs = other, index, [other]
+        else:
+            whole, rounded = index, other
+            for operator in self.operators:
+                operator.inputs = [other if i == index else i for i in operator.inputs]
+        tensor = self.tensors[end]
+        tensor.shape, tensor.shapeSignature = np.array([], np.int32), None
+        self._fill(tensor, np.asarray(grid.high, np.float32))
+        zero = _LOWEST - round(float(grid.low / grid.step))
+        codes = self.add(index, np.int8, np.asarray(grid.step), zero, None)
+        self.operators[place:place] = [
+            self.operator("MINIMUM", [whole, end], [cut]),
+            self.operator("QUANTIZE", [cut], [codes]),
+            self.operator("DEQUANTIZE", [codes], [rounded]),
+        ]
 
     def operator(self, name: str, inputs: list[int], outputs: list[int], like: Any = None) -> Any:
         """Make an operator, with the options of another if there is one."""
@@ -250,17 +281,7 @@ def inputs(graph: Graph, layer: Any, observations: Array) -> Array:
 
     Of a convolution these are the patches of the image, some of them.
     """
-    seen: list[Array] = []
-    content = graph.pack()
-    # Packing numbers the tensors anew, of this graph as of the packed one.
-    source = layer.inputs[0]
-
-    def see(index: int, values: Array) -> None:
-        if index == source:
-            seen.append(values.copy())
-
-    visit(content, observations, see)
-    values = np.concatenate(seen)
+    values = held(graph, layer, "inputs", observations)
     if graph.name(layer) == "CONV_2D":
         height, width = map(int, graph.tensors[layer.inputs[1]].shape[1:3])
         patches: Array = sliding_window_view(values, (height, width), axis=(1, 2))  # type: ignore[call-overload]
@@ -269,6 +290,26 @@ def inputs(graph: Graph, layer: Any, observations: Array) -> Array:
         values = patches.reshape(-1, height * width * values.shape[3])
         values = values[:: max(1, len(values) // _PATCHES)]
     return values
+
+
+def held(graph: Graph, owner: Any, side: str, observations: Array) -> Array:
+    """Return what an operator's first tensor holds, of its `side` "inputs" or "outputs", [n, ...].
+
+    What feeds a tanh is cut to where an int8 tanh ends.
+    """
+    seen: list[Array] = []
+    content = graph.pack()
+    # Packing numbers the tensors anew, of this graph as of the packed one.
+    wanted = getattr(owner, side)[0]
+
+    def see(index: int, values: Array) -> None:
+        if index == wanted:
+            seen.append(values.copy())
+
+    visit(content, observations, see)
+    values = np.concatenate(seen)
+    tables = [op.inputs[0] for op in graph.operators if graph.name(op) == "TANH"]
+    return np.clip(values, -_TANH_END, _TANH_END) if wanted in tables else values
 
 
 #: Patches of images that a convolution is rounded by, about.

@@ -20,11 +20,11 @@ import numpy as np
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
-from quarl_tf.quantization.gptq import gptq
-from quarl_tf.quantization.grid import Array, fake_quantize
+from quarl_tf.quantization.gptq import best_grid, gptq
+from quarl_tf.quantization.grid import Array, Grid, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions
+from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, TensorFormat, actions
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path, write_artifact
 
@@ -54,6 +54,10 @@ def quantized(
     if scheme.name in CALIBRATED and observations is not None:
         return _calibrated(content, scheme, observations, discrete=discrete)
     if scheme.calibrated and observations is not None:
+        if discrete and scheme.recipe.head.activations is not None:
+            from quarl_tf.export import integer
+
+            content = integer.centred(content)
         return _optimised(content, scheme, observations)
     form = scheme.recipe.default.weights
     if form is None or scheme.rounding is None or scheme.single_layers:
@@ -103,11 +107,22 @@ def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete
 
 
 def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
-    """Round each kernel by the inputs that it meets behind those rounded already."""
+    """Round each kernel, and what it is multiplied with, behind those rounded already."""
     from quarl_tf.export import integer
 
     graph = integer.Graph(integer.equalised(content))
+
+    def round_tensor(owner: Any, side: str, form: TensorFormat | None) -> None:
+        if form is not None:
+            values = integer.held(graph, owner, side, observations).reshape(1, -1)
+            values = values[:, :: max(1, values.size // _MOST_VALUES)].astype(np.float64)
+            grid = best_grid(values, np.ones(values.size), form)
+            graph.round(getattr(owner, side)[0], Grid(*(end.item() for end in grid)))
+
+    entering = scheme.recipe.observation.activations
     for name, operator in graph.layers().items():
+        round_tensor(operator, "inputs", entering)
+        entering = scheme.recipe.of(name).activations
         kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
         form = scheme.recipe.of(name).weights
         if kernel is None or form is None:
@@ -119,7 +134,12 @@ def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
         if bias is not None:
             shift = (rounded - flat) @ inputs.mean(axis=0)
             graph.set_constant(operator.inputs[2], (bias - shift).astype(np.float32))
+    round_tensor(graph.layers()["head"], "outputs", entering)
     return graph.pack()
+
+
+#: Values of a tensor that its range is chosen by, about.
+_MOST_VALUES = 200_000
 
 
 def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
@@ -166,7 +186,8 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
             write_bytes(target, content)
             return target
     audit = flatbuffer.audit(content)
-    relative = sidecar.head == "q_values" and scheme.name in CALIBRATED
+    whole = scheme.recipe.default.activations is not None
+    relative = sidecar.head == "q_values" and scheme.calibrated and whole
     made = replace(
         sidecar,
         scheme=scheme.name,

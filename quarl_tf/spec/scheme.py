@@ -78,6 +78,7 @@ class Scheme:
     | `ptq_wN`       | N-bit grid    | float32     | simulated: float values on the N-bit grid |
     | `ptq_paper_wN` | as published  | float32     | simulated: floored, one code too many    |
     | `ptq_opt_wN`   | N-bit grid    | float32     | simulated: by GPTQ, the head at 8 bits   |
+    | `ptq_opt_wNaN` | N-bit grid    | N-bit grid  | simulated: observation and head at 8 bits |
     | `ptq_wN-LAYER=M` | N-bit grid  | float32     | simulated: but M bits in a layer, or in more |
     | `qat_int8`     | int8          | int8        | native, of a training at 8 bits          |
     | `qat_int4`     | int4          | N-bit grid  | native storage, of a training at N <= 4  |
@@ -133,9 +134,9 @@ class Scheme:
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
         if match and int(match[1]) in QAT_BITS:
             return cls(name, _uniform(integers(int(match[1]))), native=False, aware=True)
-        match = re.fullmatch(r"ptq_opt_w([1-9][0-9]*)", name)
-        if match and int(match[1]) in PTQ_BITS:
-            return cls(name, _optimised(int(match[1])), native=False)
+        match = re.fullmatch(r"ptq_opt_w([1-9][0-9]*)(a\1)?", name)
+        if match and int(match[1]) in (QAT_BITS if match[2] else PTQ_BITS):
+            return cls(name, _optimised(int(match[1]), rounded=bool(match[2])), native=False)
         match = re.fullmatch(r"ptq_(paper_)?w([1-9][0-9]*)((?:-[a-z]\w*=[1-9][0-9]*)*)", name)
         if match and int(match[2]) in PTQ_BITS:
             rounding = "floor" if match[1] else "nearest"
@@ -175,18 +176,23 @@ def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
     return Recipe(default=form(bits), head=form(widths.get("head", bits)), by_layer=by_layer)
 
 
-def _optimised(bits: int) -> Recipe:
+def _optimised(bits: int, *, rounded: bool) -> Recipe:
     def form(bits: int) -> LayerFormat:
-        return LayerFormat(weights=TensorFormat(bits=bits, symmetric=True, per_channel=True))
+        form = integers(bits, per_channel=True)
+        return form if rounded else replace(form, activations=None)
 
-    return Recipe(default=form(bits), head=form(max(bits, _HEAD_BITS)))
+    edge = form(max(bits, _EDGE_BITS))
+    return Recipe(default=form(bits), observation=replace(edge, weights=None), head=edge)
 
 
-#: Least width of the head where it is chosen.
-_HEAD_BITS = 8
+#: Least width of the observation and of the head where they are chosen.
+_EDGE_BITS = 8
 
 _QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
-_PTQ_SCHEMES = tuple(f"ptq_{how}w{bits}" for how in ("", "paper_", "opt_") for bits in PTQ_BITS)
+_PTQ_SCHEMES = (
+    *(f"ptq_{how}w{bits}" for how in ("", "paper_", "opt_") for bits in PTQ_BITS),
+    *(f"ptq_opt_w{bits}a{bits}" for bits in QAT_BITS),
+)
 
 
 def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from samples import Artifacts
 
+from quarl_tf.export import integer
 from quarl_tf.export.ptq import quantized
 from quarl_tf.quantization.gptq import best_grid, gptq
 from quarl_tf.quantization.grid import fake_quantize, snap
 from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme, TensorFormat
 
 FOUR = TensorFormat(bits=4, symmetric=True, per_channel=True)
@@ -50,3 +54,41 @@ def test_all_kernels_have_few_values_and_the_head_more(artifacts: Artifacts, bit
     for kernel in kernels:
         assert max(len(np.unique(channel)) for channel in kernel) < 2**bits
     assert max(len(np.unique(channel)) for channel in head) > 2**bits
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp32", 4), ("fp32", 2), ("steering", 3)])
+def test_activations_have_few_values_and_the_ends_more(
+    artifacts: Artifacts, name: str, bits: int
+) -> None:
+    content = artifacts[name].read_bytes()
+    observations = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    if name == "steering":
+        observations = observations[:, : Policy.load(artifacts[name]).sidecar.observation_shape[0]]
+    made = quantized(content, Scheme.parse(f"ptq_opt_w{bits}a{bits}"), observations)
+    graph = integer.Graph(made)
+    seen: dict[int, set[float]] = {}
+    integer.visit(made, observations, lambda i, v: seen.setdefault(i, set()).update(v.flat))
+    *layers, head = graph.layers().values()
+    first, *others = (seen[layer.inputs[0]] for layer in (*layers, head))
+    assert all(1 < len(values) <= 2**bits for values in others)
+    for edge in (first, seen[rounded_output(graph, head)]):
+        assert 2**bits < len(edge) <= 256
+
+
+def rounded_output(graph: integer.Graph, layer: Any) -> int:
+    """Return the tensor behind the MINIMUM, QUANTIZE and DEQUANTIZE of a layer's output."""
+    index = layer.outputs[0]
+    for name in ("MINIMUM", "QUANTIZE", "DEQUANTIZE"):
+        (user,) = (op for op in graph.operators if index in op.inputs)
+        assert graph.name(user) == name
+        index = user.outputs[0]
+    return int(index)
+
+
+def test_many_bits_change_nothing_but_rounding(artifacts: Artifacts) -> None:
+    content = artifacts["fp32"].read_bytes()
+    observations = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
+    made = quantized(content, Scheme.parse("ptq_opt_w8a8"), observations)
+    policies = [Policy(c, Policy.load(artifacts["fp32"]).sidecar) for c in (content, made)]
+    one, other = ([policy.head(x) for x in observations[:50]] for policy in policies)
+    assert np.abs(np.subtract(one, other)).max() < 0.1 * np.abs(one).max()
