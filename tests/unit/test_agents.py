@@ -17,10 +17,8 @@ from quarl_tf.agents.distributions import Categorical
 from quarl_tf.agents.dqn import EpsilonGreedy
 from quarl_tf.agents.on_policy import advantage_estimates
 from quarl_tf.environments import EnvSpec
-from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks import inference
+from quarl_tf.foundation.keras import tf
 
 CART_POLE = environments.env_spec("CartPole-v1")
 STEERED = EnvSpec((3,), "float32", None, (-2.0, 0.0), (2.0, 10.0))
@@ -256,37 +254,6 @@ def test_ppo_clips_the_norm_of_the_whole_gradient() -> None:
     np.testing.assert_allclose(clipped, whole / 4, rtol=1e-4, atol=1e-7)
 
 
-_ROUND = {
-    "num_envs": 16,
-    "train_frequency": 64,
-    "minibatch_size": 64,
-    "epochs": 4,
-    "learning_rate": 0.01,
-    "learning_rate_decay": False,
-    "entropy_coefficient": 0.0,
-    "discount": 0.0,
-}
-
-
-def test_ppo_learns_where_to_steer_and_how_surely() -> None:
-    """One step an episode; the reward falls with the distance from (1, 2)."""
-    agent = build("ppo", STEERED, **_ROUND)
-    observations, always = np.zeros((16, 3), np.float32), np.ones(16, np.bool_)
-    width = agent.network.get_layer("action").log_deviation
-    np.testing.assert_allclose(np.exp(width), [2, 5], rtol=1e-6)
-    for _ in range(60):
-        for _ in range(4):
-            actions = agent.act(observations, 0.0)
-            assert actions.dtype == np.float32
-            assert (np.clip(actions, LOW, HIGH) == actions).all()
-            rewards = -np.abs((actions - [1, 2]) / [2, 5]).sum(axis=1)
-            agent.observe(Tick(observations, actions, rewards.astype("f4"), always, always))
-        agent.learn(observations)
-    mean = inference.forward(agent.network)(observations[:1])[0]
-    assert np.abs((mean - [1, 2]) / [2, 5]).max() < 0.25
-    assert (np.exp(width) < 0.7 * np.array([2, 5])).all()
-
-
 # Policy and value on the same convolutions.
 
 IMAGES = EnvSpec((36, 36, 2), "uint8", 4)
@@ -355,41 +322,3 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
     np.testing.assert_allclose(found.loss, expected, rtol=1e-4)
-
-
-def test_loss_and_gradients_through_the_split_are_those_of_whole_networks(
-    shared: Any, batch: list[Any]
-) -> None:
-    model, observed = shared._model, tf_agents.observation_spec(IMAGES)
-    network = shared.network
-    value = keras.Model(network.input, model.value(network.get_layer("hidden_0").output))
-    whole = tf_agents.build(
-        tf_agents.published.PPOAgent,
-        observed,
-        IMAGES,
-        optimizer=keras.optimizers.SGD(),
-        actor_net=tf_agents.FactoryNetwork(
-            lambda: network, observed, "Actor", tf_agents.categorical
-        ),
-        value_net=tf_agents.FactoryNetwork(lambda: value, observed, "Value", tf_agents.value),
-        importance_ratio_clipping=0.1,
-        entropy_regularization=0.02,
-        value_pred_loss_coef=0.5,
-        compute_value_and_advantage_in_train=False,
-        normalize_rewards=False,
-        normalize_observations=False,
-        initial_adaptive_kl_beta=0.0,
-        kl_cutoff_factor=0.0,
-    )
-    seen, variables = tf.constant(batch[0]), model.trainable_variables
-    with tf.GradientTape(persistent=True) as tape:
-        split = losses(shared._agent, model.features(seen), batch)
-        expected = losses(whole, seen, batch)
-    np.testing.assert_allclose(split.loss, expected.loss, rtol=1e-5)
-    wanted = tape.gradient(expected.loss, variables)
-    for variable, found, other in zip(
-        variables, tape.gradient(split.loss, variables), wanted, strict=True
-    ):
-        scale = np.abs(other).max()
-        np.testing.assert_allclose(found, other, atol=1e-4 * scale, err_msg=variable.name)
-        assert scale > 0

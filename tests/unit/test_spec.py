@@ -326,16 +326,3 @@ def test_unknown_schemes_are_refused(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
         Scheme.parse(name)
     assert "\n" not in str(error.value)
-
-
-@given(
-    st.text(max_size=8)
-    | st.text(max_size=4).map("ptq_w".__add__)
-    | st.text("0123456789a", max_size=4).map("qat_w".__add__)
-)
-def test_a_scheme_has_one_name(name: str) -> None:
-    try:
-        accepted = Scheme.parse(name).name == name
-    except UsageError:
-        accepted = False
-    assert accepted == (name in NAMES)

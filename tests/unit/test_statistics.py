@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import EVALUATION
+from samples import EVALUATION, refused
 from scipy import stats
 
 from quarl_tf.evaluation.compare import (
@@ -85,15 +85,6 @@ class TestBothIntervals:
         assert interval.low - slack <= interval.mean <= interval.high + slack
         assert interval == interval_of(values)
 
-    @given(values=samples, shift=st.integers(-1000, 1000))
-    @quick
-    def test_moves_with_its_values(
-        self, interval_of: IntervalOf, values: list[float], shift: int
-    ) -> None:
-        moved = interval_of([value + shift for value in values])
-        expected = [limit + shift for limit in limits(interval_of(values))]
-        assert limits(moved) == pytest.approx(expected, abs=1e-6)
-
     def test_values_that_repeat_others_are_no_observations(self, interval_of: IntervalOf) -> None:
         # Three games of 11, 13 and 21, each played from several starts.
         values = [11.0] * 24 + [13.0] * 23 + [21.0] * 53
@@ -101,14 +92,6 @@ class TestBothIntervals:
         # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
         half = stats.t.ppf(0.975, 1.5) * math.sqrt(20.7424 / 1.5)
         assert limits(interval) == pytest.approx((16.76, 16.76 - half, 16.76 + half))
-
-    @pytest.mark.parametrize("times", [2, 10])
-    def test_all_values_repeated_alike_are_as_good_as_each_once(
-        self, interval_of: IntervalOf, times: int
-    ) -> None:
-        once = [11.0, 13.0, 21.0]
-        expected = limits(student_interval(once))
-        assert limits(interval_of(once * times, 3)) == pytest.approx(expected)
 
 
 def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
@@ -255,25 +238,6 @@ def test_refuses_a_margin_that_is_none(margin: float) -> None:
         verdict(Interval(0, 0, 0), 500, margin, 100)
 
 
-@given(
-    low=st.floats(-100, 100), width=st.floats(0, 100), small=st.floats(0, 50), more=st.floats(0, 50)
-)
-@quick
-def test_a_wider_margin_never_turns_no_loss_into_a_loss(
-    low: float, width: float, small: float, more: float
-) -> None:
-    interval = Interval(low + width / 2, low, low + width)
-    if verdict(interval, 100, small, 100) in ("gain", "within margin"):
-        assert verdict(interval, 100, small + more, 100) in ("gain", "within margin")
-
-
-@pytest.mark.parametrize("low", [-400.0, 0.0, 400.0])
-def test_a_handful_of_episodes_cannot_tell(low: float) -> None:
-    certain = Interval(low, low, low)
-    assert verdict(certain, 500, 2.0, MIN_EPISODES - 1) == "inconclusive"
-    assert verdict(certain, 500, 2.0, MIN_EPISODES) != "inconclusive"
-
-
 # Comparisons.
 
 
@@ -342,13 +306,6 @@ def test_intervals_of_repeated_games_hold_the_true_mean_as_often_as_they_say(
     assert (held - unbounded) / (1000 - unbounded) >= 0.93
 
 
-def test_compare_without_a_random_policy() -> None:
-    same = evaluation("fp32", [10.0, 20.0] * 10)
-    result = compare(same, replace(same, scheme="fp16"), None)
-    assert result.normalised_error is None
-    assert result.verdict == "within margin"
-
-
 @pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
 @pytest.mark.parametrize("change", [-5.0, 0.0, 5.0])
 def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: float) -> None:
@@ -362,13 +319,11 @@ def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: 
 
 
 def test_compare_refuses_other_episodes_and_names_both() -> None:
-    with pytest.raises(QuarlError) as caught:
-        compare(evaluation("fp32", [1.0, 2.0]), evaluation("int8", [1.0, 2.0], [5, 6]), None)
-    message = str(caught.value)
+    pair = evaluation("fp32", [1.0, 2.0]), evaluation("int8", [1.0, 2.0], [5, 6])
+    message = refused(compare, *pair, None)
     assert "fp32 with 2 episodes from seed 0" in message
     assert "int8 with 2 episodes from seed 5" in message
     assert "--episodes" in message
-    assert "\n" not in message
 
 
 # Several trainings.
