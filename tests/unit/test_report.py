@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import EVALUATION, SIDECAR, Patch
+from samples import EVALUATION, SIDECAR, Patch, refused
 
 from quarl_tf import study
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.compare import compare, student_interval
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import digest, sha256, write_bytes, write_csv
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.report import write as report
@@ -40,6 +40,7 @@ COMMAND = "quarl run --algo dqn --env CartPole-v1 --seed 0"
 SCHEMES = ("fp32", "fp16", "int8", "ptq_w8", "ptq_w4", "ptq_w2")
 EPISODES = 30
 
+DRAWN = Chance("sampled")
 SAMPLED = replace(EVALUATION.protocol, actions="sampled")
 AWARE = Quantization.from_mapping({"bits": 4, "delay": 25_000})
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910}
@@ -57,21 +58,6 @@ def returns_of(scheme: str, episodes: int = EPISODES) -> list[float]:
     if scheme == "ptq_w4":
         return np.minimum(500, generator.normal(440, 60, episodes).round()).tolist()
     return [500.0] * episodes
-
-
-def sidecar_of(run: Run, scheme: str, size_bytes: int) -> Sidecar:
-    return replace(
-        SIDECAR,
-        run=run.to_dict(),
-        run_id=run.run_id,
-        env_id=run.env_id,
-        scheme=scheme,
-        native=Scheme.parse(scheme).native,
-        size_bytes=size_bytes,
-        trained_commits=["fedcba987654"],
-        trained_on=["Alpha with avx2"],
-        versions={"numpy": "2.3.5", "tensorflow": "2.21.0"},
-    )
 
 
 def evaluation_of(run: Run, scheme: str, returns: list[float], digest: str | None) -> Evaluation:
@@ -118,8 +104,19 @@ def add_run(
     for scheme in schemes or (default_schemes(quantization) if quantization else SCHEMES):
         artifact = workspace.artifact(run.run_id, scheme)
         write_bytes(artifact, f"{scheme} {seed}".encode())
-        sidecar = sidecar_of(run, scheme, SIZES.get(scheme, SIMULATED_SIZE))
-        replace(sidecar, sha256=sha256(artifact)).save(sidecar_path(artifact))
+        replace(
+            SIDECAR,
+            run=run.to_dict(),
+            run_id=run.run_id,
+            env_id=run.env_id,
+            scheme=scheme,
+            native=Scheme.parse(scheme).native,
+            sha256=sha256(artifact),
+            size_bytes=SIZES.get(scheme, SIMULATED_SIZE),
+            trained_commits=["fedcba987654"],
+            trained_on=["Alpha with avx2"],
+            versions={"numpy": "2.3.5", "tensorflow": "2.21.0"},
+        ).save(sidecar_path(artifact))
         evaluate(workspace, run, scheme, returns_of(scheme, episodes))
     if quantization is None:
         evaluate(workspace, run, "random", returns_of("random", episodes))
@@ -138,14 +135,23 @@ def layers(content: bytes) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+def workspace(tmp_path: Path, monkeypatch: Patch) -> Workspace:
+    """Return a workspace whose reports have no figures, for tests of words and numbers."""
+    monkeypatch.setattr(report, "draw", lambda *_: iter(()))
     return Workspace(tmp_path)
 
 
 @pytest.fixture
-def no_figures(monkeypatch: Patch) -> None:
-    """Leave the figures out of tests that look at words and numbers."""
-    monkeypatch.setattr(report, "draw", lambda *_: iter(()))
+def drawn(tmp_path: Path, monkeypatch: Patch) -> Workspace:
+    """Return a workspace whose reports have figures."""
+    monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
+    return Workspace(tmp_path)
+
+
+def write(workspace: Workspace, *runs: Run, **options: Any) -> Path:
+    """Report on runs; return the folder."""
+    ids = [run.run_id for run in runs]
+    return write_report(workspace, ids, command=COMMAND, **options).parent
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +161,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = add_run(workspace)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatbuffer, "weights", layers)
-        return write_report(workspace, [run.run_id], command=COMMAND).parent
+        return write(workspace, run)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +174,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluation_path(workspace.artifact(runs[1].run_id, "ptq_w4")).unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatbuffer, "weights", layers)
-        return write_report(workspace, [run.run_id for run in runs], command=COMMAND).parent
+        return write(workspace, *runs)
 
 
 def page_of(folder: Path) -> str:
@@ -225,18 +231,18 @@ def test_sizes_and_latencies_of_float_files_are_shown_nowhere(single: Path) -> N
     assert rows["int8"]["size_bytes"] == SIZES["int8"]
 
 
-def test_what_users_wrote_is_text_not_markup(workspace: Workspace, no_figures: None) -> None:
+def test_what_users_wrote_is_text_not_markup(workspace: Workspace) -> None:
     run = add_run(workspace)
     index = write_report(workspace, [run.run_id], command="quarl '<script>alert(1)</script>'")
     assert "<script>" not in index.read_text()
 
 
-def test_terms_are_explained_where_they_are_shown(workspace: Workspace, no_figures: None) -> None:
+def test_terms_are_explained_where_they_are_shown(workspace: Workspace) -> None:
     for run, term in (
         (add_run(workspace), "ptq_wN, ptq_paper_wN"),
         (add_run(workspace, quantization=AWARE), "qat_wNaN"),
     ):
-        folder = write_report(workspace, [run.run_id], command=COMMAND).parent
+        folder = write(workspace, run)
         terms = re.findall(r"^- \*\*(.+)\*\*:", (folder / "report.md").read_text(), re.MULTILINE)
         assert [one for one in terms if re.match("ptq_|qat_|memory", one)] == [term]
 
@@ -315,7 +321,6 @@ def test_several_trainings_count_once_each(several: Path) -> None:
 )
 def test_the_headline_names_what_keeps_the_reward(
     workspace: Workspace,
-    no_figures: None,
     int8: float,
     ptq_w8: float,
     smallest: str,
@@ -325,21 +330,19 @@ def test_the_headline_names_what_keeps_the_reward(
     evaluate(workspace, run, "int8", [int8] * EPISODES)
     evaluate(workspace, run, "ptq_w8", [ptq_w8] * EPISODES)
     evaluate(workspace, run, "ptq_w2", [500.0] * EPISODES)
-    index = write_report(workspace, [run.run_id], command=COMMAND)
-    (cell,) = results_of(index.parent)["cells"]
+    folder = write(workspace, run)
+    (cell,) = results_of(folder)["cells"]
     assert (cell["smallest"], cell["fewest"]) == (smallest, {"ptq_w": fewest})
 
 
-def test_schemes_are_compared_on_the_episodes_that_all_have(
-    workspace: Workspace, no_figures: None
-) -> None:
+def test_schemes_are_compared_on_the_episodes_that_all_have(workspace: Workspace) -> None:
     run = add_run(workspace)
-    before = write_report(workspace, [run.run_id], command=COMMAND, name="before").parent
+    before = write(workspace, run, name="before")
     for scheme in ("fp32", "int8"):
         # What comes after the others' last episode would make int8 lose everything.
         more = [500.0] * EPISODES + [900.0 if scheme == "fp32" else 0.0] * 10
         evaluate(workspace, run, scheme, more)
-    after = write_report(workspace, [run.run_id], command=COMMAND, name="after").parent
+    after = write(workspace, run, name="after")
     assert results_of(after)["missing"] == []
     assert results_of(after)["runs"] == results_of(before)["runs"]
 
@@ -347,21 +350,16 @@ def test_schemes_are_compared_on_the_episodes_that_all_have(
 # Sampled actions.
 
 
-def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace, no_figures: None) -> None:
+def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace) -> None:
     run = add_run(workspace)
-    with pytest.raises(QuarlError, match=r"--sample`"):
-        write_report(workspace, [run.run_id], command=COMMAND, chance=Chance("sampled"))
-    greedy = write_report(workspace, [run.run_id], command=COMMAND).parent
+    assert "--sample`" in refused(write, workspace, run, chance=DRAWN)
+    greedy = write(workspace, run)
     for scheme in SCHEMES:
         played = Evaluation.load(evaluation_path(workspace.artifact(run.run_id, scheme)))
         drawn = replace(played, returns=[493.0] * EPISODES, protocol=SAMPLED)
-        drawn.save(
-            evaluation_path(workspace.artifact(run.run_id, scheme), chance=Chance("sampled"))
-        )
+        drawn.save(evaluation_path(workspace.artifact(run.run_id, scheme), chance=DRAWN))
     before = (greedy / "results.json").read_bytes()
-    sampled = write_report(
-        workspace, [run.run_id], command=COMMAND, chance=Chance("sampled")
-    ).parent
+    sampled = write(workspace, run, chance=DRAWN)
     assert sampled.name == f"{greedy.name}-sampled"
     assert (greedy / "results.json").read_bytes() == before
     for folder, mean in ((greedy, 500.0), (sampled, 493.0)):
@@ -369,8 +367,8 @@ def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace, no_figures:
         again = "--sample" in (folder / "report.md").read_text()
         assert again == (folder == sampled)
     artifact = workspace.artifact(run.run_id, "int8")
-    evaluation_path(artifact, chance=Chance("sampled")).unlink()
-    write_report(workspace, [run.run_id], command=COMMAND, chance=Chance("sampled"))
+    evaluation_path(artifact, chance=DRAWN).unlink()
+    write(workspace, run, chance=DRAWN)
     (missing,) = results_of(sampled)["missing"]
     assert missing["command"] == f"quarl evaluate {artifact} --sample"
 
@@ -396,17 +394,17 @@ def test_a_missing_experiment_is_named_and_not_averaged_over(several: Path) -> N
 
 def commands(workspace: Workspace, run: Run) -> dict[str, str]:
     """Return the command for each scheme that is missing; both pages name it, with the reason."""
-    index = write_report(workspace, [run.run_id], command=COMMAND)
-    missing = results_of(index.parent)["missing"]
-    for text in (page_of(index.parent), (index.parent / "report.md").read_text()):
+    folder = write(workspace, run)
+    missing = results_of(folder)["missing"]
+    for text in (page_of(folder), (folder / "report.md").read_text()):
         for one in missing:
             assert f"{one['scheme']} of {run.run_id} {one['reason']}" in text
             assert one["command"] in text
     return {one["scheme"]: one["command"] for one in missing}
 
 
-def test_what_is_missing_or_of_something_else_is_named_with_its_command(
-    workspace: Workspace, no_figures: None
+def test_what_is_missing_or_of_something_else_has_its_command(
+    workspace: Workspace,
 ) -> None:
     run = add_run(workspace, schemes=(*SCHEMES, "ptq_w3", "ptq_w5", "ptq_w6"))
     folder = workspace.artifact_dir(run.run_id)
@@ -430,10 +428,8 @@ def test_what_is_missing_or_of_something_else_is_named_with_its_command(
     }
 
 
-def test_commands_are_from_where_the_user_is(
-    tmp_path: Path, no_figures: None, monkeypatch: Patch
-) -> None:
-    workspace = Workspace(tmp_path / "my root")
+def test_commands_are_from_where_the_user_is(workspace: Workspace, monkeypatch: Patch) -> None:
+    workspace = Workspace(workspace.root / "my root")
     run = add_run(workspace)
     sidecar_path(workspace.artifact(run.run_id, "int8")).unlink()
     export = f"quarl export {run.run_id} --schemes int8"
@@ -444,7 +440,7 @@ def test_commands_are_from_where_the_user_is(
 
 @pytest.mark.parametrize("seeds", [list(range(EPISODES)), None])
 def test_a_baseline_of_something_else_is_missing(
-    workspace: Workspace, no_figures: None, seeds: list[int] | None
+    workspace: Workspace, seeds: list[int] | None
 ) -> None:
     run = add_run(workspace)
     baseline, fp32 = (workspace.artifact(run.run_id, name) for name in ("random", "fp32"))
@@ -475,30 +471,25 @@ def test_nothing_can_be_said_without_fp32(
 ) -> None:
     run = add_run(workspace)
     damage(workspace.artifact(run.run_id, "fp32"))
-    for refused in (
-        lambda: write_report(workspace, [run.run_id], command=COMMAND),
-        lambda: report.require_reference(workspace, run.run_id),
-    ):
-        with pytest.raises(QuarlError) as caught:
-            refused()
-        assert f"`{command} " in str(caught.value)
-        assert str(caught.value).endswith("Received: run='dqn-CartPole-v1-s0'")
-        assert "\n" not in str(caught.value)
+    told = refused(write, workspace, run)
+    assert told == refused(report.require_reference, workspace, run.run_id)
+    assert f"`{command} " in told
+    assert told.endswith("Received: run='dqn-CartPole-v1-s0'")
     assert not workspace.report_dir(run.run_id).exists()
 
 
 def test_a_flatbuffer_may_be_left_out_once_it_was_evaluated(
-    workspace: Workspace, monkeypatch: Patch
+    drawn: Workspace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(flatbuffer, "weights", layers)
-    run = add_run(workspace)
-    folder = write_report(workspace, [run.run_id], command=COMMAND).parent
+    run = add_run(drawn)
+    folder = write(drawn, run)
     before = (folder / "results.json").read_bytes()
     figure = folder / "figures" / "weight_histograms.png"
     assert figure.exists()
     for scheme in ("fp32", "int8"):
-        workspace.artifact(run.run_id, scheme).unlink()
-    write_report(workspace, [run.run_id], command=COMMAND)
+        drawn.artifact(run.run_id, scheme).unlink()
+    write(drawn, run)
     assert (folder / "results.json").read_bytes() == before
     assert not figure.exists()
 
@@ -508,12 +499,12 @@ def test_a_flatbuffer_may_be_left_out_once_it_was_evaluated(
 
 def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
     """Return the notes of a report by key; the page has a sentence for each."""
-    index = write_report(workspace, [run.run_id], command=COMMAND)
-    (cell,) = results_of(index.parent)["cells"]
-    quoted = re.findall(r"^> (.+)$", (index.parent / "report.md").read_text(), re.MULTILINE)
+    folder = write(workspace, run)
+    (cell,) = results_of(folder)["cells"]
+    quoted = re.findall(r"^> (.+)$", (folder / "report.md").read_text(), re.MULTILINE)
     sentences = [text for text in quoted if "see Missing." not in text]
     assert len(sentences) == len(cell["notes"])
-    page = page_of(index.parent)
+    page = page_of(folder)
     for text in sentences:
         assert " ".join(text.split()) in page
     return {note["key"]: note for note in cell["notes"]}
@@ -528,7 +519,7 @@ def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
     ],
 )
 def test_games_that_repeat_themselves_are_noted(
-    workspace: Workspace, no_figures: None, games: list[float], different: int, as_random: bool
+    workspace: Workspace, games: list[float], different: int, as_random: bool
 ) -> None:
     run = add_run(workspace, env_id="PongNoFrameskip-v4")
     for path in workspace.artifact_dir(run.run_id).glob("*.eval.json"):
@@ -541,8 +532,8 @@ def test_games_that_repeat_themselves_are_noted(
     assert ("as_random" in found) == as_random
 
 
-def test_few_episodes_are_noted_and_what_is_no_scheme_or_no_curve_is_left_out(
-    workspace: Workspace, no_figures: None
+def test_few_episodes_are_noted_and_what_is_no_scheme_is_left_out(
+    workspace: Workspace,
 ) -> None:
     run = add_run(workspace, episodes=5)
     folder = workspace.artifact_dir(run.run_id)
@@ -559,9 +550,7 @@ def test_few_episodes_are_noted_and_what_is_no_scheme_or_no_curve_is_left_out(
 # Quantisation-aware runs.
 
 
-def test_a_quantisation_aware_run_is_compared_with_its_reference(
-    workspace: Workspace, no_figures: None
-) -> None:
+def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Workspace) -> None:
     for seed in range(2):
         add_run(workspace, seed)
     aware = [add_run(workspace, seed, quantization=AWARE) for seed in range(2)]
@@ -570,7 +559,7 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(
         preset = {**SIDECAR.preset, "learning_rate": 0.5}
         replace(Sidecar.load(path), preset=preset, network_sha256="cd" * 32).save(path)
         evaluate(workspace, run, "qat_w4a4", [450.0] * EPISODES)
-    folder = write_report(workspace, [run.run_id for run in aware], command=COMMAND).parent
+    folder = write(workspace, *aware)
     assert folder.name == "dqn-CartPole-v1-q4d25000"
     rows = by_scheme(results_of(folder)["pooled"])
     assert list(rows) == ["fp32", "qat_w4a4"]
@@ -586,8 +575,8 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(
     assert {one.episodes for one in parsed} == {EPISODES}
 
 
-def test_a_run_of_one_seed_or_another_processor_than_its_reference_is_noted(
-    workspace: Workspace, no_figures: None
+def test_a_run_of_one_seed_or_of_another_processor_is_noted(
+    workspace: Workspace,
 ) -> None:
     add_run(workspace)
     run = add_run(workspace, quantization=AWARE)
@@ -601,7 +590,7 @@ def test_a_run_of_one_seed_or_another_processor_than_its_reference_is_noted(
 # Cells and names.
 
 
-def test_names(workspace: Workspace, no_figures: None) -> None:
+def test_names(workspace: Workspace) -> None:
     cart = [add_run(workspace, seed).run_id for seed in range(2)]
     lander = add_run(workspace, env_id="LunarLander-v3").run_id
 
@@ -615,36 +604,34 @@ def test_names(workspace: Workspace, no_figures: None) -> None:
     slow = [add_run(workspace, seed, overrides={"learning_rate": 0.01}) for seed in range(2)]
     assert name_of([run.run_id for run in slow]) == f"dqn-CartPole-v1-{digest(slow[0].overrides)}"
     for runs in ([cart[0], slow[1].run_id], [*cart, lander]):
-        with pytest.raises(UsageError, match=r"--name NAME\. Received: runs="):
-            name_of(runs)
-    with pytest.raises(UsageError, match=r"Received: name='\.\./else'"):
-        name_of(cart, "../else")
-    with pytest.raises(UsageError, match="Received: none"):
-        name_of([])
-    with pytest.raises(UsageError, match="Received: run="):
-        name_of([f"./{cart[0]}"])
-    with pytest.raises(QuarlError, match=r"`quarl export dqn-Gone-s9 .*Received: run="):
-        name_of(["dqn-Gone-s9"])
+        message = refused(name_of, runs, error=UsageError)
+        assert "--name NAME. Received: runs=" in message
+    for given, received in (
+        ((cart, "../else"), "name='../else'"),
+        (([],), "none"),
+        (([f"./{cart[0]}"],), "run="),
+    ):
+        assert f"Received: {received}" in refused(name_of, *given, error=UsageError)
+    assert re.search(
+        "`quarl export dqn-Gone-s9 .*Received: run=", refused(name_of, ["dqn-Gone-s9"])
+    )
 
 
-def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(
-    workspace: Workspace, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
+def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Workspace) -> None:
     runs = [
-        add_run(workspace),
-        add_run(workspace, overrides={"learning_rate": 0.01}),
-        add_run(workspace, env_id="LunarLander-v3"),
-        add_run(workspace, seed=1),
-        add_run(workspace, quantization=AWARE),
-        add_run(workspace, quantization=Quantization.from_mapping({"bits": 4, "delay": 10})),
+        add_run(drawn),
+        add_run(drawn, overrides={"learning_rate": 0.01}),
+        add_run(drawn, env_id="LunarLander-v3"),
+        add_run(drawn, seed=1),
+        add_run(drawn, quantization=AWARE),
+        add_run(drawn, quantization=Quantization.from_mapping({"bits": 4, "delay": 10})),
     ]
     # A record of before the preset said more is of the same kind.
-    path = sidecar_path(workspace.artifact(runs[0].run_id, "fp32"))
+    path = sidecar_path(drawn.artifact(runs[0].run_id, "fp32"))
     older = Sidecar.load(path)
     preset = {key: value for key, value in older.preset.items() if key != "dueling"}
     replace(older, preset=preset).save(path)
-    folder = write_report(workspace, [r.run_id for r in runs], name="all", command=COMMAND).parent
+    folder = write(drawn, *runs, name="all")
     results = results_of(folder)
     assert [len(cell["runs"]) for cell in results["cells"]] == [2, 1, 1, 1, 1]
     titles = [cell["title"] for cell in results["cells"]]
@@ -698,10 +685,9 @@ def finished_study(workspace: Workspace) -> None:
         add_run(workspace, seed, env_id="Acrobot-v1")
 
 
-def test_a_study_is_a_report_of_its_cells(workspace: Workspace, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
-    finished_study(workspace)
-    folder, wanted = report_on(workspace, STUDY)
+def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
+    finished_study(drawn)
+    folder, wanted = report_on(drawn, STUDY)
     results = results_of(folder)
     assert [cell["title"] for cell in results["cells"]] == [c.title for c in wanted.cells]
     assert results["missing"] == []
@@ -720,9 +706,7 @@ def test_a_study_is_a_report_of_its_cells(workspace: Workspace, monkeypatch: Pat
     }
 
 
-def test_what_a_study_lacks_is_named_with_what_makes_it(
-    workspace: Workspace, no_figures: None
-) -> None:
+def test_what_a_study_lacks_is_named_with_what_makes_it(workspace: Workspace) -> None:
     finished_study(workspace)
     lost = workspace.artifact("dqn-CartPole-v1-s1", "fp32")
     evaluation_path(lost).unlink()
@@ -736,8 +720,8 @@ def test_what_a_study_lacks_is_named_with_what_makes_it(
     assert all(row["status"] == "ok" for row in results["pooled"][4:])
 
 
-def test_a_study_of_which_nothing_exists_has_a_report(workspace: Workspace) -> None:
-    folder, wanted = report_on(workspace, STUDY + "delays: [0.5, 5000]\n", done=False)
+def test_a_study_of_which_nothing_exists_has_a_report(drawn: Workspace) -> None:
+    folder, wanted = report_on(drawn, STUDY + "delays: [0.5, 5000]\n", done=False)
     results = results_of(folder)
     assert len(results["missing"]) == len(wanted.experiments()) == 16
     assert all(row["return_mean"] is None for row in (*results["pooled"], *results["runs"]))
@@ -747,7 +731,7 @@ def test_a_study_of_which_nothing_exists_has_a_report(workspace: Workspace) -> N
 
 
 def test_memory_is_that_of_native_files_compared_with_fp32(
-    workspace: Workspace, no_figures: None, monkeypatch: Patch
+    workspace: Workspace, monkeypatch: Patch
 ) -> None:
     def measure(path: Path) -> memory.Memory:
         run_id = Sidecar.load(sidecar_path(path)).run_id
@@ -775,13 +759,6 @@ def test_memory_is_that_of_native_files_compared_with_fp32(
     assert "dqn-CartPole-v1-s1" in int8["status"]
 
 
-def curve_rows(delay: int | None, **columns: float) -> list[dict[str, float | str]]:
-    return [
-        {"step": step, "episode_return": 1.0, "greedy_return": 2.0, **columns}
-        for step in (10, 20, 30)
-    ]
-
-
 @pytest.mark.parametrize(
     ("x", "column", "figure"),
     [
@@ -790,24 +767,24 @@ def curve_rows(delay: int | None, **columns: float) -> list[dict[str, float | st
     ],
 )
 def test_what_only_some_trainings_recorded_is_not_drawn(
-    workspace: Workspace, monkeypatch: Patch, x: str, column: str, figure: str
+    drawn: Workspace, x: str, column: str, figure: str
 ) -> None:
-    monkeypatch.setattr(flatbuffer, "weights", lambda _: {})
-    plain, aware = add_run(workspace), add_run(workspace, quantization=AWARE)
+    runs = add_run(drawn), add_run(drawn, quantization=AWARE)
     schemes = [Scheme.parse(name) for name in ("fp32", "qat_w4a4")]
-    columns = zip(schemes, (plain, aware), strict=True)
+    columns = zip(schemes, runs, strict=True)
     cell = Cell(title="cell", columns=tuple(Column(s.name, s, (run,)) for s, run in columns))
-    source = Source(workspace=workspace, margin_percent=2.0)
+    source = Source(workspace=drawn, margin_percent=2.0)
 
-    def drawn() -> set[str]:
+    def figures() -> set[str]:
         index = report.write(source, [cell], name="x", title="x", command=COMMAND, x=x)
         return {path.name for path in (index.parent / "figures").iterdir()}
 
-    for run in (plain, aware):
-        assert figure not in drawn()
-        rows = curve_rows(None, **{column: 3.0})
-        write_csv(workspace.artifact_dir(run.run_id) / "progress.csv", rows)
-    assert figure in drawn()
+    values = {"episode_return": 1.0, "greedy_return": 2.0, column: 3.0}
+    for run in runs:
+        assert figure not in figures()
+        rows = [{"step": step, **values} for step in (10, 20, 30)]
+        write_csv(drawn.artifact_dir(run.run_id) / "progress.csv", rows)
+    assert figure in figures()
 
 
 # Numbers as text.
