@@ -455,15 +455,6 @@ def test_every_way_of_computing_a_quantised_network_is_the_same(
         assert off.max() < 10 or "rule" in options
 
 
-def test_copies_get_the_grids() -> None:
-    network, target = (watching(aware())(FACTORIES["relu"]()) for _ in range(2))
-    observations = seen("relu")
-    network(observations, training=True)
-    network, target = qat.quantized(network), qat.quantized(target)
-    qat.freeze(network, [target])
-    np.testing.assert_array_equal(target(observations), network(observations))
-
-
 def test_a_following_range_grows_with_the_next_freeze() -> None:
     network = frozen("relu", aware(8, ranges="following"))
     far = 100 * seen("relu")

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killing import train_and_kill
-from samples import Patch, products, silent
+from samples import Patch, products
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import registry
@@ -103,15 +102,3 @@ def test_resumed_training_of_any_kind_ends_with_the_same_bytes(
         assert not np.array_equal(learned[variable.name], variable.numpy()), variable.name
     curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
     assert ("action_variance" in curve) == (run.algo in ("a2c", "ppo"))
-
-
-def test_killed_training_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    run = Run("dqn", "CartPole-v1", 3, {**_BRIEF, **_DQN, "steps": 1200})
-    whole, killed = Workspace(tmp_path / "whole"), Workspace(tmp_path / "killed")
-    train(whole, run, silent)
-    delay = train_and_kill(killed, run)
-    assert not (killed.run_dir(run.run_id) / "training.json").exists()
-    steps: list[int] = []
-    train(killed, run, lambda step, *_: steps.append(step))
-    assert steps[0] > run.overrides["checkpoint_every"]  # It went on and did not begin again.
-    assert products(killed, run) == products(whole, run), f"delay {delay}"

@@ -45,32 +45,37 @@ def test_codes_and_scales_of_a_kernel() -> None:
     np.testing.assert_array_equal(codes, [[64, -32], [0, 127]])
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_tensor"])
-def test_all_layers_are_integers_and_heads_stay_close(
-    artifacts: Artifacts, content: bytes, observations: np.ndarray, name: str
+@pytest.mark.parametrize(
+    ("name", "of_head", "ends", "error"),
+    [
+        ("int8", "int8", "float32", 0.05),
+        ("int8_tensor", "int8", "float32", 0.05),
+        ("int8_head32", "float32", "float32", 0.05),
+        ("int8_stock", "int8", "int8", 0.2),
+    ],
+)
+def test_layers_are_integers_and_heads_stay_close(
+    artifacts: Artifacts,
+    content: bytes,
+    observations: np.ndarray,
+    name: str,
+    of_head: str,
+    ends: str,
+    error: float,
 ) -> None:
-    made = quantized(content, Scheme.parse(name), observations, discrete=False)
-    layers = [op for op in flatbuffer.audit(made).operators if "CONNECTED" in op]
-    assert layers
-    assert all(op == "FULLY_CONNECTED int8" for op in layers)
+    made = quantized(content, Scheme.parse(name), observations)
+    audit = flatbuffer.audit(made)
+    *inside, head = [op for op in audit.operators if "CONNECTED" in op]
+    assert set(inside) == {"FULLY_CONNECTED int8"}
+    assert head == f"FULLY_CONNECTED {of_head}"
+    assert {tensor.dtype for tensor in (*audit.inputs, *audit.outputs)} == {ends}
     graph = integer.Graph(made)
     for operator in graph.layers().values():
         kernel = graph.tensors[operator.inputs[1]]
-        outputs = kernel.shape[0] if name == "int8" else 1
-        assert len(kernel.quantization.scale) == outputs
+        if name in ("int8", "int8_tensor"):
+            assert len(kernel.quantization.scale) == (kernel.shape[0] if name == "int8" else 1)
     wanted, found = (heads(x, artifacts, observations) for x in (content, made))
-    assert np.abs(found - wanted).max() < 0.05 * np.ptp(wanted)
-
-
-def test_the_head_may_stay_in_float(
-    artifacts: Artifacts, content: bytes, observations: np.ndarray
-) -> None:
-    made = quantized(content, Scheme.parse("int8_head32"), observations)
-    operators = [op for op in flatbuffer.audit(made).operators if "CONNECTED" in op]
-    assert operators[-1] == "FULLY_CONNECTED float32"
-    assert set(operators[:-1]) == {"FULLY_CONNECTED int8"}
-    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
-    assert np.abs(found - wanted).max() < 0.05 * np.ptp(wanted)
+    assert np.abs(found - wanted).max() < error * np.ptp(wanted)
 
 
 def test_equalised_networks_compute_the_same_with_equal_channels(
@@ -118,16 +123,6 @@ def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.nd
     recipe = Recipe(default=LayerFormat(weights=four, activations=four))
     with pytest.raises(QuarlError, match="weights of 4 bits"):
         integer.quantized(content, observations, recipe)
-
-
-def test_stock_files_take_and_give_integers(
-    artifacts: Artifacts, content: bytes, observations: np.ndarray
-) -> None:
-    made = quantized(content, Scheme.parse("int8_stock"), observations)
-    audit = flatbuffer.audit(made)
-    assert [t.dtype for t in (*audit.inputs, *audit.outputs)] == ["int8", "int8"]
-    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
-    assert np.abs(found - wanted).max() < 0.2 * np.ptp(wanted)
 
 
 def test_calibrated_schemes_have_names_of_their_own() -> None:

@@ -32,19 +32,6 @@ def test_shipped_presets_load_and_survive_their_record(algo: str, env_id: str) -
     assert presets.restore(algo, json.loads(json.dumps(asdict(preset)))) == preset
 
 
-@pytest.mark.parametrize(
-    ("algo", "env_id", "message"),
-    [
-        ("dqn", "cartpole-v1", "did you mean CartPole-v1"),
-        ("dqn", "Humanoid", "Received: dqn preset='Humanoid'"),
-        ("dqm", "CartPole-v1", "Unknown algorithm: did you mean dqn"),
-    ],
-)
-def test_unknown_names_are_refused_naming_the_closest(algo: str, env_id: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        presets.load(algo, env_id)
-
-
 def test_overrides_change_what_they_name_and_nothing_else() -> None:
     plain = asdict(presets.load(*DQN))
     changes = {"steps": plain["steps"] + 1, "network": [3, 5], "discount": 1, "dueling": True}

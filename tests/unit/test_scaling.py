@@ -10,7 +10,6 @@ from samples import seen, statistics
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec
 from quarl_tf.networks import Design, policy_factory
-from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.spec.architectures import architecture
 
 SPEC = EnvSpec((3,), "float32", 2)
@@ -37,16 +36,6 @@ def test_statistics_are_exact_far_from_zero() -> None:
     collected = statistics(*np.split(observations, 100))
     exact = observations.astype(np.float64).std(axis=0)
     np.testing.assert_allclose(np.sqrt(collected.squares / 1000), exact, rtol=1e-6)
-
-
-def test_restored_statistics_go_on_as_if_they_had_not_been_away() -> None:
-    whole = statistics(seen(20), seen(30, 1))
-    half, restored = statistics(seen(20)), RunningStatistics(SPEC)
-    restored.restore({name: value.copy() for name, value in half.arrays().items()})
-    half.update(seen(7, 2))  # Goes its own way: the copy must not follow.
-    restored.update(seen(30, 1))
-    for name, value in whole.arrays().items():
-        np.testing.assert_array_equal(restored.arrays()[name], value)
 
 
 def test_normaliser_cuts_off_at_five_deviations() -> None:
