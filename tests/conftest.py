@@ -1,7 +1,5 @@
 """Small real flatbuffers with their sidecars, made once per session by TensorFlow's converter."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What several tests take as given, and how they see that something is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

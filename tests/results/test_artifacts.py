@@ -1,7 +1,5 @@
 """Published flatbuffers do today what their records say."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Single games and vectors of games follow one protocol, spelt out here in plain NumPy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +11,7 @@ import pytest
 from ale_py import roms
 from samples import Patch
 
-from quarl_tf.environments import (
-    GAME_OVER,
-    RAW_REWARD,
-    START,
-    make,
-    make_vector,
-)
+from quarl_tf.environments import GAME_OVER, RAW_REWARD, START, make, make_vector
 
 PONG, BREAKOUT, MS_PACMAN, BEAM_RIDER = (
     f"{game}NoFrameskip-v4" for game in ("Pong", "Breakout", "MsPacman", "BeamRider")
@@ -178,9 +170,6 @@ def test_games_follow_the_protocol_frame_by_frame(
     assert ended >= 1 or env_id in (PONG, BEAM_RIDER)
 
 
-# What training sees.
-
-
 class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
     """Stands in for ale-py's vectors: rewards and lives as written, actions as they came."""
 
@@ -287,9 +276,6 @@ def test_no_life_waits_for_a_policy_to_press_fire(training: bool) -> None:
     assert info["lives"][0] == 0
 
 
-# Seeds.
-
-
 @pytest.mark.parametrize("env_id", [MS_PACMAN])
 def test_games_from_one_start_go_alike(env_id: str, random: np.random.Generator) -> None:
     envs = make(env_id), make(env_id)
@@ -321,6 +307,3 @@ def test_sticky_games_repeat_actions_by_the_seed_alone(random: np.random.Generat
     assert not np.array_equal(play(0.25, some), play(0.0, some))
     # Whoever always repeats an action never takes another.
     np.testing.assert_array_equal(play(1.0, some), play(1.0, others))
-
-
-# Names.

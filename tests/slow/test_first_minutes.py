@@ -1,7 +1,5 @@
 """What the README says to type works as it stands."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Does it learn? Every algorithm, end to end, on a task of seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An environment and presets of the user's own: the README's example, and what can go wrong."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -56,9 +54,6 @@ def here(finished: Path, monkeypatch: Patch) -> Iterator[Path]:
     for name in [name for name in sys.modules if name.split(".")[0] == "examples"]:
         del sys.modules[name]
     gym.registry.pop("Docking-v0", None)
-
-
-# The example.
 
 
 def test_the_example_trains_a_flatbuffer_that_docks(finished: Path) -> None:
@@ -190,9 +185,6 @@ def test_an_environment_that_cannot_be_made_is_no_traceback(
         del gym.registry["Mistaken-v0"]
     assert words in line
     assert "pip install" not in line
-
-
-# A file of presets.
 
 
 def shipped(env_id: str = "CartPole-v1", **changes: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The stages as functions and scripts: files in, files out, and done twice is done once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

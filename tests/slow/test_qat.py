@@ -91,8 +91,6 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-# What is watched.
-
 BATCHES = [np.float32([[1, -1, 3]]), np.float32([[5, -2, 0]]), np.float32([[0, 0, 1]])]
 
 
@@ -125,8 +123,6 @@ def test_percentiles_leave_out_a_thousandth_at_each_end() -> None:
     expected = 0.99 * 998 + 0.01 * 1996
     assert watched_ends("percentile", batch, 2 * batch) == pytest.approx([-expected, expected])
 
-
-# Grids.
 
 KINDS = {"nearest": {}, "floor": {"rounding": "floor", "step": "paper"}}
 
@@ -199,8 +195,6 @@ def test_each_output_channel_has_its_own_grid() -> None:
     assert not quantized(kernel)[..., 3].any()
 
 
-# Gradients.
-
 UPSTREAM = np.float32([[0.1, -0.3, 7, 1e-9, -2]])
 
 
@@ -247,8 +241,6 @@ def test_a_learned_step_stretches_the_range_and_keeps_0() -> None:
     grid = quantized.quantizer.grid({k: v.numpy() for k, v in quantized.variables.items()})
     np.testing.assert_allclose(grid, (-8, 6, 2), rtol=1e-6)
 
-
-# Networks.
 
 VECTORS = EnvSpec((6,), "float32", 3)
 CONTROL = EnvSpec((6,), "float32", None, (-2.0, -1.0), (2.0, 3.0))
@@ -352,10 +344,7 @@ def layers_of(network: keras.Model, name: str) -> dict[str, np.ndarray]:
         ),
         # The value of a dueling network stays in float.
         ("dueling", {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 7}),
-        (
-            "deterministic",
-            {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 8, "squash": 7},
-        ),
+        ("deterministic", {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 8, "squash": 7}),
         (
             "images",
             {"byte_scaling": 7, "convolution_0": 5, "convolution_1": 5, "hidden_0": 5, "head": 7},
@@ -488,9 +477,6 @@ def test_ranges_that_are_not_finite_or_unknown_are_refused() -> None:
     assert "Received: layer='hidden_1'" in refused(qat.freeze, qat.quantized(network))
 
 
-# Agents that see images: policy and value share layers.
-
-
 @pytest.mark.parametrize("precision", presets.PRECISIONS)
 def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(precision: str) -> None:
     spec = EnvSpec((36, 36, 2), "uint8", 3)
@@ -537,8 +523,6 @@ def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(precisio
     np.testing.assert_allclose(heads, wanted, rtol=1e-5, atol=1e-6)
     assert len(np.unique(heads)) <= 2**8 < len(np.unique(values))
 
-
-# Whole trainings.
 
 _COMMON = {
     "steps": 800,

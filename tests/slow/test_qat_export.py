@@ -262,9 +262,6 @@ def test_int8_tells_small_actions_of_a_saturated_policy_apart(bench: Bench) -> N
     assert len(np.unique(found[small])) > 1.5 * coarse
 
 
-# Kernels on a grid of 4 bits or fewer, stored as int4.
-
-
 def heads(bench: Bench, run: Run, scheme: str) -> np.ndarray:
     policy = Policy.load(bench.export(run, scheme))
     return np.stack([policy.head(observation) for observation in bench.seen(run.env_id)])

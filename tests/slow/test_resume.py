@@ -1,7 +1,5 @@
 """A training that was cut off anywhere ends with the same bytes as one that was not."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,11 +65,7 @@ KINDS = {
     ),
     "continuous ppo": case("ppo", "Pendulum-v1", _PPO, None, "CartPole-v1"),
     "ddpg": case(
-        "ddpg",
-        "Pendulum-v1",
-        {**_OFF_POLICY, "layer_norm": True},
-        None,
-        "MountainCarContinuous-v0",
+        "ddpg", "Pendulum-v1", {**_OFF_POLICY, "layer_norm": True}, None, "MountainCarContinuous-v0"
     ),
 }
 

@@ -1,7 +1,5 @@
 """A study is a pool of runs: order, failures, kills, and what exists of it; its report."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

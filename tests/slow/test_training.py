@@ -1,7 +1,5 @@
 """Training learns, and ends with the same bytes however often it was cut off."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import math
@@ -66,9 +64,6 @@ def cut_off(killed: Workspace, tmp_path: Path) -> Workspace:
     """Return a copy of the workspace of a killed training, to be damaged or gone on with."""
     shutil.copytree(killed.root, tmp_path, dirs_exist_ok=True)
     return Workspace(tmp_path)
-
-
-# What is left.
 
 
 def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tiny_run: Run) -> None:
@@ -143,9 +138,6 @@ def test_calibration_observations_are_those_of_the_kept_network(
     most = CALIBRATION_OBSERVATIONS
     expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
-
-
-# The same bytes.
 
 
 def test_same_seed_gives_the_same_bytes_whatever_lay_about(
@@ -236,9 +228,6 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     assert products(workspace, tiny_run) == products(trained, tiny_run)
 
 
-# Runs that are there already.
-
-
 def test_finished_run_is_not_trained_again(copy: Workspace, tiny_run: Run) -> None:
     before = snapshot(copy.root)
     record = train(copy, tiny_run, lambda *_: pytest.fail("it trains"))
@@ -270,9 +259,6 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
     with pytest.raises(QuarlError, match=r"other settings; .* discount=0\.5 for 0\.\d+"):
         train(cut_off, other, silent)
     assert snapshot(cut_off.root) == before
-
-
-# Learning.
 
 
 def begun(folder: Path, run: Run) -> loop._Training:

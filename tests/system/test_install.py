@@ -1,7 +1,5 @@
 """The wheel installs into an empty environment and acts there."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

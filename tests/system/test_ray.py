@@ -1,7 +1,5 @@
 """A study on a real local Ray cluster of two workers, one of which is killed."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What each algorithm computes: how it explores, its losses and gradient steps by hand."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 
@@ -31,10 +29,7 @@ def build(algo: str, spec: EnvSpec = CART_POLE, **changes: Any) -> Any:
     return agents.build(algo, spec, presets.load(algo, env_id, {"network": [8]} | changes), 0)
 
 
-@pytest.mark.parametrize(
-    ("algo", "spec"),
-    [("dqn", STEERED), ("ddpg", CART_POLE)],
-)
+@pytest.mark.parametrize(("algo", "spec"), [("dqn", STEERED), ("ddpg", CART_POLE)])
 def test_actions_that_do_not_fit_are_refused(algo: str, spec: EnvSpec) -> None:
     with pytest.raises(UsageError, match=r"Received: actions='(discrete|continuous)'"):
         build(algo, spec)
@@ -46,9 +41,6 @@ def test_what_is_forgotten_takes_no_memory(algo: str, spec: EnvSpec) -> None:
     replay = weakref.ref(agent._replay)
     agent.forget()
     assert replay() is None
-
-
-# Exploration.
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 1.0), (0.1, 0.6), (0.2, 0.2), (1.0, 0.2)])
@@ -123,9 +115,6 @@ def test_continuous_actions_have_their_mean_deviation_and_density() -> None:
     np.testing.assert_allclose(distribution.within_bounds(actions), np.clip(actions, LOW, HIGH))
 
 
-# Advantages.
-
-
 def _estimates(
     rewards: Any, values: Any, terminated: Any, starts: Any, discount: float, gae_lambda: float
 ) -> np.ndarray:
@@ -150,9 +139,6 @@ def test_truncation_bootstraps_from_the_last_observation() -> None:
     found = _estimates([1, 0, 5], [10, 30, 7, 8], [False] * 3, [1, 0, 1], 0.9, 1.0)
     # Nothing of the next episode (reward 5) reaches the one before.
     np.testing.assert_allclose(found[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
-
-
-# Gradient steps.
 
 
 def transitions(spec: EnvSpec) -> tuple[Any, ...]:
@@ -253,8 +239,6 @@ def test_ppo_clips_the_norm_of_the_whole_gradient() -> None:
     clipped = ppo_gradient(ADVANTAGES, gradient_clip=float(np.linalg.norm(whole) / 4))
     np.testing.assert_allclose(clipped, whole / 4, rtol=1e-4, atol=1e-7)
 
-
-# Policy and value on the same convolutions.
 
 IMAGES = EnvSpec((36, 36, 2), "uint8", 4)
 

@@ -1,7 +1,5 @@
 """A scheme is summed up over cells by what its trainings and episodes allow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Networks by name are the papers': sizes and shapes by hand, layer by layer."""
 
-from __future__ import annotations
-
 import pytest
 from samples import Capsys, refused
 

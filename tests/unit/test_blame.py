@@ -1,7 +1,5 @@
 """Layers are judged one by one, and recipes chosen by return."""
 
-from __future__ import annotations
-
 import pytest
 from samples import Artifacts, Capsys, Copy
 

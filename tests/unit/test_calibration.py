@@ -1,7 +1,5 @@
 """Greedy rollouts are whole episodes, one an environment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,9 +60,6 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:
     assert sorted(map(tuple, found.observations.tolist())) == sorted(
         tuple(map(float, observation)) for observation in observations
     )
-
-
-# Observations kept.
 
 
 class Ticking(gym.vector.VectorEnv[Any, Any, Any]):

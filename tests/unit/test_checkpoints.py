@@ -1,7 +1,5 @@
 """A checkpoint is what was saved, or it is passed over; an older one stands in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +70,6 @@ def test_the_newest_two_are_kept(tmp_path: Path) -> None:
     assert loaded(tmp_path) == 100_000
 
 
-# Damage.
-
-
 def test_truncated_newest_is_passed_over(two: Path) -> None:
     newest = max(two.iterdir())
     content = newest.read_bytes()
@@ -131,6 +126,3 @@ def test_unfinished_files_are_not_looked_at(two: Path) -> None:
     content = max(two.iterdir()).read_bytes()
     (two / ".000000000030.npz.abc.tmp").write_bytes(content[:1000])
     assert loaded(two) == 20
-
-
-# Full disks.

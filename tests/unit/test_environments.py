@@ -1,7 +1,5 @@
 """Every kind of environment keeps to the same rules, and those of the user's own as well."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -14,13 +12,7 @@ import pytest
 from gymnasium import spaces
 from samples import python, refused
 
-from quarl_tf.environments import (
-    EnvSpec,
-    canonical_id,
-    env_spec,
-    make,
-    make_vector,
-)
+from quarl_tf.environments import EnvSpec, canonical_id, env_spec, make, make_vector
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import UsageError
 
@@ -124,9 +116,6 @@ def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
         env.reset(seed=3)
         drawn.append(env.action_space.sample())
     np.testing.assert_array_equal(*drawn)
-
-
-# Spaces.
 
 
 class Own(gym.Env[Any, Any]):
@@ -233,9 +222,6 @@ def test_vectors_that_reset_at_another_time_are_refused(register: Callable[..., 
     env_id = register(BOX, TWO, vector_entry_point=vector_of("SameStep"))
     message = refused(make_vector, env_id, 2, error=UsageError)
     assert re.search("Received: Own-v0 with .*SAME_STEP", message)
-
-
-# Names.
 
 
 @pytest.mark.parametrize(

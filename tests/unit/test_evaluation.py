@@ -1,7 +1,5 @@
 """Episodes replayed by the evaluator are those that stepping Gymnasium by hand gives."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -89,9 +87,6 @@ def test_ties_are_those_of_the_episodes_alone(artifacts: Artifacts) -> None:
     assert result.ties == sum(result.lengths)
 
 
-# Agreement.
-
-
 def test_reference_agrees_with_itself_on_every_state(artifacts: Artifacts) -> None:
     result = evaluate(artifacts["fp32"], SEEDS, reference=artifacts["fp32"])
     states = sum(result.lengths[:AGREEMENT_EPISODES])
@@ -109,10 +104,7 @@ def test_agreement_is_counted_on_the_states_the_reference_visits(artifacts: Arti
     episodes("CartPole-v1", act, SEEDS[:AGREEMENT_EPISODES])
     # The tied policy always takes action 0.
     result = evaluate(artifacts["tied"], SEEDS, reference=artifacts["balancer"])
-    assert result.agreement == {
-        "fraction": actions.count(0) / len(actions),
-        "states": len(actions),
-    }
+    assert result.agreement == {"fraction": actions.count(0) / len(actions), "states": len(actions)}
 
 
 @pytest.mark.parametrize(("shift", "fraction"), [(0.019, 1.0), (0.021, 0.0)])
@@ -145,9 +137,6 @@ def test_reference_of_another_run_or_network_is_refused(
     path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
     message = refused(evaluate, path, SEEDS, reference=artifacts["fp32"])
     assert re.search("--schemes fp32,int8.*of another network than int8", message)
-
-
-# Sampled actions.
 
 
 @pytest.fixture
@@ -263,9 +252,6 @@ def test_both_kinds_lie_side_by_side(stochastic: Describe) -> None:
     assert (longer.seeds[:12], longer.returns[:12]) == (shorter.seeds, shorter.returns)
 
 
-# Rules of games.
-
-
 @pytest.fixture
 def game() -> Iterator[str]:
     """Register CartPole under the name of a game."""
@@ -329,9 +315,6 @@ def test_greedy_episodes_from_one_start_are_played_once(
     assert _OfTwoStarts.played == 2 + 3
 
 
-# Bad input.
-
-
 @pytest.mark.parametrize(
     ("seeds", "message"),
     [
@@ -373,9 +356,6 @@ def test_reward_that_is_not_finite_is_refused(
         assert re.search("reward that is not finite.*return=nan, seed=7", message)
 
 
-# The random baseline.
-
-
 def test_random_baseline_is_the_same_every_time() -> None:
     first = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
     again = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
@@ -385,9 +365,6 @@ def test_random_baseline_is_the_same_every_time() -> None:
     assert len(set(first.returns)) > 1
     assert 9 < np.mean(first.returns) < 60
     assert (first.scheme, first.artifact_sha256, first.latency_us) == ("random", None, None)
-
-
-# Evaluations saved before.
 
 
 def test_latest_is_of_these_bytes_and_these_seeds_or_none(copy_artifact: Copy) -> None:

@@ -1,7 +1,5 @@
 """Every flatbuffer computes what its network does, and its sidecar tells the truth about it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,9 +69,6 @@ def heads(path: Path, observations: np.ndarray) -> np.ndarray:
     return np.stack([policy.head(observation) for observation in observations])
 
 
-# Sidecars.
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_sidecars_tell_what_is_in_the_file(
     exported: Artifacts, trained: Workspace, tiny_run: Run, name: str
@@ -120,8 +115,6 @@ def test_only_native_schemes_are_smaller(exported: Artifacts) -> None:
     assert sizes["int8"] < sizes["fp32"]
     assert {sizes[name] for name in (*SIMULATED, PAPER)} == {sizes["fp32"]}
 
-
-# Networks of all kinds, as if they had been trained.
 
 BREAKOUT, CARS = "BreakoutNoFrameskip-v4", "MountainCarContinuous-v0"
 SMALL = {"network": [32, 32]}
@@ -313,9 +306,6 @@ def test_mean_and_deviation_of_continuous_policies_are_exported(bench: Bench, sc
     assert np.abs(acted).max() == 1
 
 
-# Once is enough, and damage is mended.
-
-
 def test_exporting_again_touches_nothing(copy: Workspace, tiny_run: Run) -> None:
     folder = copy.artifact_dir(tiny_run.run_id)
     before = snapshot(folder)
@@ -382,9 +372,6 @@ def test_flatbuffers_of_another_scheme_are_replaced(copy: Workspace, tiny_run: R
         shutil.copy(folder / f"fp32{suffix}", folder / f"ptq_w2{suffix}")
     (path,) = make(copy, tiny_run, "ptq_w2")
     assert all(len(np.unique(kernel)) <= 4 for kernel in flatbuffer.weights(path).values())
-
-
-# What cannot be exported.
 
 
 def refusal(workspace: Workspace, run_id: str) -> str:

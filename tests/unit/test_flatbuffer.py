@@ -1,7 +1,5 @@
 """What an audit reads from flatbuffers, and that damage ends in one line, never in a crash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels are rounded so that what their layer computes changes least."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

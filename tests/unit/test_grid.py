@@ -1,19 +1,12 @@
 """Grids by hand, by their properties, and beside TensorFlow's fake quantisers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from quarl_tf.quantization.grid import (
-    fake_quantize,
-    grid_between,
-    round_to_half,
-    snap,
-)
+from quarl_tf.quantization.grid import fake_quantize, grid_between, round_to_half, snap
 from quarl_tf.spec import TensorFormat
 
 quick = settings(max_examples=100)
@@ -131,9 +124,6 @@ def test_a_grid_a_channel_is_that_of_each_slice(
     for i in range(values.shape[axis]):
         alone = fake_quantize(values.take(i, axis), form(kind, bits))
         np.testing.assert_array_equal(found.take(i, axis), alone)
-
-
-# TensorFlow's own fake quantiser.
 
 
 # Errors, and IEEE half.

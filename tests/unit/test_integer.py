@@ -1,7 +1,5 @@
 """Integer flatbuffers are made of float ones, and compute what they did."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What importing sets: the package nothing, the first stage that needs TensorFlow all it needs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """An import only ever points down, and what a board installs stays small."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

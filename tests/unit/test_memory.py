@@ -1,7 +1,5 @@
 """The memory of flatbuffers: their weights, the arena and a process that runs them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

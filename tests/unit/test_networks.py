@@ -1,7 +1,5 @@
 """A network is what its factory and its weights say, however it is evaluated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,9 +73,6 @@ def test_the_same_seed_gives_the_same_initial_weights() -> None:
             assert not any(np.array_equal(value, other[name]) for other in others)
 
 
-# Bytes and images.
-
-
 def random_weights(network: Any, seed: int = 0) -> Weights:
     """Set every variable to random values, those of normalisers included; return them."""
     random = np.random.default_rng(seed)
@@ -132,8 +127,6 @@ def test_critics_see_images_beside_actions_in_half_ranges(random: np.random.Gene
     expected = dense(np.maximum(dense(joined, values, "hidden_0"), 0), values, "head")
     np.testing.assert_allclose(network([images, actions]), expected, rtol=1e-4, atol=1e-5)
 
-
-# Layers that presets may ask for.
 
 BYTES = EnvSpec((3,), "uint8", 2)
 FRAMES = EnvSpec((4, 3, 2), "uint8", 2)
@@ -263,9 +256,6 @@ def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design)
     rough, exact = half(observations).numpy(), twin(observations).numpy()
     assert rough.dtype == np.float32
     assert 1e-5 < np.abs(rough - exact).max() < 0.05 * np.abs(exact).max()
-
-
-# Files.
 
 
 def test_weights_survive_their_file(tmp_path: Path) -> None:

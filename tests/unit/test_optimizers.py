@@ -1,7 +1,5 @@
 """Steps of the optimizers by hand; their state is there before the first of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -140,9 +140,6 @@ def figure(request: pytest.FixtureRequest) -> Figure:
     return made
 
 
-# Every figure.
-
-
 def test_everything_can_be_read(figure: Figure) -> None:
     box = figure.get_tightbbox()
     width, height = figure.get_size_inches()
@@ -166,9 +163,6 @@ def test_a_picture_is_small_and_says_nothing_about_when_or_by_what(figure: Figur
     assert plt.get_fignums() == []
 
 
-# Colours.
-
-
 def test_every_scheme_has_a_colour_of_its_own() -> None:
     names = (*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED, "qat_int8", "qat_int4", "random")
     colours = [to_rgb(scheme_colour(name)) for name in names]
@@ -185,9 +179,6 @@ def test_a_scheme_has_the_same_colour_in_every_figure() -> None:
         dots = [c for c in axes.collections if isinstance(c, PathCollection)][1]
         assert same_color(dots.get_facecolor()[0], scheme_colour(axes.get_title()))
         assert same_color(colour, scheme_colour(axes.get_title()))
-
-
-# Return against bits.
 
 
 def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
@@ -238,9 +229,6 @@ def test_panels_of_one_task_share_an_axis_that_holds_trainings_not_wide_interval
     assert first.get_ylim() == pytest.approx((90 - 0.08 * 405, 495 + 0.08 * 405))
 
 
-# Paired returns.
-
-
 def test_one_panel_per_scheme_counts_its_episodes() -> None:
     axes = paired_returns(pairs()).axes
     assert [one.get_title() for one in axes] == list(OTHERS)
@@ -256,9 +244,6 @@ def test_pairs_stay_pairs_when_sorted() -> None:
     (axes,) = paired_returns({"int8": (np.array([3.0, 1, 2]), np.array([30.0, 10, 20]))}).axes
     ring, dot = (c.get_offsets() for c in axes.collections if isinstance(c, PathCollection))
     assert (ring.tolist(), dot.tolist()) == ([[1, 1], [2, 2], [3, 3]], [[1, 10], [2, 20], [3, 30]])
-
-
-# Weight histograms.
 
 
 def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
@@ -283,9 +268,6 @@ def test_convolutions_show_the_grid_of_their_widest_channel_and_zeros_can_be_dra
     axes = weight_histograms({"conv": kernel}).axes
     assert [float(line.get_xdata()[0]) for line in axes[1].lines] == [-2.0, -1.0, 0.0, 1.0]
     assert png(weight_histograms({"dead": np.zeros((3, 3), np.float32)}))
-
-
-# Curves.
 
 
 def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:

@@ -1,7 +1,5 @@
 """Policies act as their flatbuffers say, and refuse what they cannot trust."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,9 +18,6 @@ from quarl_tf.store.workspace import sidecar_path
 DISCRETE = ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"]
 VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")
 FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8)
-
-
-# What a policy computes.
 
 
 @pytest.mark.parametrize("name", DISCRETE)
@@ -87,9 +82,6 @@ def test_continuous_head_is_the_action_clipped_to_its_bounds(
         actions.append(action[0])
     assert min(actions) == -0.5
     assert max(actions) == 0.25
-
-
-# Samples.
 
 
 DRAWS = 20_000
@@ -165,9 +157,6 @@ def test_samples_count_ties_and_are_timed(artifacts: Artifacts, describe: Descri
     assert policy.ties == len(VECTORS)
 
 
-# Observations.
-
-
 def test_float64_arrays_lists_and_strided_arrays_are_converted(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["fp32"])
     x = VECTORS[0]
@@ -217,9 +206,6 @@ def test_head_that_is_not_finite_is_refused(networks: dict[str, Any], describe: 
     diverged = type(networks["mlp"])([(kernel, bias)], VECTORS)
     policy = Policy.load(describe(diverged.convert("fp32")))
     assert "head=[inf, inf]" in refused(policy.act, np.ones(4, np.float32))
-
-
-# Files.
 
 
 def test_every_flipped_bit_is_noticed(copy_artifact: Copy) -> None:
@@ -285,9 +271,6 @@ def test_sidecar_of_another_policy_is_refused(
 def test_content_that_litert_cannot_load_is_refused(artifacts: Artifacts) -> None:
     sidecar = Policy.load(artifacts["fp32"]).sidecar
     assert "scheme='fp32'" in refused(Policy, artifacts["fp32"].read_bytes()[:1000], sidecar)
-
-
-# Latency and imports.
 
 
 def test_latency_is_of_whole_calls_and_counts_no_ties(artifacts: Artifacts) -> None:

@@ -1,7 +1,5 @@
 """Presets are complete and checked: no typo becomes another experiment."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Weights are quantised from flatbuffer to flatbuffer."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records say what they are of, and are refused where they cannot be so."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,12 +20,7 @@ from quarl_tf.store.state import finished_training, require_same_settings
 from quarl_tf.store.workspace import Workspace
 
 CONTINUOUS = replace(
-    SIDECAR,
-    head="action",
-    num_actions=None,
-    action_low=[-1.0],
-    action_high=[1.0],
-    action_std=[0.5],
+    SIDECAR, head="action", num_actions=None, action_low=[-1.0], action_high=[1.0], action_std=[0.5]
 )
 
 
@@ -182,9 +175,6 @@ def test_what_was_received_is_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(json.dumps(asdict(EVALUATION) | {"returns": ["ten"] * 10_000}))
     assert len(refused(Evaluation.load, path)) < 300 + len(str(path))
-
-
-# Finished trainings.
 
 
 def test_what_presets_did_not_say_then_was_as_it_is_unsaid(run_folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Every sampled transition is one that happened, summed over its steps by hand."""
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

@@ -200,9 +200,6 @@ def change(artifact: Path, **changes: Any) -> None:
     replace(Evaluation.load(path), **changes).save(path)
 
 
-# The pages.
-
-
 def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -> None:
     content, markdown = (single / "index.html").read_text(), (single / "report.md").read_text()
     loads = re.findall(r'(?:src|href)="([^"]*)"', content)
@@ -264,9 +261,6 @@ def test_every_report_is_rendered_again_by_its_command(tmp_path: Path) -> None:
     assert after == before
 
 
-# The numbers.
-
-
 def test_results_are_those_of_the_statistics(single: Path) -> None:
     run = Run("dqn", "CartPole-v1", 0)
     fp32, ptq_w4, random = (
@@ -320,11 +314,7 @@ def test_several_trainings_count_once_each(several: Path) -> None:
     ],
 )
 def test_the_headline_names_what_keeps_the_reward(
-    workspace: Workspace,
-    int8: float,
-    ptq_w8: float,
-    smallest: str,
-    fewest: str | None,
+    workspace: Workspace, int8: float, ptq_w8: float, smallest: str, fewest: str | None
 ) -> None:
     run = add_run(workspace)
     evaluate(workspace, run, "int8", [int8] * EPISODES)
@@ -345,9 +335,6 @@ def test_schemes_are_compared_on_the_episodes_that_all_have(workspace: Workspace
     after = write(workspace, run, name="after")
     assert results_of(after)["missing"] == []
     assert results_of(after)["runs"] == results_of(before)["runs"]
-
-
-# Sampled actions.
 
 
 def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace) -> None:
@@ -371,9 +358,6 @@ def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace) -> None:
     write(workspace, run, chance=DRAWN)
     (missing,) = results_of(sampled)["missing"]
     assert missing["command"] == f"quarl evaluate {artifact} --sample"
-
-
-# What is missing or does not belong.
 
 
 def test_a_missing_experiment_is_named_and_not_averaged_over(several: Path) -> None:
@@ -403,9 +387,7 @@ def commands(workspace: Workspace, run: Run) -> dict[str, str]:
     return {one["scheme"]: one["command"] for one in missing}
 
 
-def test_what_is_missing_or_of_something_else_has_its_command(
-    workspace: Workspace,
-) -> None:
+def test_what_is_missing_or_of_something_else_has_its_command(workspace: Workspace) -> None:
     run = add_run(workspace, schemes=(*SCHEMES, "ptq_w3", "ptq_w5", "ptq_w6"))
     folder = workspace.artifact_dir(run.run_id)
     change(folder / "int8.tflite", artifact_sha256="0" * 64)
@@ -494,9 +476,6 @@ def test_a_flatbuffer_may_be_left_out_once_it_was_evaluated(
     assert not figure.exists()
 
 
-# What a reader must know.
-
-
 def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
     """Return the notes of a report by key; the page has a sentence for each."""
     folder = write(workspace, run)
@@ -532,9 +511,7 @@ def test_games_that_repeat_themselves_are_noted(
     assert ("as_random" in found) == as_random
 
 
-def test_few_episodes_are_noted_and_what_is_no_scheme_is_left_out(
-    workspace: Workspace,
-) -> None:
+def test_few_episodes_are_noted_and_what_is_no_scheme_is_left_out(workspace: Workspace) -> None:
     run = add_run(workspace, episodes=5)
     folder = workspace.artifact_dir(run.run_id)
     write_bytes(folder / "progress.csv", b"step,loss\n1,2\n")
@@ -545,9 +522,6 @@ def test_few_episodes_are_noted_and_what_is_no_scheme_is_left_out(
     assert [row["scheme"] for row in results["runs"]] == list(SCHEMES)
     verdicts = {row["verdict"] for row in results["runs"][1:]}
     assert verdicts.isdisjoint({"gain", "loss", "within margin"})
-
-
-# Quantisation-aware runs.
 
 
 def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Workspace) -> None:
@@ -575,9 +549,7 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Work
     assert {one.episodes for one in parsed} == {EPISODES}
 
 
-def test_a_run_of_one_seed_or_of_another_processor_is_noted(
-    workspace: Workspace,
-) -> None:
+def test_a_run_of_one_seed_or_of_another_processor_is_noted(workspace: Workspace) -> None:
     add_run(workspace)
     run = add_run(workspace, quantization=AWARE)
     assert notes(workspace, run).keys() == {"one_seed"}
@@ -585,9 +557,6 @@ def test_a_run_of_one_seed_or_of_another_processor_is_noted(
     replace(Sidecar.load(path), trained_on=["Gamma"]).save(path)
     assert notes(workspace, run)["other_processor"]["bits"] == [4]
     assert "Gamma" in page_of(workspace.report_dir(run.run_id))
-
-
-# Cells and names.
 
 
 def test_names(workspace: Workspace) -> None:
@@ -645,8 +614,6 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     overview = (folder / "report.md").read_text()
     assert all(f"| {title} |" in overview for title in titles)
 
-
-# Studies.
 
 STUDY = """
 name: mine
@@ -785,9 +752,6 @@ def test_what_only_some_trainings_recorded_is_not_drawn(
         rows = [{"step": step, **values} for step in (10, 20, 30)]
         write_csv(drawn.artifact_dir(run.run_id) / "progress.csv", rows)
     assert figure in figures()
-
-
-# Numbers as text.
 
 
 def test_numbers_as_text() -> None:

@@ -1,7 +1,5 @@
 """What goes into a network is scaled by what was seen."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

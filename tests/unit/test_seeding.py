@@ -1,7 +1,5 @@
 """Random streams are apart: by purpose, by seed, and evaluation from all the rest."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The shelf picks by selection seeds, and says where a policy is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

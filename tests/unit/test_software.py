@@ -1,7 +1,5 @@
 """What software and processor a result is made by is found out."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A name is the specification: of a run, of a scheme."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -30,9 +28,6 @@ from quarl_tf.spec import (
 
 JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
 OVERRIDES = st.dictionaries(st.text(min_size=1, max_size=5), JSON, max_size=4)
-
-
-# Runs.
 
 
 def test_plain_runs_are_named_after_what_they_are() -> None:
@@ -81,8 +76,6 @@ def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(UsageError, match="Received: seed=-1"):
         Run("dqn", "CartPole-v1", -1)
 
-
-# Quantisation-aware runs.
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -234,8 +227,6 @@ def test_only_what_integer_kernels_can_do_is_exported_for_them(options: dict[str
     assert default_schemes(quantised(bits=8, **options)) == ("qat_w8a8",)
     assert possible_schemes(quantised(rule="paper")) == ("qat_w4a4",)
 
-
-# Formats, recipes and schemes.
 
 NAMES = (
     *("fp32", "fp16", "dynamic_int8", "int8", "qat_int8", "qat_int4"),

@@ -55,9 +55,6 @@ def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None
     )
 
 
-# Intervals of a mean.
-
-
 @pytest.mark.parametrize("interval_of", [mean_interval, student_interval])
 class TestBothIntervals:
     def test_equal_values_have_an_interval_of_no_width(self, interval_of: IntervalOf) -> None:
@@ -145,9 +142,6 @@ def test_many_episodes_do_not_need_much_memory() -> None:
     assert peak < 50e6
 
 
-# Paired differences.
-
-
 def test_pairing_removes_what_episodes_share() -> None:
     generator = np.random.default_rng(0)
     easy_or_hard = generator.normal(0, 100, 50)
@@ -159,9 +153,6 @@ def test_pairing_removes_what_episodes_share() -> None:
 def test_refuses_pairs_of_different_lengths() -> None:
     with pytest.raises(QuarlError, match="Received: 2 and 3 returns"):
         paired_difference([1, 2], [1, 2, 3])
-
-
-# Errors.
 
 
 @pytest.mark.parametrize(
@@ -196,9 +187,6 @@ def test_normalised_error_runs_from_fp32_to_chance(
     reference: float, other: float, baseline: float | None, expected: float | None
 ) -> None:
     assert normalised_error(reference, other, baseline) == pytest.approx(expected)
-
-
-# Verdicts.
 
 
 @pytest.mark.parametrize(
@@ -236,9 +224,6 @@ def test_a_margin_of_zero_forgives_nothing() -> None:
 def test_refuses_a_margin_that_is_none(margin: float) -> None:
     with pytest.raises(UsageError, match=f"Received: margin_percent={margin}"):
         verdict(Interval(0, 0, 0), 500, margin, 100)
-
-
-# Comparisons.
 
 
 def test_compare_by_hand() -> None:
@@ -324,9 +309,6 @@ def test_compare_refuses_other_episodes_and_names_both() -> None:
     assert "fp32 with 2 episodes from seed 0" in message
     assert "int8 with 2 episodes from seed 5" in message
     assert "--episodes" in message
-
-
-# Several trainings.
 
 
 def comparison(difference: float, reference: float = 100.0, scheme: str = "int8") -> Comparison:

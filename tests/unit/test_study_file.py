@@ -1,7 +1,5 @@
 """What a study's file says, and what is refused in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

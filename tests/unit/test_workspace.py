@@ -1,7 +1,5 @@
 """Everything has its place, and what is there is whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
