@@ -49,7 +49,15 @@ def build() -> argparse.ArgumentParser:
         "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
         *(_ROOT, _IMPORT),
         _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0"),
-        *(_SCHEMES, _DRY_RUN),
+        _SCHEMES,
+        _option(
+            "--target",
+            choices=("tflite", "c"),
+            default="tflite",
+            help="c: C99 of int8 schemes beside the .tflite; RUN may be such a file, or a name on "
+            "the shelf",
+        ),
+        *(_SHELF, _DRY_RUN),
     )
     verb(
         "quantize",

@@ -26,6 +26,7 @@ from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench
 from quarl_tf.evaluation.play import require_playable
+from quarl_tf.export import c_source
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
@@ -158,16 +159,32 @@ def _train(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     _import_modules(args)
-    workspace = Workspace(args.root)
+    workspace, file, to_c = Workspace(args.root), Path(args.run), args.target == "c"
+    if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
+        _write_c(_artifact(file, args.shelf), dry_run=args.dry_run)
+        return
     _schemes(args, None)  # Refuses names that are none, whatever the run.
     run = Run.from_dict(training_record(workspace, args.run).run)
+    if to_c and args.schemes is None:
+        args.schemes = "int8" if run.quantization is None else "qat_int8"
     schemes = _schemes(args, run.quantization)
     require_possible(run, schemes)
+    artifacts = [workspace.artifact(args.run, scheme.name) for scheme in schemes]
     if args.dry_run:
         environments.env_spec(run.env_id)  # Refuses what is not registered.
-        print(*(f"export   {workspace.artifact(args.run, s.name)}" for s in schemes), sep="\n")
+        print(*(f"export   {path}" for path in artifacts), sep="\n")
+    else:
+        _export_all(workspace, args.run, schemes)
+    for path in artifacts if to_c else ():
+        _write_c(path, dry_run=args.dry_run)
+
+
+def _write_c(artifact: Path, *, dry_run: bool) -> None:
+    source = artifact.with_suffix(".c")
+    if dry_run:
+        print(f"export   {source}")
         return
-    _export_all(workspace, args.run, schemes)
+    _say(f"wrote     {source} and its header  ({c_source.write(artifact)})")
 
 
 def _quantize(args: argparse.Namespace) -> None:
@@ -269,7 +286,7 @@ def _artifact(path: Path, models: Path) -> Path:
     if path.exists() or path.suffix or len(path.parts) != 3:
         return path
     found = shelf.take(path.as_posix(), models, Path("tflite_models"))
-    _say(f"playing   {found}")
+    _say(f"found     {found}")
     return found
 
 

@@ -144,7 +144,7 @@ def check_identifier(content: bytes | bytearray, name: str) -> None:
 
 def audit(source: Path | bytes) -> FlatbufferAudit:
     """List the types, operators and interface of a flatbuffer."""
-    graphs = _parse(source)
+    graphs = parsed(source)
     tensors = [tensor for graph in graphs for tensor in graph.tensors]
     weight_dtypes: Counter[str] = Counter()
     for tensor in tensors:
@@ -166,7 +166,7 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     dequantised. Schemes may name the same layer differently, but their order is the same.
     """
     found = {}
-    for graph in _parse(source):
+    for graph in parsed(source):
         for index in _used(graph):
             tensor = graph.tensors[index]
             if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
@@ -178,7 +178,7 @@ def layers(source: Path | bytes) -> list[Layer]:
     """Return the layers with a constant kernel, in the order of computation."""
     return [
         Layer(op.name, graph.tensors[op.outputs[0]].name)
-        for graph in _parse(source)
+        for graph in parsed(source)
         for op in graph.operators
         if op.name in _WEIGHTED
         and (kernel := graph.tensors[op.inputs[1]]).data is not None
@@ -198,7 +198,7 @@ def with_kernels(
     # Several operators may share a kernel: it is changed once. The arrays are views of `changed`.
     kernels = {
         data.ctypes.data: (op.name, data.view(np.float32).reshape(kernel.shape))
-        for graph in _parse(changed)
+        for graph in parsed(changed)
         for op in graph.operators
         if op.name in _WEIGHTED
         and (data := (kernel := graph.tensors[op.inputs[1]]).data) is not None
@@ -211,7 +211,7 @@ def with_kernels(
 
 def activations(source: Path | bytes) -> list[Activation]:
     """Return the main graph's tensors that are not constant, inputs first, each of fixed size."""
-    graph = _parse(source)[0]
+    graph = parsed(source)[0]
     end = len(graph.operators) - 1
     first = dict.fromkeys(graph.inputs, 0)
     last = {}
@@ -241,7 +241,8 @@ def byte_size(dtype: str, elements: int) -> int:
     return math.ceil(elements * bits / 8)
 
 
-def _parse(source: Path | bytes | bytearray) -> list[_Graph]:
+def parsed(source: Path | bytes | bytearray) -> list[_Graph]:
+    """Return the graphs of a flatbuffer, the main one first; a QuarlError where it is damaged."""
     name = str(source) if isinstance(source, Path) else "The content"
     content = read(source) if isinstance(source, Path) else source
     check_identifier(content, name)

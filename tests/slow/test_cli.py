@@ -52,6 +52,19 @@ def loose(finished: Finished, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "loose"))
 
 
+def test_a_run_becomes_c(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    words = ["export", finished[1], "--target", "c", "--root", str(tmp_path)]
+    source = Workspace(tmp_path).artifact(finished[1], "int8").with_suffix(".c")
+    assert verbs.main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith(f"int8.tflite\nexport   {source}\n")
+    assert verbs.main(words) == 0
+    assert f"wrote     {source} and its header  (flash: " in capsys.readouterr().out
+    assert "dqn-CartPole-v1" in source.with_suffix(".h").read_text()
+    error = refusal(capsys, *words, "--schemes", "fp32", code=2)
+    assert "Received: FULLY_CONNECTED float32" in error
+
+
 def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Finished) -> None:
     root, run_id = finished
     workspace, kept = Workspace(root), (root / "runs", root / "tflite_models")

@@ -77,7 +77,7 @@ def test_the_arena_is_as_large_as_the_interpreters(artifacts: Artifacts, name: s
     # Delegates would take the tensors between the ends out of the arena.
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = Interpreter(str(artifacts[name]), experimental_op_resolver_type=plain)
-    constant = {t.name for t in flatbuffer._parse(artifacts[name])[0].tensors if t.data is not None}
+    constant = {t.name for t in flatbuffer.parsed(artifacts[name])[0].tensors if t.data is not None}
     interpreter.allocate_tensors()
     spans = []
     for detail in interpreter.get_tensor_details():

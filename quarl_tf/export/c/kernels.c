@@ -1,0 +1,65 @@
+/* A window that slides over rows of channels; of a dense layer it is the whole input. */
+struct layer {
+    const int8_t *kernel;
+    const int32_t *bias, *multiplier; /* the input's zero point is in the bias */
+    const int8_t *shift;              /* an output's scale is multiplier / 2^shift */
+    int32_t row, height, span;        /* numbers in a row; rows of the window, numbers in each */
+    int32_t down, right;              /* numbers from one window to the next */
+    int32_t rows, columns, outputs;
+    int32_t step, twice;              /* 1: a scale for each output; 1: round twice */
+    int32_t zero, lowest;             /* codes of outputs: that of 0, and the least */
+};
+
+/* As LiteRT's reference kernels: FULLY_CONNECTED rounds once, CONV_2D to 32 bits first. */
+static int32_t rescale(int32_t sum, int32_t multiplier, int32_t shift, int32_t twice)
+{
+    const int32_t left = twice && shift < 31 ? 31 - shift : 0;
+    int64_t value = (int64_t)sum * multiplier * ((int64_t)1 << left);
+    if (twice) {
+        value = (value + ((int64_t)1 << 30)) >> 31;
+        shift += left - 31;
+    }
+    /* Halves away from zero. */
+    return (int32_t)((value + (((int64_t)1 << shift) >> 1) - (value < 0 && shift > 0)) >> shift);
+}
+
+static void layer_$type(const $type *in, int8_t *out, const struct layer *layer)
+{
+    for (int32_t window = 0; window < layer->rows * layer->columns; window++) {
+        const $type *corner = in + window / layer->columns * layer->down
+                              + window % layer->columns * layer->right;
+        const int8_t *kernel = layer->kernel;
+        for (int32_t c = 0; c < layer->outputs; c++) {
+            const int32_t k = c * layer->step;
+            int32_t sum = layer->bias[c];
+            for (int32_t y = 0; y < layer->height; y++)
+                for (int32_t i = 0; i < layer->span; i++)
+                    sum += (int32_t)*kernel++ * corner[y * layer->row + i];
+            sum = rescale(sum, layer->multiplier[k], layer->shift[k], layer->twice) + layer->zero;
+            sum = sum < layer->lowest ? layer->lowest : sum;
+            *out++ = (int8_t)(sum > 127 ? 127 : sum);
+        }
+    }
+}
+
+/* Round to the nearest code, halves away from zero; what is no number becomes the lowest. */
+static int8_t quantize(float value, float scale, int32_t zero)
+{
+    const float steps = value / scale, low = (float)(-128 - zero), high = (float)(127 - zero);
+    const float kept = steps > low ? steps < high ? steps : high : low;
+    const int32_t whole = (int32_t)kept;
+    const float rest = kept - (float)whole;
+    return (int8_t)(whole + (rest >= 0.5f) - (rest <= -0.5f) + zero);
+}
+
+/* A dense layer that was left in float; `lowest` is ReLU's cut. */
+static void float_layer(const float *in, float *out, const float *kernel, const float *bias,
+                        int32_t inputs, int32_t outputs, float lowest)
+{
+    for (int32_t c = 0; c < outputs; c++) {
+        float sum = 0.0f;
+        for (int32_t i = 0; i < inputs; i++)
+            sum += in[i] * *kernel++;
+        out[c] = sum + bias[c] < lowest ? lowest : sum + bias[c];
+    }
+}

@@ -1,0 +1,15 @@
+/* $run_id in $scheme, sha256 $sha256: see the header. */
+#include "$stem.h"
+$include
+$kernels
+
+$constants
+
+$buffers
+
+void policy_head(const $type *observation, float *head)
+{
+$body
+}
+
+$act

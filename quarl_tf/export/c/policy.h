@@ -1,0 +1,32 @@
+/*
+ * Written by quarl_tf of $run_id in $scheme.
+ *
+ * environment  $env_id
+ * algorithm    $algo
+ * flatbuffer   sha256 $sha256
+ * observation  $observation_size of $observation_dtype; codes: $first
+ * head         $head_size of $head; codes: $last
+ *
+ * $summary
+ * Buffers are static: one call at a time. Floats are the flatbuffer's by -std=c99 or
+ * -ffp-contract=off.
+ */
+#ifndef POLICY_H
+#define POLICY_H
+#include <stdint.h>
+
+#define POLICY_OBSERVATION_SIZE $observation_size
+#define POLICY_HEAD_SIZE $head_size
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* The network's output for one observation as the environment gives it. */
+void policy_head(const $type *observation, float *head);
+
+/* The greedy action: the first of the best, or each number within its bounds. */
+$prototype;
+#ifdef __cplusplus
+}
+#endif
+#endif

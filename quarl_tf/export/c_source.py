@@ -1,0 +1,300 @@
+"""Write an int8 policy as C99: a header and a source file that need no runtime.
+
+The code computes what LiteRT's reference kernels compute, bit for bit. What is float in the
+flatbuffer, the normaliser in front and the scaling of actions, is float in C.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_tf.export.integer import Graph
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.files import write_text
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
+
+Array = NDArray[Any]
+
+_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int32": "int32_t", "float32": "float"}
+
+#: Fused activations and padding by their numbers in the schema.
+_NONE, _RELU, _VALID = 0, 1, 1
+
+#: Operators on each float `x` by itself; the other operand is a constant.
+_ELEMENTWISE = {
+    "ADD float32": "{0} + {1}",
+    "SUB float32": "{0} - {1}",
+    "MUL float32": "{0} * {1}",
+    "MINIMUM float32": "{0} < {1} ? {0} : {1}",
+    "MAXIMUM float32": "{0} > {1} ? {0} : {1}",
+}
+
+
+def write(artifact: Path) -> str:
+    """Write a flatbuffer as .h and .c beside it, and return a line on what that takes of a device.
+
+    Raises:
+        QuarlError: It is damaged, or a UsageError names an operator that is not written.
+    """
+    sidecar, audit = Policy.load(artifact).sidecar, flatbuffer.audit(artifact)
+    (source,), (head,) = audit.inputs, audit.outputs
+    if source.dtype != sidecar.observation_dtype:
+        raise _refusal(f"input={source.dtype}, observation={sidecar.observation_dtype}")
+    writer, discrete = _Writer(flatbuffer.read(artifact), audit), sidecar.num_actions is not None
+    if discrete:
+        writer.buffers["last_head"] = "float", math.prod(head.shape)
+    for name in () if discrete else ("action_low", "action_high"):
+        writer.constant(name, np.array(getattr(sidecar, name), np.float32))
+    ram = sum((4 if kind == "float" else 1) * n for kind, n in writer.buffers.values())
+    summary = (
+        f"flash: {writer.constant_bytes:,} bytes of constants, and the code; "
+        f"RAM: {ram:,} bytes of buffers; {writer.products:,} multiply-accumulates an action"
+    )
+    body, constants = "\n".join(writer.body), "\n\n".join(writer.constants)
+    buffers = "\n".join(f"static {t} {n}[{size}];" for n, (t, size) in writer.buffers.items())
+    names = vars(sidecar) | {"stem": artifact.stem, "summary": summary, "body": body}
+    names.update(type=_TYPES[source.dtype], kernels=_used_kernels(body), constants=constants)
+    names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
+    names.update(algo=sidecar.run["algo"], first=writer.scales[0], last=writer.scales[-1])
+    names.update(buffers=buffers, include="#include <math.h>\n" if "tanhf(" in body else "")
+    names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
+    names["prototype"] = names["act"].partition("\n")[0]
+    for suffix in (".h", ".c"):
+        write_text(artifact.with_suffix(suffix), _template(f"policy{suffix}").substitute(names))
+    return summary
+
+
+def _template(name: str) -> Template:
+    return Template((Path(__file__).parent / "c" / name).read_text())
+
+
+def _used_kernels(body: str) -> str:
+    """Return the blocks of kernels.c that the body needs: compilers warn of unused functions."""
+    blocks = _template("kernels.c").template.strip().split("\n\n")
+    typed = {Template(b).substitute(type=t): b for b in blocks for t in ("int8_t", "uint8_t")}
+    text, names = "\n".join([body, *typed]), re.compile(r"^static \w+ (\w+\()", re.MULTILINE)
+    return "\n\n".join(b for b in typed if all(text.count(n) > 1 for n in names.findall(b)))
+
+
+def _refusal(received: str) -> UsageError:
+    return UsageError(
+        "C is written of dense and convolutional policies that are int8 from the first layer on; "
+        f"name one (int8, int8_tensor, int8_head32, qat_int8). Received: {received}"
+    )
+
+
+class _Writer:
+    """Writes the operators of a chain one by one, each from where the last one left its numbers.
+
+    Integers are in an array. Floats are an expression of `i` and statements on it that nothing has
+    computed yet, so that what is done to each number by itself becomes one loop.
+    """
+
+    def __init__(self, content: bytes, audit: flatbuffer.FlatbufferAudit) -> None:
+        self.constants, self.body, self.scales = list[str](), list[str](), list[str]()
+        self.constant_bytes = self.products = 0
+        #: Type and size by name.
+        self.buffers: dict[str, tuple[str, int]] = {}
+        graph, self._tensors = Graph(content), flatbuffer.parsed(content)[0].tensors
+        self._tensor, self._type = graph.inputs[0], _TYPES[audit.inputs[0].dtype]
+        self._array, self._load, self._steps = "observation", "observation[i]", list[str]()
+        #: What stands for 0 in the array, and whether the layer cuts there.
+        self._zero, self._relu = 0, False
+        layers = {id(operator): name for name, operator in graph.layers().items()}
+        for operator, kind in zip(graph.operators, audit.operators, strict=True):
+            if kind not in _OPERATORS or (kind == "FULLY_CONNECTED float32" and not self.products):
+                others = [k for k in audit.operators if k not in _OPERATORS or k == kind]
+                raise _refusal(", ".join(dict.fromkeys(others)))
+            fused = getattr(operator.builtinOptions, "fusedActivationFunction", _NONE)
+            self._relu = fused == _RELU and id(operator) in layers
+            computed = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
+            if computed != [self._tensor] or not (self._relu or fused == _NONE):
+                raise _refusal(f"{kind} of {len(computed)} tensors, fused activation {fused}")
+            name = layers.get(id(operator), f"constant_{len(self.constants)}")
+            _OPERATORS[kind](self, operator, name, kind)
+            self._tensor = operator.outputs[0]
+        if self._type != "float":
+            self._dequantize()
+        self._flush("head", "x")
+
+    def constant(self, name: str, values: Array) -> str:
+        """Declare an array of constants; return its name."""
+        kind = _TYPES[str(values.dtype)]
+        # Of a float32 the shortest text that is the same number.
+        texts = [f"{x!s}{'f' * (kind == 'float')}" for x in values.ravel()]
+        lines = ",\n    ".join(", ".join(texts[i : i + 16]) for i in range(0, len(texts), 16))
+        self.constants.append(f"static const {kind} {name}[{len(texts)}] = {{\n    {lines}\n}};")
+        self.constant_bytes += values.nbytes
+        return name
+
+    def _elementwise(self, operator: Any, name: str, kind: str) -> None:
+        shape, values = self._tensors[self._tensor].shape, map(self._values, operator.inputs)
+        operands = [
+            "x" if v is None else f"{self.constant(name, np.broadcast_to(v, shape))}[i]"
+            for v in values
+        ]
+        self._steps.append(f"x = {_ELEMENTWISE[kind].format(*operands)};")
+
+    def _quantize(self, operator: Any, name: str, kind: str) -> None:
+        scale, zero = self._grid(operator.outputs[0])
+        self.scales.append(f"scale {scale!s}, zero point {zero}")
+        if self._type == "float":
+            target = self._buffer("int8_t", self._tensor)
+            self._flush(target, f"quantize(x, {scale!s}f, {zero})")
+            self._array, self._type, self._zero = target, "int8_t", zero
+        # Bytes on the same grid are read as they are.
+        elif self._type != "uint8_t" or self._grid(self._tensor) != (scale, zero + 128):
+            raise _refusal(f"{kind} of codes by another scale")
+
+    def _dequantize(self, *_: Any) -> None:
+        scale, zero = self._grid(self._tensor)
+        self.scales.append(f"scale {scale!s}, zero point {zero}")
+        self._load = f"{scale!s}f * (float)({self._array}[i] - {self._zero})"
+        self._type, self._steps = "float", []
+
+    def _tanh(self, operator: Any, name: str, kind: str) -> None:
+        if kind == "TANH float32":
+            self._steps.append("x = tanhf(x);")
+            return
+        (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
+        # In the order of codes as unsigned bytes; in float32, as the runtime's table.
+        codes = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
+        values = np.tanh((scale * (codes - np.float32(zero))).astype(np.float64))
+        steps = (values.astype(np.float32) * (np.float32(1) / step)).astype(np.float64)
+        table = np.clip(_rounded(steps) + target_zero, -128, 127).astype(np.int8)
+        target = self._buffer("int8_t", self._tensor)
+        self._loop(f"{target}[i] = {self.constant(name, table)}[(uint8_t){self._array}[i]];")
+        self._array, self._zero = target, target_zero
+
+    def _integer_layer(self, operator: Any, name: str, kind: str) -> None:
+        source, weights = (self._tensors[i] for i in operator.inputs[:2])
+        target = self._tensors[operator.outputs[0]]
+        kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
+        flat, zero = kernel.reshape(len(kernel), -1).astype(np.int64), int(target.zero_points[0])
+        # The input's zero point moves into the bias.
+        folded = (0 if bias is None else bias) - self._zero * flat.sum(axis=1)
+        limit = int((np.abs(folded) + 255 * np.abs(flat).sum(axis=1)).max())
+        if weights.zero_points.any() or limit > np.iinfo(np.int32).max:
+            raise _refusal(f"{kind} with a zero point of weights, or sums to {limit}")
+        scales = [a.scales.astype(np.float64) for a in (source, weights, target)]
+        ratios = (scales[0] * scales[1] / scales[2]).tolist()
+        twice = kind == "CONV_2D int8"
+        scaled = np.array([_multiplier(r) if twice else _exact(r, limit) for r in ratios]).T
+        window = _window(operator.builtinOptions, source.shape, kernel.shape, target.shape)
+        fields = [
+            self.constant(f"{name}_kernel", kernel),
+            self.constant(f"{name}_bias", folded.astype(np.int32)),
+            self.constant(f"{name}_multiplier", scaled[0].astype(np.int32)),
+            self.constant(f"{name}_shift", scaled[1].astype(np.int8)),
+            *map(str, (*window, len(kernel), int(len(ratios) > 1), int(twice))),
+            *map(str, (zero, zero if self._relu else -128)),
+        ]
+        self._array, array = self._buffer("int8_t", operator.outputs[0]), self._array
+        self.constants.append(f"static const struct layer {name}_layer = {{{', '.join(fields)}}};")
+        self.body.append(f"    layer_{self._type}({array}, {self._array}, &{name}_layer);")
+        self.products += math.prod(target.shape) * flat.shape[1]
+        self._type, self._zero = "int8_t", zero
+
+    def _float_layer(self, operator: Any, name: str, kind: str) -> None:
+        source = self._array = self._buffer("float", self._tensor)
+        self._flush(source, "x")
+        target = self._array = self._buffer("float", operator.outputs[0])
+        kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
+        bias = np.zeros(len(kernel), np.float32) if bias is None else bias
+        arrays = [self.constant(f"{name}_kernel", kernel), self.constant(f"{name}_bias", bias)]
+        lowest = "0.0f" if self._relu else f"{np.finfo(np.float32).min!s}f"
+        arguments = [source, target, *arrays, *map(str, kernel.shape[::-1]), lowest]
+        self.body.append(f"    float_layer({', '.join(arguments)});")
+        self.products += kernel.size
+        self._load, self._steps = f"{target}[i]", []
+
+    def _flush(self, target: str, result: str) -> None:
+        """Compute the floats, each `x`, and write a result of each into an array."""
+        self._loop(f"float x = {self._load};", *self._steps, f"{target}[i] = {result};")
+
+    def _loop(self, *statements: str) -> None:
+        size = math.prod(self._tensors[self._tensor].shape)
+        lines = (f"        {statement}" for statement in statements)
+        self.body += [f"    for (int32_t i = 0; i < {size}; i++) {{", *lines, "    }"]
+
+    def _buffer(self, kind: str, tensor: int) -> str:
+        """Return the one of two buffers that does not hold the numbers now, and let it fit."""
+        names = [f"{'values' if kind == 'float' else 'codes'}_{i}" for i in (0, 1)]
+        name, size = names[self._array == names[0]], math.prod(self._tensors[tensor].shape)
+        self.buffers[name] = kind, max(size, self.buffers.get(name, ("", 0))[1])
+        return name
+
+    def _grid(self, tensor: int) -> tuple[np.float32, int]:
+        """Return the scale and the zero point of codes."""
+        return self._tensors[tensor].scales[0], int(self._tensors[tensor].zero_points[0])
+
+    def _values(self, tensor: int) -> Any:
+        """Return a constant; None for what is computed or left out."""
+        found = self._tensors[tensor]
+        if tensor < 0 or found.data is None:
+            return None
+        return found.data.view(found.dtype).reshape(found.shape)
+
+
+_OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
+    **dict.fromkeys(_ELEMENTWISE, _Writer._elementwise),
+    **dict.fromkeys(("FULLY_CONNECTED int8", "CONV_2D int8"), _Writer._integer_layer),
+    **dict.fromkeys(("TANH int8", "TANH float32"), _Writer._tanh),
+    "FULLY_CONNECTED float32": _Writer._float_layer,
+    "QUANTIZE int8": _Writer._quantize,
+    "DEQUANTIZE float32": _Writer._dequantize,
+    "RESHAPE int8": lambda *_: None,
+}
+
+
+_Shape = tuple[int, ...]
+
+
+def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Shape:
+    """Return a window and its moves in the order of the fields in C; of a dense layer it is all."""
+    if len(kernel) == 2:
+        return kernel[1], 1, kernel[1], 0, 0, 1, 1
+    (_, _, width, channels), (_, height, columns, depth) = image, kernel
+    others = options.padding, options.dilationHFactor, options.dilationWFactor, depth
+    if others != (_VALID, 1, 1, channels):
+        raise _refusal("CONV_2D int8 with padding, dilation or groups")
+    row, right = width * channels, options.strideW * channels
+    return row, height, columns * depth, options.strideH * row, right, *output[1:3]
+
+
+def _rounded(values: Array) -> Array:
+    """Round to the nearest, halves away from zero, as C does."""
+    return np.asarray(np.trunc(values + np.copysign(0.5, values)))
+
+
+def _multiplier(scale: float) -> tuple[int, int]:
+    """Return the 31 bits and the shift of a scale, as LiteRT's kernels have them."""
+    fraction, exponent = math.frexp(scale)
+    multiplier = min(math.floor(fraction * 2**31 + 0.5), 2**31 - 1)
+    return (multiplier, 31 - exponent) if exponent >= -31 else (0, 62)
+
+
+def _exact(scale: float, limit: int) -> tuple[int, int]:
+    """Return the multiplier that rounds sums up to a limit as their products with a double.
+
+    They differ only beside halves: of the nearest three it is the one that does so least often,
+    nearly always never.
+    """
+    middle, shift = _multiplier(scale)
+    halves = np.arange(-256, 256)[:, None] + 0.5
+    near = np.clip(np.floor(halves / scale) + np.arange(-1, 3), -limit, limit)
+    wanted, sizes, half = _rounded(near * scale), np.abs(near).astype(np.int64), 1 << shift >> 1
+
+    def differing(multiplier: int) -> int:
+        return int((np.copysign((sizes * multiplier + half) >> shift, near) != wanted).sum())
+
+    return min((middle, middle + 1, middle - 1), key=differing), shift

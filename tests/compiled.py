@@ -1,0 +1,97 @@
+"""Policies in C, compiled as strictly as can be, and what they must compute."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from quarl_tf.export import c_source
+from quarl_tf.runtime.policy import Policy
+
+STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
+SANITIZED = (*STRICT, "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
+
+#: For each observation the head, and the action as one float or more.
+_MAIN = """
+#include <stdio.h>
+#include "{stem}.h"
+static {type} observation[POLICY_OBSERVATION_SIZE];
+static float head[POLICY_HEAD_SIZE], action[POLICY_HEAD_SIZE];
+int main(void)
+{{
+    while (fread(observation, sizeof observation, 1, stdin) == 1) {{
+        policy_head(observation, head);
+        {act};
+        fwrite(head, sizeof head, 1, stdout);
+        fwrite(action, sizeof action, 1, stdout);
+    }}
+    return 0;
+}}
+"""
+
+
+def copied(artifact: Path, folder: Path) -> Path:
+    """Copy a flatbuffer and its sidecar."""
+    for suffix in (".tflite", ".json"):
+        shutil.copy(artifact.with_suffix(suffix), folder)
+    return folder / artifact.name
+
+
+def run(artifact: Path, observations: np.ndarray, flags: tuple[str, ...] = STRICT) -> np.ndarray:
+    """Write a flatbuffer in C, compile and run it; return heads and actions [2, n, outputs]."""
+    c_source.write(artifact)
+    policy = Policy.load(artifact)
+    kind = "uint8_t" if policy.sidecar.observation_dtype == "uint8" else "float"
+    discrete = policy.sidecar.num_actions is not None
+    act = "action[0] = (float)policy_act(observation)"
+    act = act if discrete else "policy_act(observation, action)"
+    folder = artifact.parent
+    (folder / "main.c").write_text(_MAIN.format(stem=artifact.stem, type=kind, act=act))
+    names = ["main.c", f"{artifact.stem}.c", "-o", "program", "-lm"]
+    subprocess.run(["gcc", *flags, *names], cwd=folder, check=True)
+    done = subprocess.run(
+        [folder / "program"],
+        input=observations.astype(policy.sidecar.observation_dtype).tobytes(),
+        stdout=subprocess.PIPE,
+        check=True,
+        # Its search for leaks needs ptrace, which containers forbid.
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"},
+    )
+    found = np.frombuffer(done.stdout, np.float32).reshape(len(observations), 2, -1)
+    return found.transpose(1, 0, 2)
+
+
+def reference_heads(artifact: Path, observations: np.ndarray) -> np.ndarray:
+    """Return the heads by LiteRT's reference kernels: [n, outputs]."""
+    resolver = OpResolverType.BUILTIN_REF
+    interpreter = Interpreter(str(artifact), experimental_op_resolver_type=resolver)
+    interpreter.allocate_tensors()
+    (source,), (head,) = interpreter.get_input_details(), interpreter.get_output_details()
+    heads = []
+    for observation in observations:
+        interpreter.set_tensor(source["index"], observation[None].astype(source["dtype"]))
+        interpreter.invoke()
+        heads.append(interpreter.get_tensor(head["index"])[0].copy())
+    return np.array(heads)
+
+
+def check(artifact: Path, observations: np.ndarray, flags: tuple[str, ...] = STRICT) -> None:
+    """Compare heads with the reference kernels, actions with the default runtime."""
+    heads, actions = run(artifact, observations, flags)
+    wanted = reference_heads(artifact, observations)
+    np.testing.assert_array_equal(heads.view(np.int32), wanted.view(np.int32))
+    policy = Policy.load(artifact)
+    acted = np.array([policy.act(observation) for observation in observations])
+    if policy.sidecar.num_actions is not None:
+        np.testing.assert_array_equal(actions[:, 0], acted)
+    else:
+        bounds = policy.sidecar.action_low, policy.sidecar.action_high
+        low, high = (np.array(bound, np.float32) for bound in bounds)
+        np.testing.assert_array_equal(actions, np.clip(wanted, low, high))
+        # Floats are summed in another order there, and halves go to either code.
+        assert (np.abs(actions - acted) > 1e-5).any(axis=1).mean() < 0.01

@@ -1,0 +1,168 @@
+"""A policy in C computes what LiteRT's reference kernels compute."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import compiled
+import numpy as np
+import pytest
+
+from quarl_tf.cli import main
+from quarl_tf.export import c_source, integer
+from quarl_tf.foundation.files import sha256
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import Scheme
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.workspace import sidecar_path
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "tflite_models"
+CARTPOLE = MODELS / "CartPole-v1/dqn/s0/int8.tflite"
+PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
+
+
+def around(artifact: Path, count: int) -> np.ndarray:
+    """Draw observations around the mean of the normaliser, some far beyond its range."""
+    graph = integer.Graph(artifact.read_bytes())
+    mean, inverse = (graph.constant(operator.inputs[1]) for operator in graph.operators[:2])
+    assert mean is not None
+    assert inverse is not None
+    random = np.random.default_rng(0)
+    shape = count, *Policy.load(artifact).sidecar.observation_shape
+    return (mean + random.normal(0, 2, shape) / inverse).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CartPole-v1/dqn/s0/int8",
+        "LunarLander-v3/dqn/s0/int8",
+        "Walker2DBulletEnv-v0/ddpg/s0-999554cc/int8",
+        "HalfCheetahBulletEnv-v0/ddpg/s0-93bec123-q8d250000-f1d614ed/qat_int8",
+        "MountainCarContinuous-v0/ppo/s0/int8",
+    ],
+)
+def test_heads_of_dense_policies_are_those_of_the_reference_kernels(
+    name: str, tmp_path: Path
+) -> None:
+    artifact = compiled.copied(MODELS / f"{name}.tflite", tmp_path)
+    compiled.check(artifact, around(artifact, 2000))
+
+
+def test_heads_of_images_are_those_of_the_reference_kernels(tmp_path: Path) -> None:
+    artifact = compiled.copied(PONG, tmp_path)
+    images = np.random.default_rng(0).integers(0, 256, (100, 84, 84, 4))
+    compiled.check(artifact, images.astype(np.uint8))
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1/a2c/s0", "MountainCarContinuous-v0/ddpg/s0"])
+@pytest.mark.parametrize("scheme", ["int8_tensor", "int8_head32"])
+def test_one_scale_a_layer_and_a_float_head_sanitized(
+    name: str, scheme: str, tmp_path: Path
+) -> None:
+    reference = compiled.copied(MODELS / name / "fp32.tflite", tmp_path)
+    observations, recipe = around(reference, 300), Scheme.parse(scheme).recipe
+    content = integer.quantized(reference.read_bytes(), observations, recipe)
+    artifact = described(content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite")
+    compiled.check(artifact, observations, compiled.SANITIZED)
+
+
+def described(content: bytes, like: Sidecar, path: Path) -> Path:
+    """Write a flatbuffer with a sidecar as another's."""
+    path.write_bytes(content)
+    replace(like, sha256=sha256(path)).save(sidecar_path(path))
+    return path
+
+
+def test_what_the_converter_makes_is_written_too(
+    copy_artifact: Callable[[str], Path], networks: dict[str, Any]
+) -> None:
+    compiled.check(copy_artifact("int8"), networks["mlp"].calibration)
+
+
+def test_the_header_tells_where_it_is_from_and_what_it_takes(tmp_path: Path) -> None:
+    artifact = compiled.copied(CARTPOLE, tmp_path)
+    summary = c_source.write(artifact)
+    # Weights; bias, multiplier and shift of each output; the normaliser's four means and factors.
+    weights = 4 * 256 + 256 * 256 + 256 * 2
+    constants = weights + (4 + 4 + 1) * (256 + 256 + 2) + 2 * 4 * 4
+    # Two hidden layers, and the head of which the best is looked for.
+    buffers = 256 + 256 + 4 * 2
+    assert re.findall(r"[\d,]+\b", summary) == [f"{n:,}" for n in (constants, buffers, weights)]
+    header = artifact.with_suffix(".h").read_text()
+    sidecar = Policy.load(artifact).sidecar
+    graph = integer.Graph(artifact.read_bytes())
+    ends = graph.operators[2].outputs[0], graph.operators[-1].inputs[0]
+    grids = (graph.tensors[i].quantization for i in ends)
+    codes = [f"scale {grid.scale[0]!s}, zero point {grid.zeroPoint[0]}" for grid in grids]
+    for text in (sidecar.sha256, sidecar.run_id, "CartPole-v1", "dqn", summary, *codes):
+        assert text in header
+    assert "#define POLICY_OBSERVATION_SIZE 4\n#define POLICY_HEAD_SIZE 2\n" in header
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.3, 1.0, 3.7, 0.00123456789, 1e-5])
+def test_multipliers_round_as_doubles_do(scale: float) -> None:
+    sums = np.arange(-300_000, 300_001)
+    multiplier, shift = c_source._exact(scale, 300_000)
+    product = np.abs(sums) * multiplier
+    rounded = np.copysign((product + (1 << shift >> 1)) >> shift, sums)
+    wanted = np.copysign(np.floor(np.abs(sums * scale) + 0.5), sums)
+    codes = np.abs(wanted) <= 256
+    np.testing.assert_array_equal(rounded[codes], wanted[codes])
+
+
+def test_what_is_not_written_is_named(
+    artifacts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    padded = integer.Graph(PONG.read_bytes())
+    padded.operators[1].builtinOptions.padding = 0
+    refused = {
+        artifacts["fp32"]: "Received: FULLY_CONNECTED float32",
+        artifacts["dynamic_int8"]: "FULLY_CONNECTED float32\N{MULTIPLICATION SIGN}int8",
+        artifacts["int8_io"]: "Received: input=int8, observation=float32",
+        described(padded.pack(), Policy.load(PONG).sidecar, tmp_path / "padded.tflite"): "padding",
+    }
+    for artifact, text in refused.items():
+        assert main(["export", str(artifact), "--target", "c"]) == 2
+        error = capsys.readouterr().err
+        assert text in error
+        assert error.count("\n") == 1
+        assert not artifact.with_suffix(".c").exists()
+
+
+def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shelf = tmp_path / "tflite_models/CartPole-v1/dqn/s0"
+    assert main(["export", "CartPole-v1/dqn/int8", "--target", "c"]) == 0
+    shown = capsys.readouterr().out
+    assert "int8.c and its header  (flash: 71,730 bytes" in shown
+    shutil.copy(ROOT / "examples/main.c", shelf)
+    subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
+    observations = around(shelf / "int8.tflite", 20)
+    lines = subprocess.check_output([shelf / "a"], input=observations.tobytes()).splitlines()
+    acts = [int(line.split()[0]) for line in lines]
+    policy = Policy.load(shelf / "int8.tflite")
+    assert acts == [policy.act(observation) for observation in observations]
+    board = tmp_path / "Arduino.h"
+    board.write_text(_ARDUINO)
+    sketch = str(ROOT / "examples/arduino/arduino.ino")
+    words = ["-Wall", "-Werror", "-fsyntax-only", "-include", str(board), f"-I{shelf}"]
+    subprocess.run(["g++", *words, "-x", "c++", sketch], check=True)
+
+
+_ARDUINO = """
+struct Port {
+    void begin(long); void setTimeout(long); int available(); int peek(); int read();
+    float parseFloat(); void print(int); void print(const char *); void println(unsigned long);
+} extern Serial;
+unsigned long micros();
+"""
