@@ -21,9 +21,7 @@ class Categorical:
         """Draw from one action's logits, or from those of several side by side."""
         self._choices = choices
         #: How TF-Agents takes the head.
-        self.read = (
-            tf_agents.categorical if isinstance(choices, int) else tf_agents.categoricals(choices)
-        )
+        self.read = tf_agents.categorical(choices)
 
     def draw(self, logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
         """Draw actions (Gumbel-max); return them with the logarithms of their probabilities."""
@@ -34,14 +32,10 @@ class Categorical:
         return actions, log_probabilities.sum(axis=1)
 
     def variance(self, logits: Floats) -> Floats:
-        """Return the variance over the actions' probabilities: 0 where all are alike.
-
-        Of several actions at once it is the mean of theirs.
-        """
-        variances = []
-        for part in split(logits, self._choices):
-            odds = np.exp(part - part.max(axis=1, keepdims=True))
-            variances.append((odds / odds.sum(axis=1, keepdims=True)).var(axis=1))
+        """Return the variance over the actions' probabilities, of several choices their mean."""
+        parts = split(logits, self._choices)
+        odds = [np.exp(part - part.max(axis=1, keepdims=True)) for part in parts]
+        variances = [(o / o.sum(axis=1, keepdims=True)).var(axis=1) for o in odds]
         return np.asarray(np.mean(variances, axis=0))
 
     def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -135,9 +135,7 @@ class ActorCritic(Agent):
             else _TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
         )
         self._distribution: Gaussian | Categorical = (
-            Gaussian(spec, self.network)
-            if spec.num_actions is None
-            else Categorical(spec.num_actions)
+            Categorical(spec.num_actions) if spec.num_actions else Gaussian(spec, self.network)
         )
         self._agent = self._loss_agent(spec)
         self._optimizer = optimizer(self._model.trainable_variables)

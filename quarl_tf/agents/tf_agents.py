@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gym_notices.notices
@@ -14,6 +15,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import NetworkFactory
 from quarl_tf.presets import A2cPreset, Preset
+from quarl_tf.spec.actions import split
 
 # TF-Agents imports the old gym, which prints advice to move to Gymnasium. We use Gymnasium.
 gym_notices.notices.notices.clear()
@@ -62,23 +64,13 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
         return head if self._read is None else self._read(head), network_state
 
 
-def categorical(logits: Any) -> Any:
-    """Read logits as the distribution of a discrete action."""
-    return tfp.distributions.Categorical(logits=logits, dtype=tf.int32)
-
-
-def categoricals(choices: Sequence[int]) -> Read:
-    """Return what reads logits as the distribution of several discrete actions at once."""
-    # TFP takes as many logits for each: behind all of them stands one that is never drawn.
-    ends, sizes = np.cumsum(choices)[:, None], np.array(choices)[:, None]
-    place = np.arange(max(choices))
-    index = np.where(place < sizes, ends - sizes + place, ends[-1])
-
-    def read(logits: Any) -> Any:
-        padded = tf.pad(logits, [[0, 0], [0, 1]], constant_values=-1e9)
-        return tfp.distributions.Independent(categorical(tf.gather(padded, index, axis=1)), 1)
-
-    return read
+def categorical(choices: int | Sequence[int]) -> Read:
+    """Return what reads logits as the distribution of a discrete action, or of several at once."""
+    kind: Read = partial(tfp.distributions.Categorical, dtype=tf.int32)
+    if isinstance(choices, int):
+        return kind
+    joint = tfp.distributions.Blockwise
+    return lambda logits: joint([kind(part) for part in split(logits, choices)])
 
 
 def gaussian(log_deviation: Any) -> Read:

@@ -192,8 +192,7 @@ def env_spec(env_id: str) -> EnvSpec:
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
     env.close()
-    flaw = spaces.observation_flaw(observation) or spaces.action_flaw(action)
-    if flaw is not None:
+    if (flaw := spaces.flaw(observation, action)) is not None:
         raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
     shape, dtype = observation.shape or (), str(observation.dtype)
     if isinstance(action, gym.spaces.MultiDiscrete):

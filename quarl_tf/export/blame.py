@@ -62,7 +62,8 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
         episodes: Episodes to play for each of the worst.
     """
     observations = calibration.observations(policy)[:_SEEN]
-    content = prepared(content, policy)
+    discrete = policy.sidecar.num_actions is not None
+    content = integer.prepared(content, observations, discrete=discrete)
     wanted = _heads(content, policy, observations)
     layers = list(integer.Graph(content).layers())
 
@@ -96,7 +97,9 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
 
     Of equal ones it is the first: they are in the order of what they leave in float.
     """
-    ready = prepared(content, policy)
+    discrete = policy.sidecar.num_actions is not None
+    ready = integer.prepared(content, observations, discrete=discrete)
+    plain = integer.centred(content) if discrete else content
     wanted = _heads(ready, policy, observations[:_SEEN])
     layers = list(integer.Graph(ready).layers())
 
@@ -108,8 +111,8 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     tensor = Scheme.parse("int8_tensor").recipe
     recipes: Mapping[str, tuple[bytes, Recipe]] = {
         "int8": (ready, _INT8),
-        "not equalised": (_centred(content, policy), _INT8),
-        "int8_tensor": (_centred(content, policy), tensor),
+        "not equalised": (plain, _INT8),
+        "int8_tensor": (plain, tensor),
         "head in float": (ready, without(_INT8, "head")),
         f"{worst} in float": (ready, without(_INT8, worst)),
         f"{worst} and head in float": (ready, without(without(_INT8, worst), "head")),
@@ -123,15 +126,6 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     }
     best = max(earned, key=lambda name: earned[name])
     return files[best], {"recipe": best, "selection_returns": earned}
-
-
-def prepared(content: bytes, policy: Policy) -> bytes:
-    """Return a float flatbuffer as `int8` is made of it."""
-    return integer.equalised(_centred(content, policy))
-
-
-def _centred(content: bytes, policy: Policy) -> bytes:
-    return integer.centred(content) if policy.sidecar.num_actions is not None else content
 
 
 def without(recipe: Recipe, layer: str) -> Recipe:

@@ -24,6 +24,7 @@ from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import Grid, grid_between, snap
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 from quarl_tf.spec import Recipe, TensorFormat, require_layers
+from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 Array = NDArray[Any]
 
@@ -48,6 +49,9 @@ _TANH_END, _TANH_STEP = 3.5, 1 / 128
 
 #: Codes of int8 start here.
 _LOWEST = -128
+
+#: What a normalised feature may move by rounding, over all observations.
+_ROUNDING = 1e-6
 
 _BITS = 8
 _BYTE = TensorFormat(bits=_BITS)
@@ -452,6 +456,39 @@ def centred(content: bytes) -> bytes:
         values = graph.constant(index)
         if values is not None:
             graph.set_constant(index, values - values.mean(axis=0, keepdims=True))
+    return graph.pack()
+
+
+def prepared(content: bytes, observations: Array, *, discrete: bool) -> bytes:
+    """Return a float flatbuffer as `int8` is made of it."""
+    return widened(equalised(centred(content) if discrete else content), observations)
+
+
+def widened(content: bytes, observations: Array) -> bytes:
+    """Give features that hardly move more codes of the normalised observation's one grid.
+
+    What deviates by less than `LEAST_DEVIATION` fills a small part of the others' range. A factor
+    moves from its weights to its scale, by which the network computes the same: as in `equalised`
+    the root of how far the others reach beyond it, times how far its weights are beyond theirs.
+    """
+    graph = Graph(content)
+    layer = next(iter(graph.layers().values()))
+    first = next((op.inputs[1] for op in graph.operators if graph.name(op) == "MUL"), -1)
+    scale, kernel = graph.constant(first), graph.constant(layer.inputs[1])
+    if scale is None or kernel is None or kernel.shape[1:] != (scale.size,):
+        return content
+    small = scale.ravel() == np.float32(1 / LEAST_DEVIATION)
+    seen = inputs(graph, layer, observations) if small.any() else scale.reshape(1, -1)
+    moving = small & (np.ptp(seen, axis=0) > _ROUNDING)
+    if small.all() or not moving.any():
+        return content
+    reach, weights = np.abs(seen).max(axis=0), np.abs(kernel)
+    beyond = np.where(moving, reach[~small].max() / np.maximum(reach, _ROUNDING), 1).clip(1)
+    others = weights[:, ~small].max(axis=1, keepdims=True)
+    share = (weights / np.maximum(others, _ROUNDING)).max(axis=0)
+    factor = np.sqrt(beyond * share).clip(1, beyond).astype(np.float32)
+    graph.set_constant(first, scale * factor.reshape(scale.shape))
+    graph.set_constant(layer.inputs[1], kernel / factor)
     return graph.pack()
 
 

@@ -100,9 +100,10 @@ def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete
     # The interpreter of a board has no need of it.
     from quarl_tf.export import integer
 
-    content = integer.centred(content) if discrete else content
     if scheme.name != "int8_tensor":
-        content = integer.equalised(content)
+        content = integer.prepared(content, observations, discrete=discrete)
+    elif discrete:
+        content = integer.centred(content)
     return integer.quantized(content, observations, scheme.recipe)
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
 from quarl_tf.networks.layers import unwrap
+from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 #: Growth of the number of observations after which their statistics are looked at again.
 _GROWTH = 1.01
@@ -50,8 +51,7 @@ class RunningStatistics:
         self._applied = self.count
         deviation = np.sqrt(self.squares / max(self.count, 1.0))
         mean = self.mean.astype(np.float32)
-        # A feature that never moved says nothing; 1e-2 keeps it from being blown up.
-        scale = (1.0 / np.maximum(deviation, 1e-2)).astype(np.float32)
+        scale = (1.0 / np.maximum(deviation, LEAST_DEVIATION)).astype(np.float32)
         for network in networks:
             layer = unwrap(network.get_layer("normalizer"))
             layer.mean.assign(mean)

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 from quarl_tf.runtime import flatbuffer
+from quarl_tf.spec import actions
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
@@ -76,13 +77,8 @@ class Policy:
         if sidecar.head == "action":
             low, high = sidecar.action_low, sidecar.action_high
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
-        #: Where each choice's values lie in the head, if there are several at once.
-        self._choices: list[slice] = []
-        if isinstance(sidecar.num_actions, list):
-            ends = accumulate(sidecar.num_actions)
-            self._choices = [
-                slice(e - n, e) for n, e in zip(sidecar.num_actions, ends, strict=True)
-            ]
+        choices = sidecar.num_actions
+        self._several = choices if isinstance(choices, list) else []
         self._noise = _noise(sidecar)
 
     @classmethod
@@ -130,8 +126,8 @@ class Policy:
             low, high = self._bounds
             action: NDArray[np.float32] = np.minimum(np.maximum(self._decode(head), low), high)
             return action
-        if self._choices:
-            return self._best_of_each(head, head)
+        if self._several:
+            return self._best_of_several(head, head)
         # Codes are in the order of the values they stand for, so there is nothing to dequantise;
         # and for a handful of actions a list is faster than NumPy.
         values: list[float] = head.tolist()
@@ -158,16 +154,16 @@ class Policy:
         if self._bounds is not None:
             action: NDArray[np.float32] = np.clip(noisy, *self._bounds)
             return action
-        if self._choices:
-            return self._best_of_each(head, noisy)
+        if self._several:
+            return self._best_of_several(head, noisy)
         values: list[float] = head.tolist()
         self.ties += values.count(max(values)) > 1
         return int(noisy.argmax())
 
-    def _best_of_each(self, head: NDArray[Any], noisy: NDArray[Any]) -> NDArray[Any]:
-        each = [head[choice].tolist() for choice in self._choices]
+    def _best_of_several(self, head: NDArray[Any], noisy: NDArray[Any]) -> NDArray[Any]:
+        each = [values.tolist() for values in actions.split(head, self._several)]
         self.ties += any(values.count(max(values)) > 1 for values in each)
-        return np.array([noisy[choice].argmax() for choice in self._choices])
+        return actions.best(noisy, self._several)
 
     def head(self, observation: ArrayLike) -> NDArray[np.float32]:
         """Return the head for one observation, dequantised: float32 [n].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ Choices = int | Sequence[int]
 
 
 def split(heads: NDArray[Any], choices: Choices) -> list[NDArray[Any]]:
-    """Return the values [n, ...] of each choice apart."""
-    return [heads] if isinstance(choices, int) else np.split(heads, np.cumsum(choices)[:-1], axis=1)
+    """Return the values [..., n] of each choice apart."""
+    if isinstance(choices, int):
+        return [heads]
+    return [heads[..., end - n : end] for n, end in zip(choices, accumulate(choices), strict=True)]
 
 
 def best(heads: NDArray[Any], choices: Choices) -> NDArray[Any]:
-    """Return the best actions [n] or [n, choices] by heads [n, outputs]; of equals the first."""
-    indices: list[NDArray[Any]] = [values.argmax(axis=1) for values in split(heads, choices)]
-    return indices[0] if isinstance(choices, int) else np.stack(indices, axis=1)
+    """Return the best actions [...] or [..., choices] by heads [..., n]; of equals the first."""
+    each: list[NDArray[Any]] = [values.argmax(axis=-1) for values in split(heads, choices)]
+    return each[0] if isinstance(choices, int) else np.stack(each, axis=-1)
 
 
 def agreement(heads: NDArray[Any], others: NDArray[Any], choices: Choices) -> float:

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from quarl_tf.foundation.errors import unknown
 
+#: Features that deviate by less are normalised by this: what never moved is not blown up.
+LEAST_DEVIATION = 1e-2
+
 
 class Convolution(NamedTuple):
     """A convolution without padding, over square windows."""

@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from samples import Artifacts
+from samples import SIDECAR, Artifacts
 
+from quarl_tf.environments import EnvSpec
 from quarl_tf.export import integer
+from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.ptq import quantized
 from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.networks import Design, policy_factory
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import CALIBRATED, LayerFormat, Recipe, Scheme, TensorFormat
+from quarl_tf.spec.architectures import architecture
 
 INT8 = Scheme.parse("int8").recipe
 
@@ -88,6 +92,49 @@ def test_equalised_networks_compute_the_same_with_equal_channels(
     into = np.abs(graph.constant(second.inputs[1])).max(axis=0)
     if first.builtinOptions.fusedActivationFunction == 1:
         np.testing.assert_allclose(out, into, rtol=1e-3)
+
+
+def normalised(deviation: list[float], weight: float) -> bytes:
+    """Return a policy of four features behind a normaliser; the last one's weights are larger."""
+    design = Design(architecture([64, 64]), 2)
+    network = policy_factory(EnvSpec((4,), "float32", 2), design, 0)()
+    network.get_layer("normalizer").inverse_deviation.assign(1 / np.maximum(deviation, 1e-2))
+    kernel = network.get_layer("hidden_0").kernel
+    kernel.assign(kernel.numpy() * np.float32([[1], [1], [1], [weight]]))
+    return converted(of_function(network, (4,), "float32"))
+
+
+def played(content: bytes, observations: np.ndarray) -> np.ndarray:
+    policy = Policy(content, replace(SIDECAR, num_actions=2))
+    return np.array([policy.head(observation) for observation in observations])
+
+
+@pytest.mark.parametrize("weight", [1, 10, 100])
+def test_a_feature_that_hardly_moves_counts_in_int8(weight: float) -> None:
+    deviation = [1, 2, 0.3, 1e-4]
+    content = normalised(deviation, weight)
+    seen = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
+    widened = integer.widened(integer.equalised(content), seen)
+    np.testing.assert_allclose(played(widened, seen), played(content, seen), rtol=1e-4, atol=1e-5)
+    # What only that feature changes.
+    alone = np.float32([0, 0, 0, 1]) * np.linspace(-3e-4, 3e-4, 61, dtype=np.float32)[:, None]
+    wanted = played(content, alone)
+    found = played(quantized(content, Scheme.parse("int8"), seen), alone)
+    without = played(integer.quantized(integer.equalised(content), seen, INT8), alone)
+    assert len(np.unique(without, axis=0)) <= 3
+    if weight > 1:  # Else it is less than a step of the head.
+        error, before = (np.abs(x - wanted).mean() for x in (found, without))
+        assert error < 0.4 * before
+        assert error < 0.3 * wanted.std()
+
+
+@pytest.mark.parametrize("deviation", [[1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4])
+def test_features_that_never_moved_or_move_enough_stay_as_they_are(
+    deviation: list[float],
+) -> None:
+    content = normalised(deviation, 1)
+    seen = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
+    assert integer.widened(content, seen) == content
 
 
 def test_centred_heads_have_no_common_part_and_the_same_choice(
