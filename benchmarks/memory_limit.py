@@ -1,0 +1,246 @@
+"""Measure one inference of QuaRL's Policy III (4096-512-1024 units) where memory is limited.
+
+QuaRL reports 208 ms in fp32 and 11 ms in int8 on a board of 1 GB, 18.85 times as fast, and does not
+say how many numbers the policy observes. Both readings of its sources are measured, with random
+weights: a short vector, and the flat vector of 39 427 numbers of Air Learning's baselines. Each
+file runs in a process of its own, in a control group that has so much memory and swaps beyond it.
+
+    sudo python benchmarks/memory_limit.py --json benchmarks/memory_limit.json \
+        --figure docs/assets/memory_limit.png
+
+As root on Linux; elsewhere only what no limit holds back is measured. The swap file takes 2 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from matplotlib.figure import Figure
+from training_throughput import machine
+
+from quarl_tf.export import integer
+from quarl_tf.foundation.files import read_json, write_bytes, write_json
+from quarl_tf.report.figures.style import grid, png, scheme_colour, styled
+from quarl_tf.runtime.flatbuffer import IDENTIFIER
+from quarl_tf.spec import Scheme
+from quarl_tf.spec.architectures import architecture
+
+INPUTS = (32, 39_427)
+ACTIONS = 25
+LIMITS_MIB = (None, 1024, 768, 640, 512, 256, 192, 128, 32)
+
+_MIB, _SWAP_MIB = 2**20, 2048
+_GROUPS = Path("/sys/fs/cgroup")
+_SECONDS = 5
+_LONGEST = 300
+
+#: Small, for what it imports is held to the limit, too.
+_WORKER = """
+import json, resource, statistics, sys, time
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+interpreter = Interpreter(model_path=sys.argv[1], num_threads=1)
+interpreter.allocate_tensors()
+(source,) = interpreter.get_input_details()
+interpreter.set_tensor(source["index"], np.ones(source["shape"], source["dtype"]))
+interpreter.invoke()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+durations, end = [], time.monotonic() + float(sys.argv[2])
+while len(durations) < 3 or (len(durations) < 1000 and time.monotonic() < end):
+    start = time.perf_counter()
+    interpreter.invoke()
+    durations.append(1000 * (time.perf_counter() - start))
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
+print(json.dumps({
+    "median_ms": statistics.median(durations),
+    "least_ms": min(durations),
+    "calls": len(durations),
+    "faults_a_call": faults / len(durations),
+}))
+"""
+
+
+def float_policy(sizes: Sequence[int], seed: int = 0) -> bytes:
+    """Return a float32 flatbuffer of a multilayer perceptron with ReLU and random weights."""
+    random = np.random.default_rng(seed)
+    model, graph = schema.ModelT(), schema.SubGraphT()
+    model.version, model.subgraphs, model.buffers = 3, [graph], [schema.BufferT()]
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.FULLY_CONNECTED
+    code.version = 1
+    model.operatorCodes = [code]
+    graph.tensors, graph.operators = [], []
+
+    def tensor(name: str, shape: Sequence[int], values: Any = None) -> int:
+        made = schema.TensorT()
+        made.name, made.shape, made.type = name, list(shape), schema.TensorType.FLOAT32
+        made.buffer = 0
+        if values is not None:
+            buffer = schema.BufferT()
+            buffer.data = values.astype(np.float32, copy=False).ravel().view(np.uint8)
+            model.buffers.append(buffer)
+            made.buffer = len(model.buffers) - 1
+        graph.tensors.append(made)
+        return len(graph.tensors) - 1
+
+    last = tensor("observation", (1, sizes[0]))
+    graph.inputs = [last]
+    for place, (n, m) in enumerate(pairwise(sizes)):
+        kernel = random.standard_normal((m, n), np.float32) * np.float32(n**-0.5)
+        operator = schema.OperatorT()
+        operator.opcodeIndex = 0
+        constants = (
+            tensor(f"kernel_{place}", (m, n), kernel),
+            tensor(f"b_{place}", (m,), np.zeros(m)),
+        )
+        operator.inputs, last = [last, *constants], tensor(f"layer_{place}", (1, m))
+        operator.outputs = [last]
+        operator.builtinOptionsType = schema.BuiltinOptions.FullyConnectedOptions
+        operator.builtinOptions = schema.FullyConnectedOptionsT()
+        activation = schema.ActivationFunctionType
+        is_head = place == len(sizes) - 2
+        chosen = activation.NONE if is_head else activation.RELU
+        operator.builtinOptions.fusedActivationFunction = chosen
+        graph.operators.append(operator)
+    graph.outputs = [last]
+    builder = flatbuffers.Builder(sum(4 * n * m for n, m in pairwise(sizes)) + 2**20)
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def make(folder: Path) -> dict[tuple[int, str], Path]:
+    """Write the files of both readings and both formats."""
+    paths = {}
+    for inputs in INPUTS:
+        content = float_policy((inputs, *architecture("policy_iii").hidden_layers, ACTIONS))
+        seen = np.random.default_rng(1).standard_normal((8, inputs), np.float32)
+        int8 = integer.quantized(content, seen, Scheme.parse("int8").recipe)
+        for scheme, made in (("fp32", content), ("int8", int8)):
+            paths[inputs, scheme] = folder / f"{inputs}_{scheme}.tflite"
+            paths[inputs, scheme].write_bytes(made)
+    return paths
+
+
+@contextmanager
+def swap(folder: Path) -> Iterator[None]:
+    """Swap to a file of this folder while the block runs."""
+    path = folder / "swap"
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, _SWAP_MIB * _MIB)
+    path.chmod(0o600)
+    subprocess.run(["mkswap", path], check=True, capture_output=True)
+    subprocess.run(["swapon", path], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["swapoff", path], check=True)
+
+
+@contextmanager
+def group(limit_mib: int | None) -> Iterator[Path | None]:
+    """Make a control group of so much memory, in version 1 or 2; none where there is no limit."""
+    if limit_mib is None:
+        yield None
+        return
+    first = (_GROUPS / "memory").is_dir()
+    folder = (_GROUPS / "memory" if first else _GROUPS) / f"quarl-{os.getpid()}"
+    folder.mkdir()
+    try:
+        limit = "memory.limit_in_bytes" if first else "memory.max"
+        (folder / limit).write_text(str(limit_mib * _MIB))
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()
+
+
+def measure(path: Path, limit_mib: int | None) -> dict[str, Any]:
+    """Return what the worker found of a file, or why it found nothing."""
+    with group(limit_mib) as members:
+
+        def join() -> None:
+            if members is not None:
+                members.write_text(str(os.getpid()))
+
+        command = [sys.executable, "-I", "-c", _WORKER, str(path), str(_SECONDS)]
+        try:
+            done = subprocess.run(
+                command,
+                preexec_fn=join,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_LONGEST,
+            )
+        except subprocess.TimeoutExpired:
+            return {"failure": f"not done in {_LONGEST} s"}
+    if done.returncode:
+        return {"failure": f"exit code {done.returncode}"}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@styled
+def draw(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Draw an inference's time against the limit; without a limit, at the right end."""
+    labels = "Policy III, one thread", "memory of the process, MiB", "ms an inference"
+    figure, panels = grid(len(INPUTS), 2, 3.2, labels, sharey=True)
+    ticks = sorted(limit for limit in LIMITS_MIB if limit is not None)
+    for inputs, axes in zip(INPUTS, panels, strict=True):
+        for scheme in ("fp32", "int8"):
+            line = {
+                r["limit_mib"]: r for r in rows if (r["inputs"], r["scheme"]) == (inputs, scheme)
+            }
+            known = [
+                (len(ticks) if limit is None else ticks.index(limit), r)
+                for limit, r in line.items()
+            ]
+            known = sorted((place, r["median_ms"]) for place, r in known if "median_ms" in r)
+            label = f"{scheme}, {line[None]['file_bytes'] / 1e6:,.0f} MB"
+            axes.plot(*zip(*known, strict=True), "o-", color=scheme_colour(scheme), label=label)
+        axes.set_xticks(range(len(ticks) + 1), [*map(str, ticks), "none"])
+        axes.set_yscale("log")
+        axes.set_title(f"{inputs:,} inputs")
+        axes.legend(frameon=False)
+    return figure
+
+
+def main() -> None:
+    """Measure, print and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--folder", type=Path, help="where 3 GB are free (default: for the moment)")
+    args = parser.parse_args()
+    limits: Sequence[int | None] = LIMITS_MIB
+    if os.geteuid() != 0:
+        print("Limits are left out: control groups and swap need root.")
+        limits = (None,)
+    rows, where = [], machine()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        paths = make(Path(name))
+        with swap(Path(name)) if len(limits) > 1 else nullcontext():
+            for limit, ((inputs, scheme), path) in product(limits, paths.items()):
+                size = path.stat().st_size
+                row = {"inputs": inputs, "scheme": scheme, "file_bytes": size, "limit_mib": limit}
+                rows.append(row | measure(path, limit))
+                print(rows[-1], flush=True)
+    write_json(args.json, {"machine": where, "rows": rows})
+    if args.figure is not None:
+        write_bytes(args.figure, png(draw(read_json(args.json)["rows"])))
+
+
+if __name__ == "__main__":
+    main()
