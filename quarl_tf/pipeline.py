@@ -15,7 +15,6 @@ from quarl_tf.spec import (
     Chance,
     Run,
     Scheme,
-    default_schemes,
     require_possible,
 )
 
@@ -70,7 +69,7 @@ def export(
     root: Path | str = ".",
     update: Any = _silent,
 ) -> list[Path]:
-    """Export a trained run into its folder of `tflite_models/`, one flatbuffer a scheme.
+    """Export a trained or adopted run into its folder of `tflite_models/`, one flatbuffer a scheme.
 
     Without schemes it is exported in the usual ones of such a training. Returns the flatbuffers in
     the order of the schemes. `update` is called with the schemes done, all schemes, and the next.
@@ -79,14 +78,19 @@ def export(
         QuarlError: The run is not trained, a scheme is not of such a training, or a flatbuffer does
             not compute what its network does.
     """
-    from quarl_tf.store.state import copy_curve, not_exported, training_record
+    from quarl_tf.store.state import copy_curve, known_run, not_exported
     from quarl_tf.store.workspace import Workspace
 
     workspace = Workspace(Path(root))
-    run = Run.from_dict(training_record(workspace, run_id).run)
-    parsed = [Scheme.parse(name) for name in schemes or default_schemes(run.quantization)]
+    run = known_run(workspace, run_id)
+    parsed = [Scheme.parse(name) for name in schemes or run.default_schemes]
     require_possible(run, parsed)
-    if not_exported(workspace, run_id, [scheme.name for scheme in parsed]):
+    missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed])
+    if run.adopted:
+        from quarl_tf.export import adopt
+
+        adopt.export(workspace, run, missing, update)
+    elif missing:
         from quarl_tf.export import convert
 
         convert.export(workspace, run_id, parsed, update)

@@ -12,7 +12,8 @@ from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import ALGORITHMS
-from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, Chance
+from quarl_tf.runtime.policy import HEADS
+from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, REFERENCE, Chance
 
 _Option = Callable[[argparse.ArgumentParser], object]
 
@@ -58,6 +59,24 @@ def build() -> argparse.ArgumentParser:
             "the shelf",
         ),
         *(_SHELF, _DRY_RUN),
+    )
+    verb(
+        "adopt",
+        "take a float .tflite policy that others trained",
+        "adopt policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
+        *(_ROOT, _IMPORT),
+        _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
+        _option("--env", metavar="ID", help="Gymnasium id (default: as FILE.json says)"),
+        _option("--head", choices=HEADS, help="what comes out (default: as FILE.json says)"),
+        _option("--name", help="name of the run (default: 12 digits of the file's sha256)"),
+        _option("--seed", type=int, default=0, help="its training's number (default: 0)"),
+        _option(
+            "--schemes",
+            metavar="LIST",
+            default=REFERENCE,
+            help="schemes to bring it to, separated by commas (default: %(default)s alone)",
+        ),
+        *_EVALUATION,
     )
     verb(
         "quantize",

@@ -27,6 +27,7 @@ from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench
 from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export import c_source
+from quarl_tf.export.adopt import Wanted, adopt
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
@@ -41,7 +42,6 @@ from quarl_tf.spec import (
     Quantization,
     Run,
     Scheme,
-    default_schemes,
     require_possible,
 )
 from quarl_tf.store.records import Sidecar
@@ -49,9 +49,9 @@ from quarl_tf.store.state import (
     has_reference,
     is_evaluated,
     is_trained,
+    known_run,
     refuse_overwrite,
     reported_runs,
-    training_record,
 )
 from quarl_tf.store.workspace import (
     Workspace,
@@ -104,7 +104,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
     _check_evaluation(args)
     run, preset = _requested_run(args)
-    schemes = _schemes(args, run.quantization)
+    schemes = _schemes(args, run)
     require_possible(run, schemes)
     if args.chance.kind == "sampled" and not preset.STOCHASTIC:
         others = [name for name, kind in ALGORITHMS.items() if kind.STOCHASTIC]
@@ -163,11 +163,11 @@ def _export(args: argparse.Namespace) -> None:
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf), dry_run=args.dry_run)
         return
-    _schemes(args, None)  # Refuses names that are none, whatever the run.
-    run = Run.from_dict(training_record(workspace, args.run).run)
+    _schemes(args)  # Refuses names that are none, whatever the run.
+    run = known_run(workspace, args.run)
     if to_c and args.schemes is None:
         args.schemes = "int8" if run.quantization is None else "qat_int8"
-    schemes = _schemes(args, run.quantization)
+    schemes = _schemes(args, run)
     require_possible(run, schemes)
     artifacts = [workspace.artifact(args.run, scheme.name) for scheme in schemes]
     if args.dry_run:
@@ -185,6 +185,22 @@ def _write_c(artifact: Path, *, dry_run: bool) -> None:
         print(f"export   {source}")
         return
     _say(f"wrote     {source} and its header  ({c_source.write(artifact)})")
+
+
+def _adopt(args: argparse.Namespace) -> None:
+    _import_modules(args)
+    _check_evaluation(args)
+    schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *_schemes(args)]))
+    workspace = Workspace(args.root)
+    wanted = Wanted(args.env, args.head, args.name, args.seed, tuple(args.modules))
+    with spinner("adopt"):
+        run = adopt(workspace, args.file, wanted, schemes)
+    _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
+    _export_all(workspace, run.run_id, schemes)
+    artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
+    _evaluate_all(artifacts, args)
+    if args.gate is not None:
+        summary.hold(artifacts, args)
 
 
 def _quantize(args: argparse.Namespace) -> None:
@@ -592,8 +608,9 @@ def _override(text: str, option: str = "-p") -> tuple[str, Any]:
         raise UsageError(f"The value of an override is not readable. Received: {text!r}") from None
 
 
-def _schemes(args: argparse.Namespace, quantization: Quantization | None) -> list[Scheme]:
-    given = default_schemes(quantization) if args.schemes is None else args.schemes.split(",")
+def _schemes(args: argparse.Namespace, run: Run | None = None) -> list[Scheme]:
+    usual = DEFAULT_SCHEMES if run is None else run.default_schemes
+    given = usual if args.schemes is None else args.schemes.split(",")
     names = list(dict.fromkeys(name for name in given if name))
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
@@ -680,6 +697,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "run": _run,
     "train": _train,
     "export": _export,
+    "adopt": _adopt,
     "quantize": _quantize,
     "blame": _blame,
     "evaluate": _evaluate,

@@ -54,8 +54,7 @@ class Entry:
         if self.artifact.exists():
             return f"quarl evaluate {self.name}"
         reference = self.artifact.with_name(f"{REFERENCE}.tflite")
-        weights_alone = scheme.rounding and not scheme.single_layers
-        if reference.exists() and (scheme.calibrated or weights_alone):
+        if reference.exists() and scheme.post_training:
             return f"quarl quantize {reference} --scheme {scheme.name}"
         return f"{self.run.command('run')} --schemes {scheme.name}"
 

@@ -6,7 +6,6 @@ normaliser inside. What is quantised after training is made of the fp32 flatbuff
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import check, int4, ptq
 from quarl_tf.export.converter import converted, of_function
-from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
@@ -119,9 +117,8 @@ def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
 
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
-    audit = flatbuffer.audit(content)
     if scheme.name in ("int8", "int8_tensor", "qat_int8"):
-        check.require_int8(audit, trained.spec.observation_dtype)
+        check.require_int8(flatbuffer.audit(content), trained.spec.observation_dtype)
     record = trained.record
     return Sidecar(
         run=record.run,
@@ -129,23 +126,15 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
         env_id=trained.run.env_id,
         scheme=scheme.name,
         native=scheme.native,
-        sha256=hashlib.sha256(content).hexdigest(),
-        size_bytes=len(content),
         head=_head(trained, scheme),
         action_std=_action_std(trained),
         **trained.spec.facts,
-        tensor_dtypes=audit.tensor_dtypes,
-        weight_dtypes=audit.weight_dtypes,
-        operators=audit.operators,
-        check={},
         network_sha256=record.network_sha256,
         calibration_sha256=record.calibration_sha256 if scheme.calibrated else None,
         preset=record.preset,
         trained_commits=record.commits,
         trained_on=record.processors,
-        versions=provenance.package_versions(),
-        commit=provenance.source_commit(),
-        sources=provenance.sources(),
+        **ptq.described(content),
     )
 
 

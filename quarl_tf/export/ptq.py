@@ -60,7 +60,7 @@ def quantized(
             content = integer.centred(content)
         return _optimised(content, scheme, observations)
     form = scheme.recipe.default.weights
-    if form is None or scheme.rounding is None or scheme.single_layers:
+    if form is None or scheme.calibrated or not scheme.post_training:
         raise UsageError(
             f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, or ptq_wN, "
             f"ptq_opt_wN and ptq_paper_wN for N = 2 ... 32, of all layers. "
@@ -143,6 +143,22 @@ def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
 _MOST_VALUES = 200_000
 
 
+def described(content: bytes) -> dict[str, Any]:
+    """Return what a sidecar says of a flatbuffer that is made now, unchecked."""
+    audit = flatbuffer.audit(content)
+    return {
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "size_bytes": len(content),
+        "tensor_dtypes": audit.tensor_dtypes,
+        "weight_dtypes": audit.weight_dtypes,
+        "operators": audit.operators,
+        "check": {},
+        "versions": provenance.package_versions(),
+        "commit": provenance.source_commit(),
+        "sources": provenance.sources(),
+    }
+
+
 def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
     """Write a quantised copy of an fp32 flatbuffer, with its sidecar.
 
@@ -186,23 +202,14 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         if (known.scheme, known.sha256) == (scheme.name, digest):
             write_bytes(target, content)
             return target
-    audit = flatbuffer.audit(content)
     whole = scheme.recipe.default.activations is not None
     relative = sidecar.head == "q_values" and scheme.calibrated and whole
     made = replace(
         sidecar,
         scheme=scheme.name,
         native=scheme.native,
-        sha256=digest,
-        size_bytes=len(content),
         head="advantages" if relative else sidecar.head,
-        tensor_dtypes=audit.tensor_dtypes,
-        weight_dtypes=audit.weight_dtypes,
-        operators=audit.operators,
-        check={},
-        versions=provenance.package_versions(),
-        commit=provenance.source_commit(),
-        sources=provenance.sources(),
+        **described(content),
     )
     if observations is not None:
         agreement = _agreement(policy, Policy(content, made), observations)

@@ -357,8 +357,10 @@ def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
     What is null says nothing and is left out.
 
     A key that the preset has not, as one recorded by an earlier version, has its default; one that
-    is not known any more is a UsageError.
+    is not known any more is a UsageError. Of an adopted policy nobody knows.
     """
+    if run.adopted:
+        return {}
     how = run.quantization
     options = {} if how is None else {"bits": how.bits, "delay": how.delay, **how.options()}
     found = {f"quantization.{name}": value for name, value in options.items()}

@@ -17,6 +17,7 @@ from quarl_tf.spec.recipe import (
     require_layers,
 )
 from quarl_tf.spec.run import (
+    ADOPTED,
     DEFAULT_EPISODES,
     Run,
     file_name,
@@ -33,6 +34,7 @@ from quarl_tf.spec.scheme import (
 )
 
 __all__ = [
+    "ADOPTED",
     "BASELINE",
     "CALIBRATED",
     "DEFAULT_EPISODES",

@@ -12,10 +12,13 @@ from typing import Any
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import digest
 from quarl_tf.spec.recipe import Quantization
-from quarl_tf.spec.scheme import Scheme, possible_schemes
+from quarl_tf.spec.scheme import REFERENCE, Scheme, default_schemes, possible_schemes
 
 #: Episodes of an evaluation, as in the papers.
 DEFAULT_EPISODES = 100
+
+#: Stands where the algorithm does, of a policy that others trained.
+ADOPTED = "adopted"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Run:
     """One training: an algorithm on an environment from a seed, with overrides of its preset.
 
     With a `quantization` it is quantisation-aware. The user's modules that register environments
-    and file of presets belong to its command, not to its name.
+    and file of presets belong to its command, not to its name. Of an `ADOPTED` policy there is a
+    flatbuffer and no training: its overrides are the `name` and the `head` it was adopted with.
     """
 
     algo: str
@@ -35,9 +39,20 @@ class Run:
     presets: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a negative seed."""
+        """Refuse a negative seed, and an adopted policy without a name."""
         if self.seed < 0:
             raise UsageError(f"The seed must be 0 or more. Received: seed={self.seed}")
+        name = self.overrides.get("name")
+        if self.adopted and not (isinstance(name, str) and re.fullmatch(r"\w[\w.]*", name)):
+            raise UsageError(
+                "The name of an adopted policy is letters, digits, '_' and '.'. "
+                f"Received: name={name!r}"
+            )
+
+    @property
+    def adopted(self) -> bool:
+        """Whether others trained it."""
+        return self.algo == ADOPTED
 
     @property
     def run_id(self) -> str:
@@ -60,6 +75,8 @@ class Run:
 
     @property
     def _settings(self) -> list[str]:
+        if self.adopted:
+            return [self.overrides["name"]]
         overridden = [digest(self.overrides)] if self.overrides else []
         return [*overridden, self.quantization.tag] if self.quantization else overridden
 
@@ -68,11 +85,22 @@ class Run:
         """The same training without quantisation."""
         return replace(self, quantization=None)
 
+    @property
+    def default_schemes(self) -> tuple[str, ...]:
+        """Return the names of what is exported of it when nothing else is asked for."""
+        usual = default_schemes(self.quantization)
+        if not self.adopted:
+            return usual
+        return tuple(n for n in usual if n == REFERENCE or Scheme.parse(n).post_training)
+
     def command(self, verb: str) -> str:
-        """Write the command line of a verb for this run."""
-        words = ["quarl", verb, "--algo", self.algo, "--env", self.env_id, "--seed", f"{self.seed}"]
+        """Write the command line of a verb for this run; an adopted one has none but `adopt`."""
+        what = ["adopt", "FILE.tflite"] if self.adopted else [verb, "--algo", self.algo]
+        words = ["quarl", *what, "--env", self.env_id, "--seed", f"{self.seed}"]
         for name, value in self.overrides.items():
-            words += ["-p", f"{name}={_written(value)}"]
+            words += (
+                [f"--{name}", f"{value}"] if self.adopted else ["-p", f"{name}={_written(value)}"]
+            )
         for module in self.modules:
             words += ["--import", module]
         if self.presets is not None:
@@ -115,9 +143,11 @@ def file_name(env_id: str) -> str:
 
 def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:
     """Raise a UsageError for schemes of another kind of training, or of other bits."""
-    possible = possible_schemes(run.quantization)
+    possible = run.default_schemes if run.adopted else possible_schemes(run.quantization)
     for scheme in schemes:
         fits = not scheme.aware if run.quantization is None else scheme.name in possible
+        if run.adopted:
+            fits = scheme.post_training or scheme.name == REFERENCE
         if not fits:
             raise UsageError(
                 f"{run.run_id} can be exported as {', '.join(possible)}. "

@@ -117,6 +117,11 @@ class Scheme:
         return self.name in CALIBRATED or self.name.startswith("ptq_opt_")
 
     @property
+    def post_training(self) -> bool:
+        """Whether it can be made of a float flatbuffer, with observations if it is calibrated."""
+        return self.calibrated or bool(self.rounding and not self.single_layers)
+
+    @property
     def single_layers(self) -> bool:
         """Whether a layer has bits of its own."""
         differs = self.recipe.head != self.recipe.default or bool(self.recipe.by_layer)

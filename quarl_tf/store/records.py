@@ -32,7 +32,11 @@ class _JsonRecord:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the record; a QuarlError where the file does not hold this one, whole."""
-        values = cls._read(path)
+        return cls.of(cls._read(path), path)
+
+    @classmethod
+    def of(cls, values: dict[str, Any], path: Path) -> Self:
+        """Build the record of what a file says; a QuarlError where that cannot be one."""
         kinds = get_type_hints(cls)
         if differing := kinds.keys() ^ values.keys():
             raise QuarlError(

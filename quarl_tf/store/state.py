@@ -241,6 +241,14 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
     )
 
 
+def known_run(workspace: Workspace, run_id: str) -> Run:
+    """Return a run that is trained or adopted; a QuarlError if it is neither, or not finished."""
+    exported = exported_run(workspace, run_id)
+    if exported is not None and exported.adopted:
+        return exported
+    return Run.from_dict(training_record(workspace, run_id).run)
+
+
 def exported_run(workspace: Workspace, run_id: str) -> Run | None:
     """Return the run that the flatbuffers under a run's id are of; None if there are none."""
     for path in sorted(workspace.artifact_dir(run_id).glob("*.json")):
@@ -253,10 +261,10 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     """Return the schemes whose flatbuffer is missing, damaged or of an earlier network.
 
     Raises:
-        QuarlError: As `training_record`.
+        QuarlError: As `known_run`.
     """
-    record = training_record(workspace, run_id)
-    run = Run.from_dict(record.run)
+    run = known_run(workspace, run_id)
+    record = None if run.adopted else training_record(workspace, run_id)
 
     def is_current(scheme: str) -> bool:
         try:

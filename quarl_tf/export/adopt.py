@@ -1,0 +1,194 @@
+"""Adopt a policy that others trained: a float flatbuffer from an observation to a head.
+
+What the policy sees is what its environment gives: a normaliser belongs inside the flatbuffer, a
+stack of frames into the environment.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quarl_tf import environments
+from quarl_tf.environments import EnvSpec
+from quarl_tf.export import calibration
+from quarl_tf.export.ptq import described, quantize
+from quarl_tf.foundation import native_output
+from quarl_tf.foundation.display import Update
+from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
+from quarl_tf.foundation.files import read_json
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import ADOPTED, REFERENCE, Run, Scheme, require_possible
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
+
+#: Heads by whether actions are discrete.
+_HEADS = {True: ("logits", "q_values"), False: ("action",)}
+
+#: What the file beside a flatbuffer may say besides `env_id` and `head`, as a sidecar does.
+_SAID = ("sha256", "action_std", *EnvSpec((), "", None).facts)
+
+#: Types of the constants of a float flatbuffer; whole numbers are shapes and axes.
+_FLOAT_FILE = {"float32", "int32", "int64", "bool"}
+
+
+class Wanted(NamedTuple):
+    """What to adopt a flatbuffer as; None is as the file beside it says, or after its hash."""
+
+    env_id: str | None = None
+    head: str | None = None
+    name: str | None = None
+    seed: int = 0
+    modules: tuple[str, ...] = ()
+
+
+def adopt(workspace: Workspace, file: Path, wanted: Wanted, schemes: Sequence[Scheme] = ()) -> Run:
+    """Write a flatbuffer as the fp32 of a run, once it has played in its environment.
+
+    A JSON file of its name beside it may say what it is. `schemes` is what it will be exported in.
+
+    Raises:
+        UsageError: It is not said what it is, it does not fit its environment, or a scheme needs a
+            training.
+        QuarlError: A file is damaged, cannot be run, or its head is not finite.
+    """
+    content, source = flatbuffer.read(file), sidecar_path(file)
+    said = read_json(source) if source.exists() else {}
+    env_id, head = wanted.env_id or said.pop("env_id", None), wanted.head or said.pop("head", None)
+    if not (isinstance(env_id, str) and isinstance(head, str)):
+        raise UsageError(
+            "A policy is adopted for an environment and by what its head is: give --env and "
+            f"--head, or env_id and head in {source}. Received: env={env_id!r}, head={head!r}"
+        )
+    env_id = environments.canonical_id(env_id)
+    spec = environments.env_spec(env_id)
+    if head not in (heads := _HEADS[spec.num_actions is not None]):
+        raise unknown(f"head of a policy for {env_id}", head, heads)
+    _require_interface(content, spec, env_id)
+    facts = described(content)
+    overrides = {"name": wanted.name or facts["sha256"][:12], "head": head}
+    run = Run(ADOPTED, env_id, wanted.seed, overrides, modules=wanted.modules)
+    require_possible(run, schemes)
+    sidecar = Sidecar(
+        run=run.to_dict(),
+        run_id=run.run_id,
+        env_id=env_id,
+        scheme=REFERENCE,
+        native=True,
+        head=head,
+        action_std=None,
+        network_sha256=facts["sha256"],
+        calibration_sha256=None,
+        preset={},
+        trained_commits=[],
+        trained_on=[],
+        **spec.facts,
+        **facts,
+    )
+    sidecar = _agreed(sidecar, said, source)
+    target = workspace.artifact(run.run_id, REFERENCE)
+    beside = sidecar_path(target)
+    if beside.exists() and Sidecar.load(beside).sha256 != sidecar.sha256:
+        raise UsageError(
+            f"{target.parent} holds another policy; give another --name, or delete that folder. "
+            f"Received: name={overrides['name']!r}"
+        )
+    check = _in_a_child(content, sidecar, wanted.modules)
+    write_artifact(target, content, replace(sidecar, check=check))
+    return run
+
+
+def export(workspace: Workspace, run: Run, schemes: Sequence[str], update: Update) -> None:
+    """Quantise the flatbuffer of an adopted run; a QuarlError where it or a scheme is amiss."""
+    source = workspace.artifact(run.run_id, REFERENCE)
+    if REFERENCE in schemes:
+        raise QuarlError(
+            f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it again "
+            f"({run.command('adopt')}). Received: {source} missing or changed"
+        )
+    for done, scheme in enumerate(schemes):
+        update(done, len(schemes), scheme)
+        quantize(source, Scheme.parse(scheme))
+    update(len(schemes), len(schemes), "")
+
+
+def _require_interface(content: bytes, spec: EnvSpec, env_id: str) -> None:
+    """Refuse a flatbuffer that does not take this observation and return this head, in float."""
+    audit = flatbuffer.audit(content)
+    source = f"{spec.observation_dtype} {[1, *spec.observation_shape]}"
+    wanted = source, f"float32 {[1, spec.action_size]}"
+    found = tuple(
+        ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
+        for tensors in (audit.inputs, audit.outputs)
+    )
+    if found != wanted:
+        raise UsageError(
+            f"A policy for {env_id} has one input, {wanted[0]}, and one output, {wanted[1]}. "
+            f"Received: input {found[0]}; output {found[1]}"
+        )
+    if odd := sorted(audit.weight_dtypes.keys() - _FLOAT_FILE):
+        raise UsageError(
+            "A policy is adopted in float32; convert it without quantisation. "
+            f"Received: constants of {', '.join(odd)}"
+        )
+
+
+def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
+    """Return a sidecar with what was said of the flatbuffer, where that agrees with it."""
+    if odd := sorted(said.keys() - set(_SAID)):
+        raise UsageError(
+            f"{path} can say env_id, head, {', '.join(_SAID)}, and no more. "
+            f"Received: {', '.join(odd)}"
+        )
+    wanted = Sidecar.of(asdict(sidecar) | said, path)
+    for name in sorted(said.keys() - {"action_std"}):
+        value, expected = getattr(wanted, name), getattr(sidecar, name)
+        if isinstance(value, list):
+            with np.errstate(over="ignore"):  # Bounds are those of float32.
+                value = np.array(value, np.float32).tolist()
+        if value != expected:
+            raise UsageError(
+                f"{path} is of another flatbuffer or environment than these. "
+                f"Received: {name}={value}, expected {expected}"
+            )
+    return replace(sidecar, action_std=wanted.action_std)
+
+
+def _in_a_child(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:
+    """Play in a process of its own: what another tool wrote may crash the interpreter."""
+    context = multiprocessing.get_context("forkserver")
+    # Loaded once, for all children of a process.
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, context) as pool:
+        try:
+            return pool.submit(_play, content, sidecar, modules).result()
+        except BrokenProcessPool as error:
+            raise QuarlError(
+                "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
+                f"convert it anew. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
+            ) from error
+
+
+def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:
+    with native_output.caught():
+        environments.import_environments(modules)
+        policy = Policy(content, sidecar)
+        try:
+            observations = calibration.observations(policy)
+            heads = [policy.head(observation) for observation in observations]
+        except QuarlError:
+            raise
+        except Exception as error:
+            raise QuarlError(
+                f"The policy cannot play {sidecar.env_id} ({one_line(error).rstrip('.')}). "
+                f"Received: {type(error).__name__}"
+            ) from error
+    return {"observations": len(heads), "max_abs_head": float(np.abs(heads).max())}
