@@ -32,7 +32,7 @@ from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import sha256, write_json
+from quarl_tf.foundation.files import read_json, sha256, write_json
 from quarl_tf.presets import ALGORITHMS, Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -442,8 +442,8 @@ def _inspect(args: argparse.Namespace) -> None:
 
 def _provenance(artifact: Path) -> list[tuple[str, str]]:
     path = sidecar_path(artifact)
-    if not path.exists():
-        return [("sidecar", "none: this file cannot be evaluated")]
+    if not path.exists() or "run_id" not in read_json(path):
+        return [("sidecar", "none: this file can be adopted (quarl adopt), not evaluated")]
     sidecar = Sidecar.load(path)
     whole = sidecar.sha256 == sha256(artifact)
     return [

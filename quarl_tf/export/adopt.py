@@ -62,7 +62,8 @@ def adopt(workspace: Workspace, file: Path, wanted: Wanted, schemes: Sequence[Sc
     """
     content, source = flatbuffer.read(file), sidecar_path(file)
     said = read_json(source) if source.exists() else {}
-    env_id, head = wanted.env_id or said.pop("env_id", None), wanted.head or said.pop("head", None)
+    env_id, head = (said.pop(name, None) for name in ("env_id", "head"))
+    env_id, head = wanted.env_id or env_id, wanted.head or head
     if not (isinstance(env_id, str) and isinstance(head, str)):
         raise UsageError(
             "A policy is adopted for an environment and by what its head is: give --env and "
@@ -164,10 +165,7 @@ def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
 
 def _in_a_child(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:
     """Play in a process of its own: what another tool wrote may crash the interpreter."""
-    context = multiprocessing.get_context("forkserver")
-    # Loaded once, for all children of a process.
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(1, context) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(_play, content, sidecar, modules).result()
         except BrokenProcessPool as error:

@@ -1,0 +1,172 @@
+"""Policies that others trained become runs, once they have played; what cannot is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Network
+from samples import Artifacts, Capsys, Patch, refusal
+
+from quarl_tf.cli import main
+from quarl_tf.export import adopt as adopting
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import Run, Scheme
+from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.workspace import evaluation_path, sidecar_path
+
+MINE = ("--env", "CartPole-v1", "--head", "logits", "--name", "mine")
+FOLDER = Path("tflite_models/CartPole-v1/adopted/s0-mine")
+RUN = "adopted-CartPole-v1-s0-mine"
+
+
+@pytest.fixture
+def file(artifacts: Artifacts, tmp_path: Path, monkeypatch: Patch) -> Path:
+    """Return a flatbuffer without a sidecar, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(artifacts["balancer"], "policy.tflite")
+    return Path("policy.tflite")
+
+
+def describe(file: Path, **values: Any) -> None:
+    sidecar_path(file).write_text(json.dumps(values))
+
+
+def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys: Capsys) -> None:
+    words = ("adopt", str(file), *MINE, "--schemes", "int8,ptq_w4", "--episodes", "20")
+    assert main([*words, "--gate", "100"]) == 0
+    assert (FOLDER / "fp32.tflite").read_bytes() == file.read_bytes()
+    assert RUN in capsys.readouterr().out
+    for scheme in ("fp32", "int8", "ptq_w4"):
+        sidecar = Policy.load(FOLDER / f"{scheme}.tflite").sidecar
+        run = Run.from_dict(sidecar.run)
+        assert (run.run_id, run.adopted, run.overrides["head"]) == (RUN, True, "logits")
+        assert len(Evaluation.load(evaluation_path(FOLDER / f"{scheme}.tflite")).seeds) == 20
+    assert Sidecar.load(FOLDER / "fp32.json").check["observations"] > 100
+    # As for any other run.
+    assert main(["export", RUN, "--schemes", "fp32,ptq_w3"]) == 0
+    assert main(["quantize", str(FOLDER / "fp32.tflite"), "--scheme", "ptq_w2"]) == 0
+    assert main(["evaluate", "CartPole-v1/adopted/ptq_w3", "--episodes", "20"]) == 0
+    assert main(["report", RUN]) == 0
+    page = Path(f"reports/{RUN}/report.md").read_text()
+    command = "quarl adopt FILE.tflite --env CartPole-v1 --seed 0 --name mine --head logits"
+    assert f"{command} --schemes fp32,int8,ptq_w4,ptq_w3 --episodes 20" in page
+    # A second time it stays as it is.
+    before = (FOLDER / "int8.tflite").read_bytes()
+    assert main([*words]) == 0
+    assert (FOLDER / "int8.tflite").read_bytes() == before
+
+
+def test_the_file_beside_it_says_what_is_not_asked_for(file: Path, capsys: Capsys) -> None:
+    describe(file, env_id="CartPole-v1", head="q_values", observation_shape=[4], num_actions=2)
+    assert main(["adopt", str(file), "--episodes", "1"]) == 0
+    assert main(["inspect", str(file)]) == 0
+    assert "can be adopted" in capsys.readouterr().out
+    (folder,) = Path("tflite_models/CartPole-v1/adopted").iterdir()
+    sidecar = Sidecar.load(folder / "fp32.json")
+    assert (sidecar.head, folder.name) == ("q_values", f"s0-{sidecar.sha256[:12]}")
+    assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
+    assert Sidecar.load(FOLDER / "fp32.json").head == "logits"
+
+
+def test_continuous_actions_keep_their_deviation(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(shutil.copy(artifacts["steering"], "policy.tflite"))
+    describe(file, action_low=[-1], action_high=[1.0], action_std=[0.5])
+    words = ("--env", "MountainCarContinuous-v0", "--head", "action", "--name", "car")
+    assert main(["adopt", str(file), *words, "--episodes", "1"]) == 0
+    path = Path("tflite_models/MountainCarContinuous-v0/adopted/s0-car/fp32.tflite")
+    assert Policy.load(path).sidecar.action_std == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give --env and --head, or env_id and head in policy.json. Received: env=None"),
+        (("--env", "CartPole-v1"), "Received: env='CartPole-v1', head=None"),
+        (("--env", "CartPole-v1", "--head", "action"), "choose from logits, q_values."),
+        (("--env", "CartPole-v9", "--head", "logits"), "Unknown environment: did you mean"),
+        (("--env", "LunarLander-v3", "--head", "logits"), "one input, float32 [1, 8], and one"),
+        ((*MINE[:-1], "a/b"), "letters, digits, '_' and '.'. Received: name='a/b'"),
+        ((*MINE, "--seed", "-1"), "seed=-1"),
+        ((*MINE, "--schemes", "qat_int8"), "can be exported as fp32, int8, ptq_w8"),
+        ((*MINE, "--schemes", "fp16"), "Received: scheme='fp16'"),
+        ((*MINE, "--import", "absent_module"), "--import 'absent_module'"),
+    ],
+)
+def test_what_it_is_must_be_said_and_fit(
+    file: Path, capsys: Capsys, words: tuple[str, ...], message: str
+) -> None:
+    assert message in refusal(capsys, "adopt", str(file), *words)
+    assert not Path("tflite_models").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "message"),
+    [
+        ({"action_std": "x"}, 1, "action_std must be list[float] | None"),
+        ({"observation_shape": [8]}, 2, "Received: observation_shape=[8.0], expected [4]"),
+        ({"action_low": [-1e300]}, 2, "expected None"),
+        (
+            {"sha256": "0"},
+            2,
+            "is of another flatbuffer or environment than these. Received: sha256",
+        ),
+        ({"heads": "logits"}, 2, "and no more. Received: heads"),
+    ],
+)
+def test_what_is_said_beside_it_must_agree(
+    file: Path, capsys: Capsys, values: dict[str, Any], code: int, message: str
+) -> None:
+    describe(file, **values)
+    assert message in refusal(capsys, "adopt", str(file), *MINE, code=code)
+    assert not Path("tflite_models").exists()
+
+
+def test_quantised_files_and_other_files_are_refused(
+    artifacts: Artifacts, file: Path, capsys: Capsys
+) -> None:
+    shutil.copy(artifacts["fp16"], "half.tflite")
+    assert "constants of float16" in refusal(capsys, "adopt", "half.tflite", *MINE)
+    assert "No such file" in refusal(capsys, "adopt", "none.tflite", *MINE, code=1)
+    assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
+    capsys.readouterr()
+    shutil.copy(artifacts["fp32"], "other.tflite")
+    message = refusal(capsys, "adopt", "other.tflite", *MINE)
+    assert f"{FOLDER} holds another policy; give another --name" in message
+    # What it was made of is not here.
+    (FOLDER / "fp32.tflite").write_bytes(b"damaged")
+    assert "adopt it again" in refusal(capsys, "export", RUN, "--schemes", "fp32", code=1)
+
+
+def test_heads_that_are_not_finite_are_refused(file: Path, capsys: Capsys) -> None:
+    unknown = np.full(2, np.nan, np.float32)
+    network = Network([(np.ones((4, 2), np.float32), unknown)], np.zeros((1, 4), np.float32))
+    file.write_bytes(network.convert("fp32"))
+    assert "not finite" in refusal(capsys, "adopt", str(file), *MINE, code=1)
+
+
+def test_a_crash_is_one_line(file: Path, capsys: Capsys, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(adopting, "_play", _crash)
+    message = refusal(capsys, "adopt", str(file), *MINE, code=1)
+    assert "The interpreter crashed on the flatbuffer" in message
+    assert not FOLDER.exists()
+
+
+def _crash(*_: Any) -> None:
+    os.abort()
+
+
+def test_the_schemes_of_an_adopted_run_are_those_without_training() -> None:
+    run = Run("adopted", "CartPole-v1", 3, {"name": "mine", "head": "logits"})
+    assert run.run_id == "adopted-CartPole-v1-s3-mine"
+    assert run.default_schemes == ("fp32", "int8", *(f"ptq_w{bits}" for bits in range(8, 1, -1)))
+    assert all(Scheme.parse(name).post_training for name in run.default_schemes[1:])
+    assert Run.from_dict(run.to_dict()) == run
