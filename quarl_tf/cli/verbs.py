@@ -261,7 +261,7 @@ def _shown(args: argparse.Namespace) -> list[Policy]:
         if "/" in given or given.endswith(".tflite"):
             paths.append(_artifact(Path(given), args.shelf))
         else:
-            paths += [workspace.artifact(given, one.name) for one in _schemes(args, None)]
+            paths += [workspace.artifact(given, one.name) for one in _schemes(args)]
     return [Policy.load(path) for path in paths]
 
 
