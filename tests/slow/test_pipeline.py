@@ -9,8 +9,6 @@ import pytest
 import quarl_tf
 from quarl_tf import pipeline
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.spec import Run
-from quarl_tf.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,17 +32,6 @@ def test_each_script_does_its_stage(tmp_path: Path) -> None:
     assert "action: " in script("examples/api.py", ".", folder=tmp_path)
     command = [sys.executable, str(ROOT / "pipelines" / "study.py"), "none.yaml"]
     assert subprocess.run(command, check=False, capture_output=True).returncode == 2
-
-
-def test_stages_done_twice_are_done_once(trained: Workspace, tiny_run: Run) -> None:
-    root = trained.root
-    first = pipeline.export(tiny_run.run_id, ["fp32", "int8"], root=root)
-    results = [pipeline.evaluate(path, 3) for path in first]
-    before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
-    assert pipeline.train(tiny_run, root=root).run_id == tiny_run.run_id
-    assert pipeline.export(tiny_run.run_id, ["fp32", "int8"], root=root) == first
-    assert [pipeline.evaluate(path, 3) for path in first] == results
-    assert {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()} == before
 
 
 def test_what_was_not_trained_is_not_exported(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -29,7 +27,6 @@ from quarl_tf.quantization.fake_quantizer import FakeQuantizer, Watcher
 from quarl_tf.quantization.grid import fake_quantize, grid_between, snap
 from quarl_tf.spec import LayerFormat, QatSchedule, Quantization, Recipe, Run, TensorFormat
 from quarl_tf.spec.architectures import Architecture, Convolution
-from quarl_tf.store.records import TrainingRecord
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 
@@ -158,18 +155,6 @@ def test_quantised_values_are_those_of_numpy_bit_for_bit(
         assert in_half.dtype == tf.bfloat16
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_the_published_rule_is_that_of_the_schemes(bits: int) -> None:
-    values = normal(50, 5)
-    form = TensorFormat(bits=bits, rounding="floor", step="paper")
-    step = np.ptp(values) / 2**bits
-    # Beside a multiple of the step float32 may take the other one.
-    apart = np.abs(values / step - np.rint(values / step)) > 1e-3
-    found = activation(form, values.min(), values.max())(values)
-    np.testing.assert_allclose(found[apart], fake_quantize(values, form)[apart], rtol=1e-5)
-    assert len(np.unique(found)) <= 2**bits + 1  # As published: one too many.
-
-
 def test_pre_activations_of_tanh_end_where_its_table_does() -> None:
     ends = activation(TensorFormat(bits=8), -40, 2, limit=3.5).ends
     np.testing.assert_allclose(ends, (-3.5, 2), atol=0.03)
@@ -296,32 +281,6 @@ def test_a_watched_network_is_the_plain_one(name: str, options: dict[str, Any]) 
     for variable, gradient in of_network.items():
         np.testing.assert_array_equal(gradient, of_plain.get(variable, 0))
     assert of_plain.keys() == {name for name in of_network if "log_stretch" not in name}
-
-
-@pytest.mark.parametrize("name", FACTORIES)
-def test_a_quantised_network_shares_its_variables_and_leaves_the_watched_one(name: str) -> None:
-    plain = FACTORIES[name]()
-    network = watching(aware())(plain)
-    observations = seen(name)
-    network(observations, training=True)
-    before, values = networks.weights(network), network(observations).numpy()
-    quantised = qat.quantized(network)
-    qat.freeze(quantised)
-    assert not np.array_equal(quantised(observations), values)
-    for native in (True, False):
-        qat.exported(quantised, native=native)(observations[:1].astype(np.float32))
-    found = networks.weights(network)
-    assert {name: value.tobytes() for name, value in before.items()} == {
-        name: value.tobytes() for name, value in found.items()
-    }
-    for model in (network, plain):
-        np.testing.assert_array_equal(model(observations), values)
-    variables = {id(variable) for variable in quantised.variables}
-    assert variables > {id(variable) for variable in network.variables}
-    # Its grids are its own, and all that is not shared.
-    assert len(variables) - len(network.variables) == 2 * sum(
-        len(layer.quantizers) for layer in qat.quantized_layers(quantised)
-    )
 
 
 def layers_of(network: keras.Model, name: str) -> dict[str, np.ndarray]:
@@ -692,20 +651,6 @@ def test_grids_that_follow_are_those_of_the_network_that_is_kept(quantized: Trai
         np.testing.assert_array_equal(found, grid[:2])
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_what_is_kept_was_chosen_after_the_delay(name: str, quantized: Trained) -> None:
-    workspace, run = quantized(name)
-    folder = workspace.run_dir(run.run_id)
-    record = TrainingRecord.load(folder / "training.json")
-    with (folder / "progress.csv").open() as file:
-        scores = {int(row["step"]): row["greedy_return"] for row in csv.DictReader(file)}
-    late = {step: float(text) for step, text in scores.items() if text and step >= DELAY}
-    assert record.selection_return == max(late.values()) == late[record.best_step]
-    written = json.loads((folder / "run.json").read_text())
-    assert Run.from_dict({k: v for k, v in written.items() if k != "preset"}) == run
-    assert Run.from_dict(record.run) == run
-
-
 def test_the_best_before_the_delay_is_forgotten(tmp_path: Path, monkeypatch: Patch) -> None:
     falling = iter(range(1000, 0, -1))
     played = loop.rollout.rollout
@@ -768,8 +713,3 @@ def test_no_critic_is_quantised(tmp_path: Path) -> None:
         critic = agent._normalised[1] if name == "ddpg" else agent._model.value
         assert qat.quantized_layers(agent.network)
         assert not qat.quantized_layers(critic)
-
-
-def test_a_delay_before_anything_is_learned_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"make it longer. Received: delay=32"):
-        loop.train(Workspace(tmp_path), at_delay(PLAIN["dqn"], delay=32), silent)

@@ -228,13 +228,6 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     assert products(workspace, tiny_run) == products(trained, tiny_run)
 
 
-def test_finished_run_is_not_trained_again(copy: Workspace, tiny_run: Run) -> None:
-    before = snapshot(copy.root)
-    record = train(copy, tiny_run, lambda *_: pytest.fail("it trains"))
-    assert record == TrainingRecord.load(copy.run_dir(tiny_run.run_id) / "training.json")
-    assert snapshot(copy.root) == before
-
-
 @pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
 def test_changed_network_is_refused(copy: Workspace, tiny_run: Run, name: str) -> None:
     path = copy.run_dir(tiny_run.run_id) / name

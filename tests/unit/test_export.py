@@ -109,13 +109,6 @@ def test_sidecars_tell_what_is_in_the_file(
         assert check["max_abs_difference"] <= check["tolerance"]
 
 
-def test_only_native_schemes_are_smaller(exported: Artifacts) -> None:
-    sizes = {name: path.stat().st_size for name, path in exported.items()}
-    assert sizes["dynamic_int8"] < sizes["fp16"] < sizes["fp32"]
-    assert sizes["int8"] < sizes["fp32"]
-    assert {sizes[name] for name in (*SIMULATED, PAPER)} == {sizes["fp32"]}
-
-
 BREAKOUT, CARS = "BreakoutNoFrameskip-v4", "MountainCarContinuous-v0"
 SMALL = {"network": [32, 32]}
 FLAT = {"network": [16], "precision": "float32"}

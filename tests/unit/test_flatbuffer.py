@@ -27,20 +27,6 @@ def test_float_network_is_float_throughout(artifacts: Artifacts) -> None:
     assert (target.shape, target.dtype, target.scale) == ((1, 2), "float32", None)
 
 
-def test_fp16_network_stores_halves_and_computes_in_float(artifacts: Artifacts) -> None:
-    found = audit(artifacts["fp16"])
-    assert found.weight_dtypes["float16"] == KERNELS + BIASES
-    assert found.operators.count("FULLY_CONNECTED float32") == LAYERS
-    assert "DEQUANTIZE float32" in found.operators
-
-
-def test_dynamic_network_names_both_types(artifacts: Artifacts) -> None:
-    found = audit(artifacts["dynamic_int8"])
-    # The converter leaves kernels of fewer than 1024 weights as they are.
-    assert found.weight_dtypes["int8"] == 64 * 64
-    assert found.operators.count("FULLY_CONNECTED float32\N{MULTIPLICATION SIGN}int8") == 1
-
-
 def test_int8_network_computes_in_int8_between_float_ends(artifacts: Artifacts) -> None:
     found = audit(artifacts["int8"])
     assert found.operators[0] == "QUANTIZE int8"

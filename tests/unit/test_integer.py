@@ -145,14 +145,6 @@ def test_centred_heads_have_no_common_part_and_the_same_choice(
     np.testing.assert_allclose(found, wanted - wanted.mean(axis=1, keepdims=True), atol=1e-5)
 
 
-def test_images_go_in_as_bytes(artifacts: Artifacts) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 2)).astype(np.uint8)
-    content = artifacts["frames"].read_bytes()
-    audit = flatbuffer.audit(quantized(content, Scheme.parse("int8"), images))
-    assert [tensor.dtype for tensor in audit.inputs] == ["uint8"]
-    assert "float32" not in {op.split()[-1] for op in audit.operators[:-1]}
-
-
 def test_what_nothing_uses_is_dropped(content: bytes, observations: np.ndarray) -> None:
     made = integer.quantized(content, observations, INT8)
     audit = flatbuffer.audit(made)

@@ -196,23 +196,6 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_acting_part_of_a_dueling_network_chooses_the_same_without_the_value() -> None:
-    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
-    random_weights(network, 3)
-    choosing = acting(network, SPEC)
-    heads, values = choosing(x).numpy(), network(x).numpy()
-    np.testing.assert_array_equal(heads.argmax(axis=1), values.argmax(axis=1))
-    assert len(np.unique(heads.argmax(axis=1))) == 3
-    assert not np.allclose(heads, values, atol=0.1)
-    names = set(networks.weights(network)) - set(networks.weights(choosing))
-    kept = {name.split("/")[0] for name in networks.weights(choosing)}
-    assert {name.split("/")[0] for name in names} == {"value_hidden", "value"}
-    assert kept == {"normalizer", "hidden_0", "hidden_1", "head"}
-    # It is part of the network, no copy.
-    network.get_layer("head").bias.assign([0.0, 0.0, 1e6])
-    assert set(choosing(x).numpy().argmax(axis=1)) == {2}
-
-
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
     values, x = random_weights(network), observations_of(STEERED)

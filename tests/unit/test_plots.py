@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
-from matplotlib.colors import same_color, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -170,15 +170,6 @@ def test_every_scheme_has_a_colour_of_its_own() -> None:
     assert re.fullmatch("#[0-9a-f]{6}", scheme_colour("ptq_w32"))
     with pytest.raises(UsageError, match="int8"):
         scheme_colour("int88")
-
-
-def test_a_scheme_has_the_same_colour_in_every_figure() -> None:
-    (bits,) = return_against_bits([panel()]).axes
-    of_bits = [container.lines[0].get_color() for container in bits.containers]
-    for axes, colour in zip(paired_returns(pairs()).axes, of_bits[1:], strict=True):
-        dots = [c for c in axes.collections if isinstance(c, PathCollection)][1]
-        assert same_color(dots.get_facecolor()[0], scheme_colour(axes.get_title()))
-        assert same_color(colour, scheme_colour(axes.get_title()))
 
 
 def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from samples import EVALUATION, PRESET, RUN, SIDECAR, TRAINING, refused
 
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import write_json
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.records import Evaluation, Protocol, Sidecar, TrainingRecord
+from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_same_settings
 from quarl_tf.store.workspace import Workspace
 
@@ -71,30 +69,6 @@ def test_fields_of_another_version_are_named(tmp_path: Path) -> None:
     write_json(path, values | {"minutes": 1})
     message = refused(TrainingRecord.load, path)
     assert "fields that differ minutes, seconds" in message
-
-
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(st.lists(FINITE, min_size=1), st.text(), st.none() | st.dictionaries(st.text(), FINITE))
-def test_records_survive_their_file(
-    tmp_path_factory: pytest.TempPathFactory,
-    returns: list[float],
-    name: str,
-    latency: dict[str, float] | None,
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "record.json"
-    record = replace(
-        EVALUATION,
-        run_id=name,
-        protocol=Protocol(1, name, {name: latency}),
-        seeds=list(range(len(returns))),
-        returns=returns,
-        lengths=[1] * len(returns),
-        latency_us=latency,
-    )
-    record.save(path)
-    assert Evaluation.load(path) == record
 
 
 def test_sound_records_are_read_back(tmp_path: Path) -> None:

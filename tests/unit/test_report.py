@@ -234,16 +234,6 @@ def test_what_users_wrote_is_text_not_markup(workspace: Workspace) -> None:
     assert "<script>" not in index.read_text()
 
 
-def test_terms_are_explained_where_they_are_shown(workspace: Workspace) -> None:
-    for run, term in (
-        (add_run(workspace), "ptq_wN, ptq_paper_wN"),
-        (add_run(workspace, quantization=AWARE), "qat_wNaN"),
-    ):
-        folder = write(workspace, run)
-        terms = re.findall(r"^- \*\*(.+)\*\*:", (folder / "report.md").read_text(), re.MULTILINE)
-        assert [one for one in terms if re.match("ptq_|qat_|memory", one)] == [term]
-
-
 def test_every_report_is_rendered_again_by_its_command(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     run = add_run(workspace, schemes=["fp32", "int8"])
@@ -671,20 +661,6 @@ def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
     assert {"return_against_bits.png", "1_learning_curves.png"} <= {
         one.name for one in (folder / "figures").iterdir()
     }
-
-
-def test_what_a_study_lacks_is_named_with_what_makes_it(workspace: Workspace) -> None:
-    finished_study(workspace)
-    lost = workspace.artifact("dqn-CartPole-v1-s1", "fp32")
-    evaluation_path(lost).unlink()
-    folder, wanted = report_on(workspace, STUDY)
-    results = results_of(folder)
-    # Without fp32 of a seed, nothing of it can be compared.
-    assert len(results["missing"]) == 4
-    assert {one["command"] for one in results["missing"]} == {"quarl study run it"}
-    of_cell = [row for row in results["pooled"] if row["cell"] == wanted.cells[0].title]
-    assert all(row["return_mean"] is None for row in of_cell)
-    assert all(row["status"] == "ok" for row in results["pooled"][4:])
 
 
 def test_a_study_of_which_nothing_exists_has_a_report(drawn: Workspace) -> None:

@@ -222,12 +222,6 @@ def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
     assert ("qat_int4" in possible_schemes(quantization)) == (bits <= 4)
 
 
-@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
-def test_only_what_integer_kernels_can_do_is_exported_for_them(options: dict[str, Any]) -> None:
-    assert default_schemes(quantised(bits=8, **options)) == ("qat_w8a8",)
-    assert possible_schemes(quantised(rule="paper")) == ("qat_w4a4",)
-
-
 NAMES = (
     *("fp32", "fp16", "dynamic_int8", "int8", "qat_int8", "qat_int4"),
     *(f"qat_w{bits}a{bits}" for bits in QAT_BITS),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from samples import EVALUATION, refused
 from scipy import stats
@@ -70,17 +70,6 @@ class TestBothIntervals:
     def test_refuses_what_has_no_mean(self, interval_of: IntervalOf, values: list[float]) -> None:
         with pytest.raises(QuarlError, match="Received: "):
             interval_of(values)
-
-    @given(values=samples)
-    @quick
-    def test_holds_the_mean_and_is_the_same_every_time(
-        self, interval_of: IntervalOf, values: list[float]
-    ) -> None:
-        interval = interval_of(values)
-        slack = 1e-9 * max(map(abs, values), default=0)
-        assert interval.bounded
-        assert interval.low - slack <= interval.mean <= interval.high + slack
-        assert interval == interval_of(values)
 
     def test_values_that_repeat_others_are_no_observations(self, interval_of: IntervalOf) -> None:
         # Three games of 11, 13 and 21, each played from several starts.
