@@ -437,41 +437,29 @@ def test_ranges_that_are_not_finite_or_unknown_are_refused() -> None:
 
 
 @pytest.mark.parametrize("precision", presets.PRECISIONS)
-def test_agents_of_images_are_plain_until_the_delay_and_quantised_after(precision: str) -> None:
-    spec = EnvSpec((36, 36, 2), "uint8", 3)
-    overrides = {
-        "network": "li",
-        "num_envs": 2,
-        "train_frequency": 16,
-        "minibatch_size": 8,
-        "epochs": 2,
-        "precision": precision,
-    }
+def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precision: str) -> None:
+    sizes = {"num_envs": 2, "train_frequency": 16, "minibatch_size": 8, "epochs": 2}
+    overrides = {**sizes, "network": "li", "precision": precision}
     preset = presets.load("ppo", "PongNoFrameskip-v4", overrides)
-    random = np.random.default_rng(0)
+    spec, random = EnvSpec((36, 36, 2), "uint8", 3), np.random.default_rng(0)
     frames = random.integers(0, 256, (9, 2, 36, 36, 2), dtype=np.uint8)
     rewards = random.normal(size=(8, 2)).astype(np.float32)
+    agent = agents.build("ppo", spec, preset, 0, watching(aware(3)))
 
-    def play(agent: agents.Agent) -> dict[str, float]:
+    def learn() -> dict[str, np.ndarray]:
         nowhere, everywhere = np.zeros(2, np.bool_), np.ones(2, np.bool_)
         for observations, reward in zip(frames, rewards, strict=False):
             actions = agent.act(observations, 0.5)
             agent.observe(Tick(observations, actions, reward, nowhere, everywhere))
-        return agent.learn(frames[-1])
+        agent.learn(frames[-1])
+        return networks.weights(agent.network)
 
-    plain = agents.build("ppo", spec, preset, 0)
-    agent = agents.build("ppo", spec, preset, 0, watching(aware(3)))
-    assert [play(agent) for _ in range(2)] == [play(plain) for _ in range(2)]
-    found = networks.weights(agent.network)
-    for name, value in networks.weights(plain.network).items():
-        np.testing.assert_array_equal(found[name], value)
-
+    learn()
     agent.change_network(qat.quantized)
     qat.freeze(agent.network, agent.targets)
     agent.refresh()
     before = networks.weights(agent.network)
-    play(agent)
-    after = networks.weights(agent.network)
+    after = learn()
     for name, value in before.items():
         moved = not np.array_equal(after[name], value)
         assert moved == name.endswith(("/kernel:0", "/bias:0"))
