@@ -259,23 +259,6 @@ def test_ticks_after_a_lost_life_stand_for_a_reset(
     assert envs.unwrapped.actions[len(opening) + 11 :] == [*opening, 8, 8] * 2
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_no_life_waits_for_a_policy_to_press_fire(training: bool) -> None:
-    env, envs = make(BREAKOUT), make_vector(BREAKOUT, 1, training=training)
-    _, info = env.reset(seed=0)
-    over, ticks = False, 0
-    while not over and ticks < 200:
-        _, _, over, _, info = env.step(NOOP)
-        ticks += 1
-    assert (info["lives"], over) == (0, True)
-    _, info = envs.reset(seed=0)
-    ticks = 0
-    while info["lives"][0] > 0 and ticks < 200:
-        *_, info = envs.step(np.array([NOOP]))
-        ticks += 1
-    assert info["lives"][0] == 0
-
-
 @pytest.mark.parametrize("env_id", [MS_PACMAN])
 def test_games_from_one_start_go_alike(env_id: str, random: np.random.Generator) -> None:
     envs = make(env_id), make(env_id)

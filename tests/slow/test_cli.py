@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
@@ -33,29 +34,36 @@ TINY = [
     *("-p", "evaluation_every=200", "-p", "evaluation_episodes=4", "-p", "checkpoint_every=200"),
 ]
 SCHEMES = ["--schemes", "fp32,int8"]
-Finished = tuple[Path, str]
+
+
+class Finished(NamedTuple):
+    root: Path
+    run_id: str
+
+    @property
+    def artifacts(self) -> Path:
+        return Workspace(self.root).artifact_dir(self.run_id)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Run everything once; return the root and the run's id."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Run everything once."""
     root = tmp_path_factory.mktemp("root")
     assert verbs.main(["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]) == 0
     (folder,) = (root / "runs").iterdir()
-    return root, folder.name
+    return Finished(root, folder.name)
 
 
 @pytest.fixture
 def loose(finished: Finished, tmp_path: Path) -> Path:
     """Return a folder of its own with what was exported and evaluated."""
-    folder = Workspace(finished[0]).artifact_dir(finished[1])
-    return Path(shutil.copytree(folder, tmp_path / "loose"))
+    return Path(shutil.copytree(finished.artifacts, tmp_path / "loose"))
 
 
 def test_a_run_becomes_c(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
-    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
-    words = ["export", finished[1], "--target", "c", "--root", str(tmp_path)]
-    source = Workspace(tmp_path).artifact(finished[1], "int8").with_suffix(".c")
+    shutil.copytree(finished.root, tmp_path, dirs_exist_ok=True)
+    words = ["export", finished.run_id, "--target", "c", "--root", str(tmp_path)]
+    source = Workspace(tmp_path).artifact(finished.run_id, "int8").with_suffix(".c")
     assert verbs.main([*words, "--dry-run"]) == 0
     assert capsys.readouterr().out.endswith(f"int8.tflite\nexport   {source}\n")
     assert verbs.main(words) == 0
@@ -433,8 +441,7 @@ def test_evaluating_one_file_evaluates_the_reference_beside_it(loose: Path) -> N
 
 def test_a_lost_or_damaged_curve_is_fixed_by_export(finished: Finished) -> None:
     root, run_id = finished
-    workspace = Workspace(root)
-    copy = workspace.artifact_dir(run_id) / "progress.csv"
+    copy = finished.artifacts / "progress.csv"
     content = copy.read_bytes()
     copy.write_text("step\nnonsense")
     assert verbs.main(["export", run_id, *SCHEMES, "--root", str(root)]) == 0
@@ -515,8 +522,8 @@ def test_what_cannot_be_is_refused_before_it_is_trained(
 def test_a_twin_whose_flatbuffer_was_not_kept_need_not_be_trained_anew(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
-    twin = Workspace(tmp_path).artifact_dir(finished[1])
-    shutil.copytree(Workspace(finished[0]).artifact_dir(finished[1]), twin)
+    twin = Workspace(tmp_path).artifact_dir(finished.run_id)
+    shutil.copytree(finished.artifacts, twin)
     (twin / "fp32.tflite").unlink()
     words = ["run", *TINY, "--bits", "4", "--root", str(tmp_path), "--dry-run"]
     assert verbs.main(words) == 0
@@ -582,8 +589,7 @@ def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: Finished) 
 def test_narrow_terminals_show_whole_names_and_verdicts(
     finished: Finished, capsys: Capsys, monkeypatch: Patch
 ) -> None:
-    root, run_id = finished
-    paths = [str(Workspace(root).artifact(run_id, name)) for name in ("fp32", "int8")]
+    paths = [str(finished.artifacts / f"{name}.tflite") for name in ("fp32", "int8")]
     shown = {}
     for width in (80, 130):
         monkeypatch.setattr(verbs, "_console", Console(width=width))
@@ -620,8 +626,7 @@ def test_paths_are_shown_as_they_are_where_output_is_piped(
 
 
 def test_evaluate_says_what_it_takes(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
-    root, run_id = finished
-    folder = Workspace(root).artifact_dir(run_id)
+    folder = finished.artifacts
     assert f"{folder}/*.tflite" in refusal(capsys, "evaluate", str(folder), code=2)
     assert "end in .tflite" in refusal(capsys, "evaluate", str(folder / "int8.json"), code=2)
     lonely = tmp_path / "int8.tflite"

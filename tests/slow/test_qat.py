@@ -24,8 +24,8 @@ from quarl_tf.networks import Design, actor_factory, inference, policy_factory
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.quantization import qat, watching
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer, Watcher
-from quarl_tf.quantization.grid import fake_quantize, grid_between, snap
-from quarl_tf.spec import LayerFormat, QatSchedule, Quantization, Recipe, Run, TensorFormat
+from quarl_tf.quantization.grid import grid_between, snap
+from quarl_tf.spec import QatSchedule, Quantization, Run, TensorFormat
 from quarl_tf.spec.architectures import Architecture, Convolution
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
@@ -328,20 +328,6 @@ def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) ->
     assert qat.kernel_grids(network) == [
         (7 if layer == "head" else 5, layer.startswith("conv")) for layer in grids
     ]
-
-
-def test_layers_may_stay_in_float() -> None:
-    eight = LayerFormat(weights=TensorFormat(bits=8, symmetric=True))
-    recipe = Recipe(default=LayerFormat(), head=eight)
-    network = qat.quantized(qat.watched(FACTORIES["relu"](), recipe, QatSchedule(delay=1)))
-    qat.freeze(network)
-    weights = networks.weights(FACTORIES["relu"]())
-    weights["head/kernel:0"] = fake_quantize(weights["head/kernel:0"], eight.weights)
-    expected = FACTORIES["relu"]()
-    networks.set_weights(expected, weights)
-    observations = seen("relu")
-    for way in (network, Snapshot(network), qat.exported(network, native=False)):
-        np.testing.assert_allclose(way(observations), expected(observations), atol=1e-4)
 
 
 def test_single_layers_may_have_bits_of_their_own() -> None:

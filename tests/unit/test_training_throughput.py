@@ -5,7 +5,6 @@ from typing import Any
 
 import ours
 import peers
-import training_throughput
 
 WORKLOADS = ours.workloads()
 
@@ -17,29 +16,6 @@ def preset(name: str) -> dict[str, Any]:
 def test_the_warm_up_is_not_counted() -> None:
     stamps = [(100, 0.0), (200, 10.0), (300, 11.0), (400, 13.0)]
     assert peers.rate(stamps, warm_up=150) == 200 / 3
-
-
-def test_tables() -> None:
-    found = {
-        "steps_per_second": {
-            "alone": [9000.0],
-            "ours": [3000.0, 1000.0, 2000.0],
-            "sb3": [1000.0] * 3,
-        },
-        "targets": {"sb3": 2.5},
-        "machine": {"multiplications_per_second": {"float32": 4e9, "bfloat16": 8e9}},
-        "preset": {"precision": "bfloat16"},
-        "multiplications": 1e6,
-        "shares": {"environment": 10, "acting": 20, "replay": 5.4, "learning": 60, "rest": 4.6},
-    }
-    unpaired = {**found, "targets": {}}
-    text = training_throughput.tables({"dqn-Toy": found, "ppo-Toy": unpaired})
-    assert (
-        "| dqn-Toy | 9,000 [9,000, 9,000] | 8,000 | 2,000 [1,000, 3,000] "
-        "| sb3 | 1,000 [1,000, 1,000] | 2.00 [1.00, 3.00] | 2.5, missed |\n"
-    ) in text
-    assert "| ppo-Toy | 9,000 [9,000, 9,000] | 8,000 | 2,000 [1,000, 3,000] | | | | |\n" in text
-    assert "| dqn-Toy | 10 | 20 | 5 | 60 | 5 |" in text
 
 
 def test_multiplications_are_counted() -> None:
