@@ -55,8 +55,7 @@ def build() -> argparse.ArgumentParser:
             "--target",
             choices=("tflite", "c"),
             default="tflite",
-            help="c: C99 of int8 schemes beside the .tflite; RUN may be such a file, or a name on "
-            "the shelf",
+            help="c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf",
         ),
         *(_SHELF, _DRY_RUN),
     )

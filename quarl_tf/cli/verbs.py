@@ -181,10 +181,8 @@ def _export(args: argparse.Namespace) -> None:
 
 def _write_c(artifact: Path, *, dry_run: bool) -> None:
     source = artifact.with_suffix(".c")
-    if dry_run:
-        print(f"export   {source}")
-        return
-    _say(f"wrote     {source} and its header  ({c_source.write(artifact)})")
+    done = f"export   {source}" if dry_run else f"wrote     {source}  ({c_source.write(artifact)})"
+    _say(done)
 
 
 def _adopt(args: argparse.Namespace) -> None:

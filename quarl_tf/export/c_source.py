@@ -1,7 +1,6 @@
-"""Write an int8 policy as C99: a header and a source file that need no runtime.
+"""Write an int8 policy as C99 that computes what LiteRT's reference kernels do, bit for bit.
 
-The code computes what LiteRT's reference kernels compute, bit for bit. What is float in the
-flatbuffer, the normaliser in front and the scaling of actions, is float in C.
+What is float in the flatbuffer, the normaliser and the scaling of actions, is float in C.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 
 Array = NDArray[Any]
+_Shape = tuple[int, ...]
 
 _TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int32": "int32_t", "float32": "float"}
 
@@ -47,8 +47,10 @@ def write(artifact: Path) -> str:
     """
     sidecar, audit = Policy.load(artifact).sidecar, flatbuffer.audit(artifact)
     (source,), (head,) = audit.inputs, audit.outputs
-    if source.dtype != sidecar.observation_dtype:
-        raise _refusal(f"input={source.dtype}, observation={sidecar.observation_dtype}")
+    if (source.dtype, head.dtype) != (sidecar.observation_dtype, "float32"):
+        raise _refusal(f"input={source.dtype}, output={head.dtype}")
+    if isinstance(sidecar.num_actions, list):
+        raise _refusal(f"several actions at once, num_actions={sidecar.num_actions}")
     writer, discrete = _Writer(flatbuffer.read(artifact), audit), sidecar.num_actions is not None
     if discrete:
         writer.buffers["last_head"] = "float", math.prod(head.shape)
@@ -59,13 +61,13 @@ def write(artifact: Path) -> str:
         f"flash: {writer.constant_bytes:,} bytes of constants, and the code; "
         f"RAM: {ram:,} bytes of buffers; {writer.products:,} multiply-accumulates an action"
     )
-    body, constants = "\n".join(writer.body), "\n\n".join(writer.constants)
     buffers = "\n".join(f"static {t} {n}[{size}];" for n, (t, size) in writer.buffers.items())
-    names = vars(sidecar) | {"stem": artifact.stem, "summary": summary, "body": body}
-    names.update(type=_TYPES[source.dtype], kernels=_used_kernels(body), constants=constants)
+    body = "\n".join(writer.body)
+    names = vars(sidecar) | writer.scales | {"summary": summary, "body": body}
+    names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
+    names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
+    names.update(type=_TYPES[source.dtype], algo=sidecar.run["algo"], stem=artifact.stem)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
-    names.update(algo=sidecar.run["algo"], first=writer.scales[0], last=writer.scales[-1])
-    names.update(buffers=buffers, include="#include <math.h>\n" if "tanhf(" in body else "")
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
     for suffix in (".h", ".c"):
@@ -77,12 +79,12 @@ def _template(name: str) -> Template:
     return Template((Path(__file__).parent / "c" / name).read_text())
 
 
-def _used_kernels(body: str) -> str:
+def _used_kernels(body: str) -> list[str]:
     """Return the blocks of kernels.c that the body needs: compilers warn of unused functions."""
     blocks = _template("kernels.c").template.strip().split("\n\n")
     typed = {Template(b).substitute(type=t): b for b in blocks for t in ("int8_t", "uint8_t")}
     text, names = "\n".join([body, *typed]), re.compile(r"^static \w+ (\w+\()", re.MULTILINE)
-    return "\n\n".join(b for b in typed if all(text.count(n) > 1 for n in names.findall(b)))
+    return [b for b in typed if all(text.count(n) > 1 for n in names.findall(b))]
 
 
 def _refusal(received: str) -> UsageError:
@@ -93,16 +95,15 @@ def _refusal(received: str) -> UsageError:
 
 
 class _Writer:
-    """Writes the operators of a chain one by one, each from where the last one left its numbers.
+    """Writes the operators of a chain, each from where the last one left its numbers.
 
-    Integers are in an array. Floats are an expression of `i` and statements on it that nothing has
-    computed yet, so that what is done to each number by itself becomes one loop.
+    Integers are in an array. Floats are an expression of `i` and statements on it that are not
+    written yet, so that what is done to each number by itself becomes one loop.
     """
 
     def __init__(self, content: bytes, audit: flatbuffer.FlatbufferAudit) -> None:
-        self.constants, self.body, self.scales = list[str](), list[str](), list[str]()
+        self.constants, self.body, self.scales = list[str](), list[str](), dict[str, str]()
         self.constant_bytes = self.products = 0
-        #: Type and size by name.
         self.buffers: dict[str, tuple[str, int]] = {}
         graph, self._tensors = Graph(content), flatbuffer.parsed(content)[0].tensors
         self._tensor, self._type = graph.inputs[0], _TYPES[audit.inputs[0].dtype]
@@ -122,8 +123,6 @@ class _Writer:
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
             _OPERATORS[kind](self, operator, name, kind)
             self._tensor = operator.outputs[0]
-        if self._type != "float":
-            self._dequantize()
         self._flush("head", "x")
 
     def constant(self, name: str, values: Array) -> str:
@@ -137,16 +136,15 @@ class _Writer:
         return name
 
     def _elementwise(self, operator: Any, name: str, kind: str) -> None:
-        shape, values = self._tensors[self._tensor].shape, map(self._values, operator.inputs)
-        operands = [
-            "x" if v is None else f"{self.constant(name, np.broadcast_to(v, shape))}[i]"
-            for v in values
-        ]
+        shape, operands = self._tensors[self._tensor].shape, []
+        for v in map(self._values, operator.inputs):
+            each = None if v is None else np.broadcast_to(v, shape)
+            operands.append("x" if each is None else f"{self.constant(name, each)}[i]")
         self._steps.append(f"x = {_ELEMENTWISE[kind].format(*operands)};")
 
     def _quantize(self, operator: Any, name: str, kind: str) -> None:
         scale, zero = self._grid(operator.outputs[0])
-        self.scales.append(f"scale {scale!s}, zero point {zero}")
+        self.scales.setdefault("first", f"scale {scale!s}, zero point {zero}")
         if self._type == "float":
             target = self._buffer("int8_t", self._tensor)
             self._flush(target, f"quantize(x, {scale!s}f, {zero})")
@@ -157,7 +155,7 @@ class _Writer:
 
     def _dequantize(self, *_: Any) -> None:
         scale, zero = self._grid(self._tensor)
-        self.scales.append(f"scale {scale!s}, zero point {zero}")
+        self.scales["last"] = f"scale {scale!s}, zero point {zero}"
         self._load = f"{scale!s}f * (float)({self._array}[i] - {self._zero})"
         self._type, self._steps = "float", []
 
@@ -170,14 +168,15 @@ class _Writer:
         codes = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
         values = np.tanh((scale * (codes - np.float32(zero))).astype(np.float64))
         steps = (values.astype(np.float32) * (np.float32(1) / step)).astype(np.float64)
-        table = np.clip(_rounded(steps) + target_zero, -128, 127).astype(np.int8)
+        rounded = np.trunc(steps + np.copysign(0.5, steps)) + target_zero
+        table = self.constant(name, np.clip(rounded, -128, 127).astype(np.int8))
         target = self._buffer("int8_t", self._tensor)
-        self._loop(f"{target}[i] = {self.constant(name, table)}[(uint8_t){self._array}[i]];")
+        self._loop(f"{target}[i] = {table}[(uint8_t){self._array}[i]];")
         self._array, self._zero = target, target_zero
 
     def _integer_layer(self, operator: Any, name: str, kind: str) -> None:
-        source, weights = (self._tensors[i] for i in operator.inputs[:2])
-        target = self._tensors[operator.outputs[0]]
+        tensors = (*operator.inputs[:2], operator.outputs[0])
+        source, weights, target = (self._tensors[i] for i in tensors)
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
         flat, zero = kernel.reshape(len(kernel), -1).astype(np.int64), int(target.zero_points[0])
         # The input's zero point moves into the bias.
@@ -188,7 +187,7 @@ class _Writer:
         scales = [a.scales.astype(np.float64) for a in (source, weights, target)]
         ratios = (scales[0] * scales[1] / scales[2]).tolist()
         twice = kind == "CONV_2D int8"
-        scaled = np.array([_multiplier(r) if twice else _exact(r, limit) for r in ratios]).T
+        scaled = np.array([_multiplier(r, 0 if twice else limit) for r in ratios]).T
         window = _window(operator.builtinOptions, source.shape, kernel.shape, target.shape)
         fields = [
             self.constant(f"{name}_kernel", kernel),
@@ -223,8 +222,8 @@ class _Writer:
 
     def _loop(self, *statements: str) -> None:
         size = math.prod(self._tensors[self._tensor].shape)
-        lines = (f"        {statement}" for statement in statements)
-        self.body += [f"    for (int32_t i = 0; i < {size}; i++) {{", *lines, "    }"]
+        lines = [f"    for (int32_t i = 0; i < {size}; i++) {{", *statements]
+        self.body += ["\n        ".join(lines), "    }"]
 
     def _buffer(self, kind: str, tensor: int) -> str:
         """Return the one of two buffers that does not hold the numbers now, and let it fit."""
@@ -234,7 +233,6 @@ class _Writer:
         return name
 
     def _grid(self, tensor: int) -> tuple[np.float32, int]:
-        """Return the scale and the zero point of codes."""
         return self._tensors[tensor].scales[0], int(self._tensors[tensor].zero_points[0])
 
     def _values(self, tensor: int) -> Any:
@@ -256,9 +254,6 @@ _OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
 }
 
 
-_Shape = tuple[int, ...]
-
-
 def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Shape:
     """Return a window and its moves in the order of the fields in C; of a dense layer it is all."""
     if len(kernel) == 2:
@@ -271,30 +266,21 @@ def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Sha
     return row, height, columns * depth, options.strideH * row, right, *output[1:3]
 
 
-def _rounded(values: Array) -> Array:
-    """Round to the nearest, halves away from zero, as C does."""
-    return np.asarray(np.trunc(values + np.copysign(0.5, values)))
+def _multiplier(scale: float, limit: int) -> tuple[int, int]:
+    """Return the 31 bits and the shift of a scale, as LiteRT's kernels have them.
 
-
-def _multiplier(scale: float) -> tuple[int, int]:
-    """Return the 31 bits and the shift of a scale, as LiteRT's kernels have them."""
-    fraction, exponent = math.frexp(scale)
-    multiplier = min(math.floor(fraction * 2**31 + 0.5), 2**31 - 1)
-    return (multiplier, 31 - exponent) if exponent >= -31 else (0, 62)
-
-
-def _exact(scale: float, limit: int) -> tuple[int, int]:
-    """Return the multiplier that rounds sums up to a limit as their products with a double.
-
-    They differ only beside halves: of the nearest three it is the one that does so least often,
-    nearly always never.
+    With a limit, sums up to it are rounded as by a double, but for a rare half.
     """
-    middle, shift = _multiplier(scale)
+    fraction, exponent = math.frexp(scale)
+    middle, shift = min(math.floor(fraction * 2**31 + 0.5), 2**31 - 1), 31 - exponent
+    if exponent < -31 or not limit:
+        return (middle, shift) if exponent >= -31 else (0, 62)
+    # They differ beside halves between codes: of the nearest three it is the best one there.
     halves = np.arange(-256, 256)[:, None] + 0.5
     near = np.clip(np.floor(halves / scale) + np.arange(-1, 3), -limit, limit)
-    wanted, sizes, half = _rounded(near * scale), np.abs(near).astype(np.int64), 1 << shift >> 1
+    sizes, wanted = np.abs(near).astype(np.int64), np.floor(np.abs(near * scale) + 0.5)
 
     def differing(multiplier: int) -> int:
-        return int((np.copysign((sizes * multiplier + half) >> shift, near) != wanted).sum())
+        return int(((sizes * multiplier + (1 << shift >> 1)) >> shift != wanted).sum())
 
     return min((middle, middle + 1, middle - 1), key=differing), shift

@@ -67,7 +67,7 @@ def test_a_run_becomes_c(finished: Finished, tmp_path: Path, capsys: Capsys) -> 
     assert verbs.main([*words, "--dry-run"]) == 0
     assert capsys.readouterr().out.endswith(f"int8.tflite\nexport   {source}\n")
     assert verbs.main(words) == 0
-    assert f"wrote     {source} and its header  (flash: " in capsys.readouterr().out
+    assert f"wrote     {source}  (flash: " in capsys.readouterr().out
     assert "dqn-CartPole-v1" in source.with_suffix(".h").read_text()
     error = refusal(capsys, *words, "--schemes", "fp32", code=2)
     assert "Received: FULLY_CONNECTED float32" in error

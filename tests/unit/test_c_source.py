@@ -110,7 +110,7 @@ def test_the_header_tells_where_it_is_from_and_what_it_takes(tmp_path: Path) -> 
 @pytest.mark.parametrize("scale", [0.5, 0.3, 1.0, 3.7, 0.00123456789, 1e-5])
 def test_multipliers_round_as_doubles_do(scale: float) -> None:
     sums = np.arange(-300_000, 300_001)
-    multiplier, shift = c_source._exact(scale, 300_000)
+    multiplier, shift = c_source._multiplier(scale, 300_000)
     product = np.abs(sums) * multiplier
     rounded = np.copysign((product + (1 << shift >> 1)) >> shift, sums)
     wanted = np.copysign(np.floor(np.abs(sums * scale) + 0.5), sums)
@@ -123,11 +123,15 @@ def test_what_is_not_written_is_named(
 ) -> None:
     padded = integer.Graph(PONG.read_bytes())
     padded.operators[1].builtinOptions.padding = 0
+    padded_file = described(padded.pack(), Policy.load(PONG).sidecar, tmp_path / "padded.tflite")
+    several = replace(Policy.load(CARTPOLE).sidecar, head="logits", num_actions=[1, 1])
+    several_file = described(CARTPOLE.read_bytes(), several, tmp_path / "several.tflite")
     refused = {
         artifacts["fp32"]: "Received: FULLY_CONNECTED float32",
         artifacts["dynamic_int8"]: "FULLY_CONNECTED float32\N{MULTIPLICATION SIGN}int8",
-        artifacts["int8_io"]: "Received: input=int8, observation=float32",
-        described(padded.pack(), Policy.load(PONG).sidecar, tmp_path / "padded.tflite"): "padding",
+        artifacts["int8_io"]: "Received: input=int8, output=int8",
+        padded_file: "Received: CONV_2D int8 with padding",
+        several_file: "num_actions=[1, 1]",
     }
     for artifact, text in refused.items():
         assert main(["export", str(artifact), "--target", "c"]) == 2
@@ -144,7 +148,7 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     shelf = tmp_path / "tflite_models/CartPole-v1/dqn/s0"
     assert main(["export", "CartPole-v1/dqn/int8", "--target", "c"]) == 0
     shown = capsys.readouterr().out
-    assert "int8.c and its header  (flash: 71,730 bytes" in shown
+    assert "int8.c  (flash: 71,730 bytes" in shown
     shutil.copy(ROOT / "examples/main.c", shelf)
     subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
     observations = around(shelf / "int8.tflite", 20)

@@ -10,7 +10,7 @@ struct layer {
     int32_t zero, lowest;             /* codes of outputs: that of 0, and the least */
 };
 
-/* As LiteRT's reference kernels: FULLY_CONNECTED rounds once, CONV_2D to 32 bits first. */
+/* Halves away from zero; as in LiteRT's reference kernels, CONV_2D rounds to 32 bits first. */
 static int32_t rescale(int32_t sum, int32_t multiplier, int32_t shift, int32_t twice)
 {
     const int32_t left = twice && shift < 31 ? 31 - shift : 0;
@@ -19,7 +19,6 @@ static int32_t rescale(int32_t sum, int32_t multiplier, int32_t shift, int32_t t
         value = (value + ((int64_t)1 << 30)) >> 31;
         shift += left - 31;
     }
-    /* Halves away from zero. */
     return (int32_t)((value + (((int64_t)1 << shift) >> 1) - (value < 0 && shift > 0)) >> shift);
 }
 

@@ -1,11 +1,8 @@
 /* $run_id in $scheme, sha256 $sha256: see the header. */
 #include "$stem.h"
-$include
-$kernels
+#include $include
 
-$constants
-
-$buffers
+$declarations
 
 void policy_head(const $type *observation, float *head)
 {

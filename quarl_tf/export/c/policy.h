@@ -1,15 +1,12 @@
 /*
  * Written by quarl_tf of $run_id in $scheme.
- *
  * environment  $env_id
  * algorithm    $algo
  * flatbuffer   sha256 $sha256
  * observation  $observation_size of $observation_dtype; codes: $first
  * head         $head_size of $head; codes: $last
- *
  * $summary
- * Buffers are static: one call at a time. Floats are the flatbuffer's by -std=c99 or
- * -ffp-contract=off.
+ * Static buffers: one call at a time. -std=c99 or -ffp-contract=off keep floats as they are there.
  */
 #ifndef POLICY_H
 #define POLICY_H
@@ -23,7 +20,6 @@ extern "C" {
 #endif
 /* The network's output for one observation as the environment gives it. */
 void policy_head(const $type *observation, float *head);
-
 /* The greedy action: the first of the best, or each number within its bounds. */
 $prototype;
 #ifdef __cplusplus
