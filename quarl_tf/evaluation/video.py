@@ -24,7 +24,14 @@ from quarl_tf.runtime.policy import Policy
 
 #: Bytes that a GIF stays below; and what is tried for it: colours, every how many-th frame, scale.
 GIF_LIMIT = 2_000_000
-_GIF_ATTEMPTS = ((128, 1, 1.0), (64, 1, 0.8), (32, 2, 0.8), (32, 3, 0.6), (16, 6, 0.5))
+_GIF_ATTEMPTS = (
+    (128, 1, 1.0),
+    (64, 1, 0.8),
+    (32, 1, 0.6),
+    (32, 2, 0.6),
+    (32, 3, 0.5),
+    (16, 6, 0.5),
+)
 
 #: Pixels of a screen, and frames of a second at most.
 _GIF_HEIGHT, _GIF_RATE, _HEIGHT = 300, 25, 400
@@ -64,13 +71,12 @@ class Scene(NamedTuple):
                 for policy in self.policies
             ]
             shots = [next(episode) for episode in episodes]
-            yield _compose(self.names, shots, height)
-            while not all(shot.end for shot in shots):
+            left = round(_SECONDS_AT_THE_END * self.rate / stride)
+            while left >= 0:
+                yield _compose(self.names, shots, height)
+                left -= all(shot.end for shot in shots)
                 # Of an episode that has ended, its last is held.
                 shots = [next(*pair) for pair in zip(episodes, shots, strict=True)]
-                yield _compose(self.names, shots, height)
-            for _ in range(round(_SECONDS_AT_THE_END * self.rate / stride)):
-                yield _compose(self.names, shots, height)
 
 
 def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
