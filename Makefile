@@ -7,7 +7,7 @@ DEMO := .demo
 PEERS := .venv-peers
 DOCS := .venv-docs
 
-.PHONY: demo quick test results docs site test-system peers lint format lock clean
+.PHONY: demo quick test fuzz results docs site test-system peers lint format lock clean
 
 demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a folder of its own.
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
@@ -17,6 +17,9 @@ quick: $(VENV)/installed  ## Run the tests of single parts, a minute or two.
 
 test: $(VENV)/installed  ## Run those of trainings and studies, too.
 	$(PYTEST) tests/unit tests/slow
+
+fuzz: $(VENV)/installed  ## Give the commands 10,000 damaged files.
+	QUARL_FUZZ=10000 $(BIN)/pytest tests/slow/test_fuzz.py
 
 results: $(VENV)/installed  ## Render every report again from its records, and check what is published.
 	$(BIN)/python pipelines/results.py

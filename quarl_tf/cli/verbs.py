@@ -27,7 +27,7 @@ from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench
 from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export import c_source
-from quarl_tf.export.adopt import Wanted, adopt
+from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
@@ -190,9 +190,9 @@ def _adopt(args: argparse.Namespace) -> None:
     _check_evaluation(args)
     schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *_schemes(args)]))
     workspace = Workspace(args.root)
-    wanted = Wanted(args.env, args.head, args.name, args.seed, tuple(args.modules))
+    asked = {name: getattr(args, name) for name in ("name", "seed", "modules")}
     with spinner("adopt"):
-        run = adopt(workspace, args.file, wanted, schemes)
+        run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **asked)
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
     _export_all(workspace, run.run_id, schemes)
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]

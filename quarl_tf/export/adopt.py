@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from quarl_tf.export import calibration
 from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.foundation.files import read_json
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -33,27 +33,25 @@ from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
 #: Heads by whether actions are discrete.
 _HEADS = {True: ("logits", "q_values"), False: ("action",)}
 
-#: What the file beside a flatbuffer may say besides `env_id` and `head`, as a sidecar does.
-_SAID = ("sha256", "action_std", *EnvSpec((), "", None).facts)
-
 #: Types of the constants of a float flatbuffer; whole numbers are shapes and axes.
 _FLOAT_FILE = {"float32", "int32", "int64", "bool"}
 
 
-class Wanted(NamedTuple):
-    """What to adopt a flatbuffer as; None is as the file beside it says, or after its hash."""
-
-    env_id: str | None = None
-    head: str | None = None
-    name: str | None = None
-    seed: int = 0
-    modules: tuple[str, ...] = ()
-
-
-def adopt(workspace: Workspace, file: Path, wanted: Wanted, schemes: Sequence[Scheme] = ()) -> Run:
+def adopt(
+    workspace: Workspace,
+    file: Path,
+    env_id: str | None,
+    head: str | None,
+    *,
+    name: str | None,
+    seed: int,
+    modules: Sequence[str],
+    schemes: Sequence[Scheme],
+) -> Run:
     """Write a flatbuffer as the fp32 of a run, once it has played in its environment.
 
-    A JSON file of its name beside it may say what it is. `schemes` is what it will be exported in.
+    What is None is as a JSON file of its name beside it says; the name is by default after its
+    hash. `schemes` is what it will be exported in.
 
     Raises:
         UsageError: It is not said what it is, it does not fit its environment, or a scheme needs a
@@ -62,8 +60,8 @@ def adopt(workspace: Workspace, file: Path, wanted: Wanted, schemes: Sequence[Sc
     """
     content, source = flatbuffer.read(file), sidecar_path(file)
     said = read_json(source) if source.exists() else {}
-    env_id, head = (said.pop(name, None) for name in ("env_id", "head"))
-    env_id, head = wanted.env_id or env_id, wanted.head or head
+    said_id, said_head = said.pop("env_id", None), said.pop("head", None)
+    env_id, head = env_id or said_id, head or said_head
     if not (isinstance(env_id, str) and isinstance(head, str)):
         raise UsageError(
             "A policy is adopted for an environment and by what its head is: give --env and "
@@ -75,8 +73,8 @@ def adopt(workspace: Workspace, file: Path, wanted: Wanted, schemes: Sequence[Sc
         raise unknown(f"head of a policy for {env_id}", head, heads)
     _require_interface(content, spec, env_id)
     facts = described(content)
-    overrides = {"name": wanted.name or facts["sha256"][:12], "head": head}
-    run = Run(ADOPTED, env_id, wanted.seed, overrides, modules=wanted.modules)
+    overrides = {"name": name or facts["sha256"][:12], "head": head}
+    run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
     require_possible(run, schemes)
     sidecar = Sidecar(
         run=run.to_dict(),
@@ -102,7 +100,7 @@ def adopt(workspace: Workspace, file: Path, wanted: Wanted, schemes: Sequence[Sc
             f"{target.parent} holds another policy; give another --name, or delete that folder. "
             f"Received: name={overrides['name']!r}"
         )
-    check = _in_a_child(content, sidecar, wanted.modules)
+    check = _in_a_child(content, sidecar, modules)
     write_artifact(target, content, replace(sidecar, check=check))
     return run
 
@@ -144,11 +142,6 @@ def _require_interface(content: bytes, spec: EnvSpec, env_id: str) -> None:
 
 def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
     """Return a sidecar with what was said of the flatbuffer, where that agrees with it."""
-    if odd := sorted(said.keys() - set(_SAID)):
-        raise UsageError(
-            f"{path} can say env_id, head, {', '.join(_SAID)}, and no more. "
-            f"Received: {', '.join(odd)}"
-        )
     wanted = Sidecar.of(asdict(sidecar) | said, path)
     for name in sorted(said.keys() - {"action_std"}):
         value, expected = getattr(wanted, name), getattr(sidecar, name)
@@ -176,17 +169,8 @@ def _in_a_child(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dic
 
 
 def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:
-    with native_output.caught():
+    with native_output.caught(), flatbuffer.understood():
         environments.import_environments(modules)
         policy = Policy(content, sidecar)
-        try:
-            observations = calibration.observations(policy)
-            heads = [policy.head(observation) for observation in observations]
-        except QuarlError:
-            raise
-        except Exception as error:
-            raise QuarlError(
-                f"The policy cannot play {sidecar.env_id} ({one_line(error).rstrip('.')}). "
-                f"Received: {type(error).__name__}"
-            ) from error
+        heads = [policy.head(observation) for observation in calibration.observations(policy)]
     return {"observations": len(heads), "max_abs_head": float(np.abs(heads).max())}

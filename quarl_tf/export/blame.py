@@ -11,6 +11,7 @@ import numpy as np
 
 from quarl_tf.export import calibration, integer
 from quarl_tf.quantization.grid import Array, grid_between, snap
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat
 from quarl_tf.spec.actions import agreement
@@ -53,6 +54,7 @@ class Blame:
     gain: float | None = None
 
 
+@flatbuffer.understood()
 def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     """Judge each layer of a policy on rollouts; the worst are played for.
 

@@ -452,7 +452,7 @@ def centred(content: bytes) -> bytes:
     """
     graph = Graph(content)
     head = graph.layers()["head"]
-    for index in head.inputs[1:3]:
+    for index in head.inputs[1:3] if head.outputs[0] in graph.outputs else ():
         values = graph.constant(index)
         if values is not None:
             graph.set_constant(index, values - values.mean(axis=0, keepdims=True))

@@ -73,6 +73,7 @@ def quantized(
     return flatbuffer.with_kernels(content, change)
 
 
+@flatbuffer.understood()
 def calibrated(
     content: bytes, scheme: Scheme, observations: Array, policy: Policy
 ) -> tuple[bytes, dict[str, Any]]:

@@ -12,6 +12,7 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, one_line
 
 IDENTIFIER = b"TFL3"
 
@@ -36,6 +37,20 @@ _BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}
 #: What the schema's reader raises when a damaged file sends it astray: a read beyond the end, an
 #: offset below zero, a table that is not there, a type or operator number without a name.
 _ASTRAY = (struct.error, AttributeError, LookupError, OverflowError, TypeError, ValueError)
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Turn what trips over a foreign graph into one line, a QuarlError."""
+    try:
+        yield
+    except QuarlError:
+        raise
+    except (*_ASTRAY, RuntimeError) as error:
+        raise QuarlError(
+            "A flatbuffer of this graph, which `quarl inspect` shows, cannot be run or quantised "
+            f"so; convert it otherwise. Received: {type(error).__name__}: {one_line(error)}"
+        ) from error
 
 
 def _schema() -> Any:

@@ -1,0 +1,122 @@
+"""Damaged flatbuffers and sidecars end in one line: no traceback, no crash, nothing taken as whole.
+
+Set QUARL_FUZZ to how many are tried; each follows from its number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import Artifacts, Capsys, Patch
+
+from quarl_tf.cli import main
+from quarl_tf.export import adopt as adopting
+from quarl_tf.foundation.files import sha256
+
+TRIALS = int(os.environ.get("QUARL_FUZZ", "160"))
+
+ADOPT = ("adopt", "foreign.tflite", "--name", "fuzzed", "--episodes", "1")
+COMMANDS = (
+    *[("inspect", "fp32.tflite"), ("quantize", "fp32.tflite", "--scheme", "ptq_w4")] * 2,
+    *[("quantize", "fp32.tflite", "--scheme", "int8")],
+    *[("evaluate", "fp32.tflite", "--episodes", "1")] * 2,
+    ADOPT,
+)
+
+
+class KeptPool:
+    """The pool of one process that adoptions go on with until it breaks: starting one is slow."""
+
+    pool: Any = None
+
+    def __init__(self, workers: int, context: Any) -> None:
+        if KeptPool.pool is None or KeptPool.pool._broken:
+            KeptPool.pool = ProcessPoolExecutor(workers, context)
+
+    def __enter__(self) -> Any:
+        return KeptPool.pool
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    @classmethod
+    def close(cls) -> None:
+        if cls.pool is not None:
+            cls.pool.shutdown()
+            cls.pool = None
+
+
+def damaged(content: bytes, random: np.random.Generator) -> bytes:
+    """Flip bits, overwrite a word, cut off, blank, or repeat a part of a file."""
+    changed = bytearray(content)
+    at, how = int(random.integers(len(content))), random.integers(5)
+    end = at + int(random.integers(1, 64))
+    if how == 0:
+        for place in random.integers(len(content), size=random.integers(1, 9)):
+            changed[place] ^= 1 << random.integers(8)
+    elif how == 1:
+        word = int(
+            random.choice([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, random.integers(2**32)])
+        )
+        changed[at // 4 * 4 : at // 4 * 4 + 4] = word.to_bytes(4, "little")
+    elif how == 2:
+        del changed[at:]
+    elif how == 3:
+        changed[at:end] = bytes(len(changed[at:end]))
+    else:
+        changed[at:at] = changed[at:end]
+    return bytes(changed)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Heads may be as great as floats are.
+def test_damage_is_one_line_and_never_accepted(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: Patch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(adopting, "ProcessPoolExecutor", KeptPool)
+    content = artifacts["balancer"].read_bytes()
+    sidecar = artifacts["balancer"].with_suffix(".json").read_bytes()
+    said = {"env_id": "CartPole-v1", "head": "logits"}
+    hashed = said | {"sha256": sha256(artifacts["balancer"])}
+    for trial in range(TRIALS):
+        random = np.random.default_rng(trial)
+        command = COMMANDS[trial % len(COMMANDS)]
+        about = said if random.integers(2) else hashed
+        beside = json.dumps(about).encode() if command[0] == "adopt" else sidecar
+        first, second = content, beside
+        if which := random.integers(3):
+            first = damaged(content, random)
+        if which != 1:
+            second = damaged(beside, random)
+        file = Path(command[1])
+        file.write_bytes(first)
+        file.with_suffix(".json").write_bytes(second)
+        code = main(command)
+        said_wrong = capsys.readouterr().err
+        where = f"trial {trial}: {command}"
+        assert code in (0, 1, 2), where
+        assert said_wrong.count("\n") == (code > 0), f"{where}: {said_wrong}"
+        if code == 0 and command[0] in ("quantize", "evaluate"):
+            assert first == content, where
+            assert read(second) == read(sidecar), where
+        if code == 0 and command[0] == "adopt":
+            assert first == content or "sha256" not in read(second), where
+            # What was taken is taken on.
+            assert main(("export", "adopted-CartPole-v1-s0-fuzzed", "--schemes", "int8")) < 3, where
+            assert capsys.readouterr().err.count("\n") < 2, where
+        shutil.rmtree("tflite_models", ignore_errors=True)
+    KeptPool.close()
+
+
+def read(content: bytes) -> Any:
+    return json.loads(content)
