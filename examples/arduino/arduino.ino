@@ -1,5 +1,5 @@
-// Acts on observations from the serial port, as text: four numbers in, an action and its time out.
-// First `quarl export CartPole-v1/a2c/int8 --target c`, and copy int8.c and int8.h into this folder.
+// Acts on observations from the serial port, as text: eight numbers in, an action and its time out.
+// First `quarl export LunarLander-v3/ppo/int8 --target c`, and copy int8.c and int8.h in here.
 #include "int8.h"
 
 void setup() {
