@@ -92,8 +92,9 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
         error = comparison.reward_error
         if error is not None and args.confident and comparison.scheme != REFERENCE:
             # Of the difference the end that is worse.
-            low, reference = comparison.difference.low, comparison.reference_mean
-            error = reward_error(reference, reference + low)
+            difference, reference = comparison.difference, comparison.reference_mean
+            worst = difference.mean if difference.alike else difference.low
+            error = reward_error(reference, reference + worst)
         if error is None or error > args.gate:
             text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
             failing.append(f"{path.stem} {text}")
@@ -135,4 +136,4 @@ def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
 
 def _limits_text(interval: Interval, sign: str = "") -> str:
     ends = f"[{interval.low:{sign}.2f}, {interval.high:{sign}.2f}]"
-    return ends if interval.bounded else ""
+    return ends if interval.bounded else "all equal" if interval.alike else ""

@@ -1,7 +1,8 @@
 """Sum up what a scheme costs over many cells, each an algorithm on an environment.
 
-Resampling is stratified, as rliable's (Agarwal et al., arXiv 2108.13264): of each cell its
-trainings, of each training its paired episodes.
+Measures and resampling are rliable's (Agarwal et al., arXiv 2108.13264): of each cell its trainings
+are drawn again, of each training its paired episodes. Returns are normalised, 0 as a random policy
+and 100 as fp32, for a percentage of a return near zero says nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from quarl_tf.evaluation.compare import CONFIDENCE, Interval
+from quarl_tf.evaluation.compare import CONFIDENCE, Interval, mean_of_all, normalised_error
 
 _RESAMPLES = 2000
 _SEED = 0
@@ -25,11 +26,13 @@ Floats = NDArray[np.float64]
 class Paired:
     """One training under a scheme: returns of the same episodes, and fp32's of other ones.
 
-    `worth` is how many independent ones the episodes are, see `compare.effective_n`.
+    `baseline` is the mean return of a random policy, other than fp32's; `worth` how many
+    independent ones the episodes are, see `compare.effective_n`.
     """
 
     scheme: Floats
     reference: Floats
+    baseline: float
     others: Floats | None = None
     worth: float | None = None
 
@@ -40,49 +43,92 @@ class Paired:
 
     @property
     def errors(self) -> Floats:
-        """Return each episode's share of the reward error, in percent; their mean is the error."""
-        errors: Floats = 100 * (self.reference - self.scheme) / abs(self.reference.mean())
+        """Return each episode's share of the normalised error, in percent; their mean is it."""
+        scale = abs(self.reference.mean() - self.baseline)
+        errors: Floats = 100 * (self.reference - self.scheme) / scale
         return errors
+
+    @property
+    def wins(self) -> Floats:
+        """Return 100 for each episode that earns more than under fp32, 50 for as much."""
+        wins: Floats = 50 * (1 + np.sign(self.scheme - self.reference))
+        return wins
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A scheme over all cells that have it.
+    """A scheme over all cells that have it, in percent.
 
     Attributes:
         cells: Number of cells.
-        error: Mean over the cells of the signed reward error, in percent.
-        absolute: Mean over the cells of its absolute value.
+        errors: Normalised error of each training, in ascending order.
+        error: Mean over the cells of the signed normalised error.
+        iqm: Interquartile mean of the normalised errors of all trainings.
+        improvement: Probability that an episode earns more than fp32's, ties half; mean over cells.
+        absolute: Mean over the cells of the error's absolute value.
         noise: The same of fp32 against itself on other episodes; None where there are none.
         losses: Cells with a certain loss, at 5 % after Holm's correction.
     """
 
     scheme: str
     cells: int
+    errors: list[float]
     error: Interval
+    iqm: Interval
+    improvement: Interval
     absolute: float
     noise: float | None
     losses: list[str]
 
 
 def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
-    """Sum up a scheme; `cells` has the trainings of each, none with a mean return of 0."""
-    errors = [float(np.mean([one.errors.mean() for one in runs])) for runs in cells.values()]
+    """Sum up a scheme; `cells` has the trainings of each."""
     random = np.random.default_rng(_SEED)
-    resampled = np.mean([_resampled(runs, random) for runs in cells.values()], axis=0)
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(resampled, [tail, 100 - tail])
+    means = [[(one.errors.mean(), one.wins.mean()) for one in runs] for runs in cells.values()]
+    seen = [np.array(of_cell).T[:, None] for of_cell in means]
+    drawn = [_resampled(runs, random) for runs in cells.values()]
+    error, improvement, iqm = (
+        _interval(measure(seen)[0], measure(drawn), sum(map(len, cells.values())))
+        for measure in (_mean_error, _mean_wins, _iqm)
+    )
+    errors = [float(of_cell[0].mean()) for of_cell in seen]
     others = [_noise(runs) for runs in cells.values()]
     known = [abs(noise) for noise in others if noise is not None]
     values = {name: _loss_p(runs) for name, runs in cells.items()}
     return Aggregate(
         scheme,
         cells=len(cells),
-        error=Interval(float(np.mean(errors)), float(low), float(high)),
+        errors=sorted(float(one) for of_cell in seen for one in of_cell[0, 0]),
+        error=error,
+        iqm=iqm,
+        improvement=improvement,
         absolute=float(np.mean(np.abs(errors))),
         noise=float(np.mean(known)) if len(known) == len(cells) else None,
         losses=holm(values, 1 - CONFIDENCE),
     )
+
+
+def _mean_error(cells: Sequence[Floats]) -> Floats:
+    """Return the mean over cells of errors and wins [2, n, trainings]; so the next two."""
+    mean: Floats = np.mean([of_cell[0].mean(axis=1) for of_cell in cells], axis=0)
+    return mean
+
+
+def _mean_wins(cells: Sequence[Floats]) -> Floats:
+    return _mean_error([of_cell[1:] for of_cell in cells])
+
+
+def _iqm(cells: Sequence[Floats]) -> Floats:
+    iqm: Floats = stats.trim_mean(np.hstack([of_cell[0] for of_cell in cells]), 0.25, axis=1)
+    return iqm
+
+
+def _interval(mean: float, resampled: Floats, trainings: int) -> Interval:
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(resampled, [tail, 100 - tail])
+    if low == high:
+        return Interval(float(mean), -np.inf, np.inf, alike=trainings)
+    return Interval(float(mean), float(low), float(high))
 
 
 def holm(values: Mapping[str, float], level: float) -> list[str]:
@@ -96,24 +142,24 @@ def holm(values: Mapping[str, float], level: float) -> list[str]:
 
 
 def _resampled(runs: Sequence[Paired], random: np.random.Generator) -> Floats:
-    """Return the cell's error in each resample."""
+    """Return errors and wins [2, resamples, trainings] of a cell in each resample."""
     means = []
     for one in runs:
         played, worth = len(one.errors), max(1, round(one.observations))
         weights = random.multinomial(worth, np.full(played, 1 / played), size=_RESAMPLES)
-        means.append(weights @ one.errors / worth)
+        means.append(weights @ np.stack([one.errors, one.wins], axis=1) / worth)
     drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
-    picked: Floats = np.array(means)[drawn, np.arange(_RESAMPLES)[:, None]].mean(axis=1)
-    return picked
+    picked: Floats = np.array(means)[drawn, np.arange(_RESAMPLES)[:, None]]
+    return np.moveaxis(picked, 2, 0)
 
 
 def _noise(runs: Sequence[Paired]) -> float | None:
     errors = [
-        100 * (one.reference.mean() - one.others.mean()) / abs(one.reference.mean())
+        normalised_error(one.reference.mean(), one.others.mean(), one.baseline)
         for one in runs
         if one.others is not None and len(one.others)
     ]
-    return float(np.mean(errors)) if len(errors) == len(runs) else None
+    return mean_of_all(errors) if len(errors) == len(runs) else None
 
 
 def _loss_p(runs: Sequence[Paired]) -> float:
@@ -124,7 +170,7 @@ def _loss_p(runs: Sequence[Paired]) -> float:
     if count <= 1:
         return 1.0
     if values.min() == values.max():
-        return 0.0 if values[0] > 0 else 1.0
+        return float(0.5**count) if values[0] > 0 else 1.0  # All of one sign, by chance.
     # As `compare.student_interval` has it.
     error = values.std(ddof=len(values) / count) / np.sqrt(count)
     return float(stats.t.sf(values.mean() / error, count - 1))

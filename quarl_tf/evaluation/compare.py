@@ -4,7 +4,8 @@ Within one trained policy the unit is the episode: the same seeds are replayed u
 so differences are paired and their mean has a bootstrap interval. Over several trainings the unit
 is the training: the pooled interval is Student's t over their means, and never narrower than the
 episodes behind those means allow. A greedy policy in a game without chance plays on alike from many
-starts: episodes of equal returns are one observation (see `effective_n`).
+starts: episodes of equal returns are one observation (see `effective_n`). Where all observations
+agree there is no interval, but a bound on how often another may occur (see `unseen_percent`).
 
 The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
 so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -26,10 +27,16 @@ from scipy import stats
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.store.records import Evaluation
 
-Verdict = Literal["gain", "within margin", "loss", "inconclusive"]
+Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconclusive"]
+
+#: The verdict where all paired returns are equal.
+UNSEEN: Verdict = "no difference seen"
 
 #: The verdict where both a loss beyond the margin and none agree with the results.
 INCONCLUSIVE: Verdict = "inconclusive"
+
+#: The verdict where a loss beyond the margin is excluded.
+WITHIN_MARGIN: Verdict = "within margin"
 
 #: Losses up to this share of the fp32 return, in percent, are taken as none.
 DEFAULT_MARGIN_PERCENT = 2.0
@@ -48,11 +55,15 @@ _BATCH_ELEMENTS = 1_000_000
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the limits of its confidence interval; infinite where nothing bounds it."""
+    """A mean and the limits of its confidence interval; infinite where nothing bounds it.
+
+    `alike` is the number of observations where all agree, which leaves no interval; else 0.
+    """
 
     mean: float
     low: float
     high: float
+    alike: int = 0
 
     @property
     def bounded(self) -> bool:
@@ -62,11 +73,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One scheme against fp32 on the same episodes of one trained policy.
+    """One scheme against fp32 on the same episodes of one trained policy, or of several.
 
     `returns` is the scheme's mean return, `difference` the mean of scheme - fp32 over episodes
     paired by seed: negative is worse. Errors are in percent, see `reward_error` and
     `normalised_error`, None where they are unknown; the margin is in percent of the fp32 return.
+    Over several policies episodes are added up and all else is a mean, each policy counting once:
+    in the signed one of their reward errors gains and losses cancel, in the absolute one not.
+    `more_needed` is about how many more episodes, or trainings of several, would decide it.
     """
 
     scheme: str
@@ -78,49 +92,27 @@ class Comparison:
     normalised_error: float | None
     margin_percent: float
     verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Pooled:
-    """One scheme against fp32 over several trained policies, each counting once.
-
-    Episodes are added up; all else is a mean over the policies. In the signed mean of their reward
-    errors gains and losses cancel, in that of their absolute values nothing does.
-    """
-
-    episodes: int
-    returns: Interval
-    difference: Interval
-    reward_error: float | None
-    absolute_reward_error: float | None
-    normalised_error: float | None
-    verdict: Verdict
+    absolute_reward_error: float | None = None
+    more_needed: int | None = None
 
 
 def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
-    """Return the mean of finite values [n] with its interval; one value has an infinite one.
+    """Return the mean of finite values [n] with its interval, if there is one.
 
     It is a BCa bootstrap with a fixed seed, which follows the skew of returns that are capped on
     one side, or Student's t of fewer than `MIN_EPISODES` values and of repeated ones:
-    `observations` is how many those are worth (`effective_n`). There is no interval of repeated
-    values below 2 observations, and below `MIN_EPISODES` that are all equal. No bootstrap sees what
-    never happened: n equal values give no width, though an event in up to about 3 of n episodes
-    agrees with them at 95 %.
+    `observations` is how many those are worth (`effective_n`). There is none of values that are all
+    equal, and below `MIN_EPISODES` repeated ones of these are no evidence.
 
     Raises:
         QuarlError: There are no values, or one is not finite.
     """
     sample = _sample(values)
-    constant = sample.min() == sample.max()
-    if observations is not None and observations < sample.size:
-        if observations < (MIN_EPISODES if constant else 2):
-            mean = float(sample[0] if constant else sample.mean())
-            return Interval(mean, -math.inf, math.inf)
-        return student_interval(sample, observations)
-    if sample.size < MIN_EPISODES:
-        return student_interval(sample)
-    if constant:
-        return _constant(sample)
+    count, constant = observations or sample.size, sample.min() == sample.max()
+    if constant and count < min(sample.size, MIN_EPISODES):
+        return Interval(float(sample[0]), -math.inf, math.inf)
+    if constant or count < max(sample.size, MIN_EPISODES):
+        return student_interval(sample, count)
     result = stats.bootstrap(
         (sample,),
         np.mean,
@@ -137,42 +129,33 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
 def student_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
     """Return the mean with Student's t interval, for few values such as means of whole trainings.
 
-    Equal values give an interval of no width, one value an infinite one; else as `mean_interval`.
+    There is none below 2 observations, or of equal values; else as `mean_interval`.
     """
     sample = _sample(values)
-    if sample.size == 1:
-        return Interval(float(sample[0]), -math.inf, math.inf)
+    count = observations or sample.size
     if sample.min() == sample.max():
-        return _constant(sample)
-    mean, count = float(sample.mean()), observations or sample.size
+        # Not the mean: rounding in the sum would give equal values a mean that is none of them.
+        return Interval(float(sample[0]), -math.inf, math.inf, alike=int(count) if count > 1 else 0)
+    mean = float(sample.mean())
+    if count < 2:
+        return Interval(mean, -math.inf, math.inf)
     # Repeated values tell no more of the variance than of the mean: n / count for 1 in n - 1.
     error = sample.std(ddof=sample.size / count) / math.sqrt(count)
     low, high = stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
 
 
+def unseen_percent(observations: int) -> float:
+    """Return the percentage of what was not seen that n observations leave possible, at 95 %.
+
+    It is the one-sided bound of Clopper and Pearson (1934) on a probability, at 0 of n.
+    """
+    return 100 * (1 - math.pow(1 - CONFIDENCE, 1 / observations))
+
+
 def mean_return(evaluation: Evaluation) -> Interval:
     """Return the mean return of an evaluation with its interval."""
     return mean_interval(evaluation.returns, effective_n(evaluation))
-
-
-def paired_difference(
-    reference: npt.ArrayLike, other: npt.ArrayLike, observations: float | None = None
-) -> Interval:
-    """Return the mean of other - reference with its interval, see `mean_interval`.
-
-    Both are returns [n] on the same seeds in the same order.
-
-    Raises:
-        QuarlError: The two are empty, not finite or of different lengths.
-    """
-    before, after = _sample(reference), _sample(other)
-    if before.shape != after.shape:
-        raise QuarlError(
-            "Paired returns must be equally many; evaluate both on the same episodes. "
-            f"Received: {before.size} and {after.size} returns"
-        )
-    return mean_interval(after - before, observations)
 
 
 def reward_error(reference_mean: float, other_mean: float) -> float | None:
@@ -204,7 +187,10 @@ def verdict(
     The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
 
     * "inconclusive", fewer than `MIN_EPISODES` episodes (of the training that has fewest): their
-      interval may be narrow, or have no width, by chance.
+      interval may be narrow by chance.
+    * "no difference seen": all observations are 0; one that is not may occur in up to
+      `unseen_percent` of them. Where all are another number there is a gain or a loss if
+      that bound leaves it to most.
     * "gain", low > 0: the scheme earns more.
     * "within margin", low >= -m: a loss beyond the margin is excluded, a non-inferiority test at
       one-sided 2.5 %. An fp32 return of 0 gives the margin no size, so it is not given then.
@@ -221,10 +207,14 @@ def verdict(
         )
     if episodes < MIN_EPISODES:
         return INCONCLUSIVE
+    if difference.alike and difference.mean == 0:
+        return UNSEEN
+    if difference.alike and unseen_percent(difference.alike) < 50:
+        return "gain" if difference.mean > 0 else "loss"
     if difference.low > 0:
         return "gain"
     if reference_mean != 0 and difference.low >= -margin_percent / 100 * abs(reference_mean):
-        return "within margin"
+        return WITHIN_MARGIN
     return "loss" if difference.high < 0 else INCONCLUSIVE
 
 
@@ -245,23 +235,51 @@ def compare(
             "`quarl evaluate` on both with the same --episodes. Received: "
             f"{_described(reference)} and {_described(scheme)}"
         )
-    difference = paired_difference(
-        reference.returns, scheme.returns, effective_n(reference, scheme)
-    )
-    returns = mean_return(scheme)
+    worth = effective_n(reference, scheme)
+    difference = mean_interval(np.subtract(scheme.returns, reference.returns), worth)
+    returns, episodes = mean_return(scheme), len(scheme.returns)
     reference_mean = float(np.mean(reference.returns))
     baseline_mean = None if baseline is None else float(np.mean(baseline.returns))
-    return Comparison(
+    error = reward_error(reference_mean, returns.mean)
+    found = Comparison(
         scheme=scheme.scheme,
-        episodes=len(scheme.returns),
+        episodes=episodes,
         returns=returns,
         difference=difference,
         reference_mean=reference_mean,
-        reward_error=reward_error(reference_mean, returns.mean),
+        reward_error=error,
         normalised_error=normalised_error(reference_mean, returns.mean, baseline_mean),
         margin_percent=margin_percent,
-        verdict=verdict(difference, reference_mean, margin_percent, len(scheme.returns)),
+        verdict=verdict(difference, reference_mean, margin_percent, episodes),
+        absolute_reward_error=None if error is None else abs(error),
     )
+    # More episodes of a game that repeats itself are no more observations.
+    enough = MIN_EPISODES <= episodes <= (worth or episodes)
+    return replace(found, more_needed=more_needed(found, episodes) if enough else None)
+
+
+def more_needed(comparison: Comparison, observations: int) -> int | None:
+    """Return about how many more observations decide an inconclusive comparison of so many.
+
+    With the same mean d and standard deviation s, t_{n-1} s / sqrt(n) of Student's interval has to
+    shrink below max(d + m, -d) with the margin m, which excludes a loss beyond it or no loss.
+    None where it is decided, there are too few to tell, or d is 0 and the margin too.
+    """
+    difference, mean = comparison.difference, comparison.difference.mean
+    reach = max(mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean)
+    if comparison.verdict != INCONCLUSIVE or not difference.bounded or reach <= 0:
+        return None
+
+    def half(count: int) -> float:
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) / math.sqrt(count)
+
+    deviation = (difference.high - difference.low) / 2 / half(observations)
+    # No fewer than by the normal distribution, whose tails are lighter.
+    fewest = (float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation / reach) ** 2
+    count = max(observations + 1, math.ceil(fewest))
+    while half(count) * deviation > reach:
+        count += 1
+    return count - observations
 
 
 def effective_n(*played: Evaluation) -> float | None:
@@ -279,7 +297,7 @@ def effective_n(*played: Evaluation) -> float | None:
     return sum(counts) ** 2 / sum(count**2 for count in counts)
 
 
-def pool(comparisons: Sequence[Comparison]) -> Pooled:
+def pool(comparisons: Sequence[Comparison]) -> Comparison:
     """Summarise one scheme over the trained policies of one environment, each counting once.
 
     Of 2 or more runs the intervals speak about trainings not yet made; of 1 they are the run's own.
@@ -293,33 +311,39 @@ def pool(comparisons: Sequence[Comparison]) -> Pooled:
             "Only comparisons of one scheme with one margin can be pooled. "
             f"Received: (scheme, margin_percent)={sorted(kinds)}"
         )
-    first = comparisons[0]
+    first, *others = comparisons
+    if not others:
+        return first
     difference = _over_trainings([c.difference for c in comparisons])
     reference_mean = float(np.mean([c.reference_mean for c in comparisons]))
-    errors = [c.reward_error for c in comparisons]
-    return Pooled(
+    fewest = min(c.episodes for c in comparisons)
+    pooled = replace(
+        first,
         episodes=sum(c.episodes for c in comparisons),
         returns=_over_trainings([c.returns for c in comparisons]),
         difference=difference,
-        reward_error=mean_of_all(errors),
-        absolute_reward_error=mean_of_all([None if e is None else abs(e) for e in errors]),
+        reference_mean=reference_mean,
+        reward_error=mean_of_all([c.reward_error for c in comparisons]),
+        absolute_reward_error=mean_of_all([c.absolute_reward_error for c in comparisons]),
         normalised_error=mean_of_all([c.normalised_error for c in comparisons]),
-        verdict=verdict(
-            difference, reference_mean, first.margin_percent, min(c.episodes for c in comparisons)
-        ),
+        verdict=verdict(difference, reference_mean, first.margin_percent, fewest),
     )
+    enough = fewest >= MIN_EPISODES
+    return replace(pooled, more_needed=more_needed(pooled, len(comparisons)) if enough else None)
 
 
 def _over_trainings(each: Sequence[Interval]) -> Interval:
     """Return the mean over trainings, with the wider of the two intervals that bound it."""
-    if len(each) == 1:
-        return each[0]
     between = student_interval([one.mean for one in each])
-    # As the means are independent, the squares of what they may be off by add up.
-    below = math.hypot(*(one.mean - one.low for one in each)) / len(each)
-    above = math.hypot(*(one.high - one.mean for one in each)) / len(each)
+    varying = [one for one in each if not one.alike]
+    if not varying:
+        return between
     mean = between.mean
-    return Interval(mean, min(between.low, mean - below), max(between.high, mean + above))
+    low, high = (mean, mean) if between.alike else (between.low, between.high)
+    # As the means are independent, the squares of what they may be off by add up.
+    below = math.hypot(*(one.mean - one.low for one in varying)) / len(each)
+    above = math.hypot(*(one.high - one.mean for one in varying)) / len(each)
+    return Interval(mean, min(low, mean - below), max(high, mean + above))
 
 
 def _sample(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -332,12 +356,6 @@ def _sample(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if bad.size:
         raise QuarlError(f"Returns must be finite; evaluate again. Received: value={bad[0]}")
     return array
-
-
-def _constant(sample: npt.NDArray[np.float64]) -> Interval:
-    # Not the mean: rounding in the sum would give equal values a mean that is none of them.
-    value = float(sample[0])
-    return Interval(value, value, value)
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:

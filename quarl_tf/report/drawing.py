@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from quarl_tf.evaluation.compare import Interval
-from quarl_tf.report.figures import curves, returns, weights
+from quarl_tf.evaluation.aggregate import Aggregate
+from quarl_tf.report.figures import curves, returns, schemes, weights
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.returns import Panel, Point
-from quarl_tf.report.results import OK, CellResults
+from quarl_tf.report.results import OK, CellResults, Result
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.workspace import Workspace
@@ -45,11 +44,16 @@ class Picture:
         return "_".join(part for part in parts if part) + ".png"
 
 
-def draw(workspace: Workspace, cells: Sequence[CellResults], x: str) -> Iterator[Picture]:
+def draw(
+    workspace: Workspace, cells: Sequence[CellResults], aggregates: Sequence[Aggregate], x: str
+) -> Iterator[Picture]:
     """Yield the figures of a report; returns in training against `x`, "step" or "episodes"."""
     panels = [_panel(cell) for cell in cells]
     if any(len(panel.points) > 1 for panel in panels):
         yield Picture("return_against_bits", 0, returns.return_against_bits(panels))
+    if aggregates:
+        kept = {one.scheme: 100 - np.array(one.errors) for one in aggregates}
+        yield Picture("performance_profile", 0, schemes.performance_profile(kept))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
         drawn = sum(map(bool, groups.values())) > 1
@@ -72,29 +76,20 @@ def _panel(cell: CellResults) -> Panel:
     points = []
     columns = cell.cell.columns
     for place, (column, row) in enumerate(zip(columns, cell.rows, strict=True)):
-        means = [one.return_mean for one in cell.trainings[place :: len(columns)]]
-        interval = None
-        if row.return_mean is not None:
-            low = -math.inf if row.return_low is None else row.return_low
-            high = math.inf if row.return_high is None else row.return_high
-            interval = Interval(row.return_mean, low, high)
-        known = tuple(mean for mean in means if mean is not None)
-        points.append(Point(column.scheme, row.delay, interval, known))
+        found = [one.returns for one in cell.trainings[place :: len(columns)]]
+        means = tuple(one.mean for one in found if one is not None)
+        points.append(Point(column.scheme, row.delay, row.returns, means))
     baseline = None if cell.baseline is None else cell.baseline.mean
     return Panel(cell.cell.title, cell.cell.task, points, baseline)
 
 
 def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[Picture]:
     pairs = {}
-    for column, row in list(zip(cell.cell.columns, cell.rows, strict=True))[1:]:
+    reference = np.concatenate([one.evaluation.returns for one in cell.references] or [[]])
+    for row, entries in list(zip(cell.rows, zip(*cell.entries, strict=True), strict=True))[1:]:
         if row.status == OK:
-            keys = [(run.run_id, column.scheme.name) for run in column.runs]
-            played = [one.results[key] for one, key in zip(cell.replicates, keys, strict=True)]
-            reference, other = (
-                np.concatenate([one.evaluation.returns for one in results])
-                for results in (cell.references, played)
-            )
-            pairs[column.label] = (reference, other)
+            played = [one.evaluation.returns for one in entries if isinstance(one, Result)]
+            pairs[row.label] = (reference, np.concatenate(played))
     if pairs:
         yield Picture("paired_returns", number, returns.paired_returns(pairs, cell.cell.title))
     run_id = cell.cell.references[0].run_id

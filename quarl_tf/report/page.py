@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from quarl_tf.evaluation.compare import INCONCLUSIVE, MIN_EPISODES
+from quarl_tf.evaluation.compare import INCONCLUSIVE, MIN_EPISODES, UNSEEN, Interval, unseen_percent
 from quarl_tf.foundation.files import write_bytes, write_text
 from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.results import Result
@@ -55,13 +55,14 @@ def _environment() -> jinja2.Environment:
         "size": size,
         "limits": limits,
         "dtypes": dtypes,
-        "unseen": _unseen_percent,
+        "unseen": unseen_percent,
         "colour": scheme_colour,
     }
-    environment.globals |= {"min_episodes": MIN_EPISODES, "inconclusive": INCONCLUSIVE}
+    environment.globals |= {"min_episodes": MIN_EPISODES}
+    environment.globals |= {"inconclusive": INCONCLUSIVE, "unseen_verdict": UNSEEN}
     # Called from here, a macro gives plain text, which a page escapes as it does all other text.
     words = environment.get_template("words.j2").module
-    for name in ("note", "protocol", "caption", "provenance"):
+    for name in ("note", "aside", "judged", "protocol", "caption", "provenance"):
         environment.filters[name] = getattr(words, name)
     return environment
 
@@ -118,19 +119,14 @@ def size(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def limits(low: float | None, high: float | None) -> str:
-    """Write the limits of an interval."""
-    if low is None or high is None:
-        return "[no interval]"
-    return f"[{number_text(low)}, {number_text(high)}]"
+def limits(interval: Interval | None) -> str:
+    """Write the limits of an interval, which equal values have not."""
+    if interval is not None and interval.bounded:
+        return f"[{number_text(interval.low)}, {number_text(interval.high)}]"
+    return "[all equal]" if interval is not None and interval.alike else "[no interval]"
 
 
 def dtypes(counts: Mapping[str, int]) -> str:
     """Write the weights of a file by dtype, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {dtype}" for dtype, count in ordered)
-
-
-def _unseen_percent(episodes: int) -> float:
-    """Return how often an event may occur and still, at 95 %, not be seen in so many episodes."""
-    return float(100 * (1 - 0.05 ** (1 / episodes)))

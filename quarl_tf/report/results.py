@@ -7,8 +7,8 @@ command that fixes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
 from typing import Any
 
@@ -17,6 +17,8 @@ import pandas as pd
 
 from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate
 from quarl_tf.evaluation.compare import (
+    UNSEEN,
+    WITHIN_MARGIN,
     Comparison,
     Interval,
     compare,
@@ -25,6 +27,7 @@ from quarl_tf.evaluation.compare import (
     mean_of_all,
     pool,
     student_interval,
+    unseen_percent,
 )
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
@@ -34,15 +37,13 @@ from quarl_tf.store.records import Evaluation, Protocol, Sidecar
 from quarl_tf.store.state import baseline, evaluate_command, export_command, state
 from quarl_tf.store.workspace import Workspace
 
-#: Run id and scheme.
-_Key = tuple[str, str]
 _Pair = tuple[Sidecar, Evaluation]
 
 #: Status of a row that has a result.
 OK = "ok"
 
 #: Verdicts of what loses no reward that matters.
-_KEEPING = ("gain", "within margin")
+_KEEPING = ("gain", WITHIN_MARGIN, UNSEEN)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Source:
     chance: Chance = GREEDY
     episodes: int | None = None
     skip_episodes: int = 0
-    known: Mapping[_Key, str] = field(default_factory=dict)
+    known: Mapping[tuple[str, str], str] = field(default_factory=dict)
     remedy: str | None = None
 
 
@@ -115,6 +116,9 @@ class Row:
         status: "ok", or why there is no result.
         compression: Size of the fp32 flatbuffer over this one's; `speedup` so of latencies.
         action_agreement: Share of states on which the scheme acts as fp32 does, 0 ... 1.
+        unseen_percent: Share of trainings, or of one's episodes, in which a loss is not excluded
+            because there was none.
+        more_needed: See `Comparison`.
     """
 
     cell: str
@@ -135,49 +139,33 @@ class Row:
     latency_median_us: float | None = None
     latency_p95_us: float | None = None
     speedup: float | None = None
-    return_mean: float | None = None
-    return_low: float | None = None
-    return_high: float | None = None
-    difference_mean: float | None = None
-    difference_low: float | None = None
-    difference_high: float | None = None
+    returns: Interval | None = None
+    difference: Interval | None = None
     reward_error_percent: float | None = None
     absolute_reward_error_percent: float | None = None
     normalised_error_percent: float | None = None
     action_agreement: float | None = None
     ties: int | None = None
     verdict: str | None = None
+    unseen_percent: float | None = None
+    more_needed: int | None = None
     weight_dtypes: dict[str, int] = field(default_factory=dict)
     sha256: str | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """One flatbuffer with what it is, how it played and what that says against fp32."""
+    """One flatbuffer with what it is, how it played and what that says against fp32.
+
+    `baseline` is a random policy on the same episodes; `skipped` has the returns of episodes that
+    are left out.
+    """
 
     sidecar: Sidecar
     evaluation: Evaluation
     comparison: Comparison
-
-
-@dataclass(frozen=True)
-class Replicate:
-    """One seed of a cell.
-
-    Results are by run id and scheme, all on the same episodes, none without fp32; what is missing
-    by run id and scheme or `BASELINE`.
-    """
-
-    results: dict[_Key, Result]
-    missing: dict[_Key, Missing]
     baseline: Evaluation | None
-    #: Returns of fp32 in the episodes that are left out.
-    skipped: Sequence[float] = ()
-
-    @property
-    def references(self) -> list[Result]:
-        """Return the result of fp32, if there is one."""
-        return list(self.results.values())[:1]
+    skipped: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -185,6 +173,8 @@ class CellResults:
     """A cell with its results.
 
     Attributes:
+        entries: Of each seed, what there is for each column.
+        missing: What is missing, random policies among it.
         rows: A row for each column, pooled over the seeds.
         trainings: A row for each column and seed.
         baseline: Return of the random policy, if every seed has it.
@@ -192,21 +182,22 @@ class CellResults:
     """
 
     cell: Cell
+    entries: list[list[Result | Missing]]
+    missing: list[Missing]
     rows: list[Row]
     trainings: list[Row]
-    replicates: list[Replicate]
     baseline: Interval | None
     curves: dict[str, Curve]
 
     @property
     def references(self) -> list[Result]:
         """Return the results of fp32 that are there."""
-        return [reference for one in self.replicates for reference in one.references]
+        return [first for first, *_ in self.entries if isinstance(first, Result)]
 
     @property
     def results(self) -> list[Result]:
         """Return all results that are there."""
-        return [result for one in self.replicates for result in one.results.values()]
+        return [one for entries in self.entries for one in entries if isinstance(one, Result)]
 
     @property
     def episodes(self) -> int | None:
@@ -251,76 +242,73 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     Each scheme is compared with fp32 of the same seed, on the episodes that all have played.
     """
     seeds = range(len(cell.references))
-    replicates = [_load_replicate(source, cell, seed) for seed in seeds]
-    rows = [_row(cell, column, seeds, replicates) for column in cell.columns]
-    trainings = [_row(cell, column, [s], replicates) for s in seeds for column in cell.columns]
+    entries = [_load_seed(source, cell, seed) for seed in seeds]
+    rows = [_row(cell, number, entries) for number in range(len(cell.columns))]
+    columns = range(len(cell.columns))
+    trainings = [_row(cell, number, entries, s) for s in seeds for number in columns]
+    missing = [one for of_seed in entries for one in of_seed if isinstance(one, Missing)]
+    references = [first for first, *_ in entries if isinstance(first, Result)]
+    missing += [_missing_baseline(source, one) for one in references if one.baseline is None]
     runs = {run.run_id: run for column in cell.columns for run in column.runs}
     found = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
     curves = {run_id: curve for run_id, curve in found.items() if curve is not None}
-    return CellResults(cell, rows, trainings, replicates, _baseline_return(replicates), curves)
+    random = _baseline_return([one.baseline for one in references], len(seeds))
+    return CellResults(cell, entries, missing, rows, trainings, random, curves)
 
 
-def _load_replicate(source: Source, cell: Cell, seed: int) -> Replicate:
-    found: dict[_Key, _Pair] = {}
-    missing: dict[_Key, Missing] = {}
-    reference: _Pair | Missing | None = None
+def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
+    """Load what there is of each column, all on the same episodes."""
+    found: list[_Pair | Missing] = []
     networks: dict[str, Sidecar] = {}
     for column in cell.columns:
-        run, scheme = column.runs[seed], column.scheme.name
-        key = run.run_id, scheme
-        pair = load(source, run, scheme, reference, networks)
-        reference = reference or pair
-        if isinstance(pair, Missing):
-            missing[key] = pair
-        else:
-            found[key] = pair
-    if reference is None or isinstance(reference, Missing):
-        return Replicate({}, missing, None)
-    skip = source.skip_episodes
-    counts = [max(0, len(evaluation.seeds) - skip) for _, evaluation in found.values()]
+        reference = found[0] if found else None
+        found.append(load(source, column.runs[seed], column.scheme.name, reference, networks))
+    if isinstance(found[0], Missing):
+        return [one for one in found if isinstance(one, Missing)]
+    skip, (_, whole) = source.skip_episodes, found[0]
+    counts = [max(0, len(one[1].seeds) - skip) for one in found if not isinstance(one, Missing)]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
-    fp32 = reference[1].first(count, skip=skip)
+    fp32 = whole.first(count, skip=skip)
     played = baseline(source.workspace, cell.references[seed], fp32.seeds)
-    if played is None:
-        artifact = source.workspace.artifact(fp32.run_id, REFERENCE)
-        command = f"{evaluate_command(artifact, source.chance)} --episodes {count + skip}"
-        reason = "was not evaluated on the episodes of fp32"
-        absent = Missing(fp32.run_id, BASELINE, reason, source.remedy or command)
-        missing[fp32.run_id, BASELINE] = absent
-    results = {}
-    for key, (sidecar, whole) in found.items():
-        evaluation = whole.first(count, skip=skip)
+
+    def result(sidecar: Sidecar, all_played: Evaluation) -> Result:
+        evaluation = all_played.first(count, skip=skip)
         comparison = compare(fp32, evaluation, played, source.margin_percent)
-        results[key] = Result(sidecar, evaluation, comparison)
-    return Replicate(results, missing, played, reference[1].returns[:skip])
+        return Result(sidecar, evaluation, comparison, played, all_played.returns[:skip])
+
+    return [one if isinstance(one, Missing) else result(*one) for one in found]
+
+
+def _missing_baseline(source: Source, fp32: Result) -> Missing:
+    run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes
+    artifact = source.workspace.artifact(run_id, REFERENCE)
+    command = f"{evaluate_command(artifact, source.chance)} --episodes {count}"
+    reason = "was not evaluated on the episodes of fp32"
+    return Missing(run_id, BASELINE, reason, source.remedy or command)
 
 
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
-    """Sum up every scheme of plain trainings that several cells have whole."""
+    """Sum up every scheme of plain trainings that several cells have whole, with a baseline."""
     found: dict[str, dict[str, list[Paired]]] = {}
     for cell in cells:
-        for number, row in enumerate(cell.rows):
+        for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.status == OK and row.scheme != REFERENCE and row.delay is None:
-                paired = _paired(cell, cell.cell.columns[number])
-                if all(one.reference.mean() for one in paired):
-                    found.setdefault(row.scheme, {})[cell.cell.title] = paired
+                pairs = zip(cell.references, entries, strict=True)
+                paired = [_paired(fp32, one) for fp32, one in pairs if isinstance(one, Result)]
+                known = [one for one in paired if one is not None]
+                if len(known) == row.runs:
+                    found.setdefault(row.scheme, {})[cell.cell.title] = known
     return [aggregate(scheme, of) for scheme, of in found.items() if len(of) > 1]
 
 
-def _paired(cell: CellResults, column: Column) -> list[Paired]:
-    found = []
-    for run, one in zip(column.runs, cell.replicates, strict=True):
-        evaluation = one.results[run.run_id, column.scheme.name].evaluation
-        fp32 = one.references[0].evaluation
-        found.append(
-            Paired(
-                np.array(evaluation.returns),
-                np.array(fp32.returns),
-                np.array(one.skipped),
-                effective_n(fp32, evaluation),
-            )
-        )
-    return found
+def _paired(fp32: Result, other: Result) -> Paired | None:
+    """Return a training's episodes; None if fp32 earns what a random policy does or none played."""
+    scheme, reference = np.array(other.evaluation.returns), np.array(fp32.evaluation.returns)
+    if fp32.baseline is None or np.mean(fp32.baseline.returns) == reference.mean():
+        return None
+    random, others = float(np.mean(fp32.baseline.returns)), np.array(fp32.skipped)
+    worth = effective_n(fp32.evaluation, other.evaluation)
+    return Paired(scheme, reference, random, others, worth)
 
 
 def load(
@@ -371,10 +359,13 @@ def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
     return Curve(f"seed {run.seed}", values, delay)
 
 
-def _row(cell: Cell, column: Column, seeds: Sequence[int], replicates: Sequence[Replicate]) -> Row:
-    """Return the row of a scheme, pooled over some seeds; without figures if one is missing."""
-    runs = [column.runs[seed] for seed in seeds]
-    first, one, scheme = runs[0], len(seeds) == 1, column.scheme
+def _row(
+    cell: Cell, number: int, entries: Sequence[Sequence[Result | Missing]], seed: int | None = None
+) -> Row:
+    """Return the row of a column, pooled unless of one seed; without figures if one is missing."""
+    seeds = range(len(entries)) if seed is None else [seed]
+    column, one = cell.columns[number], len(seeds) == 1
+    first, scheme = column.runs[seeds[0]], column.scheme
     row = Row(
         cell=cell.title,
         label=column.label,
@@ -386,38 +377,39 @@ def _row(cell: Cell, column: Column, seeds: Sequence[int], replicates: Sequence[
         native=scheme.native,
         weight_bits=scheme.weight_bits,
         delay=None if first.quantization is None else first.quantization.delay,
-        runs=len(runs),
+        runs=len(seeds),
     )
-    keys = [(run.run_id, scheme.name) for run in runs]
-    missing = [replicates[s].missing.get(key) for s, key in zip(seeds, keys, strict=True)]
-    if absent := [each for each in missing if each is not None]:
+    found = [entries[each][number] for each in seeds]
+    if absent := [each for each in found if isinstance(each, Missing)]:
         names = ", ".join(each.run_id for each in absent)
         return replace(row, status=absent[0].reason if one else f"missing in {names}")
-    results = [replicates[s].results[key] for s, key in zip(seeds, keys, strict=True)]
+    results = [each for each in found if isinstance(each, Result)]
+    references = [each for s in seeds if isinstance(each := entries[s][0], Result)]
     pooled = pool([each.comparison for each in results])
     agreements = [each.evaluation.agreement or {} for each in results]
     row = replace(
         row,
+        **(_costs(results, references) if scheme.native else {}),
         episodes=pooled.episodes,
-        **_limits("return", pooled.returns),
+        returns=pooled.returns,
         verdict="reference",
         action_agreement=mean_of_all([each.get("fraction") for each in agreements]),
         ties=sum(each.evaluation.ties for each in results),
         weight_dtypes=results[0].sidecar.weight_dtypes,
         sha256=results[0].sidecar.sha256 if one else None,
     )
-    if scheme.native:
-        references = [replicates[seed].references[0] for seed in seeds]
-        row = replace(row, **_costs(results, references))
     if scheme.name == REFERENCE:
         return row
+    alike = pooled.difference.alike or (len(seeds) if pooled.verdict == WITHIN_MARGIN else 0)
     return replace(
         row,
-        **_limits("difference", pooled.difference),
+        difference=pooled.difference,
         reward_error_percent=pooled.reward_error,
         absolute_reward_error_percent=pooled.absolute_reward_error,
         normalised_error_percent=pooled.normalised_error,
         verdict=pooled.verdict,
+        unseen_percent=unseen_percent(alike) if alike > 1 else None,
+        more_needed=pooled.more_needed,
     )
 
 
@@ -435,28 +427,38 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     sizes = [float(each.sidecar.size_bytes) for each in results]
     smaller = [r.sidecar.size_bytes / size for r, size in zip(references, sizes, strict=True)]
     median = least(results, "median")
-    return {
+    costs = {
         "size_bytes": float(np.mean(sizes)),
         "compression": float(np.mean(smaller)),
-        "latency_median_us": _known(median),
-        "latency_p95_us": _known(least(results, "p95")),
-        "speedup": _known(least(references, "median") / median),
+        "latency_median_us": median,
+        "latency_p95_us": least(results, "p95"),
+        "speedup": least(references, "median") / median,
     }
+    return finite(costs.items())
 
 
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def finite(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dict with None for what is infinite or not a number, as JSON has it."""
+    return {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in pairs}
 
 
-def _limits(name: str, interval: Interval) -> dict[str, Any]:
-    return {f"{name}_{end}": _known(value) for end, value in asdict(interval).items()}
+def flat(row: Row) -> dict[str, Any]:
+    """Return a row as CSV and JSON have it, an interval as `return_mean`, `return_low` and so."""
+    found: dict[str, Any] = {}
+    for key, value in asdict(row, dict_factory=finite).items():
+        if key in ("returns", "difference"):
+            for end in (one.name for one in fields(Interval)):
+                found[f"{key.removesuffix('s')}_{end}"] = value and value[end]
+        else:
+            found[key] = value
+    return found
 
 
-def _baseline_return(replicates: Sequence[Replicate]) -> Interval | None:
+def _baseline_return(played: Sequence[Evaluation | None], trainings: int) -> Interval | None:
     """Return the random policy's return: over episodes for one training, else over trainings."""
-    returns = [one.baseline.returns for one in replicates if one.baseline is not None]
-    if len(returns) < len(replicates):
+    returns = [one.returns for one in played if one is not None]
+    if len(returns) < trainings:
         return None
-    if len(returns) == 1:
+    if trainings == 1:
         return mean_interval(returns[0])
     return student_interval([float(np.mean(values)) for values in returns])

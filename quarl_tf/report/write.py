@@ -30,6 +30,8 @@ from quarl_tf.report.results import (
     Missing,
     Source,
     aggregates,
+    finite,
+    flat,
     load,
     load_cell,
 )
@@ -96,23 +98,22 @@ def write(
     """
     workspace = source.workspace
     loaded = [load_cell(source, cell) for cell in cells]
-    missing: dict[tuple[str, str], Missing] = {}
-    for replicate in (replicate for cell in loaded for replicate in cell.replicates):
-        missing |= replicate.missing
+    # Cells may share what is missing.
+    missing = {(m.run_id, m.scheme): m for cell in loaded for m in cell.missing}
     measured = [memory_rows(workspace, one) for one in loaded] if memory else []
     told = [_told(one) for one in loaded]
     aggregated = aggregates(loaded)
-    rows = [asdict(row) for one in loaded for row in one.trainings]
+    rows = [flat(row) for one in loaded for row in one.trainings]
     content = {
         "name": name,
         "margin_percent": source.margin_percent,
         "confidence": CONFIDENCE,
         "command": command,
         "cells": told,
-        "pooled": [asdict(row) for one in loaded for row in one.rows],
+        "pooled": [flat(row) for one in loaded for row in one.rows],
         "runs": rows,
         "missing": [asdict(one) for one in missing.values()],
-        "aggregates": [asdict(one) for one in aggregated],
+        "aggregates": [asdict(one, dict_factory=finite) for one in aggregated],
     }
     if memory:
         content["memory"] = [row for of_cell in measured for row in of_cell]
@@ -120,7 +121,7 @@ def write(
     write_json(folder / "results.json", content)
     lines = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
     write_csv(folder / "results.csv", lines)
-    pictures = list(draw(workspace, loaded, x))
+    pictures = list(draw(workspace, loaded, aggregated, x))
     made_by = [line for one in loaded for line in _made_by(one, source)]
     context = {
         "title": title,

@@ -20,7 +20,7 @@ from samples import EVALUATION, SIDECAR, Patch, refused
 from quarl_tf import study
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation import memory
-from quarl_tf.evaluation.compare import compare, student_interval
+from quarl_tf.evaluation.compare import Interval, compare, student_interval
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import digest, sha256, write_bytes, write_csv
 from quarl_tf.foundation.provenance import import_path
@@ -293,11 +293,46 @@ def test_several_trainings_count_once_each(several: Path) -> None:
     assert (row["latency_median_us"], row["latency_p95_us"]) == (5.6, 6.0)
 
 
+def test_equal_returns_have_a_verdict_and_a_bound_and_no_interval(several: Path) -> None:
+    results = results_of(several)
+    fp16 = by_scheme(results["pooled"])["fp16"]
+    assert fp16["verdict"] == "no difference seen"
+    assert (fp16["difference_mean"], fp16["difference_alike"], fp16["return_alike"]) == (0, 3, 3)
+    assert fp16["difference_low"] is fp16["difference_high"] is fp16["return_low"] is None
+    assert fp16["unseen_percent"] == pytest.approx(63.16, abs=0.01)
+    words = "no difference seen in 3 trainings; up to 63 % of trainings not excluded"
+    assert f"| fp16 | {words} | 0 % | 0 % | 0 [all equal] |" in (several / "report.md").read_text()
+    assert words in page_of(several)
+    with (several / "results.csv").open() as file:
+        line = next(one for one in csv.DictReader(file) if one["scheme"] == "fp16")
+    assert (line["verdict"], line["difference_low"]) == ("no difference seen", "")
+    assert float(line["unseen_percent"]) == pytest.approx(100 * (1 - 0.05 ** (1 / EPISODES)))
+    assert f"in {EPISODES} episodes; up to 9.5 % of episodes not excluded" in page_of(several)
+    for row in (*results["pooled"], *results["runs"]):
+        assert row["difference_low"] is None or row["difference_low"] < row["difference_high"]
+    # One of three trainings loses a little, and nothing says that none collapses.
+    assert (
+        "within margin (a collapse in up to 63 % of trainings not excluded)"
+        in (several / "report.md").read_text()
+    )
+
+
+def test_what_would_decide_an_open_row_is_told(workspace: Workspace) -> None:
+    run = add_run(workspace)
+    evaluate(workspace, run, "int8", [500.0] * (EPISODES - 1) + [200.0])
+    folder = write_report(workspace, [run.run_id], command=COMMAND).parent
+    more = by_scheme(results_of(folder)["pooled"])["int8"]["more_needed"]
+    assert more > 0
+    words = f"about {more:,} more episodes would tell"
+    assert f"| int8 | inconclusive ({words}) |" in (folder / "report.md").read_text()
+    assert words in page_of(folder)
+
+
 @pytest.mark.parametrize(
     ("int8", "ptq_w8", "smallest", "fewest"),
     [
         (500.0, 500.0, "int8", "ptq_w8"),
-        (499.0, 500.0, "int8", "ptq_w8"),
+        (499.0, 500.0, "fp16", "ptq_w8"),  # Of a loss in every episode no end is known.
         (450.0, 500.0, "fp16", "ptq_w8"),
         # Fewer bits that keep the reward by luck do not stand behind wider ones that lose it.
         (500.0, 450.0, "int8", None),
@@ -599,6 +634,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     assert results["missing"] == []
     assert {one.name for one in (folder / "figures").iterdir()} == {
         "return_against_bits.png",
+        "performance_profile.png",
         *(f"{number}_learning_curves.png" for number in range(1, 6)),
     }
     overview = (folder / "report.md").read_text()
@@ -736,6 +772,7 @@ def test_numbers_as_text() -> None:
     assert {value: number_text(value) for value in texts} == texts
     assert (percent(2.5), percent(None)) == ("2.50 %", DASH)
     assert [size(n) for n in (None, 812, 75_910, 6_612_000)] == [DASH, "812 B", "75.9 kB", "6.6 MB"]
-    assert limits(-1.0, 2.0) == f"[{MINUS}1.00, 2.00]"
-    assert limits(None, 2.0) == "[no interval]"
+    assert limits(Interval(0.0, -1.0, 2.0)) == f"[{MINUS}1.00, 2.00]"
+    assert limits(student_interval([2.0])) == limits(None) == "[no interval]"
+    assert limits(student_interval([2.0, 2.0])) == "[all equal]"
     assert dtypes({"int32": 514, "int8": 67_584}) == "67,584 int8, 514 int32"

@@ -21,11 +21,12 @@ from quarl_tf.evaluation.compare import (
     effective_n,
     mean_interval,
     mean_return,
+    more_needed,
     normalised_error,
-    paired_difference,
     pool,
     reward_error,
     student_interval,
+    unseen_percent,
     verdict,
 )
 from quarl_tf.foundation.errors import QuarlError, UsageError
@@ -57,9 +58,11 @@ def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None
 
 @pytest.mark.parametrize("interval_of", [mean_interval, student_interval])
 class TestBothIntervals:
-    def test_equal_values_have_an_interval_of_no_width(self, interval_of: IntervalOf) -> None:
+    def test_equal_values_have_no_interval(self, interval_of: IntervalOf) -> None:
         # 0.1 summed three times and divided by 3 is not 0.1.
-        assert limits(interval_of([0.1, 0.1, 0.1])) == (0.1, 0.1, 0.1)
+        assert interval_of([0.1] * 3) == Interval(0.1, -math.inf, math.inf, alike=3)
+        assert interval_of([0.1] * 100).alike == 100
+        assert interval_of([0.1, 0.2]).alike == 0
 
     def test_one_value_has_no_interval(self, interval_of: IntervalOf) -> None:
         interval = interval_of([7.0])
@@ -135,13 +138,9 @@ def test_pairing_removes_what_episodes_share() -> None:
     generator = np.random.default_rng(0)
     easy_or_hard = generator.normal(0, 100, 50)
     other = easy_or_hard - 1 + generator.normal(0, 0.1, 50)
-    difference = paired_difference(easy_or_hard, other)
+    played = [evaluation(name, list(x)) for name, x in (("fp32", easy_or_hard), ("int8", other))]
+    difference = compare(*played, None).difference
     assert -1.1 < difference.low < difference.mean < difference.high < -0.9
-
-
-def test_refuses_pairs_of_different_lengths() -> None:
-    with pytest.raises(QuarlError, match="Received: 2 and 3 returns"):
-        paired_difference([1, 2], [1, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,7 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     assert effective_n(replace(played[0], returns=[1.0] * 99), played[1]) == 3
     lost = replace(played[1], returns=[-21.0] * 99)
     assert compare(played[0], lost, None).verdict == "loss"
-    # That all are equal says little when they are few.
+    # That all are equal is no evidence when they are few.
     same = compare(played[0], replace(played[0], scheme="int8"), None)
     assert (same.difference.bounded, same.verdict) == (False, "inconclusive")
     # Chance in the actions makes each game its own.
@@ -280,6 +279,13 @@ def test_intervals_of_repeated_games_hold_the_true_mean_as_often_as_they_say(
     assert (held - unbounded) / (1000 - unbounded) >= 0.93
 
 
+def test_equal_returns_are_no_difference_seen() -> None:
+    same = evaluation("fp32", [10.0, 20.0] * 10)
+    result = compare(same, replace(same, scheme="fp16"), None)
+    assert result.verdict == "no difference seen"
+    assert result.difference == Interval(0.0, -math.inf, math.inf, alike=20)
+
+
 @pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
 @pytest.mark.parametrize("change", [-5.0, 0.0, 5.0])
 def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: float) -> None:
@@ -302,24 +308,26 @@ def test_compare_refuses_other_episodes_and_names_both() -> None:
 
 def comparison(difference: float, reference: float = 100.0, scheme: str = "int8") -> Comparison:
     mean = reference + difference
+    interval = Interval(difference, difference - 0.1, difference + 0.1)
+    error = reward_error(reference, mean)
     return Comparison(
         scheme=scheme,
         episodes=100,
         returns=Interval(mean, mean - 1, mean + 1),
-        difference=Interval(difference, difference - 0.1, difference + 0.1),
+        difference=interval,
         reference_mean=reference,
-        reward_error=reward_error(reference, mean),
+        reward_error=error,
         normalised_error=normalised_error(reference, mean, 0.0),
         margin_percent=2.0,
-        verdict="inconclusive",
+        verdict=verdict(interval, reference, 2.0, 100),
+        absolute_reward_error=None if error is None else abs(error),
     )
 
 
 def test_a_single_run_keeps_its_own_interval() -> None:
     one = comparison(-5.0)
-    pooled = pool([one])
-    assert (pooled.returns, pooled.difference) == (one.returns, one.difference)
-    assert (pooled.episodes, pooled.verdict) == (100, "loss")
+    assert pool([one]) == one
+    assert one.verdict == "loss"
 
 
 def test_pool_takes_the_training_as_the_unit() -> None:
@@ -342,6 +350,116 @@ def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None
     assert difference.low == pytest.approx(-2.25 - math.sqrt(81 + 144 + 64) / 3)
     assert difference.high == pytest.approx(-2.25 + math.sqrt(3 * 36) / 3)
     assert pool(each).verdict == "inconclusive"
+
+
+def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
+    alike = Interval(0.0, -math.inf, math.inf, alike=100)
+    same = replace(comparison(0.0), difference=alike)
+    pooled = pool([same] * 3)
+    assert pooled.difference == replace(alike, alike=3)
+    assert pooled.verdict == "no difference seen"
+    # One that varies has what its episodes allow: the others add nothing to it.
+    varies = replace(same, difference=Interval(0.0, -6.0, 3.0))
+    assert pool([same, same, varies]).difference == Interval(0.0, -2.0, 1.0)
+    # Games that are too few for evidence leave open what they might have shown.
+    unknown = replace(same, difference=replace(alike, alike=0))
+    assert pool([same, unknown]).verdict == "inconclusive"
+
+
+def test_the_bound_is_that_of_clopper_and_pearson() -> None:
+    assert unseen_percent(3) == pytest.approx(100 * stats.beta.ppf(0.95, 1, 3))
+    assert [round(unseen_percent(n)) for n in (1, 3, 6, 100)] == [95, 63, 39, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "alike", "expected"),
+    [
+        (0.0, 3, "no difference seen"),
+        (-50.0, 4, "inconclusive"),  # Others may be more than half.
+        (-50.0, 5, "loss"),
+        (50.0, 100, "gain"),
+        (-1.0, 100, "loss"),  # That it is within the margin is not shown of all.
+    ],
+)
+def test_verdict_where_all_agree(value: float, alike: int, expected: str) -> None:
+    difference = Interval(value, -math.inf, math.inf, alike)
+    assert verdict(difference, 500, 2.0, 100) == expected
+
+
+def test_what_an_undecided_comparison_needs_more() -> None:
+    # s = 30 of 9 trainings, t = 2.306: 23.06 to each side of -1.
+    undecided = replace(comparison(-1.0), verdict="inconclusive")
+    half = stats.t.ppf(0.975, 8) * 30 / 3
+    undecided = replace(undecided, difference=Interval(-1.0, -1.0 - half, -1.0 + half))
+    more = more_needed(undecided, 9)
+    # A reach of 1, from -1 to the margin at -2 and to 0: (1.96 * 30)^2 trainings, a few for t.
+    assert more == pytest.approx(58.8**2 - 9, abs=3)
+    assert more is not None
+    for count, short in ((9 + more, True), (8 + more, False)):
+        assert (stats.t.ppf(0.975, count - 1) * 30 / math.sqrt(count) <= 1.0) == short
+    assert more_needed(replace(undecided, verdict="loss"), 9) is None
+    wide = replace(undecided, difference=Interval(-1.0, -math.inf, math.inf))
+    assert more_needed(wide, 9) is None
+
+
+def test_more_is_asked_of_what_varies_and_may_be_repeated() -> None:
+    before = list(np.random.default_rng(0).normal(100, 20, 40))
+    after = list(np.random.default_rng(1).normal(99, 20, 40))
+    played = [evaluation(name, x) for name, x in (("fp32", before), ("int8", after))]
+    result = compare(*played, None)
+    assert (result.verdict, result.more_needed is not None) == ("inconclusive", True)
+    short = [replace(one, seeds=one.seeds[:9], returns=one.returns[:9]) for one in played]
+    assert compare(*short, None).more_needed is None
+    repeated = [replace(one, returns=one.returns[:5] * 8, protocol=GAME) for one in played]
+    assert compare(*repeated, None).more_needed is None
+    pooled = pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
+    assert pooled.more_needed == more_needed(pooled, 3) > 3
+
+
+@pytest.mark.parametrize("chance", [0.005, 0.01, 0.02, 0.1, 0.3])
+def test_rare_failures_of_capped_returns_are_held_by_the_interval_or_the_bound(
+    chance: float,
+) -> None:
+    random, held, claimed = np.random.default_rng(0), 0, 0
+    for _ in range(100):
+        fails = random.random(100) < chance
+        difference = mean_interval(np.where(fails, -random.uniform(10, 490, 100), 0.0))
+        if difference.alike:
+            held += unseen_percent(difference.alike) >= 100 * chance
+        else:
+            held += difference.low <= -250 * chance <= difference.high
+        claimed += verdict(difference, 500, 2.0, 100) == "within margin" and chance * 250 > 10
+    assert held >= 88
+    assert claimed <= 5
+
+
+@pytest.mark.parametrize("trainings", [3, 6])
+@pytest.mark.parametrize("chance", [0.1, 0.2, 0.3])
+def test_collapses_of_trainings_are_held_by_the_interval_or_the_bound(
+    trainings: int, chance: float
+) -> None:
+    random, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        fails = random.random(trainings) < chance
+        each = np.where(fails, -random.uniform(100, 490, trainings), 0.0)
+        difference = student_interval(each)
+        assert verdict(difference, 500, 2.0, 100) != "within margin"
+        if difference.alike:
+            held += unseen_percent(trainings) >= 100 * chance
+        else:
+            held += difference.low <= -295 * chance <= difference.high
+    assert held >= 0.95 * 400
+
+
+@pytest.mark.parametrize("trainings", [3, 6])
+def test_collapses_more_frequent_than_the_bound_are_rarely_all_missed(trainings: int) -> None:
+    # Trainings that nearly agree are within the margin, though a collapse may have been missed.
+    random, missed = np.random.default_rng(0), 0
+    for _ in range(1000):
+        fails = random.random(trainings) < unseen_percent(trainings) / 100
+        each = np.where(fails, -300.0, random.normal(size=trainings))
+        missed += verdict(student_interval(each), 500, 2.0, 100) == "within margin"
+    assert missed <= 65
 
 
 def test_signed_errors_cancel_and_absolute_ones_do_not() -> None:
