@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from quarl_tf.environments import airnav as _airnav  # noqa: F401
 from quarl_tf.environments import atari, rebuild, registry, spaces
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments

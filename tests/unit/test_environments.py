@@ -19,7 +19,7 @@ from quarl_tf.foundation.errors import UsageError
 #: Environments, and ticks enough for some episodes to end and others to begin.
 LOOPED = {"LunarLander-v3": 300, "BipedalWalker-v3": 200, "Walker2DBulletEnv-v0": 100}
 GAMES = {"BreakoutNoFrameskip-v4": 120}
-ALL = LOOPED | GAMES | {"CartPole-v1": 100}
+ALL = LOOPED | GAMES | {"CartPole-v1": 100, "AirNav-v0": 1000}
 
 
 def sampler(env: Any, choices: int = 0) -> Callable[[Any], np.ndarray]:

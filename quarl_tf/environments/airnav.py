@@ -1,0 +1,320 @@
+"""AirNav-v0: fly to a goal among obstacles, Air Learning's task in the plane, in NumPy alone.
+
+Actions, reward, zones and curriculum are those of its sources (harvard-edge/airlearning-rl:
+`settings.py`, `AirGym.py`). Not as there: depth is measured along 64 rays instead of a rendered
+image of 154×256; obstacles are round; a step takes 0.2 s, the 5 Hz of QuaRL's slowest policy; a
+mission that takes too long is truncated without a penalty; yaw turns both ways at the same rates.
+
+Positions are in m, x to the north and y to the east; headings in radians clockwise from the north.
+The mission starts in the middle of the arena, and the body hovers while it yaws.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils.seeding import np_random
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from quarl_tf.foundation.errors import UsageError, unknown
+
+Floats = NDArray[Any]
+Flags = NDArray[np.bool_]
+
+
+class Arena(NamedTuple):
+    """A walled square; least and most obstacles and radii, at most one in each of cells² cells."""
+
+    half: float
+    obstacles: tuple[int, int]
+    radii: tuple[float, float]
+    cells: int
+
+
+ARENAS = {
+    "easy": Arena(25.0, (10, 14), (1.0, 2.0), 5),
+    "hard": Arena(30.0, (16, 20), (2.0, 3.0), 6),
+}
+ZONES = 4
+
+#: Seconds, m, steps.
+STEP, BODY, REACHED, SLOW, RANGE, LIMIT = 0.2, 0.5, 3.0, 6.0, 20.0, 750
+#: Wanted forward and right speeds in m/s, and yaw rates in degrees per second.
+_SPEEDS, _RATES = (5.0, 4.0, 3.0, 2.0, 1.0), (108.0, 54.0, 27.0, 13.5, 6.75)
+ACTIONS = np.array(
+    [(a * v, b * v, 0) for a, b in ((1, 0), (1, 1), (-0.5, 0)) for v in _SPEEDS]
+    + [(0, 0, sign * rate) for sign in (1, -1) for rate in _RATES]
+)
+#: Of the rays, from left to right over the camera's field of view.
+_ANGLES = np.radians(np.linspace(-54, 54, 64))
+_RAYS = np.array([np.cos(_ANGLES), np.sin(_ANGLES)], np.float32)
+
+_MOST_CELLS = max(arena.cells for arena in ARENAS.values()) ** 2
+_DRAWS = 4 + 4 * _MOST_CELLS
+#: What the last inputs are divided by: velocity (m/s), offset and distance of the goal (m).
+_SCALES = np.array([5.0, 5.0, 30.0, 30.0, 30.0])
+_LIMITS = np.repeat(np.array([1, 3], np.float32), [len(_ANGLES), len(_SCALES)])
+_OBSERVED = gym.spaces.Box(np.where(_LIMITS > 1, -_LIMITS, np.float32(0)), _LIMITS)
+_CHOICES: gym.spaces.Discrete[Any] = gym.spaces.Discrete(len(ACTIONS))
+#: Missions of the curriculum's window, and how many of them must succeed.
+_WINDOW, _SUCCESSES = 1000, 300
+
+
+class Missions(NamedTuple):
+    """Missions under way, n of them in one arena."""
+
+    position: Floats  # [n, 2]
+    velocity: Floats  # [n, 2], of the latest step
+    heading: Floats  # [n]
+    goal: Floats  # [n, 2]
+    obstacles: Floats  # [n, most, 3]: centre and radius
+    steps: NDArray[np.int64]  # [n]
+
+
+def plan(draws: Floats, arena: Arena, zone: int) -> Missions:
+    """Lay missions out from uniform draws [n, _DRAWS].
+
+    A coordinate of the goal is as far from the middle as the zone says, either way. Obstacles stay
+    a passage of 1 m from the edge of their cell, and clear of start and goal.
+    """
+    n = len(draws)
+    near = SLOW + 1
+    width = (arena.half - near - 1) / ZONES
+    side = 2 * draws[:, :2] - 1
+    goal = np.copysign(near + (zone - 1 + np.abs(side)) * width, side)
+    cells = draws[:, 4:].reshape(n, _MOST_CELLS, 4)[:, : arena.cells**2]
+    radius = arena.radii[0] + np.diff(arena.radii) * cells[..., 0]
+    size = 2 * arena.half / arena.cells
+    middles = (np.indices((arena.cells, arena.cells)).reshape(2, -1).T + 0.5) * size - arena.half
+    centre = middles + (2 * cells[..., 1:3] - 1) * (size / 2 - 1 - radius)[..., None]
+    room = np.minimum(_length(centre), _length(centre - goal[:, None])) - radius
+    order = np.argsort(cells[..., 3] + (room < REACHED + BODY), axis=1)[:, : arena.obstacles[1]]
+    found = np.concatenate([centre, radius[..., None]], axis=2)
+    obstacles = np.take_along_axis(found, order[..., None], axis=1)
+    least, most = arena.obstacles
+    count = least + (draws[:, 3] * (most - least + 1)).astype(np.int64)
+    obstacles[np.arange(most) >= count[:, None]] = (1e3, 1e3, 0)
+    heading = (2 * draws[:, 2] - 1) * np.pi
+    still = np.zeros((n, 2))
+    return Missions(still, still, heading, goal, obstacles, np.zeros(n, np.int64))
+
+
+def fly(missions: Missions, actions: NDArray[Any]) -> Missions:
+    """Act for a step; a diagonal command is met halfway from the velocity there is."""
+    forward, right, rate = ACTIONS[actions].T
+    wanted = _turned(np.stack([forward, right], axis=1), missions.heading)
+    velocity = np.where((right > 0)[:, None], (wanted + missions.velocity) / 2, wanted)
+    heading = missions.heading + STEP * np.radians(rate)
+    return missions._replace(
+        position=missions.position + STEP * velocity,
+        velocity=velocity,
+        heading=(heading + np.pi) % (2 * np.pi) - np.pi,
+        steps=missions.steps + 1,
+    )
+
+
+def judge(before: Missions, after: Missions, arena: Arena) -> tuple[Floats, Flags, Flags]:
+    """Return rewards, whether goals were reached, and whether the body hit something on its way."""
+    path = after.position - before.position
+    aside = before.obstacles[..., :2] - before.position[:, None]
+    square = np.maximum((path**2).sum(axis=1), 1e-12)[:, None]
+    share = np.clip((aside * path[:, None]).sum(axis=2) / square, 0, 1)
+    gap = _length(aside - share[..., None] * path[:, None]) - before.obstacles[..., 2]
+    distance = _length(after.goal - after.position)
+    reached = distance < REACHED
+    hit = (gap < BODY).any(axis=1) | (np.abs(after.position) > arena.half - BODY).any(axis=1)
+    rewards = _length(before.goal - before.position) - distance - 1
+    rewards += np.where(distance < SLOW, (4 - _length(after.velocity)) * 0.01875, 0)
+    return np.select([reached, hit], [1000.0, -100.0], rewards), reached, hit & ~reached
+
+
+def depths(missions: Missions, arena: Arena) -> Floats:
+    """Return how far the body sees along every ray, in m, at most `RANGE`: [n, rays]."""
+    cos, sin = (part.astype(np.float32)[:, None] for part in _direction(missions.heading))
+    dx, dy = cos * _RAYS[0] - sin * _RAYS[1], sin * _RAYS[0] + cos * _RAYS[1]
+    x, y = missions.position.astype(np.float32).T[..., None]
+    half = np.float32(arena.half)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        walls = np.fmin((half - x * np.sign(dx)) / abs(dx), (half - y * np.sign(dy)) / abs(dy))
+        aside = (missions.obstacles[..., :2] - missions.position[:, None]).astype(np.float32)
+        room: Floats = missions.obstacles[..., 2].astype(np.float32) ** 2 - (aside**2).sum(axis=2)
+        along = aside[..., :1] * dx[:, None] + aside[..., 1:] * dy[:, None]
+        # No number where a ray passes by, negative where the obstacle lies behind.
+        entry = along - np.sqrt(along * along + room[..., None])
+    nearest = np.where(entry > 0, entry, np.float32(RANGE)).min(axis=1)
+    shown: Floats = np.clip(np.minimum(nearest, walls), 0, np.float32(RANGE))
+    return shown
+
+
+def observe(missions: Missions, arena: Arena) -> NDArray[np.float32]:
+    """Return observations [n, 69]: depths, then velocity and goal in the body's frame, distance."""
+    offset = missions.goal - missions.position
+    velocity = _turned(missions.velocity, -missions.heading)
+    goal = _turned(offset, -missions.heading)
+    rest = np.concatenate([velocity, goal, _length(offset)[:, None]], axis=1) / _SCALES
+    whole = np.concatenate([depths(missions, arena) / RANGE, rest], axis=1)
+    return np.asarray(whole, np.float32)
+
+
+def _direction(heading: Floats) -> tuple[Floats, Floats]:
+    return np.cos(heading), np.sin(heading)
+
+
+def _turned(vectors: Floats, angles: Floats) -> Floats:
+    """Turn vectors [n, 2] by angles [n]."""
+    (x, y), (cos, sin) = vectors.T, _direction(angles)
+    return np.stack([x * cos - y * sin, x * sin + y * cos], axis=1)
+
+
+def _length(vectors: Floats) -> Any:
+    return np.sqrt((vectors**2).sum(axis=-1))
+
+
+class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
+    """Many missions side by side, environment e as `AirNav` alone with seed + e.
+
+    In a training the zone rises from the nearest: at 30 % successes in a window of 1 000 missions,
+    which is closed as soon as it cannot come to that.
+    """
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs: int, arena: str = "hard", zone: int = ZONES) -> None:
+        """Choose the missions."""
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = _OBSERVED, _CHOICES
+        self.observation_space = batch_space(_OBSERVED, num_envs)
+        self.action_space = batch_space(_CHOICES, num_envs)
+        self.randoms = [np_random()[0] for _ in range(num_envs)]
+        #: Successes and missions so far; None where the zone does not rise.
+        self._window: list[int] | None = None
+        self._choose(arena, zone)
+
+    def _choose(self, arena: str, zone: int) -> None:
+        if arena not in ARENAS:
+            raise unknown("arena", str(arena), ARENAS)
+        if zone not in range(1, ZONES + 1):
+            raise UsageError(f"Zones are 1 to {ZONES}. Received: zone={zone!r}")
+        self._name, self.arena, self._zone = arena, ARENAS[arena], zone
+
+    def train_from(self, state: list[int]) -> None:
+        """Train from the nearest zone on, or where `training_state` was."""
+        self._zone, *self._window = state or (1, 0, 0)
+
+    def training_state(self) -> list[int]:
+        """Return the zone, and successes and missions in its window."""
+        return [self._zone, *(self._window or ())]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        """Start missions; options `arena` and `zone` hold from here on."""
+        self._choose(**{"arena": self._name, "zone": self._zone, **(options or {})})
+        if seed is not None:
+            self.randoms = [np_random(seed + e)[0] for e in range(self.num_envs)]
+        self._over = np.ones(self.num_envs, np.bool_)
+        self.missions = self._plan()
+        self._over[:] = False
+        return observe(self.missions, self.arena), _told(self._over)
+
+    def _plan(self) -> Missions:
+        draws = [self.randoms[e].random(_DRAWS) for e in np.flatnonzero(self._over)]
+        return plan(np.array(draws), self.arena, self._zone)
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, Floats, Flags, Flags, dict[str, Any]]:
+        """Fly for 0.2 s; where a mission is over another one starts instead."""
+        flown, starts = fly(self.missions, actions), ~self._over
+        rewards, reached, hit = judge(self.missions, flown, self.arena)
+        ended, reached = (reached | hit) & starts, reached & starts
+        late = (flown.steps >= LIMIT) & starts & ~ended
+        if not starts.all():
+            for field, planned in zip(flown, self._plan(), strict=True):
+                field[self._over] = planned
+        self.missions, self._over = flown, ended | late
+        self._rise(int(reached.sum()), int(self._over.sum()))
+        rewards = np.where(starts, rewards, 0.0)
+        return observe(flown, self.arena), rewards, ended, late, _told(reached)
+
+    def _rise(self, successes: int, missions: int) -> None:
+        if self._window is None:
+            return
+        successes, missions = self._window[0] + successes, self._window[1] + missions
+        met = successes >= _SUCCESSES
+        self._zone = min(self._zone + met, ZONES)
+        closed = met or missions - successes > _WINDOW - _SUCCESSES
+        self._window = [0, 0] if closed else [successes, missions]
+
+
+class AirNav(gym.Env[NDArray[np.float32], np.int64]):
+    """One mission at a time, in an `arena` ("easy", "hard") with the goal in a `zone` (1 to 4)."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
+    observation_space, action_space = _OBSERVED, _CHOICES
+
+    def __init__(self, *, render_mode: str | None = None, **options: Any) -> None:
+        """Choose the missions by `options`, which those of a reset change."""
+        self.render_mode = render_mode
+        self._one = AirNavVector(1, **options)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        """Start a mission."""
+        super().reset(seed=seed)
+        self._one.randoms = [self.np_random]
+        observations, _ = self._one.reset(options=options)
+        self._trail = [self._one.missions.position[0]]
+        return observations[0], {"is_success": False}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Fly for 0.2 s."""
+        observations, rewards, ended, late, info = self._one.step(np.array([action]))
+        self._trail.append(self._one.missions.position[0])
+        told = {"is_success": bool(info["is_success"][0])}
+        return observations[0], float(rewards[0]), bool(ended[0]), bool(late[0]), told
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """Draw the arena from above, with what the body sees."""
+        if self.render_mode is None:
+            return None
+        return draw(self._one.missions, self._one.arena, np.array(self._trail))
+
+
+def draw(missions: Missions, arena: Arena, trail: Floats, pixels: int = 480) -> NDArray[np.uint8]:
+    """Draw the first mission, north up, with what it sees (yellow), its goal and its trail."""
+    from PIL import Image, ImageDraw
+
+    metre = pixels / (arena.half + 1)  # Drawn at twice the size.
+    image = Image.new("RGB", (2 * pixels, 2 * pixels), "#32363e")
+    pen = ImageDraw.Draw(image)
+
+    def at(points: Floats) -> list[tuple[float, ...]]:
+        return [tuple(point) for point in pixels + points[..., ::-1] * (metre, -metre)]
+
+    def circle(centre: Floats, radius: float, **colours: Any) -> None:
+        (x, y), r = at(centre[None])[0], radius * metre
+        pen.ellipse((x - r, y - r, x + r, y + r), **colours)
+
+    position, heading, goal = missions.position[0], missions.heading[0], missions.goal[0]
+    pen.rectangle(at(np.array([[1, -1], [-1, 1]]) * arena.half), "#f0f0f0")
+    circle(goal, REACHED, fill="#aadeaa")
+    towards = np.stack(_direction(heading + _ANGLES), axis=1)
+    ends = position + towards * depths(missions, arena)[0][:, None]
+    pen.polygon(at(np.stack([position, *ends])), "#ffeeb4")
+    for end in ends[::7]:
+        pen.line(at(np.stack([position, end])), "#f0c864", 2)
+    circle(goal, REACHED, outline="#28963c", width=5)
+    circle(goal, 0.6, fill="#28963c")
+    for *centre, radius in missions.obstacles[0]:
+        circle(np.array(centre), radius, fill="#626874")
+    circle(np.zeros(2), 0.8, outline="#3c6ec8", width=5)
+    pen.line(at(trail), "#3c6ec8", 5, "curve")
+    arrow = np.array([[1.7, 0], [-1, 0.9], [-0.5, 0], [-1, -0.9]])
+    pen.polygon(at(position + _turned(arrow, np.full(4, heading))), "#cd2828")
+    return np.asarray(image.resize((pixels, pixels), Image.Resampling.BOX))
+
+
+def _told(reached: Flags) -> dict[str, Any]:
+    return {"is_success": reached, "_is_success": np.ones_like(reached)}
+
+
+gym.register("AirNav-v0", f"{__name__}:AirNav", vector_entry_point=f"{__name__}:AirNavVector")

@@ -1,0 +1,203 @@
+"""AirNav-v0: what an action does, what is seen and paid, and which missions come."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from samples import refused
+
+from quarl_tf.environments import airnav, make, make_vector
+from quarl_tf.environments.airnav import ACTIONS, ARENAS, AirNavVector, Missions
+from quarl_tf.foundation.errors import UsageError
+
+HARD = ARENAS["hard"]
+LEFT, MIDDLE = 0, slice(31, 33)
+
+
+def mission(**changes: Any) -> Missions:
+    """Return one mission: in the middle, at rest, heading north, one obstacle far away."""
+    values: dict[str, Any] = {
+        "position": [0.0, 0.0],
+        "velocity": [0.0, 0.0],
+        "heading": 0.0,
+        "goal": [20.0, 0.0],
+        "obstacles": [[-20.0, -20.0, 2.0]],
+        "steps": 0,
+    }
+    return Missions(**{k: np.array([v]) for k, v in (values | changes).items()})
+
+
+def fly(action: int, **changes: Any) -> tuple[Missions, float, bool, bool]:
+    before = mission(**changes)
+    after = airnav.fly(before, np.array([action]))
+    rewards, reached, hit = airnav.judge(before, after, HARD)
+    return after, rewards[0], bool(reached[0]), bool(hit[0])
+
+
+def test_the_actions_are_air_learning_s() -> None:
+    assert ACTIONS.shape == (25, 3)
+    np.testing.assert_array_equal(ACTIONS[[0, 4]], [[5, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(ACTIONS[[5, 9]], [[5, 5, 0], [1, 1, 0]])
+    np.testing.assert_array_equal(ACTIONS[[10, 14]], [[-2.5, 0, 0], [-0.5, 0, 0]])
+    np.testing.assert_array_equal(ACTIONS[[15, 24]], [[0, 0, 108], [0, 0, -6.75]])
+
+
+@pytest.mark.parametrize(
+    ("action", "heading", "velocity", "expected", "turned"),
+    [
+        (0, 0, (3, 3), (5, 0), 0),
+        (0, 90, (0, 0), (0, 5), 0),
+        (10, 0, (0, 0), (-2.5, 0), 0),
+        # Halfway from the velocity there is.
+        (5, 0, (5, 0), (5, 2.5), 0),
+        (15, 0, (5, 0), (0, 0), 21.6),
+        (20, 0, (5, 0), (0, 0), -21.6),
+        (15, 170, (5, 0), (0, 0), 21.6 - 360),
+    ],
+)
+def test_an_action_moves_the_body_for_a_fifth_of_a_second(
+    action: int, heading: float, velocity: Any, expected: Any, turned: float
+) -> None:
+    start = {"heading": np.radians(heading), "velocity": np.array(velocity, float)}
+    after, *_ = fly(action, **start)
+    np.testing.assert_allclose(after.velocity[0], expected, atol=1e-12)
+    np.testing.assert_allclose(after.position[0], 0.2 * np.array(expected), atol=1e-12)
+    assert np.degrees(after.heading[0]) == pytest.approx(heading + turned)
+    assert after.steps[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "changes", "reward", "reached", "hit"),
+    [
+        (0, {}, 0.0, False, False),  # A metre nearer, for a step.
+        (10, {}, -1.5, False, False),
+        (0, {"goal": [6.5, 0.0]}, -0.01875, False, False),
+        (4, {"goal": [5.0, 0.0]}, -0.8 + 3 * 0.01875, False, False),
+        (0, {"goal": [3.9, 0.0]}, 1000.0, True, False),
+        (4, {"goal": [3.9, 0.0]}, -0.8 + 3 * 0.01875, False, False),
+        (0, {"obstacles": [[3.4, 0.0, 2.0]]}, -100.0, False, True),
+        (0, {"obstacles": [[3.6, 0.0, 2.0]]}, 0.0, False, False),
+        # Thinner than a step is long: hit on the way.
+        (0, {"obstacles": [[0.5, 0.3, 0.1]]}, -100.0, False, True),
+        (0, {"position": [28.6, 0.0], "goal": [20.0, 0.0]}, -100.0, False, True),
+        # As in its source, the goal counts first.
+        (0, {"goal": [3.9, 0.0], "obstacles": [[3.4, 0.0, 2.0]]}, 1000.0, True, False),
+    ],
+)
+def test_rewards(
+    action: int, changes: dict[str, Any], reward: float, reached: bool, hit: bool
+) -> None:
+    _, *found = fly(action, **changes)
+    assert found == [pytest.approx(reward), reached, hit]
+
+
+def test_rays_measure_depth() -> None:
+    seen = airnav.depths(mission(obstacles=[[10.0, 0.0, 2.0]]), HARD)[0]
+    np.testing.assert_allclose(seen[MIDDLE], 8.0, atol=0.02)
+    assert (seen[LEFT], seen[-1]) == (20.0, 20.0)
+    # What lies behind is not seen.
+    assert (airnav.depths(mission(obstacles=[[-10.0, 0.0, 2.0]]), HARD) == 20).all()
+    # The first ray looks 54 degrees to the left, at the western wall.
+    walls = airnav.depths(mission(position=[0.0, -25.0]), HARD)[0]
+    assert walls[LEFT] == pytest.approx(5 / np.sin(np.radians(54)), rel=1e-5)
+
+
+def test_goal_and_velocity_are_shown_in_the_body_s_frame() -> None:
+    east = {"heading": np.pi / 2, "velocity": [0.0, 5.0], "goal": [15.0, 0.0]}
+    rest = airnav.observe(mission(**east), HARD)[0, -5:]
+    np.testing.assert_allclose(rest, [1, 0, 0, -0.5, 0.5], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ARENAS)
+@pytest.mark.parametrize("zone", range(1, 5))
+def test_missions_have_their_zone_and_leave_room(name: str, zone: int) -> None:
+    arena, n = ARENAS[name], 300
+    draws = np.random.default_rng(0).random((n, airnav._DRAWS))
+    made = airnav.plan(draws, arena, zone)
+    width = (arena.half - 8) / 4
+    far = np.abs(made.goal)
+    assert (7 + (zone - 1) * width <= far).all()
+    assert (far < 7 + zone * width).all()
+    for goal, obstacles in zip(made.goal, made.obstacles, strict=True):
+        centres, radii = np.split(obstacles[obstacles[:, 2] > 0], [2], axis=1)
+        assert arena.obstacles[0] <= len(radii) <= arena.obstacles[1]
+        gaps = np.hypot(*(centres[:, None] - centres).T) - radii - radii.T
+        # The body is 1 m wide.
+        assert gaps[~np.eye(len(radii), dtype=bool)].min() > 1.9
+        for point in (np.zeros(2), goal):
+            assert (np.hypot(*(centres - point).T) - radii[:, 0]).min() >= 3.5
+
+
+def test_it_is_an_environment_as_gymnasium_wants_it() -> None:
+    check_env(gym.make("AirNav-v0", arena="easy", zone=2, render_mode="rgb_array").unwrapped)
+
+
+def test_vectors_are_single_environments_side_by_side() -> None:
+    envs, random = make_vector("AirNav-v0", 7), np.random.default_rng(0)
+    singles = [make("AirNav-v0") for _ in range(7)]
+    seen, _ = envs.reset(seed=5)
+    for e, env in enumerate(singles):
+        np.testing.assert_array_equal(env.reset(seed=5 + e)[0], seen[e])
+    over, ended = np.zeros(7, bool), 0
+    for _ in range(800):
+        actions = random.choice(25, size=7, p=np.r_[0.3, [0.7 / 24] * 24])
+        seen, rewards, terminated, truncated, info = envs.step(actions)
+        for e, env in enumerate(singles):
+            found = seen[e], rewards[e], terminated[e], truncated[e], info["is_success"][e]
+            if over[e]:
+                expected: Any = (env.reset()[0], 0.0, False, False, False)
+            else:
+                *first, told = env.step(actions[e])
+                expected = (*first, told["is_success"])
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+        over = terminated | truncated
+        ended += over.sum()
+    assert ended > 20
+
+
+def test_a_mission_is_cut_after_750_steps_without_a_penalty() -> None:
+    env = make("AirNav-v0")
+    env.reset(seed=0)
+    ends = [env.step(19)[1:4] for _ in range(750)]
+    assert [late for *_, late in ends] == [False] * 749 + [True]
+    assert ends[-1] == (-1.0, False, True)
+
+
+def test_straight_at_the_goal_fails_in_most_missions_of_the_default_zone() -> None:
+    envs = AirNavVector(1000)
+    seen, _ = envs.reset(seed=1)
+    playing, successes = np.ones(1000, bool), 0
+    while playing.any():
+        bearing = np.degrees(np.arctan2(seen[:, -2], seen[:, -3]))
+        turn = 15 + abs(bearing[:, None] - 0.2 * ACTIONS[15:, 2]).argmin(axis=1)
+        seen, _, ended, late, info = envs.step(np.where(abs(bearing) > 1, turn, 0))
+        successes += np.count_nonzero(info["is_success"] & playing)
+        playing &= ~(ended | late)
+    assert 150 < successes < 350
+
+
+def test_options_choose_arena_and_zone() -> None:
+    env, keyed = make("AirNav-v0"), make("AirNav-v0", arena="easy", zone=1)
+    chosen, _ = env.reset(seed=2, options={"arena": "easy", "zone": 1})
+    np.testing.assert_array_equal(chosen, keyed.reset(seed=2)[0])
+    assert not np.array_equal(chosen, make("AirNav-v0").reset(seed=2)[0])
+    # They hold from there on.
+    np.testing.assert_array_equal(env.reset()[0], keyed.reset()[0])
+    message = refused(env.reset, options={"zone": 5}, error=UsageError)
+    assert message == "Zones are 1 to 4. Received: zone=5"
+    assert "did you mean hard?" in refused(make, "AirNav-v0", arena="hrd", error=UsageError)
+
+
+def test_the_picture_shows_goal_obstacles_and_body() -> None:
+    env = make("AirNav-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    env.step(0)
+    picture: Any = env.render()
+    assert (picture.shape, picture.dtype) == ((480, 480, 3), np.uint8)
+    colours = {tuple(colour) for colour in picture.reshape(-1, 3)}
+    assert {(0xCD, 0x28, 0x28), (0x28, 0x96, 0x3C), (0x62, 0x68, 0x74)} < colours
+    # The body in the middle.
+    assert tuple(picture[240, 240]) != (0xF0, 0xF0, 0xF0)
