@@ -103,8 +103,6 @@ def load(path: Path) -> BaseAlgorithm:
 def describe(model: BaseAlgorithm, image: bool, env_id: str | None) -> dict[str, Any]:
     """Return what `quarl adopt` reads: the head, what goes in, and the bounds of actions."""
     space, actions = model.observation_space, model.action_space
-    if not isinstance(space, spaces.Box):
-        sys.exit(f"Observations must be a Box; make them one in the environment. Received: {space}")
     shape = (*space.shape[1:], space.shape[0]) if image else space.shape
     described = {
         "head": "action" if isinstance(actions, spaces.Box) else "logits",
@@ -117,10 +115,12 @@ def describe(model: BaseAlgorithm, image: bool, env_id: str | None) -> dict[str,
         described |= {"action_low": actions.low.tolist(), "action_high": actions.high.tolist()}
         if hasattr(model.policy, "log_std") and not model.use_sde:
             described["action_std"] = model.policy.log_std.exp().tolist()
-    elif isinstance(actions, spaces.Discrete) and actions.start == 0:
+    elif isinstance(actions, spaces.MultiDiscrete):
+        described["num_actions"] = actions.nvec.tolist()
+    elif isinstance(actions, spaces.Discrete):
         described["num_actions"] = int(actions.n)
     else:
-        sys.exit(f"Actions must be a Box, or Discrete from 0. Received: {actions}")
+        sys.exit(f"Actions must be a Box, Discrete or MultiDiscrete. Received: {actions}")
     if isinstance(model, sb3.DQN):
         described["head"] = "q_values"
     return described
@@ -153,11 +153,15 @@ def check(
         heads.append(interpreter.get_tensor(target["index"])[0])
     heads = np.array(heads)
     if not isinstance(model.action_space, spaces.Box):
-        second, best = np.sort(heads, axis=1)[:, -2:].T
-        wrong = (heads.argmax(axis=1) != expected) & (
-            best - second > TOLERANCE * np.abs(heads).max()
-        )
-        return f"{(heads.argmax(axis=1) != expected).sum()} other actions", bool(wrong.any())
+        choices = np.atleast_1d(getattr(model.action_space, "nvec", heads.shape[1]))
+        other = wrong = 0
+        parts = np.split(heads, np.cumsum(choices)[:-1], axis=1)
+        for values, action in zip(parts, expected.reshape(OBSERVATIONS, -1).T, strict=True):
+            second, best = np.sort(values, axis=1)[:, -2:].T
+            differs = values.argmax(axis=1) != action
+            other += differs.sum()
+            wrong += (differs & (best - second > TOLERANCE * np.abs(heads).max())).sum()
+        return f"{other} other actions", bool(wrong)
     low, high = model.action_space.low, model.action_space.high
     difference = (np.abs(np.clip(heads, low, high) - expected) / (high - low)).max()
     return f"largest difference {difference:.1e} of the range", bool(difference > TOLERANCE)
@@ -177,7 +181,10 @@ def main() -> None:
     statistics = None
     if args.vecnormalize is not None:
         statistics = pickle.loads(args.vecnormalize.read_bytes())
-    image = len(model.observation_space.shape) == 3 and not args.channels_first
+    space = model.observation_space
+    if not isinstance(space, spaces.Box):
+        sys.exit(f"Observations must be a Box. Received: {space}")
+    image = len(space.shape) == 3 and space.dtype == np.uint8 and not args.channels_first
     described = describe(model, image, args.env)
     dtype = getattr(torch, described["observation_dtype"])
     example = torch.zeros((1, *described["observation_shape"]), dtype=dtype)
@@ -187,7 +194,7 @@ def main() -> None:
         file = Path(folder, "policy.tflite")
         litert_torch.convert(head, (example,)).export(str(file))
         content = file.read_bytes()
-    drawn = observations(model.observation_space, statistics)
+    drawn = observations(space, statistics)
     found, differs = check(content, model, drawn, statistics, image)
     if differs:
         sys.exit(f"The file is not the policy: {found} on {OBSERVATIONS} observations.")

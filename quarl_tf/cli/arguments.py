@@ -12,7 +12,6 @@ from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import ALGORITHMS
-from quarl_tf.runtime.policy import HEADS
 from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, REFERENCE, Chance
 
 _Option = Callable[[argparse.ArgumentParser], object]
@@ -66,7 +65,11 @@ def build() -> argparse.ArgumentParser:
         *(_ROOT, _IMPORT),
         _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
         _option("--env", metavar="ID", help="Gymnasium id (default: as FILE.json says)"),
-        _option("--head", choices=HEADS, help="what comes out (default: as FILE.json says)"),
+        _option(
+            "--head",
+            choices=("logits", "q_values", "action"),
+            help="what comes out (default: as FILE.json says)",
+        ),
         _option("--name", help="name of the run (default: 12 digits of the file's sha256)"),
         _option("--seed", type=int, default=0, help="its training's number (default: 0)"),
         _option(
