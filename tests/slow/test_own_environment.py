@@ -147,6 +147,7 @@ def test_a_module_that_cannot_be_imported_is_no_traceback(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
     Path("faulty.py").write_text(content)
     line = refusal(capsys, *TRAIN, "--import", module)
     assert words in line

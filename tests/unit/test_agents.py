@@ -113,6 +113,9 @@ def test_continuous_actions_have_their_mean_deviation_and_density() -> None:
     np.testing.assert_allclose(log_densities, seen_by_tf_agents, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(distribution.variance(means[:3]), [(0.25 + 9) / 2] * 3, rtol=1e-6)
     np.testing.assert_allclose(distribution.within_bounds(actions), np.clip(actions, LOW, HIGH))
+    acted = agent.act(np.zeros((400, 3), np.float32), 0.0)
+    np.testing.assert_array_equal(acted, np.clip(acted, LOW, HIGH))
+    assert (acted[:, 1].min(), acted[:, 1].max()) == (LOW[1], HIGH[1])
 
 
 def _estimates(
@@ -306,3 +309,21 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
     np.testing.assert_allclose(found.loss, expected, rtol=1e-4)
+
+
+def test_gradients_on_shared_layers_are_those_of_the_loss(shared: Any, batch: list[Any]) -> None:
+    def loss() -> Any:
+        return losses(shared._agent, shared._model.features(tf.constant(batch[0])), batch).loss
+
+    def moved(by: float) -> float:
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_add(by / norm * gradient)
+        return float(loss())
+
+    variables = shared._model.trainable_variables
+    with tf.GradientTape() as tape:
+        gradients = tape.gradient(loss(), variables)
+    norm = tf.linalg.global_norm(gradients)
+    # A step ahead, one back, and back to the start.
+    ahead, behind, _ = moved(1e-3), moved(-2e-3), moved(1e-3)
+    np.testing.assert_allclose((ahead - behind) / 2e-3, norm, rtol=0.02)

@@ -196,6 +196,18 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_acting_part_of_a_dueling_network_shares_its_weights_and_has_no_value() -> None:
+    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
+    choosing = acting(network, SPEC)
+    random_weights(network, 3)
+    heads, values = choosing(x).numpy(), network(x).numpy()
+    np.testing.assert_array_equal(heads.argmax(axis=1), values.argmax(axis=1))
+    assert len(np.unique(heads.argmax(axis=1))) == 3
+    assert not np.allclose(heads, values, atol=0.1)
+    without = set(networks.weights(network)) - set(networks.weights(choosing))
+    assert {name.split("/")[0] for name in without} == {"value_hidden", "value"}
+
+
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
     values, x = random_weights(network), observations_of(STEERED)

@@ -38,6 +38,20 @@ def steps(optimizer: Any, changed: list[Any], gradients: np.ndarray) -> np.ndarr
     return np.stack(places)
 
 
+@pytest.mark.parametrize("epsilon", [1e-7, 1e-5])
+def test_adam_by_hand(epsilon: float) -> None:
+    changed = variables()
+    found = steps(tf_agents.adam(0.01, PRESET, changed, epsilon), changed, GRADIENTS)
+    place, mean, square = START.copy(), np.zeros(4), np.zeros(4)
+    for t, gradient in enumerate(GRADIENTS, start=1):
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.999 * square + 0.001 * gradient**2
+        # Section 2 of the paper (arXiv 1412.6980): the order that changes what epsilon means.
+        rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        place = place - rate * mean / (np.sqrt(square) + epsilon)
+        np.testing.assert_allclose(found[t - 1], place, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and epsilon under the root."""
