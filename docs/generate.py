@@ -231,7 +231,7 @@ def int8() -> str:
         ]
         fp32 = found["fp32"]
         rows.append([cell, fp32["runs"], number_text(fp32["return_mean"]), *texts])
-    header = ["scheme", "mean reward error, 95 % interval", "mean of absolute values"]
+    header = ["scheme", "mean normalised error, 95 % interval", "mean of absolute values"]
     header += ["fp32 on other episodes", "cells with a certain loss"]
     return (
         (ROOT / "docs/results/int8.md").read_text()

@@ -26,20 +26,15 @@ Floats = NDArray[np.float64]
 class Paired:
     """One training under a scheme: returns of the same episodes, and fp32's of other ones.
 
-    `baseline` is the mean return of a random policy, other than fp32's; `worth` how many
+    `baseline` is the mean return of a random policy, other than fp32's; `observations` how many
     independent ones the episodes are, see `compare.effective_n`.
     """
 
     scheme: Floats
     reference: Floats
     baseline: float
-    others: Floats | None = None
-    worth: float | None = None
-
-    @property
-    def observations(self) -> float:
-        """Return how many independent episodes were played."""
-        return self.worth or len(self.reference)
+    observations: float
+    others: Sequence[float] = ()
 
     @property
     def errors(self) -> Floats:
@@ -87,9 +82,10 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
     means = [[(one.errors.mean(), one.wins.mean()) for one in runs] for runs in cells.values()]
     seen = [np.array(of_cell).T[:, None] for of_cell in means]
     drawn = [_resampled(runs, random) for runs in cells.values()]
+    trainings = np.hstack([of_cell[0, 0] for of_cell in seen])
     error, improvement, iqm = (
-        _interval(measure(seen)[0], measure(drawn), sum(map(len, cells.values())))
-        for measure in (_mean_error, _mean_wins, _iqm)
+        _interval(float(one), resampled, len(trainings))
+        for (one,), resampled in zip(_measures(seen), _measures(drawn), strict=True)
     )
     errors = [float(of_cell[0].mean()) for of_cell in seen]
     others = [_noise(runs) for runs in cells.values()]
@@ -98,7 +94,7 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
     return Aggregate(
         scheme,
         cells=len(cells),
-        errors=sorted(float(one) for of_cell in seen for one in of_cell[0, 0]),
+        errors=np.sort(trainings).tolist(),
         error=error,
         iqm=iqm,
         improvement=improvement,
@@ -108,27 +104,20 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
     )
 
 
-def _mean_error(cells: Sequence[Floats]) -> Floats:
-    """Return the mean over cells of errors and wins [2, n, trainings]; so the next two."""
-    mean: Floats = np.mean([of_cell[0].mean(axis=1) for of_cell in cells], axis=0)
-    return mean
-
-
-def _mean_wins(cells: Sequence[Floats]) -> Floats:
-    return _mean_error([of_cell[1:] for of_cell in cells])
-
-
-def _iqm(cells: Sequence[Floats]) -> Floats:
-    iqm: Floats = stats.trim_mean(np.hstack([of_cell[0] for of_cell in cells]), 0.25, axis=1)
-    return iqm
+def _measures(cells: Sequence[Floats]) -> Floats:
+    """Return mean error, mean of wins and IQM [3, n] of errors and wins [2, n, trainings]."""
+    means = np.mean([of_cell.mean(axis=2) for of_cell in cells], axis=0)
+    iqm = stats.trim_mean(np.hstack([of_cell[0] for of_cell in cells]), 0.25, axis=1)
+    measures: Floats = np.vstack([means, iqm])
+    return measures
 
 
 def _interval(mean: float, resampled: Floats, trainings: int) -> Interval:
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(resampled, [tail, 100 - tail])
     if low == high:
-        return Interval(float(mean), -np.inf, np.inf, alike=trainings)
-    return Interval(float(mean), float(low), float(high))
+        return Interval(mean, -np.inf, np.inf, alike=trainings)
+    return Interval(mean, float(low), float(high))
 
 
 def holm(values: Mapping[str, float], level: float) -> list[str]:
@@ -155,9 +144,9 @@ def _resampled(runs: Sequence[Paired], random: np.random.Generator) -> Floats:
 
 def _noise(runs: Sequence[Paired]) -> float | None:
     errors = [
-        normalised_error(one.reference.mean(), one.others.mean(), one.baseline)
+        normalised_error(one.reference.mean(), float(np.mean(one.others)), one.baseline)
         for one in runs
-        if one.others is not None and len(one.others)
+        if one.others
     ]
     return mean_of_all(errors) if len(errors) == len(runs) else None
 

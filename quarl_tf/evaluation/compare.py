@@ -230,10 +230,14 @@ def compare(
         QuarlError: The two were not evaluated on the same episodes.
     """
     if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
+        received = " and ".join(
+            f"{one.run_id}/{one.scheme} with {len(one.seeds)} episodes from seed "
+            f"{next(iter(one.seeds), 'none')}"
+            for one in (reference, scheme)
+        )
         raise QuarlError(
             f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
-            "`quarl evaluate` on both with the same --episodes. Received: "
-            f"{_described(reference)} and {_described(scheme)}"
+            f"`quarl evaluate` on both with the same --episodes. Received: {received}"
         )
     worth = effective_n(reference, scheme)
     difference = mean_interval(np.subtract(scheme.returns, reference.returns), worth)
@@ -362,10 +366,3 @@ def mean_of_all(values: Sequence[float | None]) -> float | None:
     """Return the mean, or None if one is missing: never the mean of what happens to be there."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if len(known) == len(values) else None
-
-
-def _described(evaluation: Evaluation) -> str:
-    return (
-        f"{evaluation.run_id}/{evaluation.scheme} with {len(evaluation.seeds)} episodes "
-        f"from seed {next(iter(evaluation.seeds), 'none')}"
-    )

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from quarl_tf.evaluation.aggregate import Aggregate
-from quarl_tf.report.figures import curves, returns, schemes, weights
+from quarl_tf.report.figures import curves, returns, weights
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.returns import Panel, Point
 from quarl_tf.report.results import OK, CellResults, Result
@@ -53,7 +53,7 @@ def draw(
         yield Picture("return_against_bits", 0, returns.return_against_bits(panels))
     if aggregates:
         kept = {one.scheme: 100 - np.array(one.errors) for one in aggregates}
-        yield Picture("performance_profile", 0, schemes.performance_profile(kept))
+        yield Picture("performance_profile", 0, returns.performance_profile(kept))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
         drawn = sum(map(bool, groups.values())) > 1

@@ -45,8 +45,7 @@ def _notes_on_games(reference: Result) -> Iterator[dict[str, Any]]:
     if reference.baseline is not None:
         returns, baseline = reference.comparison.returns, reference.baseline.returns
         low = returns.low if returns.bounded else returns.mean
-        # Few games have a wide interval; but where each earns more than any random one, it is
-        # shown.
+        # The interval of few games is wide; that each earns more than any random one shows it too.
         if low <= np.mean(baseline) and min(games) <= max(baseline):
             yield {"key": "as_random", "run": run_id}
 
@@ -78,9 +77,8 @@ def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> 
     absent = [row.run_id for row in trainings if row.status != OK]
     # Only the hash of a flatbuffer may have been kept.
     absent += [run_id for run_id, path in paths.items() if not path.exists()]
-    row: dict[str, Any] = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme}
-    row |= {"status": OK, "bytes": None, "change_percent": None}
-    if absent:
-        return row | {"status": f"missing in {', '.join(map(str, dict.fromkeys(absent)))}"}
-    measured = [asdict(memory.measure(path)) for path in paths.values()]
-    return row | {"bytes": {what: fmean(one[what] for one in measured) for what in measured[0]}}
+    status = f"missing in {', '.join(map(str, dict.fromkeys(absent)))}" if absent else OK
+    measured = [] if absent else [asdict(memory.measure(path)) for path in paths.values()]
+    row = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme, "status": status}
+    means = {what: fmean(one[what] for one in measured) for what in (*measured, {})[0]}
+    return row | {"bytes": means or None, "change_percent": None}

@@ -58,8 +58,8 @@ def _environment() -> jinja2.Environment:
         "unseen": unseen_percent,
         "colour": scheme_colour,
     }
-    environment.globals |= {"min_episodes": MIN_EPISODES}
-    environment.globals |= {"inconclusive": INCONCLUSIVE, "unseen_verdict": UNSEEN}
+    verdicts = {"inconclusive": INCONCLUSIVE, "unseen_verdict": UNSEEN}
+    environment.globals |= {"min_episodes": MIN_EPISODES, **verdicts}
     # Called from here, a macro gives plain text, which a page escapes as it does all other text.
     words = environment.get_template("words.j2").module
     for name in ("note", "aside", "judged", "protocol", "caption", "provenance"):

@@ -306,9 +306,9 @@ def _paired(fp32: Result, other: Result) -> Paired | None:
     scheme, reference = np.array(other.evaluation.returns), np.array(fp32.evaluation.returns)
     if fp32.baseline is None or np.mean(fp32.baseline.returns) == reference.mean():
         return None
-    random, others = float(np.mean(fp32.baseline.returns)), np.array(fp32.skipped)
-    worth = effective_n(fp32.evaluation, other.evaluation)
-    return Paired(scheme, reference, random, others, worth)
+    random = float(np.mean(fp32.baseline.returns))
+    worth = effective_n(fp32.evaluation, other.evaluation) or len(reference)
+    return Paired(scheme, reference, random, worth, fp32.skipped)
 
 
 def load(

@@ -98,7 +98,6 @@ def write(
     """
     workspace = source.workspace
     loaded = [load_cell(source, cell) for cell in cells]
-    # Cells may share what is missing.
     missing = {(m.run_id, m.scheme): m for cell in loaded for m in cell.missing}
     measured = [memory_rows(workspace, one) for one in loaded] if memory else []
     told = [_told(one) for one in loaded]

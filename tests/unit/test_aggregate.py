@@ -8,9 +8,7 @@ from quarl_tf.evaluation.aggregate import Paired, aggregate, holm
 
 def pair(difference: np.ndarray | float, others: float | None = None) -> Paired:
     reference = np.full(50, 200.0)
-    return Paired(
-        reference + difference, reference, 0.0, None if others is None else np.full(50, others)
-    )
+    return Paired(reference + difference, reference, 0.0, 50, () if others is None else [others])
 
 
 def test_means_are_over_cells_and_absolute_values_do_not_cancel() -> None:
@@ -35,7 +33,7 @@ def test_measures_by_hand() -> None:
 
 
 def test_errors_are_shares_of_what_a_policy_earns_above_a_random_one() -> None:
-    near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0)
+    near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
 
 
@@ -69,7 +67,7 @@ def test_only_losses_that_survive_the_correction_are_told() -> None:
     assert holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == ["b", "c", "a"]
     assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
     # A game that was played again and again is one observation.
-    again = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, worth=1.0)
+    again = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)
     assert aggregate("x", {"a": [again], "b": [pair(0.0)]}).losses == []
     sure = [pair(np.linspace(-11, -9, 50)) for _ in range(1)]
     assert aggregate("x", {"a": sure, "b": [pair(0.0)]}).losses == ["a"]

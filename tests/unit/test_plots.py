@@ -27,7 +27,13 @@ from quarl_tf.report.figures.curves import (
     mean_curves,
     mean_line,
 )
-from quarl_tf.report.figures.returns import Panel, Point, paired_returns, return_against_bits
+from quarl_tf.report.figures.returns import (
+    Panel,
+    Point,
+    paired_returns,
+    performance_profile,
+    return_against_bits,
+)
 from quarl_tf.report.figures.style import png, scheme_colour
 from quarl_tf.report.figures.weights import weight_histograms
 from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
@@ -114,6 +120,9 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     ),
     "all schemes": lambda: paired_returns(pairs(), "dqn on CartPole-v1"),
     "one scheme": lambda: paired_returns(pairs(("int8",)), "dqn on CartPole-v1"),
+    "profile": lambda: performance_profile(
+        {name: np.array([99.0, 100.0, -400.0]) for name in (*OTHERS, *TRAINED)}
+    ),
     "weights": lambda: weight_histograms(layers(), "fp32 weights of dqn-CartPole-v1-s0"),
     "bits": lambda: return_against_bits([panel()]),
     "bits by three families": lambda: return_against_bits(
@@ -218,6 +227,14 @@ def test_panels_of_one_task_share_an_axis_that_holds_trainings_not_wide_interval
     first, second, other = return_against_bits(panels).axes
     assert first.get_ylim() == second.get_ylim() != other.get_ylim()
     assert first.get_ylim() == pytest.approx((90 - 0.08 * 405, 495 + 0.08 * 405))
+
+
+def test_a_profile_is_the_share_of_trainings_that_keep_so_much() -> None:
+    (axes,) = performance_profile({"int8": np.array([100.0, 50.0, 130.0, -70.0])}).axes
+    x, y = axes.lines[0].get_data()
+    # Of four trainings three keep 50 %, two 100 %; what is beyond the axis stands at its ends.
+    assert list(zip(x, y, strict=True))[1:-1] == [(-20, 100), (50, 75), (100, 50), (120, 25)]
+    assert axes.lines[0].get_drawstyle() == "steps-pre"
 
 
 def test_one_panel_per_scheme_counts_its_episodes() -> None:

@@ -1,4 +1,4 @@
-"""Draw returns against bits, and every episode beside the one of fp32."""
+"""Draw returns against bits, what trainings keep, and every episode beside the one of fp32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from quarl_tf.evaluation.compare import Interval
 from quarl_tf.report.figures.style import (
@@ -26,6 +26,8 @@ from quarl_tf.report.figures.style import (
     wrapped,
 )
 from quarl_tf.spec import REFERENCE, Scheme
+
+_RANGE = (-20.0, 120.0)  # In percent; what lies beyond is drawn at the edge.
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,28 @@ def _dodge(point: Point, points: Sequence[Point]) -> float:
     order = [*native[:half], *(p for p in peers if not p.scheme.native), *native[half:]]
     place = next(i for i, one in enumerate(order) if one is point)
     return min(0.24, 0.8 / len(order)) * (place - (len(order) - 1) / 2)
+
+
+@styled
+def performance_profile(kept: Mapping[str, Floats]) -> Figure:
+    """Draw the share of trainings that keep so much of the return, in percent, one line a scheme.
+
+    The profile is that of Agarwal et al. (arXiv 2108.13264), over trainings and cells alike.
+    """
+    labels = ("", "normalised return: 0 % a random policy, 100 % fp32", "trainings with as much")
+    figure, (axes,) = grid(1, 1, 3.6, labels)
+    handles: list[Line2D] = []
+    for name, shares in kept.items():
+        kind = family(Scheme.parse(name))
+        x = [_RANGE[0], *np.sort(np.clip(shares, *_RANGE)), _RANGE[1]]
+        y = [100, *(100 * (1 - np.arange(len(shares)) / len(shares))), 0]
+        line = "-" if kind is None else FAMILIES[kind].line
+        handles += axes.step(x, y, color=scheme_colour(name), ls=line, label=name)
+    axes.set_xlim(_RANGE)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(symbol=" %"))
+    legend_below(figure, handles)
+    return figure
 
 
 @styled
