@@ -7,6 +7,7 @@ stack of frames into the environment.
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -54,9 +55,7 @@ def adopt(
     hash. `schemes` is what it will be exported in.
 
     Raises:
-        UsageError: It is not said what it is, it does not fit its environment, or a scheme needs a
-            training.
-        QuarlError: A file is damaged, cannot be run, or its head is not finite.
+        QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
     """
     content, source = flatbuffer.read(file), sidecar_path(file)
     said = read_json(source) if source.exists() else {}
@@ -158,7 +157,10 @@ def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
 
 def _in_a_child(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:
     """Play in a process of its own: what another tool wrote may crash the interpreter."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    # An interrupt ends the child without a word; the parent has the last one.
+    quiet = signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(1, context, *quiet) as pool:
         try:
             return pool.submit(_play, content, sidecar, modules).result()
         except BrokenProcessPool as error:

@@ -32,7 +32,7 @@ class _JsonRecord:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the record; a QuarlError where the file does not hold this one, whole."""
-        return cls.of(cls._read(path), path)
+        return cls.of(read_json(path), path)
 
     @classmethod
     def of(cls, values: dict[str, Any], path: Path) -> Self:
@@ -52,11 +52,6 @@ class _JsonRecord:
             name, rule = flaw
             raise _invalid(path, cls, rule, name, values[name])
         return record
-
-    @classmethod
-    def _read(cls, path: Path) -> dict[str, Any]:
-        """Return what the file holds."""
-        return read_json(path)
 
     @classmethod
     def _decoded(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +190,8 @@ class Sidecar(_JsonRecord):
         write_json(path, values | {"checksum": digest(values)})
 
     @classmethod
-    def _read(cls, path: Path) -> dict[str, Any]:
+    def load(cls, path: Path) -> Self:
+        """Read the sidecar; a QuarlError where the file does not hold this one, unchanged."""
         values = read_json(path)
         # Former versions wrote none.
         if "checksum" in values and (said := values.pop("checksum")) != (found := digest(values)):
@@ -203,7 +199,7 @@ class Sidecar(_JsonRecord):
                 f"{path} was changed or damaged; make its flatbuffer again. "
                 f"Received: checksum={found!r}, the file says {reprlib.repr(said)}"
             )
-        return values
+        return cls.of(values, path)
 
     def _flaw(self) -> tuple[str, str] | None:
         if self.size_bytes < 1:

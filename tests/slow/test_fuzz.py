@@ -37,9 +37,9 @@ class KeptPool:
 
     pool: Any = None
 
-    def __init__(self, workers: int, context: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         if KeptPool.pool is None or KeptPool.pool._broken:
-            KeptPool.pool = ProcessPoolExecutor(workers, context)
+            KeptPool.pool = ProcessPoolExecutor(*arguments)
 
     def __enter__(self) -> Any:
         return KeptPool.pool

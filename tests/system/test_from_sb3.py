@@ -1,0 +1,58 @@
+"""A policy of Stable-Baselines3, trained and converted in an environment of its own, is adopted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quarl_tf.cli import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples/from_sb3.py"
+
+_TRAIN = """
+import gymnasium
+from stable_baselines3 import PPO, SAC
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+envs = VecNormalize(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")]))
+model = PPO("MlpPolicy", envs, seed=0, n_steps=512).learn(512)
+model.save("ppo.zip")
+envs.save("stats.pkl")
+SAC("MlpPolicy", "Pendulum-v1", seed=0).save("sac.zip")
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a Python that has Stable-Baselines3 and litert-torch: QUARL_SB3, or a new one."""
+    if given := os.environ.get("QUARL_SB3"):
+        return given
+    folder = tmp_path_factory.mktemp("sb3")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    for packages in (["torch==2.13.0"], ["stable-baselines3==2.9.2", "litert-torch==0.10"]):
+        subprocess.run([folder / "bin/pip", "install", "--quiet", *packages], check=True)
+    return str(folder / "bin/python")
+
+
+def test_policies_of_stable_baselines3_are_adopted(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([python, "-c", _TRAIN], check=True)
+    for name, env_id, options in (
+        ("ppo", "CartPole-v1", ["--vecnormalize", "stats.pkl"]),
+        ("sac", "Pendulum-v1", []),
+    ):
+        words = [python, EXAMPLE, f"{name}.zip", f"{name}.tflite", "--env", env_id, *options]
+        assert " on 1000 observations" in subprocess.check_output(words, text=True)
+        words = ["adopt", f"{name}.tflite", "--name", name, "--schemes", "int8", "--episodes", "2"]
+        assert main(words) == 0
+        sidecar = json.loads(
+            Path(f"tflite_models/{env_id}/adopted/s0-{name}/int8.json").read_text()
+        )
+        assert sidecar["head"] == {"ppo": "logits", "sac": "action"}[name]
