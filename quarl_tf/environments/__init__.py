@@ -13,14 +13,19 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.environments import airnav as _airnav  # noqa: F401
-from quarl_tf.environments import atari, rebuild, registry, spaces
+from quarl_tf.environments import (
+    airnav,  # noqa: F401 - registers AirNav-v0.
+    atari,
+    rebuild,
+    registry,
+    spaces,
+)
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
@@ -32,6 +37,7 @@ __all__ = [
     "RAW_REWARD",
     "START",
     "EnvSpec",
+    "Rising",
     "canonical_id",
     "channels_last",
     "env_spec",
@@ -89,6 +95,17 @@ class EnvSpec:
         if self.num_actions is None:
             return np.clip(heads, *self.bounds)
         return actions.best(heads, self.num_actions)
+
+
+@runtime_checkable
+class Rising(Protocol):
+    """A vector environment whose task grows harder as a training goes on, as by a curriculum."""
+
+    def train_from(self, state: Any) -> None:
+        """Train from what `training_state` returned on, or from the easiest task for None."""
+
+    def training_state(self) -> Any:
+        """Return what a checkpoint keeps besides the seeds, as JSON has it."""
 
 
 def require_actions(algo: str, spec: EnvSpec) -> None:
@@ -163,7 +180,8 @@ def make_vector(
     """Make a vector environment: NumPy-vectorised where Gymnasium has one, else in a loop.
 
     Loops, not processes: a step of Bullet is short beside a message between processes.
-    For `training` Atari games are shaped as the papers train (see `environments.atari`).
+    For `training` Atari games are shaped as the papers train (see `environments.atari`), and what
+    rises begins with its easiest task.
 
     Raises:
         UsageError: As `make`, or a NumPy-vectorised environment resets at another time.
@@ -181,6 +199,8 @@ def make_vector(
             "A vector environment must reset at the step after an episode's end "
             f"(AutoresetMode.NEXT_STEP). Received: {env_id} with {mode}"
         )
+    if training and isinstance(envs.unwrapped, Rising):
+        envs.unwrapped.train_from(None)
     return spaces.plain_vector(envs)
 
 

@@ -200,7 +200,7 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
             raise UsageError(f"Zones are 1 to {ZONES}. Received: zone={zone!r}")
         self._name, self.arena, self._zone = arena, ARENAS[arena], zone
 
-    def train_from(self, state: list[int]) -> None:
+    def train_from(self, state: list[int] | None) -> None:
         """Train from the nearest zone on, or where `training_state` was."""
         self._zone, *self._window = state or (1, 0, 0)
 

@@ -71,9 +71,14 @@ class Collector:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: counts and returns; the episodes under way are lost."""
-        return {"step": self.step, "recent": list(self.recent), "episodes": self.episodes}
+        state = {"step": self.step, "recent": list(self.recent), "episodes": self.episodes}
+        if isinstance(self.envs.unwrapped, environments.Rising):
+            state["task"] = self.envs.unwrapped.training_state()
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take `state` back; `restart` goes on."""
         self.step, self.episodes = state["step"], state["episodes"]
         self.recent.extend(state["recent"])
+        if isinstance(self.envs.unwrapped, environments.Rising):
+            self.envs.unwrapped.train_from(state["task"])

@@ -9,7 +9,7 @@ import pytest
 from samples import Patch, products
 
 from quarl_tf import agents, environments, networks, presets
-from quarl_tf.environments import registry
+from quarl_tf.environments import airnav, registry
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training.loop import train
@@ -59,6 +59,7 @@ KINDS = {
         {**_DQN, **_DQN_IMAGES},
         presets.quantization("dqn", {"bits": 4, "delay": 100}),
     ),
+    "dqn of a task that rises": case("dqn", "AirNav-v0", _DQN),
     "ppo of images": case("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}),
     "a2c at 4 bits": case(
         "a2c", "CartPole-v1", _A2C, Quantization.from_mapping({"bits": 4, "delay": 350})
@@ -76,6 +77,9 @@ def test_resumed_training_of_any_kind_ends_with_the_same_bytes(
 ) -> None:
     # Games of 60 ticks.
     monkeypatch.setitem(registry.find(BREAKOUT).kwargs, "max_num_frames_per_episode", 240)
+    # Zones rise within the training.
+    monkeypatch.setattr(airnav, "REACHED", 12.0)
+    monkeypatch.setattr(airnav, "_SUCCESSES", 2)
     run, preset = KINDS[kind]
     whole, cut = Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
 

@@ -1,6 +1,6 @@
 """AirNav-v0: what an action does, what is seen and paid, and which missions come."""
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from samples import refused
 
-from quarl_tf.environments import airnav, make, make_vector
+from quarl_tf.environments import Rising, airnav, make, make_vector
 from quarl_tf.environments.airnav import ACTIONS, ARENAS, AirNavVector, Missions
 from quarl_tf.foundation.errors import UsageError
 
@@ -201,3 +201,54 @@ def test_the_picture_shows_goal_obstacles_and_body() -> None:
     assert {(0xCD, 0x28, 0x28), (0x28, 0x96, 0x3C), (0x62, 0x68, 0x74)} < colours
     # The body in the middle.
     assert tuple(picture[240, 240]) != (0xF0, 0xF0, 0xF0)
+
+
+def told(envs: Any) -> Any:
+    assert isinstance(envs.unwrapped, Rising)
+    return envs.unwrapped.training_state()
+
+
+def test_training_begins_in_the_nearest_zone_and_evaluation_is_in_the_farthest() -> None:
+    training, evaluation = make_vector("AirNav-v0", 2, training=True), make_vector("AirNav-v0", 2)
+    assert (told(training), told(evaluation)) == ([1, 0, 0], [4])
+    near, far = (envs.reset(seed=0)[0][:, -1] for envs in (training, evaluation))
+    assert near.max() < 18 / 30 < 33 / 30 < far.min()
+
+
+@pytest.mark.parametrize(
+    ("before", "successes", "missions", "after"),
+    [
+        ([1, 298, 500], 1, 3, [1, 299, 503]),
+        ([1, 299, 500], 1, 3, [2, 0, 0]),
+        ([4, 299, 500], 1, 3, [4, 0, 0]),
+        # 300 of 1000 can no longer be reached.
+        ([2, 100, 799], 0, 1, [2, 100, 800]),
+        ([2, 100, 800], 0, 1, [2, 0, 0]),
+    ],
+)
+def test_the_zone_rises_at_30_percent_of_a_window(
+    before: Any, successes: int, missions: int, after: Any
+) -> None:
+    envs = AirNavVector(2)
+    envs._rise(successes, missions)
+    assert envs.training_state() == [4]
+    envs.train_from(before)
+    envs._rise(successes, missions)
+    assert envs.training_state() == after
+
+
+def test_a_training_goes_on_where_the_zone_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(airnav, "REACHED", 12.0)
+    monkeypatch.setattr(airnav, "_SUCCESSES", 2)
+    envs = make_vector("AirNav-v0", 3, training=True)
+    envs.reset(seed=1)
+    while told(envs)[0] < 3:
+        envs.step(np.zeros(3, int))
+    other = make_vector("AirNav-v0", 3, training=True)
+    cast(Any, other).train_from(told(envs))
+    for _ in range(3):
+        np.testing.assert_array_equal(envs.reset(seed=7)[0], other.reset(seed=7)[0])
+        for _ in range(50):
+            one, two = envs.step(np.zeros(3, int)), other.step(np.zeros(3, int))
+            np.testing.assert_array_equal(one[0], two[0])
+        assert told(envs) == told(other)
