@@ -47,7 +47,7 @@ class Picture:
 def draw(
     workspace: Workspace, cells: Sequence[CellResults], aggregates: Sequence[Aggregate], x: str
 ) -> Iterator[Picture]:
-    """Yield the figures of a report; returns in training against `x`, "step" or "episodes"."""
+    """Yield the figures of a report; returns in training against `x`, a column of the curves."""
     panels = [_panel(cell) for cell in cells]
     if any(len(panel.points) > 1 for panel in panels):
         yield Picture("return_against_bits", 0, returns.return_against_bits(panels))
@@ -65,9 +65,9 @@ def draw(
         if len(cells) <= _MOST_DETAILED:
             yield from _detailed(workspace, cell, number)
         groups, title = _groups([cell]), cell.cell.title
-        if x == "episodes" and _all_have(groups, x):
+        if x != "step" and _all_have(groups, x):
             figure = curves.mean_curves(groups, {"episode_return": "return per episode"}, x, title)
-            yield Picture("return_against_episodes", number, figure)
+            yield Picture(f"return_against_{x}", number, figure)
         elif there := {name: one for name, one in groups.items() if one}:
             yield Picture("learning_curves", number, curves.learning_curves(there, title))
 

@@ -89,8 +89,8 @@ def write(
 ) -> Path:
     """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
 
-    Returns in training are drawn against `x`, "step" or "episodes". The same files in give the
-    same bytes out, but for the memory of processes, which is measured anew. Returns the path of
+    Returns in training are drawn against `x`, a column of `progress.csv`. The same files in give
+    the same bytes out, but for the memory of processes, which is measured anew. Returns the path of
     index.html.
 
     Raises:

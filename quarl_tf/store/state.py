@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,10 @@ def evaluation_flaw(
     """Return why an evaluation cannot stand for a flatbuffer on these seeds; None if it can."""
     if evaluation.artifact_sha256 != sidecar.sha256:
         return "has a stale evaluation, made with another flatbuffer"
-    if evaluation.protocol != protocol(sidecar.env_id, chance.actions, chance.sticky):
+    rules = protocol(sidecar.env_id, chance.actions, chance.sticky)
+    # Where there is no float file to play again, games stay by the rules of their time.
+    kept = replace(rules, game=rules.game if reference.exists() else evaluation.protocol.game)
+    if evaluation.protocol != kept:
         return "was evaluated by other rules"
     if evaluation.reference_sha256 not in _reference_hashes(reference):
         return "was compared with another fp32 flatbuffer"

@@ -15,7 +15,7 @@ from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Run, Scheme
 from quarl_tf.store.workspace import checked_report_name
 
 #: What the report may draw returns in training against.
-X_AXES = ("steps", "episodes")
+X_AXES = ("steps", "episodes", "seconds")
 
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_DELAYS = (0.5,)

@@ -44,7 +44,7 @@ def write_study_report(
         name=study.name,
         title=study.title,
         command=command,
-        x="episodes" if study.x == "episodes" else "step",
+        x="step" if study.x == "steps" else study.x,
         memory=study.memory,
     )
 

@@ -319,6 +319,7 @@ class _Training:
     def _log(self, metrics: dict[str, float]) -> None:
         row = {
             "step": self.step,
+            "seconds": round(self._elapsed(), 1),
             "episodes": self.collector.episodes,
             "episode_return": self.collector.mean_return(),
             "greedy_return": metrics.get("greedy_return"),

@@ -578,7 +578,9 @@ def test_a_training_killed_on_either_side_of_the_delay_ends_with_the_same_bytes(
     folder = Workspace(tmp_path).run_dir(run.run_id)
     assert load_checkpoint(folder)[1]["quantized"] == (cut == "after")
     loop.train(Workspace(tmp_path), run, silent)
-    assert products(Workspace(tmp_path), run) == products(workspace, run)
+    assert products(Workspace(tmp_path).run_dir(run.run_id)) == products(
+        workspace.run_dir(run.run_id)
+    )
 
 
 def test_a_record_names_all_commits_and_processors_of_a_training(

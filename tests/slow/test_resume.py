@@ -92,7 +92,7 @@ def test_resumed_training_of_any_kind_ends_with_the_same_bytes(
     started: list[int] = []
     train(cut, run, lambda done, *_: started.append(done), preset)
     assert preset.checkpoint_every < started[0] < 0.8 * preset.steps
-    assert products(cut, run) == products(whole, run)
+    assert products(cut.run_dir(run.run_id)) == products(whole.run_dir(run.run_id))
     # All that can be learned has been.
     factory = agents.network_factory(run.algo, environments.env_spec(run.env_id), preset, run.seed)
     learned = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")

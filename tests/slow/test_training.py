@@ -152,7 +152,9 @@ def test_same_seed_gives_the_same_bytes_whatever_lay_about(
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / ".000000000400.npz.x.tmp").write_bytes(b"PK\x03\x04")
     train(workspace, tiny_run, silent)
-    assert products(workspace, tiny_run) == products(trained, tiny_run)
+    assert products(workspace.run_dir(tiny_run.run_id)) == products(
+        trained.run_dir(tiny_run.run_id)
+    )
 
 
 @pytest.mark.parametrize("change", ["a variable less", "another shape", "a state less"])
@@ -187,7 +189,7 @@ def test_damaged_checkpoint_changes_nothing_in_the_end(
     train(cut_off, tiny_run, lambda step, *_: steps.append(step))
     # It went on from the checkpoint before, not from the start, nor from the damaged one.
     assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
-    assert products(cut_off, tiny_run) == products(trained, tiny_run)
+    assert products(cut_off.run_dir(tiny_run.run_id)) == products(trained.run_dir(tiny_run.run_id))
 
 
 def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: Path) -> None:
@@ -225,7 +227,9 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     train(workspace, tiny_run, lambda done, *_: steps.append(done))
     preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
     assert steps[0] > preset.checkpoint_every
-    assert products(workspace, tiny_run) == products(trained, tiny_run)
+    assert products(workspace.run_dir(tiny_run.run_id)) == products(
+        trained.run_dir(tiny_run.run_id)
+    )
 
 
 @pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])

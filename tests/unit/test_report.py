@@ -743,6 +743,7 @@ def test_memory_is_that_of_native_files_compared_with_fp32(
     [
         ("step", "action_variance", "action_variance_dqn_CartPole-v1.png"),
         ("episodes", "episodes", "return_against_episodes.png"),
+        ("seconds", "seconds", "return_against_seconds.png"),
     ],
 )
 def test_what_only_some_trainings_recorded_is_not_drawn(

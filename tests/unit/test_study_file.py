@@ -150,7 +150,7 @@ cells:
         (BASE + "title: [a]", "title must be the report's heading. Received: title=['a']"),
         (BASE.replace("v1}", "v1, remark: [a]}"), "remark=['a']"),
         (BASE + "memory: 1", "memory must be false or true. Received: memory=1"),
-        (BASE + "x: frames", "x must be steps or episodes. Received: x='frames'"),
+        (BASE + "x: frames", "x must be steps or episodes or seconds. Received: x='frames'"),
         (BASE + "import: [no_such_module]", "no_such_module"),
         (BASE + "presets: none.yaml", "none.yaml"),
     ],

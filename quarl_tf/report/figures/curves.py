@@ -23,7 +23,7 @@ MOST_LINES = 10
 _DELAY: dict[str, Any] = {"color": "#b3321f", "ls": "--", "lw": 1.1}
 # As in QuaRL's figure of action variances.
 _SMOOTHING = 0.95
-_AXES = {"step": "environment steps", "episodes": "training episodes"}
+_AXES = {"step": "environment steps", "episodes": "training episodes", "seconds": "seconds"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Curve:
     Attributes:
         label: Name of the training in the legend.
         values: Rows of `progress.csv`, NaN where one has no value: step, episode_return and
-            greedy_return; episodes and action_variance, where they were recorded.
+            greedy_return; seconds, episodes and action_variance, where they were recorded.
         delay: Step at which a quantisation-aware training began to quantise.
     """
 
