@@ -699,6 +699,21 @@ def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
     }
 
 
+def test_what_a_study_lacks_is_named_with_what_makes_it(workspace: Workspace) -> None:
+    finished_study(workspace)
+    lost = workspace.artifact("dqn-CartPole-v1-s1", "fp32")
+    evaluation_path(lost).unlink()
+    folder, wanted = report_on(workspace, STUDY)
+    results = results_of(folder)
+    # Without fp32 of a seed, nothing of it can be compared.
+    assert len(results["missing"]) == 4
+    assert sum("has nothing to compare with" in one["reason"] for one in results["missing"]) == 3
+    assert {one["command"] for one in results["missing"]} == {"quarl study run it"}
+    of_cell = [row for row in results["pooled"] if row["cell"] == wanted.cells[0].title]
+    assert all(row["return_mean"] is None for row in of_cell)
+    assert all(row["status"] == "ok" for row in results["pooled"][4:])
+
+
 def test_a_study_of_which_nothing_exists_has_a_report(drawn: Workspace) -> None:
     folder, wanted = report_on(drawn, STUDY + "delays: [0.5, 5000]\n", done=False)
     results = results_of(folder)
