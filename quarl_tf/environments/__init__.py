@@ -36,6 +36,7 @@ __all__ = [
     "GAME_OVER",
     "RAW_REWARD",
     "START",
+    "SUCCESS",
     "EnvSpec",
     "Rising",
     "canonical_id",
@@ -50,6 +51,9 @@ __all__ = [
     "require_finite",
     "rules",
 ]
+
+#: Key of a step's info that tells whether the episode succeeded, as robotics environments have it.
+SUCCESS = "is_success"
 
 #: Steps; the longest of all games ends after 27 000.
 LONGEST_EPISODE = 100_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -38,6 +38,7 @@ AGREEMENT_TOLERANCE = 0.01
 _LATENCY_OBSERVATIONS = 1000
 
 _Act = Callable[[Any], Any]
+_Fact = TypeVar("_Fact")
 
 
 class _Episode(NamedTuple):
@@ -45,8 +46,10 @@ class _Episode(NamedTuple):
 
     result: float
     length: int
-    ties: int
-    start: int | None
+    #: None where the environment does not tell.
+    success: bool | None
+    ties: int = 0
+    start: int | None = None
 
 
 def evaluate(
@@ -90,6 +93,7 @@ def evaluate(
         returns=[episode.result for episode in episodes],
         lengths=lengths,
         starts=_listed([episode.start for episode in episodes]),
+        successes=_listed([episode.success for episode in episodes]),
         ties=sum(episode.ties for episode in episodes),
         latency_us=percentiles(time_calls(policy, seen, random=_draws(seeds[0], chance))),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
@@ -127,15 +131,13 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         QuarlError: A return is not finite.
     """
     _check_seeds(seeds)
-    returns, lengths = [], []
+    episodes = []
     with closing(environments.make(env_id)) as env:
         for seed in seeds:
             # With the environment's own seed, actions would follow its starting state.
             env.action_space.seed(environment_seed(seed, "random actions"))
             observation, _ = env.reset(seed=seed)
-            result, length = _play(observation, env, lambda _: env.action_space.sample(), seed)
-            returns.append(result)
-            lengths.append(length)
+            episodes.append(_play(observation, env, lambda _: env.action_space.sample(), seed))
     return Evaluation(
         run_id=run_id,
         env_id=env_id,
@@ -143,9 +145,10 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
         artifact_sha256=None,
         protocol=protocol(env_id, "random"),
         seeds=list(seeds),
-        returns=returns,
-        lengths=lengths,
+        returns=[episode.result for episode in episodes],
+        lengths=[episode.length for episode in episodes],
         starts=None,
+        successes=_listed([episode.success for episode in episodes]),
         ties=0,
         latency_us=None,
         reference_sha256=None,
@@ -199,9 +202,9 @@ def _saved(
     return None
 
 
-def _listed(starts: Sequence[int | None]) -> list[int] | None:
-    known = [start for start in starts if start is not None]
-    return known if len(known) == len(starts) else None
+def _listed(facts: Sequence[_Fact | None]) -> list[_Fact] | None:
+    known = [fact for fact in facts if fact is not None]
+    return known if len(known) == len(facts) else None
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
@@ -297,8 +300,8 @@ def _play_all(
         if episode is None:
             ties = policy.ties
             act = _keep_first(_actor(policy, seed, chance), seen)
-            result, length = _play(observation, env, act, seed)
-            episode = _Episode(result, length, policy.ties - ties, start)
+            episode = _play(observation, env, act, seed)
+            episode = episode._replace(ties=policy.ties - ties, start=start)
         if start is not None:
             by_start[start] = episode
         episodes.append(episode)
@@ -307,16 +310,17 @@ def _play_all(
     return episodes, seen
 
 
-def _play(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> tuple[float, int]:
-    """Play on from a reset; return the episode's return and its length in steps."""
-    total, length = 0.0, 0
+def _play(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> _Episode:
+    """Play on from a reset to the end of the episode."""
+    total, length, success = 0.0, 0, None
     for length, tick in enumerate(ticks(env, act, observation), start=1):
         environments.require_end(length)
         total += float(tick.rewards)
         if tick.done:
+            success = tick.info.get(environments.SUCCESS)
             break
     environments.require_finite(total, f"seed={seed}")
-    return total, length
+    return _Episode(total, length, None if success is None else bool(success))
 
 
 def _agreement(

@@ -119,6 +119,7 @@ class Row:
         unseen_percent: Share of trainings, or of one's episodes, in which a loss is not excluded
             because there was none.
         more_needed: See `Comparison`.
+        success_rate: Share of the episodes that succeeded, 0 ... 1, where the environment tells.
     """
 
     cell: str
@@ -145,6 +146,7 @@ class Row:
     absolute_reward_error_percent: float | None = None
     normalised_error_percent: float | None = None
     action_agreement: float | None = None
+    success_rate: float | None = None
     ties: int | None = None
     verdict: str | None = None
     unseen_percent: float | None = None
@@ -394,6 +396,7 @@ def _row(
         returns=pooled.returns,
         verdict="reference",
         action_agreement=mean_of_all([each.get("fraction") for each in agreements]),
+        success_rate=mean_of_all([_success_rate(each.evaluation) for each in results]),
         ties=sum(each.evaluation.ties for each in results),
         weight_dtypes=results[0].sidecar.weight_dtypes,
         sha256=results[0].sidecar.sha256 if one else None,
@@ -411,6 +414,10 @@ def _row(
         unseen_percent=unseen_percent(alike) if alike > 1 else None,
         more_needed=pooled.more_needed,
     )
+
+
+def _success_rate(evaluation: Evaluation) -> float | None:
+    return None if evaluation.successes is None else float(np.mean(evaluation.successes))
 
 
 def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:

@@ -103,13 +103,18 @@ def write(
     told = [_told(one) for one in loaded]
     aggregated = aggregates(loaded)
     rows = [flat(row) for one in loaded for row in one.trainings]
+    pooled = [flat(row) for one in loaded for row in one.rows]
+    succeeding = any(row["success_rate"] is not None for row in rows)
+    if not succeeding:
+        for row in (*rows, *pooled):
+            del row["success_rate"]
     content = {
         "name": name,
         "margin_percent": source.margin_percent,
         "confidence": CONFIDENCE,
         "command": command,
         "cells": told,
-        "pooled": [flat(row) for one in loaded for row in one.rows],
+        "pooled": pooled,
         "runs": rows,
         "missing": [asdict(one) for one in missing.values()],
         "aggregates": [asdict(one, dict_factory=finite) for one in aggregated],
@@ -132,6 +137,7 @@ def write(
         "missing": list(missing.values()),
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
         "memory": measured,
+        "succeeding": succeeding,
         "margin": f"{source.margin_percent:g} %",
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),

@@ -253,6 +253,16 @@ class Evaluation(_JsonRecord):
     #: What it was measured on.
     processor: str
     sources: str
+    #: Whether each episode succeeded, where the environment tells (`info["is_success"]`); else
+    #: null, and not in the file.
+    successes: list[bool] | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the record, whole or not at all."""
+        values = asdict(self)
+        if self.successes is None:
+            del values["successes"]
+        write_json(path, values)
 
     def first(self, episodes: int | None, *, skip: int = 0) -> Evaluation:
         """Return it with its first episodes behind those skipped; ties and latency are of all."""
@@ -263,7 +273,13 @@ class Evaluation(_JsonRecord):
             returns=self.returns[part],
             lengths=self.lengths[part],
             starts=None if self.starts is None else self.starts[part],
+            successes=None if self.successes is None else self.successes[part],
         )
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the record; a QuarlError where the file does not hold this one, whole."""
+        return cls.of({"successes": None} | read_json(path), path)
 
     @classmethod
     def _decoded(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +288,7 @@ class Evaluation(_JsonRecord):
     def _flaw(self) -> tuple[str, str] | None:
         if not self.seeds:
             return "seeds", "an evaluation has at least one episode"
-        for name in ("returns", "lengths", "starts"):
+        for name in ("returns", "lengths", "starts", "successes"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.seeds):
                 return name, f"{name} must be as many as the {len(self.seeds)} seeds"

@@ -12,6 +12,7 @@ import pytest
 from samples import Artifacts, Copy, Describe, Patch, refused
 
 from quarl_tf import environments
+from quarl_tf.environments import airnav
 from quarl_tf.evaluation import play
 from quarl_tf.evaluation.play import (
     AGREEMENT_EPISODES,
@@ -433,3 +434,12 @@ def test_random_actions_do_not_follow_the_starting_state(monkeypatch: Patch) -> 
         actions = [actions[position] for _, actions in env.pairs]
         # 0.2 is four standard errors; one seed for both gave 0.87 at the second action.
         assert abs(np.corrcoef(starts, actions)[0, 1]) < 0.2
+
+
+def test_success_is_what_the_last_step_of_an_episode_tells(monkeypatch: Patch) -> None:
+    assert evaluate_random("CartPole-v1", "run", SEEDS[:2]).successes is None
+    monkeypatch.setattr(airnav, "REACHED", 25.0)
+    found = evaluate_random("AirNav-v0", "run", SEEDS)
+    assert set(found.successes or ()) == {True, False}
+    for told, earned in zip(found.successes or (), found.returns, strict=True):
+        assert told == (earned > 0)

@@ -98,6 +98,8 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (EVALUATION, "protocol", {"version": 1, "actions": 1, "game": None}),
         (EVALUATION, "protocol", {"actions": "greedy"}),
         (EVALUATION, "starts", [1]),
+        (EVALUATION, "successes", [True]),
+        (EVALUATION, "successes", [1, 0]),
         (EVALUATION, "seeds", []),
         (EVALUATION, "returns", [9.0]),
         (EVALUATION, "lengths", [9, 10, 11]),
@@ -187,3 +189,15 @@ def test_a_sidecar_with_an_unknown_option_of_quantisation_is_refused(run_folder:
     odd = {**TRAINING.run, "quantization": {"bits": 4, "delay": 5, "dithered": True}}
     replace(TRAINING, run=odd).save(run_folder / "training.json")
     assert "dithered" in refused(TrainingRecord.load, run_folder / "training.json")
+
+
+def test_successes_are_kept_where_an_environment_tells_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "fp32.eval.json"
+    EVALUATION.save(path)
+    # Byte for byte what it was before there were any.
+    assert "successes" not in json.loads(path.read_text())
+    assert Evaluation.load(path) == EVALUATION
+    told = replace(EVALUATION, successes=[True, False])
+    told.save(path)
+    assert Evaluation.load(path) == told
+    assert told.first(1, skip=1).successes == [False]

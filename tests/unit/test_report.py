@@ -792,3 +792,24 @@ def test_numbers_as_text() -> None:
     assert limits(student_interval([2.0])) == limits(None) == "[no interval]"
     assert limits(student_interval([2.0, 2.0])) == "[all equal]"
     assert dtypes({"int32": 514, "int8": 67_584}) == "67,584 int8, 514 int32"
+
+
+def test_success_stands_beside_the_return_where_an_environment_tells_of_it(
+    tmp_path: Path, single: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    run = add_run(workspace, schemes=["fp32", "int8"])
+    change(workspace.artifact(run.run_id, "fp32"), successes=[True] * EPISODES)
+    change(workspace.artifact(run.run_id, "int8"), successes=[True, False] * (EPISODES // 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flatbuffer, "weights", layers)
+        folder = write(workspace, run)
+    rates = {
+        name: row["success_rate"] for name, row in by_scheme(results_of(folder)["runs"]).items()
+    }
+    assert rates == {"fp32": 1.0, "int8": 0.5}
+    for page, text in (("report.md", ", success 50"), ("index.html", ">success 50")):
+        assert text in (folder / page).read_text()
+        assert "is_success" in (folder / page).read_text()
+        assert "success" not in (single / page).read_text().replace("unsuccess", "")
+    assert "success" not in (single / "results.json").read_text()
