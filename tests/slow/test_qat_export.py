@@ -286,8 +286,9 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     run, network = bench.run(kind, bits, **options)
     simulated = f"qat_w{bits}a{bits}"
     found, wanted = heads(bench, run, "qat_int4"), heads(bench, run, simulated)
-    # Learned steps have no multiples that are exact in float32: a code may become its neighbour.
-    unequal = 0.005 if options.get("learned_steps") else 0.0
+    # A code may become its neighbour where steps have no multiples that are exact in float32, as
+    # learned ones, and where convolutions of other kernels add up a sum halfway in another order.
+    unequal = 0.005 if options.get("learned_steps") or kind == "images" else 0.0
     assert (found != wanted).mean() <= unequal
     np.testing.assert_allclose(found, wanted, atol=1.01 * qat.head_step(network))
     path = bench.workspace.artifact(run.run_id, "qat_int4")
