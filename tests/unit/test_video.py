@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import imageio_ffmpeg
 import numpy as np
+import pygame
 import pytest
 from PIL import Image
 from samples import SIDECAR, Capsys, Patch, refusal, refused
@@ -156,7 +158,7 @@ def test_of_a_film_that_fails_nothing_is_left(tmp_path: Path, films: list[Any]) 
 # The package leaves it to Python to close its pipes.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_mp4_can_be_played(tmp_path: Path) -> None:
-    reader = pytest.importorskip("imageio_ffmpeg").read_frames
+    reader = imageio_ffmpeg.read_frames
     video.record(video.scene([balancing()], 0, 5), tmp_path / "film.mp4")
     with closing(reader(str(tmp_path / "film.mp4"))) as frames:
         assert next(frames)["fps"] == 50
@@ -168,7 +170,7 @@ def window(monkeypatch: Patch) -> Any:
     """Return pygame, whose windows nobody sees."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.setattr(video, "_SECONDS_AT_THE_END", 0)
-    return pytest.importorskip("pygame")
+    return pygame
 
 
 def test_a_window_shows_every_step(window: Any, shots: list[Any]) -> None:
