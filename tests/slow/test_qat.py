@@ -560,6 +560,8 @@ def test_until_the_delay_training_is_the_plain_one(
     assert any("kernel" in key for key in learned)
     assert aware_state.pop("run") != plain_state.pop("run")
     assert min(aware_state.pop("seconds"), plain_state.pop("seconds")) > 0
+    for row in (*aware_state["rows"], *plain_state["rows"]):
+        assert row.pop("seconds") > 0
     assert aware_state == plain_state  # Losses, returns and draws among it.
     for key in learned:
         np.testing.assert_array_equal(aware_of[key], plain[key], err_msg=key)
@@ -670,7 +672,7 @@ def test_from_the_delay_on_the_quantised_network_acts(name: str, tmp_path: Path)
     meant = {
         "ddpg": lambda: heads.clip(-1, 1),
         "dqn": lambda: heads.argmax(axis=2),
-        "ppo": lambda: np.stack([Categorical().draw(pair, draws)[0] for pair in heads]),
+        "ppo": lambda: np.stack([Categorical(heads.shape[-1]).draw(pair, draws)[0] for pair in heads]),
     }
     np.testing.assert_array_equal(acted, meant[name]())
     plain = agents.network_factory(run.algo, state._spec, preset, run.seed)()

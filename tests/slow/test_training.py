@@ -91,7 +91,8 @@ def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_ru
 
 def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
     found = rows(trained, tiny_run)
-    assert list(found[0]) == ["step", "episodes", "episode_return", "greedy_return", "loss"]
+    columns = ["step", "seconds", "episodes", "episode_return", "greedy_return", "loss"]
+    assert list(found[0]) == columns
     steps, episodes = ([int(row[name]) for row in found] for name in ("step", "episodes"))
     total, frequency = tiny_run.overrides["steps"], tiny_run.overrides["train_frequency"]
     assert total <= steps[-1] < total + frequency
