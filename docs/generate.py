@@ -37,7 +37,7 @@ ROOMS = (
 DASH = "\N{EN DASH}"
 
 #: Pages of results by their report.
-STUDIES = ("ptq", "qat", "li", "regularisation", "options")
+STUDIES = ("ptq", "qat", "li", "regularisation", "options", "airnav")
 
 
 def write(path: str, text: str, *, after: bool = False) -> None:
@@ -204,6 +204,7 @@ def results_index() -> str:
         "* [Quantisation-aware training from 8 to 2 bits](qat.md)\n"
         "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
         "* [Options of quantisation-aware training](options.md)\n"
+        "* [Flying among obstacles, QuaRL's navigation](airnav.md)\n"
         "* [The papers' table, and where it misleads](papers.md)\n* [Benchmarks](benchmarks.md)\n"
     )
 

@@ -138,10 +138,7 @@ def evaluation_flaw(
     """Return why an evaluation cannot stand for a flatbuffer on these seeds; None if it can."""
     if evaluation.artifact_sha256 != sidecar.sha256:
         return "has a stale evaluation, made with another flatbuffer"
-    rules = protocol(sidecar.env_id, chance.actions, chance.sticky)
-    # Where there is no float file to play again, games stay by the rules of their time.
-    kept = replace(rules, game=rules.game if reference.exists() else evaluation.protocol.game)
-    if evaluation.protocol != kept:
+    if not _keeps_rules(evaluation, reference, chance):
         return "was evaluated by other rules"
     if evaluation.reference_sha256 not in _reference_hashes(reference):
         return "was compared with another fp32 flatbuffer"
@@ -153,6 +150,16 @@ def evaluation_flaw(
 def protocol(env_id: str, actions: str, sticky: float = 0.0) -> Protocol:
     """Return the rules that episodes are played by today."""
     return Protocol(PROTOCOL_VERSION, actions, environments.rules(env_id, sticky))
+
+
+def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None) -> bool:
+    """Tell whether episodes were played by today's rules; without chance at random."""
+    actions, sticky = ("random", 0.0) if chance is None else (chance.actions, chance.sticky)
+    rules = protocol(evaluation.env_id, actions, sticky)
+    if not reference.exists():
+        # What cannot be played again with its reference stays by the rules of its time.
+        rules = replace(rules, game=evaluation.protocol.game)
+    return evaluation.protocol == rules
 
 
 def is_evaluated(artifact: Path) -> bool:
@@ -180,8 +187,9 @@ def saved_baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation
         return None
     skipped = whole.seeds.index(seeds[0]) if seeds[0] in whole.seeds else 0
     found = whole.first(len(seeds), skip=skipped)
-    expected = (run.plain.run_id, protocol(run.env_id, "random"), list(seeds))
-    return found if (found.run_id, found.protocol, found.seeds) == expected else None
+    fits = _keeps_rules(found, artifact.with_name(f"{REFERENCE}.tflite"), None)
+    fits = fits and (found.run_id, found.seeds) == (run.plain.run_id, list(seeds))
+    return found if fits else None
 
 
 def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:

@@ -672,7 +672,9 @@ def test_from_the_delay_on_the_quantised_network_acts(name: str, tmp_path: Path)
     meant = {
         "ddpg": lambda: heads.clip(-1, 1),
         "dqn": lambda: heads.argmax(axis=2),
-        "ppo": lambda: np.stack([Categorical(heads.shape[-1]).draw(pair, draws)[0] for pair in heads]),
+        "ppo": lambda: np.stack(
+            [Categorical(heads.shape[-1]).draw(pair, draws)[0] for pair in heads]
+        ),
     }
     np.testing.assert_array_equal(acted, meant[name]())
     plain = agents.network_factory(run.algo, state._spec, preset, run.seed)()
