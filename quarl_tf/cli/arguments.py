@@ -15,6 +15,8 @@ from quarl_tf.presets import ALGORITHMS
 from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, REFERENCE, Chance
 
 _Option = Callable[[argparse.ArgumentParser], object]
+#: Adds a verb: its name, what it is for, an example and its options.
+_Verb = Callable[..., None]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,9 +39,31 @@ def build() -> argparse.ArgumentParser:
     parser.set_defaults(verb=None)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
 
-    def verb(name: str, help_: str, example: str, *options: _Option) -> argparse.ArgumentParser:
-        return _add_verb(verbs, name, help_, example, options)
+    def verb(name: str, help_: str, example: str, *options: _Option) -> None:
+        _add_verb(verbs, name, help_, example, options)
 
+    _add_making(verb, train, run)
+    _add_quantising(verb)
+    _add_playing(verb)
+    verb(
+        "report",
+        "write the report of one or more runs",
+        "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
+        _ROOT,
+        _option("runs", metavar="RUN", nargs="+", help="run ids"),
+        _option("--name", help="name of the report's folder (default: after the runs)"),
+        *(_chance, _MARGIN, _DRY_RUN),
+    )
+    _add_study(verbs)
+    inspect = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
+    verb("inspect", "show what a .tflite file really holds", inspect, _ARTIFACT)
+    about = "list the policies on the shelf, presets, schemes and runs"
+    verb("list", about, "list", _ROOT, _SHELF)
+    verb("doctor", "check versions and known clashes", "doctor")
+    return parser
+
+
+def _add_making(verb: _Verb, train: str, run: str) -> None:
     about = "train, export, evaluate and report"
     verb("run", about, run, _ROOT, *_RUN, _SCHEMES, *_EVALUATION, _NO_REPORT, _DRY_RUN)
     verb("train", "train a policy, or go on training it", train, _ROOT, *_RUN, _DRY_RUN)
@@ -58,6 +82,9 @@ def build() -> argparse.ArgumentParser:
         ),
         *(_SHELF, _DRY_RUN),
     )
+
+
+def _add_quantising(verb: _Verb) -> None:
     verb(
         "adopt",
         "take a float .tflite policy that others trained",
@@ -105,6 +132,9 @@ def build() -> argparse.ArgumentParser:
             help="episodes for each of the worst three (default: %(default)s)",
         ),
     )
+
+
+def _add_playing(verb: _Verb) -> None:
     named = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
     verb(
         "evaluate",
@@ -129,22 +159,6 @@ def build() -> argparse.ArgumentParser:
     verb("record", about, f"record {example}", *_SHOW, out_option)
     about = "show policies side by side on one episode, in a window"
     verb("watch", about, f"watch {example}", *_SHOW)
-    verb(
-        "report",
-        "write the report of one or more runs",
-        "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
-        _ROOT,
-        _option("runs", metavar="RUN", nargs="+", help="run ids"),
-        _option("--name", help="name of the report's folder (default: after the runs)"),
-        *(_chance, _MARGIN, _DRY_RUN),
-    )
-    _add_study(verbs)
-    inspect = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
-    verb("inspect", "show what a .tflite file really holds", inspect, _ARTIFACT)
-    about = "list the policies on the shelf, presets, schemes and runs"
-    verb("list", about, "list", _ROOT, _SHELF)
-    verb("doctor", "check versions and known clashes", "doctor")
-    return parser
 
 
 def _add_verb(
