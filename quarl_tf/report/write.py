@@ -216,10 +216,11 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
         with contextlib.suppress(UsageError):  # Named after no scheme.
             found.append(Scheme.parse(name))
 
-    def place(scheme: Scheme) -> tuple[int, int, int]:
+    def place(scheme: Scheme) -> tuple[int, int, int, str]:
         sweep = family(scheme)
         usual = DEFAULT_SCHEMES.index(scheme.name) if scheme.name in DEFAULT_SCHEMES else 99
-        return (0 if sweep is None else 1 + list(FAMILIES).index(sweep), -scheme.weight_bits, usual)
+        kind = 0 if sweep is None else 1 + list(FAMILIES).index(sweep)
+        return kind, -scheme.weight_bits, usual, scheme.name
 
     return sorted(found, key=place)
 
