@@ -17,7 +17,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,62 +45,48 @@ def _design(preset: DdpgPreset, outputs: int) -> Design:
     )
 
 
-def actor_and_critics(
-    spec: EnvSpec,
-    preset: DdpgPreset,
-    seed: int,
-    prepare: Change,
-    draws: Sequence[str] = ("initial critic weights",),
-) -> list[tf_agents.FactoryNetwork]:
-    """Build an actor, and a critic for each draw of initial weights."""
-    observed, acted = tf_agents.observation_spec(spec), tf_agents.action_spec(spec)
-    factory = network_factory(spec, preset, seed)
-    actor = tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, "Actor")
-    judges = [networks.critic_factory(spec, _design(preset, 1), seed, draw) for draw in draws]
-    return [
-        actor,
-        *(
-            tf_agents.FactoryNetwork(judge, (observed, acted), "Critic", tf_agents.value)
-            for judge in judges
-        ),
-    ]
-
-
-def optimizers(preset: DdpgPreset, learning: Sequence[tf_agents.FactoryNetwork]) -> tuple[Any, Any]:
-    """Return the optimizers of an actor and of the critics behind it."""
-    actor, *critics = [network.model.trainable_variables for network in learning]
-    return (
-        tf_agents.adam(preset.learning_rate, preset, actor),
-        tf_agents.adam(preset.critic_learning_rate, preset, [v for each in critics for v in each]),
-    )
-
-
 def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent: actor and critic with their targets and optimizers."""
-    actor, critic = learning = actor_and_critics(spec, preset, seed, prepare)
-    target_actor, target_critic = actor_and_critics(spec, preset, seed, prepare)
-    of_actor, of_critic = optimizers(preset, learning)
+    observed, acted = tf_agents.observation_spec(spec), tf_agents.action_spec(spec)
+    factory = network_factory(spec, preset, seed)
+    judge = networks.critic_factory(spec, _design(preset, 1), seed)
+
+    def pair() -> list[tf_agents.FactoryNetwork]:
+        return [
+            tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, "Actor"),
+            tf_agents.FactoryNetwork(judge, (observed, acted), "Critic", tf_agents.value),
+        ]
+
+    def step(network: tf_agents.FactoryNetwork, rate: float) -> tf_agents.GradientStep:
+        optimizer = tf_agents.adam(rate, preset, network.model.trainable_variables)
+        return tf_agents.GradientStep(optimizer, preset.precision)
+
+    (actor, critic), (target_actor, target_critic) = pair(), pair()
     agent = tf_agents.build(
         tf_agents.published.DdpgAgent,
-        tf_agents.observation_spec(spec),
+        observed,
         spec,
         actor_network=actor,
         critic_network=critic,
         target_actor_network=target_actor,
         target_critic_network=target_critic,
-        actor_optimizer=of_actor,
-        critic_optimizer=of_critic,
         target_update_tau=preset.target_tau,
         td_errors_loss_fn=tf_agents.squared_loss,
         gamma=preset.discount,
     )
-    learner = tf_agents.Learner(
-        agent,
-        learning,
-        [target_actor],
-        [of_actor, of_critic],
-        lambda result: result.extra.critic_loss,
-    )
+
+    def of_critic(batch: Any) -> Any:
+        given = batch.time_step, batch.action_step.action, batch.next_time_step
+        return agent.critic_loss(*given, training=True)
+
+    def of_actor(batch: Any) -> Any:
+        return agent.actor_loss(batch.time_step, training=True)
+
+    steps = [
+        (of_critic, critic, step(critic, preset.critic_learning_rate)),
+        (of_actor, actor, step(actor, preset.learning_rate)),
+    ]
+    learner = tf_agents.Learner(agent, [actor, critic], [target_actor], steps)
     return OffPolicyAgent(spec, preset, seed, learner, ActionNoise(spec, preset))
 
 

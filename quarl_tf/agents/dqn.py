@@ -27,6 +27,7 @@ from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
+from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DqnPreset
 
@@ -59,13 +60,19 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
         spec,
         q_network=network,
         target_q_network=target,
-        optimizer=optimizer,
+        optimizer=None,
         target_update_period=preset.target_update,
-        gamma=preset.discount,
         td_errors_loss_fn=tf_agents.squared_loss,
-        gradient_clipping=preset.gradient_clip,
     )
-    learner = tf_agents.Learner(agent, [network], [target], [optimizer], lambda result: result.loss)
+
+    def loss(batch: Any) -> Any:
+        return agent._loss(batch, gamma=preset.discount, training=True).loss
+
+    def clip(gradients: list[Any]) -> list[Any]:
+        return [tf.clip_by_norm(gradient, preset.gradient_clip) for gradient in gradients]
+
+    step = tf_agents.GradientStep(optimizer, preset.precision, clip)
+    learner = tf_agents.Learner(agent, [network], [target], [(loss, network, step)])
     return OffPolicyAgent(spec, preset, seed, learner, EpsilonGreedy(spec, preset))
 
 

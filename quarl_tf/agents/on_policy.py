@@ -138,7 +138,11 @@ class ActorCritic(Agent):
             Categorical(spec.num_actions) if spec.num_actions else Gaussian(spec, self.network)
         )
         self._agent = self._loss_agent(spec)
-        self._optimizer = optimizer(self._model.trainable_variables)
+        self._step = tf_agents.GradientStep(
+            optimizer(self._model.trainable_variables),
+            preset.precision,
+            lambda gradients: tf.clip_by_global_norm(gradients, preset.gradient_clip)[0],
+        )
         self._round = inference.compiled(self._train_on, self.network)
 
     def _loss_agent(self, spec: EnvSpec) -> Any:
@@ -243,12 +247,13 @@ class ActorCritic(Agent):
     def _gradient_step(
         self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
     ) -> Any:
-        agent, trainable = self._agent, self._model.trainable_variables
+        agent = self._agent
         if self._preset.normalize_advantages:
             mean, variance = tf.nn.moments(advantages, axes=[0])
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
-        with tf.GradientTape() as tape:
-            loss = agent.get_loss(
+
+        def loss() -> Any:
+            return agent.get_loss(
                 tf_agents.time_steps(self._model.features(seen)),
                 actions,
                 log_probabilities,
@@ -260,10 +265,8 @@ class ActorCritic(Agent):
                 debug_summaries=False,
                 training=True,
             ).loss
-        gradients = tape.gradient(loss, trainable)
-        gradients, _ = tf.clip_by_global_norm(gradients, self._preset.gradient_clip)
-        self._optimizer.apply_gradients(zip(gradients, trainable, strict=True))
-        return loss
+
+        return self._step(loss, self._model.trainable_variables)
 
     def refresh(self) -> None:
         """Act from now on by the networks as they stand."""
@@ -271,7 +274,7 @@ class ActorCritic(Agent):
         self._distribution.refresh()
 
     def _variables(self) -> list[Any]:
-        return [*self._model.variables, *self._optimizer.variables()]
+        return [*self._model.variables, *self._step.variables()]
 
 
 def advantage_estimates(

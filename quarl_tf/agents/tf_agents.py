@@ -88,6 +88,56 @@ def value(head: Any) -> Any:
     return head[:, 0]
 
 
+class GradientStep:
+    """A gradient step on a loss: gradients clipped, then applied by an optimizer.
+
+    Where layers compute in float16, small gradients would be 0 there: the loss is scaled up, its
+    gradients down again in float32, and a step is skipped if they are not finite (Micikevicius et
+    al., arXiv 1710.03740). That halves the scale; many good steps in a row double it.
+    """
+
+    def __init__(
+        self, optimizer: Any, precision: str, clip: Callable[[Any], Any] = lambda given: given
+    ) -> None:
+        """Take steps by an optimizer; `clip` maps gradients to those that are applied."""
+        self._optimizer, self._clip = optimizer, clip
+        #: The scale, and the good steps since it changed.
+        self._scaling = (
+            [tf.Variable(FIRST_SCALE), tf.Variable(0.0)] if precision == "float16" else []
+        )
+
+    def __call__(self, loss: Callable[[], Any], variables: Sequence[Any]) -> Any:
+        """Take one step of these variables; return the loss."""
+        with tf.GradientTape() as tape:
+            found = loss()
+            scaled = found * self._scaling[0] if self._scaling else found
+        gradients = tape.gradient(scaled, variables)
+
+        def apply() -> None:
+            self._optimizer.apply_gradients(zip(self._clip(gradients), variables, strict=True))
+
+        if not self._scaling:
+            apply()
+            return found
+        scale, good = self._scaling
+        gradients = [gradient / scale for gradient in gradients]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in gradients])
+        tf.cond(finite, apply, lambda: None)
+        grows = good + 1 >= GOOD_STEPS
+        raised = tf.minimum(tf.where(grows, 2 * scale, scale), LARGEST_SCALE)
+        scale.assign(tf.where(finite, raised, tf.maximum(scale / 2, 1.0)))
+        good.assign(tf.where(finite & ~grows, good + 1, 0.0))
+        return found
+
+    def variables(self) -> list[Any]:
+        """Return what steps change beside what is learned."""
+        return [*self._optimizer.variables(), *self._scaling]
+
+
+#: Of a loss in float16; the scale doubles behind so many good steps.
+FIRST_SCALE, LARGEST_SCALE, GOOD_STEPS = 2.0**15, 2.0**24, 2000
+
+
 @dataclass(frozen=True)
 class Learner:
     """An off-policy agent of TF-Agents, and what belongs to it."""
@@ -97,21 +147,26 @@ class Learner:
     networks: Sequence[FactoryNetwork]
     #: Copies of that one.
     targets: Sequence[FactoryNetwork]
-    optimizers: Sequence[Any]
-    #: What a gradient step tells to the loss that is reported.
-    loss: Callable[[Any], Any]
+    #: Losses of a batch of transitions, the network that each is of, and what takes its steps; the
+    #: first loss is reported.
+    steps: Sequence[tuple[Callable[[Any], Any], FactoryNetwork, GradientStep]]
 
     # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def step(self, batch: Any) -> Any:
         """Take one gradient step on a batch of transitions; return the loss."""
-        # `train` would wrap each step in a function of its own.
-        return self.loss(self.agent._train(batch, weights=None))
+        # The agent's own `train` neither scales a loss nor leaves a step out.
+        losses = [
+            take(partial(loss, batch), network.model.trainable_variables)
+            for loss, network, take in self.steps
+        ]
+        self.agent.train_step_counter.assign_add(1)
+        self.agent._update_target()
+        return losses[0]
 
     def variables(self) -> list[Any]:
         """Return all that gradient steps change."""
-        slots = [variable for each in self.optimizers for variable in each.variables()]
-        return [*self.agent.variables, *slots]
+        return [*self.agent.variables, *(v for *_, take in self.steps for v in take.variables())]
 
 
 class SingleDqnAgent(tf_agents.agents.DqnAgent):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from quarl_tf import __version__
 from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.presets import ALGORITHMS
+from quarl_tf.presets import ALGORITHMS, PRECISIONS
 from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, REFERENCE, Chance
 
 _Option = Callable[[argparse.ArgumentParser], object]
@@ -287,6 +287,12 @@ _RUN = (
         type=float,
         metavar="RETURN",
         help="stop once the greedy return on selection seeds is this (-p until=RETURN)",
+    ),
+    _option(
+        "--precision",
+        choices=PRECISIONS,
+        help="arithmetic of the hidden layers in training, beside weights, heads and losses in "
+        "float32 (-p precision=…); what is exported is float32 first",
     ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
     _option(

@@ -523,8 +523,8 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     env_id = environments.canonical_id(given)
     _tell_renamed({given: env_id})
     overrides = dict(_override(text) for text in args.overrides)
-    if args.until is not None:
-        overrides["until"] = args.until
+    given_apart = {"until": args.until, "precision": args.precision}
+    overrides |= {name: value for name, value in given_apart.items() if value is not None}
     algo = args.algo or presets.best(env_id, args.presets)
     if args.algo is None:
         _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")
@@ -549,12 +549,15 @@ def _tell_renamed(ids: Mapping[str, str]) -> None:
 
 
 def _tell_slow(used: Iterable[Preset]) -> None:
-    here = provenance.processor()
-    if provenance.lacks_bfloat16(here) and any(one.precision == "bfloat16" for one in used):
+    here, wanted = provenance.processor(), {one.precision for one in used}
+    lacking = {"bfloat16": "several"} if provenance.lacks_bfloat16(here) else {}
+    if device.chosen() == "cpu":
+        lacking["float16"] = "80"  # Of convolutions; TensorFlow has no kernels for it.
+    for precision in sorted(wanted & lacking.keys()):
         _warn(
-            f"this processor ({here}) has no bfloat16, in which convolutions are to train: "
-            "it may take several times as long as float32; to train in that, give "
-            "-p precision=float32 (in a study, overrides)."
+            f"this processor ({here}) has no {precision}, in which hidden layers are to train: "
+            f"it may take {lacking[precision]} times as long as float32; to train in that, give "
+            "--precision float32 (in a study, overrides)."
         )
 
 

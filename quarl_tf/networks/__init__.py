@@ -45,7 +45,7 @@ class Design:
     head_gain: float | None = None
     #: Normalises hidden fully-connected layers before their activation.
     layer_norm: bool = False
-    #: "float32" or "bfloat16" in the hidden layers; weights and head are float32 always.
+    #: "float32", "bfloat16" or "float16" in the hidden layers; weights and head are float32.
     precision: str = "float32"
     #: Gives a state's value and the actions' advantages a last hidden layer each (Wang et al.,
     #: arXiv 1511.06581); the head is then the advantages.
@@ -114,7 +114,8 @@ class _Layers:
     def __init__(self, design: Design, seed: int, purpose: str) -> None:
         self._design = design
         self._random = generator(seed, purpose)
-        self._policy = "mixed_bfloat16" if design.precision == "bfloat16" else design.precision
+        precision = design.precision
+        self._policy = precision if precision == "float32" else f"mixed_{precision}"
 
     def features(self, observation: Any) -> Any:
         """Build what scales observations, the convolutions, and what flattens their results."""

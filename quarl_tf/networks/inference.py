@@ -18,6 +18,11 @@ def is_convolutional(network: keras.Model) -> bool:
     return any(isinstance(unwrap(layer), keras.layers.Conv2D) for layer in network.layers)
 
 
+def _needs_tensorflow(network: keras.Model) -> bool:
+    kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
+    return is_convolutional(network) or any(k.compute_dtype != "float32" for k in kernels)
+
+
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
     """Compile a function of arrays about a network: by XLA, or for oneDNN's kernels.
 
@@ -53,14 +58,14 @@ def forward(network: keras.Model) -> Forward:
 class Snapshot:
     """The forward pass of a network, up to date after each `refresh`.
 
-    Networks without convolutions are evaluated by NumPy as they stood then: a call into TensorFlow
-    costs 150 us however small the network, which is ten times what the arithmetic of a few
-    observations takes. Those with convolutions are evaluated as they stand.
+    Networks without convolutions in float32 are evaluated by NumPy as they stood then: a call into
+    TensorFlow costs 150 us however small the network, which is ten times what the arithmetic of a
+    few observations takes. Others are evaluated as they stand, in the arithmetic that learns.
     """
 
     def __init__(self, network: keras.Model) -> None:
         """Take the first snapshot."""
-        self._compiled = forward(network) if is_convolutional(network) else None
+        self._compiled = forward(network) if _needs_tensorflow(network) else None
         # Kept, for Keras walks through all it contains whenever it is asked for variables.
         self.variables: Sequence[Any] = list(network.variables)
         self._layers = [(layer, list(layer.variables)) for layer in network.layers[1:]]

@@ -19,7 +19,8 @@ from quarl_tf.presets import tables
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.spec.architectures import Architecture, architecture
 
-PRECISIONS = ("float32", "bfloat16")
+#: Of the arithmetic in hidden layers; weights, heads and losses are float32.
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 class _Kind(NamedTuple):
@@ -76,15 +77,7 @@ def _multiple(name: str, divisor: str) -> _Rule:
 class Preset(ABC):
     """What every algorithm needs."""
 
-    RULES: ClassVar[tuple[_Rule, ...]] = (
-        _multiple("train_frequency", "num_envs"),
-        _Rule(
-            # They act by NumPy, in float32: what acts and what learns would differ.
-            "Networks without convolutions train in float32: give precision=float32 too",
-            lambda p: p.precision == "float32" or bool(p.architecture.convolutions),
-            ("precision", "network"),
-        ),
-    )
+    RULES: ClassVar[tuple[_Rule, ...]] = (_multiple("train_frequency", "num_envs"),)
 
     #: The actions that the algorithm needs: "discrete" or "continuous"; None if it takes both.
     ACTIONS: ClassVar[str | None] = None
@@ -115,8 +108,8 @@ class Preset(ABC):
     checkpoint_every: _Count
     #: Whether every hidden fully-connected layer is followed by layer normalisation.
     layer_norm: _Flag = False
-    #: Arithmetic of training, "float32", or "bfloat16" with float32 weights and head; what is
-    #: exported computes in float32 either way.
+    #: Arithmetic of training in the hidden layers, one of `PRECISIONS`; what is exported computes
+    #: in float32 whatever it is.
     precision: _Precision = "float32"
     #: Greedy return on selection seeds at which the training ends early; quantised, if it is
     #: quantisation-aware.

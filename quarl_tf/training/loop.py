@@ -24,7 +24,7 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.files import locked, sha256, write_json
-from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.keras import keras
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
@@ -206,13 +206,7 @@ class _Training:
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self.collector.tick()
-        try:
-            metrics = self.agent.learn(self.collector.observations)
-        except tf.errors.InvalidArgumentError as error:
-            # TF-Agents' own check of the loss, which is left out where XLA compiles.
-            if "inf or nan" not in error.message:
-                raise
-            metrics = {"loss": math.nan}
+        metrics = self.agent.learn(self.collector.observations)
         self._require_finite_loss(metrics.get("loss", 0.0))
         if self._follows and self._quantized:
             # Target networks get them by their updates: with the weights, or (DDPG) at once.

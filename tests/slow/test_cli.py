@@ -408,15 +408,22 @@ def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "here", "told"),
+    ("overrides", "here", "lacking"),
     [
-        ([], "X with avx2", True),
-        (["-p", "precision=float32"], "X with avx2", False),
-        ([], "X with avx512_bf16", False),
+        ([], "X with avx2", ["bfloat16"]),
+        (["-p", "precision=float32"], "X with avx2", []),
+        (["--precision", "float32"], "X with avx2", []),
+        ([], "X with avx512_bf16", []),
+        (["--precision", "float16"], "X with avx512_bf16", ["float16"]),
     ],
 )
-def test_a_processor_without_bfloat16_is_told_of_before_training(
-    overrides: list[str], here: str, told: bool, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
+def test_a_precision_that_the_processor_lacks_is_told_of_before_training(
+    overrides: list[str],
+    here: str,
+    lacking: list[str],
+    capsys: Capsys,
+    monkeypatch: Patch,
+    tmp_path: Path,
 ) -> None:
     def train(*_: object) -> None:
         raise QuarlError("Not now.")
@@ -425,7 +432,7 @@ def test_a_processor_without_bfloat16_is_told_of_before_training(
     monkeypatch.setattr("quarl_tf.training.loop.train", train)
     game = ["--algo", "ppo", "--env", "BreakoutNoFrameskip-v4", "--root", str(tmp_path)]
     assert verbs.main(["train", *game, *overrides]) == 1
-    assert ("has no bfloat16" in capsys.readouterr().err) == told
+    assert re.findall(r"has no (\w+),", capsys.readouterr().err) == lacking
 
 
 def test_evaluating_one_file_evaluates_the_reference_beside_it(loose: Path) -> None:

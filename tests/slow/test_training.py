@@ -16,10 +16,11 @@ from samples import Patch, products, silent, snapshot
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import locked
-from quarl_tf.foundation.keras import tf
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
+from quarl_tf.pipeline import export
 from quarl_tf.quantization import quantizing
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import TrainingRecord
 from quarl_tf.store.state import finished_training
@@ -263,32 +264,6 @@ def begun(folder: Path, run: Run) -> loop._Training:
     return loop._Training(folder, run, presets.load(run.algo, run.env_id, run.overrides))
 
 
-@pytest.mark.parametrize(
-    ("message", "refusal", "words"),
-    [
-        ("Critic loss is inf or nan. : Tensor had NaN values", QuarlError, "Training diverged"),
-        ("Incompatible shapes: [4] vs. [8]", tf.errors.InvalidArgumentError, "Incompatible shapes"),
-    ],
-)
-def test_only_a_loss_that_is_not_finite_is_called_divergence(
-    message: str,
-    refusal: type[Exception],
-    words: str,
-    tiny_run: Run,
-    tmp_path: Path,
-    monkeypatch: Patch,
-) -> None:
-    state = begun(tmp_path, tiny_run)
-    state.resume()
-
-    def fail(_: Any) -> None:
-        raise tf.errors.InvalidArgumentError(None, None, message)
-
-    monkeypatch.setattr(state.agent, "learn", fail)
-    with pytest.raises(refusal, match=words):
-        state.burst()
-
-
 @pytest.mark.parametrize("steps_between_evaluations", [64, 5000])
 def test_a_reward_that_is_not_finite_is_not_called_divergence(
     steps_between_evaluations: int, tiny_run: Run, broken_reward: str, tmp_path: Path
@@ -324,6 +299,24 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     lengths = state.greedy("selection").returns  # A reward of 1 for every state.
     assert len(set(lengths)) > 1
     assert sum(map(len, state._variances)) == sum(lengths)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_policy_trained_in_reduced_precision_is_exported_like_any_other(
+    precision: str, tiny_run: Run, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    run = replace(tiny_run, overrides={**tiny_run.overrides, "precision": precision})
+    train(workspace, run, silent)
+    folder = workspace.run_dir(run.run_id)
+    export(run.run_id, ["fp32", "int8", "ptq_w4"], root=tmp_path)
+    preset = presets.load("dqn", run.env_id, tiny_run.overrides)
+    copy = agents.network_factory("dqn", environments.env_spec(run.env_id), preset, 0)()
+    networks.set_weights(copy, networks.load_weights(folder / "network.npz"))
+    seen = networks.load_weights(folder / "calibration.npz")["observations"]
+    policy = Policy.load(workspace.artifact(run.run_id, "fp32"))
+    heads = np.stack([policy.head(one) for one in seen[:200]])
+    np.testing.assert_allclose(heads, copy(seen[:200]), rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatch: Patch) -> None:

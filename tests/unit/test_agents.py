@@ -205,6 +205,28 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
             np.testing.assert_allclose(now, 0.75 * was + 0.25 * learned, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED)])
+def test_reduced_precision_learns_nearly_what_float32_does(
+    algo: str, spec: EnvSpec, precision: str
+) -> None:
+    batch = transitions(spec)[-1]
+
+    def learned(**changes: Any) -> tuple[float, Any, Any]:
+        agent = build(algo, spec, **changes)
+        before = np.concatenate([v.ravel() for v in values_of(agent.network)])
+        loss = float(agent._learner.step(batch))
+        after = np.concatenate([v.ravel() for v in values_of(agent.network)])
+        assert after.dtype == np.float32
+        return loss, after, after - before
+
+    (loss, exact, step), (reduced, near, taken) = learned(), learned(precision=precision)
+    assert loss != reduced == pytest.approx(loss, rel=0.02)
+    assert not np.array_equal(near, exact)
+    # Adam's first step has one size; few gradients have another sign.
+    assert np.mean(np.sign(step) == np.sign(taken)) > 0.95
+
+
 class Recorder:
     """Takes the place of an optimizer, and keeps the gradients that it is given."""
 
@@ -222,7 +244,7 @@ def ppo_gradient(advantages: Any, **changes: Any) -> Any:
     seen = random.normal(size=(32, 4)).astype(np.float32)
     actions = random.integers(2, size=32).astype(np.int32)
     old, returns = random.normal(size=(2, 32)).astype(np.float32) * 0.1
-    agent._optimizer = recorder = Recorder()
+    agent._step._optimizer = recorder = Recorder()
     given = (seen, actions, old - 0.7, returns, np.asarray(advantages, np.float32))
     agent._gradient_step(*map(tf.constant, given))
     return recorder.flat

@@ -1,4 +1,4 @@
-"""Steps of the optimizers by hand; their state is there before the first of them."""
+"""Steps by hand, of the optimizers and in float16; state is there before the first of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from quarl_tf import presets
 from quarl_tf.agents import tf_agents
-from quarl_tf.foundation.keras import tf
+from quarl_tf.foundation.keras import keras, tf
 
 START = np.array([1.0, -2.0, 3.0, 0.5])
 #: Of very different sizes, so that each epsilon shows.
@@ -80,3 +80,64 @@ def test_step_size_falls_linearly_to_0_and_stays_there(make: Any) -> None:
     share = np.array([1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])[:, None]
     np.testing.assert_allclose(found, share * moved(False), rtol=1e-3)
     assert not found[5:].any()
+
+
+class Half:
+    """A weight of 1, whose loss is `slope` times it, computed in float16."""
+
+    def __init__(self, clip: Any = lambda gradients: gradients) -> None:
+        self.weight = tf.Variable(1.0)
+        optimizer = keras.optimizers.legacy.SGD(0.25)
+        self.step = tf_agents.GradientStep(optimizer, "float16", clip)
+
+    def take(self, slope: float) -> float:
+        """Take a step; return how far it led."""
+        before = float(self.weight)
+
+        def loss() -> Any:
+            return tf.cast(tf.cast(self.weight, tf.float16), tf.float32) * slope
+
+        found = self.step(loss, [self.weight])
+        np.testing.assert_allclose(found, before * slope, rtol=1e-3)
+        return before - float(self.weight)
+
+    @property
+    def scaling(self) -> tuple[float, float]:
+        scale, good = (float(variable) for variable in self.step.variables()[-2:])
+        return scale, good
+
+
+def test_small_gradients_survive_float16() -> None:
+    half = Half()
+    half.weight.assign(0.0)
+    assert np.float16(2e-8) == 0
+    assert half.take(2e-8) == pytest.approx(0.25 * 2e-8, rel=1e-3)
+    assert half.scaling == (2.0**15, 1)
+
+
+def test_steps_that_overflow_are_left_out_and_lower_the_scale() -> None:
+    half = Half()
+    # 2**15 times 8 is beyond float16, and twice; 2**13 times 7 is not.
+    assert [half.take(slope) for slope in (1.0, 8.0, 7.0)] == [0.25, 0, 0]
+    assert half.scaling == (2.0**13, 0)
+    assert [half.take(7.0), half.scaling] == [1.75, (2.0**13, 1)]
+    assert [half.take(np.inf) for _ in range(14)] == [0] * 14
+    assert half.scaling == (1, 0)
+
+
+def test_many_good_steps_in_a_row_double_the_scale_up_to_a_limit(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tf_agents, "GOOD_STEPS", 2)
+    monkeypatch.setattr(tf_agents, "LARGEST_SCALE", 2.0**16)
+    half, found = Half(), []
+    for slope in (0.5, 0.5, 0.25, 0.25, 8.0, 0.25, 0.25):
+        half.take(slope)
+        found.append(half.scaling)
+    high, low = 2.0**16, 2.0**15
+    assert found == [(low, 1), (high, 0), (high, 1), (high, 0), (low, 0), (low, 1), (high, 0)]
+
+
+def test_what_is_clipped_is_the_gradient_without_the_scale() -> None:
+    def clip(gradients: list[Any]) -> list[Any]:
+        return [tf.clip_by_norm(gradient, 1.0) for gradient in gradients]
+
+    assert [Half(clip).take(slope) for slope in (0.5, 1.5)] == [0.125, 0.25]

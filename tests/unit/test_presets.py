@@ -70,7 +70,6 @@ def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> Non
         (DQN, {"train_frequency": 100, "num_envs": 7}, "train_frequency=100, num_envs=7"),
         (DQN, {"learning_starts": 8}, "learning_starts=8"),
         (DQN, {"buffer_size": 1001}, "buffer_size=1001"),
-        (DQN, {"precision": "bfloat16"}, "precision=bfloat16"),
         (DDPG, {"steps": 1000, "learning_starts": 900, "train_frequency": 200}, "steps=1000"),
         (("ppo", "CartPole-v1"), {"minibatch_size": 100}, "minibatch_size=100"),
         (("a2c", "CartPole-v1"), {"epochs": 2}, "epochs=2"),
