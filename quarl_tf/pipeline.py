@@ -39,19 +39,24 @@ def preset_of(run: Run) -> Preset:
     return presets.load(run.algo, run.env_id, run.overrides, own)
 
 
-def train(run: Run, *, root: Path | str = ".", update: Any = _silent) -> TrainingRecord:
+def train(
+    run: Run, *, root: Path | str = ".", origin: str | None = None, update: Any = _silent
+) -> TrainingRecord:
     """Train a run into `runs/<run_id>/` below the root, or go on where it was.
 
-    `update` is called with the steps done, all steps, and a note.
+    It starts with the network of the finished training `origin`, if one is named. `update` is
+    called with the steps done, all steps, and a note.
 
     Raises:
         QuarlError: The run or its folder is not fit; see `training.loop.train`.
     """
     from quarl_tf.environments import import_environments
-    from quarl_tf.store.state import finished_training
+    from quarl_tf.store.state import finished_training, starting_from
     from quarl_tf.store.workspace import Workspace
 
     workspace, preset = Workspace(Path(root)), preset_of(run)
+    if origin is not None:
+        run = starting_from(workspace, origin, run, preset)
     finished = finished_training(workspace, run, preset)
     if finished is not None:
         return finished

@@ -23,7 +23,7 @@ from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras
 from quarl_tf.foundation.seeding import generator
-from quarl_tf.networks import NetworkFactory
+from quarl_tf.networks import NetworkFactory, Weights
 from quarl_tf.networks.layers import Floats
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.presets import ALGORITHMS, Preset
@@ -79,6 +79,15 @@ class Agent(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Let go of all observations, which may be most of the memory: nothing more is learned."""
+
+    def start_from(self, weights: Weights, seen: int) -> None:
+        """Begin with a trained network, whose normaliser has seen so many observations."""
+        for network in (self.network, *self.targets):
+            variables = {variable.name: variable for variable in network.variables}
+            for name, value in weights.items():
+                variables[name].assign(value)
+        self._statistics.start_from(self.network, seen)
+        self.refresh()
 
     @abstractmethod
     def _variables(self) -> list[Any]:

@@ -294,6 +294,13 @@ _RUN = (
         help="arithmetic of the hidden layers in training, beside weights, heads and losses in "
         "float32 (-p precision=…); what is exported is float32 first",
     ),
+    _option(
+        "--from",
+        dest="origin",
+        metavar="RUN",
+        help="start with the network of a finished training (fine-tuning; with --bits, "
+        "quantisation-aware)",
+    ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
     _option(
         "--quant-delay",

@@ -52,6 +52,7 @@ from quarl_tf.store.state import (
     known_run,
     refuse_overwrite,
     reported_runs,
+    starting_from,
 )
 from quarl_tf.store.workspace import (
     Workspace,
@@ -535,7 +536,10 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     quantization = _quantization(args, algo, preset)
     own = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
-    return Run(algo, env_id, args.seed, overrides, quantization, modules, own), preset
+    run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
+    if args.origin is not None:
+        run = starting_from(Workspace(args.root), args.origin, run, preset)
+    return run, preset
 
 
 def _warn(line: str) -> None:

@@ -31,6 +31,13 @@ class RunningStatistics:
         self.mean = np.zeros(shape, np.float64)
         self.squares = np.zeros(shape, np.float64)
 
+    def start_from(self, network: keras.Model, count: int) -> None:
+        """Take what a network normalises by as the statistics of so many observations."""
+        if self._wanted:
+            layer = unwrap(network.get_layer("normalizer"))
+            self.count, self.mean = float(count), layer.mean.numpy().astype(np.float64)
+            self.squares = count / layer.inverse_deviation.numpy().astype(np.float64) ** 2
+
     def update(self, observations: npt.NDArray[np.float32]) -> None:
         """Take in a batch [n, ...]."""
         if not self._wanted:

@@ -195,6 +195,8 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
     first = runs[0]
     title = f"{first.algo} on {first.env_id}"
     options = dict(first.overrides)
+    if first.origin is not None:
+        options["from"] = first.origin.run.seedless_id
     if first.quantization is not None:
         options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
         options |= first.quantization.options()

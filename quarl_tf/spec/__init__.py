@@ -19,6 +19,7 @@ from quarl_tf.spec.recipe import (
 from quarl_tf.spec.run import (
     ADOPTED,
     DEFAULT_EPISODES,
+    Origin,
     Run,
     file_name,
     require_possible,
@@ -47,6 +48,7 @@ __all__ = [
     "REFERENCE",
     "Chance",
     "LayerFormat",
+    "Origin",
     "QatSchedule",
     "Quantization",
     "Recipe",

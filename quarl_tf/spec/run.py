@@ -25,7 +25,8 @@ ADOPTED = "adopted"
 class Run:
     """One training: an algorithm on an environment from a seed, with overrides of its preset.
 
-    With a `quantization` it is quantisation-aware. The user's modules that register environments
+    With a `quantization` it is quantisation-aware; with an `origin` it starts from the network of
+    another training. The user's modules that register environments
     and file of presets belong to its command, not to its name. Of an `ADOPTED` policy there is a
     flatbuffer and no training: its overrides are the `name` and the `head` it was adopted with.
     """
@@ -37,9 +38,10 @@ class Run:
     quantization: Quantization | None = None
     modules: tuple[str, ...] = field(default=(), compare=False)
     presets: str | None = field(default=None, compare=False)
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative seed, and an adopted policy without a name."""
+        """Refuse a negative seed, an adopted policy without a name, and an origin of no use."""
         if self.seed < 0:
             raise UsageError(f"The seed must be 0 or more. Received: seed={self.seed}")
         name = self.overrides.get("name")
@@ -47,6 +49,25 @@ class Run:
             raise UsageError(
                 "The name of an adopted policy is letters, digits, '_' and '.'. "
                 f"Received: name={name!r}"
+            )
+        if self.origin is not None:
+            self._check_origin(self.origin.run)
+
+    def _check_origin(self, origin: Run) -> None:
+        if (origin.algo, origin.env_id) != (self.algo, self.env_id):
+            raise UsageError(
+                "A training starts from a network of its own algorithm and environment. "
+                f"Received: --algo {self.algo} --env {self.env_id} from {origin.run_id}"
+            )
+        if origin.quantization is not None:
+            raise UsageError(
+                "A training starts from one that is not quantisation-aware. "
+                f"Received: run={origin.run_id!r}"
+            )
+        if self.quantization is not None and self.seed != origin.seed:
+            raise UsageError(
+                "A quantisation-aware training is compared with the run that it starts from, on "
+                f"the same episodes: give --seed {origin.seed}. Received: seed={self.seed}"
             )
 
     @property
@@ -62,12 +83,14 @@ class Run:
     @property
     def folder(self) -> str:
         """Name the folder of its flatbuffers, within those of its environment and algorithm."""
-        return "-".join([f"s{self.seed}", *self._settings])
+        start = [] if self.origin is None else [self.origin.tag]
+        return "-".join([f"s{self.seed}", *self._settings, *start])
 
     @property
     def seedless_id(self) -> str:
         """Name the runs that differ from this one in their seed alone."""
-        return "-".join([self._task, *self._settings])
+        start = [] if self.origin is None else [f"from-{self.origin.run.seedless_id}"]
+        return "-".join([self._task, *self._settings, *start])
 
     @property
     def _task(self) -> str:
@@ -82,7 +105,9 @@ class Run:
 
     @property
     def plain(self) -> Run:
-        """The same training without quantisation."""
+        """What it is compared with: where it starts, or the same training without quantisation."""
+        if self.quantization is not None and self.origin is not None:
+            return self.origin.run
         return replace(self, quantization=None)
 
     @property
@@ -105,6 +130,8 @@ class Run:
             words += ["--import", module]
         if self.presets is not None:
             words += ["--presets", self.presets]
+        if self.origin is not None:
+            words += ["--from", self.origin.run.run_id]
         if self.quantization is not None:
             words += ["--bits", f"{self.quantization.bits}"]
             words += ["--quant-delay", f"{self.quantization.delay}"]
@@ -118,9 +145,10 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values, without those that say nothing."""
         how = None if self.quantization is None else self.quantization.to_dict()
-        values = asdict(self) | {"modules": list(self.modules), "quantization": how}
-        silent: dict[str, Any] = {"quantization": None, "modules": [], "presets": None}
-        return {k: v for k, v in values.items() if k not in silent or v != silent[k]}
+        start = None if self.origin is None else self.origin.to_dict()
+        values = asdict(self) | {"quantization": how, "origin": start}
+        values["modules"] = list(self.modules) or None
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
@@ -128,7 +156,26 @@ class Run:
         quantization = values.get("quantization")
         known = None if quantization is None else Quantization.restore(quantization)
         modules = tuple(values.get("modules", ()))
-        return cls(**{**values, "quantization": known, "modules": modules})
+        start = values.get("origin")
+        origin = start and Origin(Run.from_dict(start["run"]), start["network_sha256"])
+        return cls(**{**values, "quantization": known, "modules": modules, "origin": origin})
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The network of another training that one starts from."""
+
+    run: Run
+    network_sha256: str
+
+    @property
+    def tag(self) -> str:
+        """Name it for run ids."""
+        return f"from{digest({'run': self.run.run_id, 'network_sha256': self.network_sha256})}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-ready values."""
+        return {"run": self.run.to_dict(), "network_sha256": self.network_sha256}
 
 
 def _written(value: Any) -> str:

@@ -96,7 +96,7 @@ def _run_flaw(run: Mapping[str, Any]) -> tuple[str, str] | None:
             return "run", f"run needs {', '.join(_RUN_FIELDS)}, and {name} is missing or odd"
     try:
         Run.from_dict(run)
-    except (TypeError, UsageError) as error:
+    except (KeyError, TypeError, UsageError) as error:
         return "run", str(error)
     return None
 

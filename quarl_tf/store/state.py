@@ -15,7 +15,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
-from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run
+from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
 from quarl_tf.store.records import (
     PROTOCOL_VERSION,
     Evaluation,
@@ -250,6 +250,26 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         f"The run {reason}; train it first ({command}). "
         f"Received: run={run_id!r} in {workspace.root.resolve()}"
     )
+
+
+def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
+    """Return a run that starts from the network of the finished training `origin`.
+
+    Raises:
+        UsageError: The network is another than the run's.
+        QuarlError: The training is not there, not finished, or its files were changed.
+    """
+    record = training_record(workspace, origin)
+    record.verify(workspace.run_dir(origin))
+    found = replace(run, origin=Origin(Run.from_dict(record.run), record.network_sha256))
+    theirs, ours = (presets.settings(run, values) for values in (record.preset, asdict(preset)))
+    for name in ("network", "layer_norm", "dueling"):
+        if theirs.get(name) != ours.get(name):
+            raise UsageError(
+                f"A training starts from a network like its own; give -p {name}=… as {origin} has "
+                f"it. Received: {name}={ours[name]!r} for {theirs[name]!r}"
+            )
+    return found
 
 
 def known_run(workspace: Workspace, run_id: str) -> Run:

@@ -29,9 +29,14 @@ from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization import quantizing, watching
-from quarl_tf.spec import Run
+from quarl_tf.spec import Origin, Run
 from quarl_tf.store.records import TrainingRecord
-from quarl_tf.store.state import finished_training, refuse_overwrite, require_same_settings
+from quarl_tf.store.state import (
+    finished_training,
+    refuse_overwrite,
+    require_same_settings,
+    starting_from,
+)
 from quarl_tf.store.workspace import Workspace, checkpoint_dir, delete_checkpoints
 from quarl_tf.training import checkpoint, rollout
 from quarl_tf.training.collector import Collector
@@ -62,6 +67,8 @@ def train(
         return finished
     refuse_overwrite(workspace, run.run_id)
     training = _Training(folder, run, preset)
+    if run.origin is not None:
+        training.start_from(workspace, run.origin)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with locked(folder, busy):
         # Another process may have finished it while this one was building.
@@ -161,6 +168,23 @@ class _Training:
         """Whether the return is reached that was asked for."""
         until, ready = self._preset.until, self._delay is None or self._quantized
         return ready and until is not None and self.best.score >= until
+
+    def start_from(self, workspace: Workspace, origin: Origin) -> None:
+        """Begin with the network of another training.
+
+        Raises:
+            QuarlError: It is not there, or is another network by now.
+        """
+        wanted = starting_from(workspace, origin.run.run_id, self._run, self._preset)
+        if wanted != self._run:
+            raise QuarlError(
+                "The run to start from was trained again since; delete the run folder. "
+                f"Received: run={self._run.run_id!r} from {origin.run.run_id!r}"
+            )
+        folder = workspace.run_dir(origin.run.run_id)
+        record = TrainingRecord.load(folder / "training.json")
+        self.agent.start_from(networks.load_weights(folder / "network.npz"), record.best_step)
+        self.best = _Best(networks.weights(self.agent.network))
 
     def resume(self) -> None:
         """Go on from the newest good checkpoint, with fresh episodes.

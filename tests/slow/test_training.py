@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch, products, silent, snapshot
+from samples import Capsys, Patch, products, refusal, silent, snapshot
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
-from quarl_tf.pipeline import export
+from quarl_tf.pipeline import evaluate, export
 from quarl_tf.quantization import quantizing
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.records import TrainingRecord
-from quarl_tf.store.state import finished_training
+from quarl_tf.store.records import Sidecar, TrainingRecord
+from quarl_tf.store.state import finished_training, starting_from
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
@@ -299,6 +299,57 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     lengths = state.greedy("selection").returns  # A reward of 1 for every state.
     assert len(set(lengths)) > 1
     assert sum(map(len, state._variances)) == sum(lengths)
+
+
+def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
+    copy: Workspace, tiny_run: Run, tmp_path: Path
+) -> None:
+    how = Quantization.from_mapping({"bits": 4, "delay": 450})
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    run = starting_from(copy, tiny_run.run_id, replace(tiny_run, quantization=how), preset)
+    kept = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
+    state = begun(copy.run_dir("unused"), run)
+    state.start_from(copy, run.origin)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(state.best.weights[name], value)
+    cut = Workspace(tmp_path / "cut")
+
+    def keep(step: int, steps: int, _: str) -> None:
+        if step >= steps:
+            shutil.copytree(copy.root / "runs", cut.root / "runs")
+
+    train(copy, run, keep)
+    started: list[int] = []
+    train(cut, run, lambda done, *_: started.append(done))
+    assert started[0] > preset.checkpoint_every
+    assert products(cut.run_dir(run.run_id)) == products(copy.run_dir(run.run_id))
+    # Its reference is what it started from.
+    export(tiny_run.run_id, ["fp32"], root=copy.root)
+    (artifact,) = export(run.run_id, ["qat_w4a4"], root=copy.root)
+    fp32 = Sidecar.load(copy.artifact(tiny_run.run_id, "fp32").with_suffix(".json"))
+    assert evaluate(artifact, 2).reference_sha256 == fp32.sha256
+    anew = replace(run, origin=replace(run.origin, network_sha256="another"))
+    with pytest.raises(QuarlError, match=r"trained again since.* from 'dqn-CartPole"):
+        train(copy, anew, silent)
+
+
+@pytest.mark.parametrize(
+    ("origin", "options", "message"),
+    [
+        ("dqn-CartPole-v1-s9", [], "Received: run='dqn-CartPole-v1-s9'"),
+        (None, ["-p", "network=[3]"], "Received: network=[3] for "),
+        (None, ["-p", "dueling=true"], "Received: dueling=True for False"),
+        (None, ["--algo", "ppo"], "Received: --algo ppo --env CartPole-v1 from dqn-"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_one_line(
+    trained: Workspace, tiny_run: Run, origin: Any, options: list[str], message: str, capsys: Capsys
+) -> None:
+    network = f"network={list(tiny_run.overrides['network'])}"
+    words = ["train", "--algo", "dqn", "--env", "CartPole-v1", "-p", network, *options]
+    where = ["--root", f"{trained.root}", "--from", origin or tiny_run.run_id, "--dry-run"]
+    code = 2 if origin is None else 1
+    assert message in refusal(capsys, *words, *where, code=code)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

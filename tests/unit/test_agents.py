@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from scipy.special import log_softmax
 
-from quarl_tf import agents, environments, presets
+from quarl_tf import agents, environments, networks, presets
 from quarl_tf.agents import tf_agents
 from quarl_tf.agents.ddpg import ActionNoise
 from quarl_tf.agents.distributions import Categorical
@@ -17,6 +17,8 @@ from quarl_tf.agents.on_policy import advantage_estimates
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import tf
+from quarl_tf.quantization import watching
+from quarl_tf.spec import Quantization
 
 CART_POLE = environments.env_spec("CartPole-v1")
 STEERED = EnvSpec((3,), "float32", None, (-2.0, 0.0), (2.0, 10.0))
@@ -41,6 +43,34 @@ def test_what_is_forgotten_takes_no_memory(algo: str, spec: EnvSpec) -> None:
     replay = weakref.ref(agent._replay)
     agent.forget()
     assert replay() is None
+
+
+@pytest.mark.parametrize(
+    ("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED)]
+)
+@pytest.mark.parametrize("watch", [False, True])
+def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics(
+    algo: str, spec: EnvSpec, watch: bool
+) -> None:
+    origin = build(algo, spec).network
+    scramble(origin)
+    mean, deviation = np.arange(spec.observation_shape[0]), 0.5
+    origin.get_layer("normalizer").mean.assign(mean)
+    origin.get_layer("normalizer").inverse_deviation.assign(np.full(len(mean), 1 / deviation))
+    aware = Quantization.from_mapping({"bits": 4, "delay": 9}) if watch else None
+    env_id = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
+    preset = presets.load(algo, env_id, {"network": [8]})
+    agent: Any = agents.build(algo, spec, preset, 1, watching(aware))
+    agent.start_from(networks.weights(origin), 100)
+    seen = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
+    for network in (agent.network, *agent.targets):
+        np.testing.assert_allclose(network(seen), origin(seen), rtol=1e-5, atol=1e-5)
+    # A hundred observations more, all of them 1 above the mean.
+    agent._statistics.update(np.tile(np.float32(mean + 1), (100, 1)))
+    assert agent._statistics.apply_to([origin])
+    found = [variable.numpy() for variable in origin.get_layer("normalizer").variables]
+    variance = (deviation**2 + 0) / 2 + 0.25
+    np.testing.assert_allclose(found, [mean + 0.5, np.full(len(mean), variance**-0.5)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 1.0), (0.1, 0.6), (0.2, 0.2), (1.0, 0.2)])

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from quarl_tf.spec import (
     PTQ_BITS,
     QAT_BITS,
     LayerFormat,
+    Origin,
     QatSchedule,
     Quantization,
     Recipe,
@@ -75,6 +77,41 @@ def test_lists_and_tuples_are_the_same_override() -> None:
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(UsageError, match="Received: seed=-1"):
         Run("dqn", "CartPole-v1", -1)
+
+
+def start(sha256: str = "ab", **changes: Any) -> Origin:
+    return Origin(Run(**{"algo": "dqn", "env_id": "CartPole-v1", "seed": 0, **changes}), sha256)
+
+
+def test_a_run_from_another_is_named_after_it_and_compared_with_it() -> None:
+    first, other = (Run("dqn", "CartPole-v1", 0, origin=start(sha256)) for sha256 in ("ab", "cd"))
+    assert len({first.run_id, other.run_id, first.seedless_id, "dqn-CartPole-v1-s0"}) == 4
+    again = Run.from_dict(json.loads(json.dumps(first.to_dict())))
+    assert (again, again.run_id) == (first, first.run_id)
+    # Its modules are no part of what it is.
+    moved = start(modules=("mine",), presets="mine.yaml")
+    assert replace(first, origin=moved).run_id == first.run_id
+    assert shlex.split(first.command("train"))[-2:] == ["--from", "dqn-CartPole-v1-s0"]
+    assert first.plain == first
+    assert replace(first, quantization=quantised()).plain == start().run
+    seeds = [replace(first, seed=seed, origin=start(seed=seed)) for seed in (1, 2)]
+    assert len({run.seedless_id for run in seeds}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algo": "ppo"}, "Received: --algo dqn --env CartPole-v1 from ppo-CartPole-v1-s0"),
+        ({"env_id": "Acrobot-v1"}, "from dqn-Acrobot-v1-s0"),
+        ({"seed": 1}, "give --seed 1. Received: seed=0"),
+        ({"quantization": True}, "Received: run='dqn-CartPole-v1-s0-q4d100'"),
+    ],
+)
+def test_origins_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    if "quantization" in changes:
+        changes = {"quantization": quantised()}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Run("dqn", "CartPole-v1", 0, {}, quantised(), origin=start(**changes))
 
 
 OPTIONS: list[dict[str, Any]] = [
