@@ -67,13 +67,13 @@ def workloads() -> dict[str, Workload]:
 
 def speed(workload: Workload, seed: int, steps: int) -> float:
     """Return environment steps per second of our training."""
-    with _started(workload, seed) as training:
+    with started(workload, seed) as training:
         return _rate(training, steps)
 
 
 def shares(workload: Workload, steps: int) -> dict[str, float]:
     """Return the percentage of our training's time that each part takes."""
-    with _started(workload, 0) as training:
+    with started(workload, 0) as training:
         seconds = dict.fromkeys((*PARTS, "sampling"), 0.0)
 
         def time_calls(owner: Any, method: str, part: str) -> None:
@@ -104,7 +104,7 @@ def shares(workload: Workload, steps: int) -> dict[str, float]:
 
 
 @contextmanager
-def _started(workload: Workload, seed: int) -> Iterator[Any]:
+def started(workload: Workload, seed: int) -> Iterator[Any]:
     """Give a training that has warmed up, without its evaluations at the end."""
     from quarl_tf.training.loop import _Training
 

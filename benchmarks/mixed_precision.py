@@ -1,0 +1,156 @@
+"""Measure DQN on Pong with QuaRL's Policies A, B and C in float32 and in bfloat16 (their Table 5).
+
+Each repetition is a process of its own, so that the largest memory is one training's; precisions
+take turns. It acts and learns by the preset, with a small replay and in short bursts of as many
+gradient steps to environment steps, and is timed once all is compiled.
+
+    python benchmarks/mixed_precision.py --json benchmarks/mixed_precision.json \
+        --table benchmarks/mixed_precision.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ours
+from training_throughput import machine
+
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import write_json, write_text
+
+PRECISIONS = ("float32", "bfloat16")
+
+#: Minutes of a training of QuaRL's in full and in mixed precision.
+PUBLISHED = {"policy_a": (127, 156), "policy_b": (179, 172), "policy_c": (391, 242)}
+
+#: The preset's 4 environment steps for each gradient step, in the shortest bursts of 8 games.
+_OVERRIDES = {
+    "num_envs": 8,
+    "train_frequency": 8,
+    "gradient_steps": 2,
+    "learning_starts": 64,
+    "buffer_size": 2000,
+}
+_WARM_UP, _LEAST_BURSTS = 96, 2
+
+_RATES = ("gradient_steps", "environment_steps")
+
+
+def measure(policy: str, precision: str, seconds: float) -> dict[str, float]:
+    """Return gradient steps a second of learning, environment steps a second, and peak MiB."""
+    workload = ours.Workload(
+        algo="dqn",
+        env_id="PongNoFrameskip-v4",
+        warm_up=_WARM_UP,
+        steps=0,
+        targets={},
+        overrides={**_OVERRIDES, "network": policy, "precision": precision},
+    )
+    with ours.started(workload, 0) as training:
+        learn, durations = training.agent.learn, []
+
+        def timed(observations: Any) -> Any:
+            start = time.perf_counter()
+            found = learn(observations)
+            durations.append(time.perf_counter() - start)
+            return found
+
+        training.agent.learn = timed
+        before, start = training.step, time.perf_counter()
+        while len(durations) < _LEAST_BURSTS or time.perf_counter() - start < seconds:
+            training.burst()
+        steps, took = training.step - before, time.perf_counter() - start
+    return {
+        "gradient_steps": _OVERRIDES["gradient_steps"] * len(durations) / sum(durations),
+        "environment_steps": steps / took,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def measured_apart(policy: str, precision: str, seconds: float) -> dict[str, float]:
+    """Return what `measure` does in a process of its own."""
+    words = [sys.executable, __file__, "--alone", policy, precision, "--seconds", f"{seconds}"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+Repetitions = Sequence[Mapping[str, Mapping[str, float]]]
+
+
+def summary(repetitions: Repetitions) -> dict[str, Any]:
+    """Return medians for each precision, and the ratio of both: median, least and largest."""
+    found: dict[str, Any] = {
+        precision: {
+            name: statistics.median(one[precision][name] for one in repetitions)
+            for name in (*_RATES, "peak_mib")
+        }
+        for precision in PRECISIONS
+    }
+    for name in _RATES:
+        ratios = sorted(one["bfloat16"][name] / one["float32"][name] for one in repetitions)
+        found[f"{name}_ratio"] = [statistics.median(ratios), ratios[0], ratios[-1]]
+    return found
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the figures of all policies in Markdown, the papers' beside."""
+    lines = [
+        "| policy | gradient steps/s, float32 | bfloat16 | ratio | environment steps/s, float32 | "
+        "bfloat16 | ratio | peak MiB, float32 | bfloat16 | QuaRL: minutes | ratio |",
+        "|---|" + "--:|" * 10,
+    ]
+    for policy, figures in found.items():
+        full, mixed = PUBLISHED[policy]
+        cells = [policy]
+        for name in _RATES:
+            cells += [f"{figures[precision][name]:.3g}" for precision in PRECISIONS]
+            cells.append("{:.2f} ({:.2f} to {:.2f})".format(*figures[f"{name}_ratio"]))
+        cells += [f"{figures[precision]['peak_mib']:,.0f}" for precision in PRECISIONS]
+        cells += [f"{full} → {mixed}", f"{full / mixed:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table; with `--json` and `--table`, write what was measured and on what."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--policies", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="at least, of a repetition")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        print(json.dumps(measure(*args.alone, args.seconds)))
+        return
+    facts = {**machine(), "seconds": args.seconds}
+    repetitions: dict[str, list[Any]] = {policy: [] for policy in args.policies}
+    for policy in args.policies:
+        for _ in range(args.repetitions):
+            pair = {each: measured_apart(policy, each, args.seconds) for each in PRECISIONS}
+            repetitions[policy].append(pair)
+            print(policy, json.dumps(pair), file=sys.stderr)
+    found = {policy: summary(pairs) for policy, pairs in repetitions.items()}
+    print(table(found))
+    if args.table:
+        write_text(args.table, table(found) + "\n")
+    if args.json:
+        facts |= {"versions": provenance.package_versions(), "commit": provenance.source_commit()}
+        write_json(args.json, {**facts, "policies": found, "repetitions": repetitions})
+
+
+if __name__ == "__main__":
+    main()
