@@ -45,8 +45,9 @@ class Agent(ABC):
         """Start without observations; `draws` names what is drawn to learn from."""
         self._statistics = RunningStatistics(spec)
         self._explore, self._draw = generator(seed, "exploration"), generator(seed, draws)
-        #: What has `arrays` and `restore` of its own.
+        #: What has `arrays` and `restore` of its own, and arrays as they are.
         self._parts: dict[str, Any] = {"statistics": self._statistics}
+        self._kept: Arrays = {}
 
     @abstractmethod
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
@@ -99,6 +100,7 @@ class Agent(ABC):
         arrays = {
             "generators": np.frombuffer(json.dumps(list(states)).encode(), np.uint8),
             **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
+            **self._kept,
         }
         for name, part in self._parts.items():
             arrays |= {f"{name}/{key}": array for key, array in part.arrays().items()}
@@ -111,6 +113,7 @@ class Agent(ABC):
             random.bit_generator.state = state
         for i, variable in enumerate(self._variables()):
             variable.assign(arrays[f"variable/{i}"])
+        self._kept = {name: arrays[name].copy() for name in self._kept}
         for name, part in self._parts.items():
             part.restore(section(arrays, name))
         self.refresh()

@@ -19,6 +19,8 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 
 from __future__ import annotations
 
+from functools import partial
+
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.on_policy import ActorCritic, network_factory
 from quarl_tf.environments import EnvSpec
@@ -29,6 +31,4 @@ __all__ = ["build", "network_factory"]
 
 def build(spec: EnvSpec, preset: A2cPreset, seed: int, prepare: Change) -> ActorCritic:
     """Build the agent."""
-    return ActorCritic(
-        spec, preset, seed, prepare, lambda variables: tf_agents.rmsprop(preset, variables)
-    )
+    return ActorCritic(spec, preset, seed, prepare, partial(tf_agents.rmsprop, preset))

@@ -17,11 +17,9 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
@@ -87,31 +85,21 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         (of_actor, actor, step(actor, preset.learning_rate)),
     ]
     learner = tf_agents.Learner(agent, [actor, critic], [target_actor], steps)
-    return OffPolicyAgent(spec, preset, seed, learner, ActionNoise(spec, preset))
+    return OffPolicyAgent(spec, preset, seed, learner, action_noise(spec, preset))
 
 
-class ActionNoise(Exploration):
-    """Adds noise to the best action; uniform actions while the replay warms up."""
-
-    def __init__(self, spec: EnvSpec, preset: DdpgPreset) -> None:
-        """Start without noise."""
-        self._spec, self._scale = spec, preset.noise
-        self._kept = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
-        super().__init__(noise=np.zeros((preset.num_envs, spec.action_size)))
+def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
+    """Return what adds noise to the best action; uniform actions while the replay warms up."""
+    low, high = spec.bounds
+    kept = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
 
     def act(
-        self,
-        greedy: Callable[[], npt.NDArray[Any]],
-        random: np.random.Generator,
-        progress: float,
-        warming_up: bool,
-    ) -> npt.NDArray[Any]:
-        """Choose actions (see `off_policy.Exploration`)."""
+        greedy: Any, random: np.random.Generator, progress: float, warming_up: bool, noise: Any
+    ) -> Any:
         del progress
-        (low, high), noise = self._spec.bounds, self.state["noise"]
         if warming_up:
             return random.uniform(low, high, size=noise.shape).astype(np.float32)
-        noise = self._kept * noise + self._scale * random.standard_normal(noise.shape)
-        self.state["noise"] = noise
-        noisy = greedy() + (high - low) / 2 * noise
-        return np.clip(noisy, low, high).astype(np.float32)
+        noise[:] = kept * noise + preset.noise * random.standard_normal(noise.shape)
+        return np.clip(greedy() + (high - low) / 2 * noise, low, high).astype(np.float32)
+
+    return act

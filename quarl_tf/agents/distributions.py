@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.agents import tf_agents
-from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.keras import keras
+from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats
 from quarl_tf.spec.actions import split
+
+_made = tf_agents.distributions
 
 
 class Categorical:
@@ -20,14 +21,17 @@ class Categorical:
     def __init__(self, choices: int | tuple[int, ...]) -> None:
         """Draw from one action's logits, or from those of several side by side."""
         self._choices = choices
-        #: How TF-Agents takes the head.
-        self.read = tf_agents.categorical(choices)
+
+    def read(self, logits: Any) -> Any:
+        """Return the distribution as TF-Agents takes it."""
+        parts = [_made.Categorical(each, dtype=tf.int32) for each in split(logits, self._choices)]
+        return parts[0] if isinstance(self._choices, int) else _made.Blockwise(parts)
 
     def draw(self, logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
         """Draw actions (Gumbel-max); return them with the logarithms of their probabilities."""
-        if isinstance(self._choices, int):
-            return _drawn(logits, random)
         each = [_drawn(part, random) for part in split(logits, self._choices)]
+        if isinstance(self._choices, int):
+            return each[0]
         actions, log_probabilities = (np.stack(field, axis=1) for field in zip(*each, strict=True))
         return actions, log_probabilities.sum(axis=1)
 
@@ -37,10 +41,6 @@ class Categorical:
         odds = [np.exp(part - part.max(axis=1, keepdims=True)) for part in parts]
         variances = [(o / o.sum(axis=1, keepdims=True)).var(axis=1) for o in odds]
         return np.asarray(np.mean(variances, axis=0))
-
-    def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the actions: all are possible."""
-        return actions
 
     def refresh(self) -> None:
         """Do nothing: all depends on the head."""
@@ -57,13 +57,15 @@ def _drawn(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any
 class Gaussian:
     """Independent normal distributions around the head; their widths are learned."""
 
-    def __init__(self, spec: EnvSpec, network: keras.Model) -> None:
+    def __init__(self, network: keras.Model) -> None:
         """Draw around the head of a policy network."""
-        self._bounds = spec.bounds
         self._logarithm = network.get_layer("action").log_deviation
-        #: How TF-Agents takes the head.
-        self.read = tf_agents.gaussian(self._logarithm)
         self.refresh()
+
+    def read(self, means: Any) -> Any:
+        """Return the distribution as TF-Agents takes it."""
+        deviation = tf.broadcast_to(tf.exp(self._logarithm), tf.shape(means))
+        return _made.MultivariateNormalDiag(means, deviation)
 
     def draw(self, means: Floats, random: np.random.Generator) -> tuple[Floats, Floats]:
         """Draw actions; return them with the logarithms of their probability densities."""
@@ -74,10 +76,6 @@ class Gaussian:
     def variance(self, means: Floats) -> Floats:
         """Return the variance of an action, the mean over its components; the same everywhere."""
         return np.full(len(means), (self._deviation**2).mean(), np.float32)
-
-    def within_bounds(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the nearest possible actions."""
-        return np.clip(actions, *self._bounds)
 
     def refresh(self) -> None:
         """Bring the widths up to date."""

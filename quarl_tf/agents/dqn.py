@@ -17,11 +17,9 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
@@ -73,29 +71,17 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
 
     step = tf_agents.GradientStep(optimizer, preset.precision, clip)
     learner = tf_agents.Learner(agent, [network], [target], [(loss, network, step)])
-    return OffPolicyAgent(spec, preset, seed, learner, EpsilonGreedy(spec, preset))
+    return OffPolicyAgent(spec, preset, seed, learner, epsilon_greedy(spec, preset))
 
 
-class EpsilonGreedy(Exploration):
-    """Acts greedily, but at random with a probability that falls linearly."""
+def epsilon_greedy(spec: EnvSpec, preset: DqnPreset) -> Exploration:
+    """Return what acts greedily, but at random with a probability that falls linearly."""
 
-    def __init__(self, spec: EnvSpec, preset: DqnPreset) -> None:
-        """Explore at random at first."""
-        super().__init__()
-        self._num_actions, self._preset = spec.action_size, preset
-
-    def act(
-        self,
-        greedy: Callable[[], npt.NDArray[Any]],
-        random: np.random.Generator,
-        progress: float,
-        warming_up: bool,
-    ) -> npt.NDArray[Any]:
-        """Choose actions (see `off_policy.Exploration`)."""
-        del warming_up
-        p = self._preset
-        done = min(1.0, progress / p.exploration_fraction)
-        epsilon = 1.0 + done * (p.exploration_final - 1.0)
-        exploring = random.random(p.num_envs) < epsilon
-        actions = random.integers(self._num_actions, size=p.num_envs)
+    def act(greedy: Any, random: np.random.Generator, progress: float, *_: Any) -> Any:
+        done = min(1.0, progress / preset.exploration_fraction)
+        epsilon = 1.0 + done * (preset.exploration_final - 1.0)
+        exploring = random.random(preset.num_envs) < epsilon
+        actions = random.integers(spec.action_size, size=preset.num_envs)
         return actions if exploring.all() else np.where(exploring, actions, greedy())
+
+    return act

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import networks
-from quarl_tf.agents import Agent, Arrays, Change
+from quarl_tf.agents import Agent, Change
 from quarl_tf.agents.replay import Replay
 from quarl_tf.agents.tf_agents import Learner, transition
 from quarl_tf.environments import EnvSpec
@@ -20,31 +19,13 @@ from quarl_tf.networks import inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
 
-
-class Exploration(ABC):
-    """How actions are tried that the network does not think best."""
-
-    def __init__(self, **state: npt.NDArray[Any]) -> None:
-        """Start from a state, if there is one."""
-        self.state: Arrays = state
-
-    @abstractmethod
-    def act(
-        self,
-        greedy: Callable[[], npt.NDArray[Any]],
-        random: np.random.Generator,
-        progress: float,
-        warming_up: bool,
-    ) -> npt.NDArray[Any]:
-        """Choose actions, at will those that `greedy` returns; while warming up none is learned."""
-
-    def arrays(self) -> Arrays:
-        """Return the state for a checkpoint."""
-        return dict(self.state)
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take the state of a checkpoint back."""
-        self.state = dict(arrays)
+#: Chooses actions: at will the best ones, which the first argument returns, by a generator and the
+#: share of the training that is done; while warming up none is learned. The last argument is noise
+#: [num_envs, action size], 0 at first, that it may change.
+Exploration = Callable[
+    [Callable[[], npt.NDArray[Any]], np.random.Generator, float, bool, npt.NDArray[Any]],
+    npt.NDArray[Any],
+]
 
 
 class OffPolicyAgent(Agent):
@@ -64,8 +45,9 @@ class OffPolicyAgent(Agent):
         self._pending: list[npt.NDArray[Any]] = []
         rows = preset.buffer_size, preset.num_envs
         self._replay = Replay(spec, *rows, n_step=preset.n_step, discount=preset.discount)
+        self._parts["replay"] = self._replay
         self._exploration = exploration
-        self._parts |= {"replay": self._replay, "exploration": exploration}
+        self._kept["noise"] = np.zeros((preset.num_envs, spec.action_size))
         self._take_networks()
 
     def _take_networks(self) -> None:
@@ -87,12 +69,12 @@ class OffPolicyAgent(Agent):
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Act greedily, or as the exploration has it."""
-        return self._exploration.act(
-            lambda: self._spec.greedy(self._snapshot(observations)),
-            self._explore,
-            progress,
-            self._warming_up,
-        )
+
+        def greedy() -> npt.NDArray[Any]:
+            return self._spec.greedy(self._snapshot(observations))
+
+        state = progress, self._warming_up, self._kept["noise"]
+        return self._exploration(greedy, self._explore, *state)
 
     def observe(self, tick: Tick) -> None:
         """Store one tick."""

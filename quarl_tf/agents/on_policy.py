@@ -124,7 +124,7 @@ class ActorCritic(Agent):
     ) -> None:
         """Create policy and value networks and the optimizer."""
         super().__init__(spec, seed, "minibatches")
-        self._preset = preset
+        self._spec, self._preset = spec, preset
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
         #: Of the latest actions: as drawn, logarithms of their probabilities, values.
         self._drawn: tuple[npt.NDArray[Any], ...] = ()
@@ -135,7 +135,7 @@ class ActorCritic(Agent):
             else _TwoNetworks(self.network, spec, _design(preset, 1, 1.0), seed)
         )
         self._distribution: Gaussian | Categorical = (
-            Categorical(spec.num_actions) if spec.num_actions else Gaussian(spec, self.network)
+            Categorical(spec.num_actions) if spec.num_actions else Gaussian(self.network)
         )
         self._agent = self._loss_agent(spec)
         self._step = tf_agents.GradientStep(
@@ -155,7 +155,7 @@ class ActorCritic(Agent):
             tf_agents.published.PPOAgent,
             observed,
             spec,
-            optimizer=keras.optimizers.SGD(),
+            optimizer=None,
             actor_net=self._actor,
             value_net=network(lambda: model.value, observed, "Value", tf_agents.value),
             importance_ratio_clipping=preset.clip,
@@ -182,7 +182,7 @@ class ActorCritic(Agent):
         heads, values = self._model.predict(observations)
         drawn, log_probabilities = self._distribution.draw(heads, self._explore)
         self._drawn = drawn, log_probabilities, values
-        return self._distribution.within_bounds(drawn)
+        return drawn if self._spec.num_actions else np.clip(drawn, *self._spec.bounds)
 
     def observe(self, tick: Tick) -> None:
         """Store one tick, with the actions as drawn."""
@@ -247,13 +247,12 @@ class ActorCritic(Agent):
     def _gradient_step(
         self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
     ) -> Any:
-        agent = self._agent
         if self._preset.normalize_advantages:
             mean, variance = tf.nn.moments(advantages, axes=[0])
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
 
         def loss() -> Any:
-            return agent.get_loss(
+            return self._agent.get_loss(
                 tf_agents.time_steps(self._model.features(seen)),
                 actions,
                 log_probabilities,
@@ -261,7 +260,7 @@ class ActorCritic(Agent):
                 advantages,
                 action_distribution_parameters=None,  # For the KL penalties, which are off.
                 weights=tf.ones_like(returns),
-                train_step=agent.train_step_counter,
+                train_step=self._agent.train_step_counter,
                 debug_summaries=False,
                 training=True,
             ).loss

@@ -20,6 +20,8 @@ Deviations from the paper:
 
 from __future__ import annotations
 
+from functools import partial
+
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.on_policy import ActorCritic, network_factory
 from quarl_tf.environments import EnvSpec
@@ -30,10 +32,5 @@ __all__ = ["build", "network_factory"]
 
 def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> ActorCritic:
     """Build the agent."""
-    return ActorCritic(
-        spec,
-        preset,
-        seed,
-        prepare,
-        lambda variables: tf_agents.adam(preset.learning_rate, preset, variables, epsilon=1e-5),
-    )
+    optimizer = partial(tf_agents.adam, preset.learning_rate, preset, epsilon=1e-5)
+    return ActorCritic(spec, preset, seed, prepare, optimizer)

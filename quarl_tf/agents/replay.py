@@ -48,12 +48,8 @@ class Replay:
         """
         self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs
-        shape = (rows, num_envs)
-        action_shape = () if spec.num_actions else (spec.action_size,)
-        action_dtype = np.int32 if spec.num_actions else np.float32
-        kind: type[_FrameStacks | _Observations] = (
-            _FrameStacks if spec.frame_stack > 1 else _Observations
-        )
+        kind: type[_FrameStacks | _Observations]
+        kind = _FrameStacks if spec.frame_stack > 1 else _Observations
         self._observations = kind(rows, num_envs, spec)
         # As many rows as an observation reaches back are lost to overwriting, the newest has no
         # successor, and of the others all but one may start nothing: resets and a break.
@@ -62,10 +58,10 @@ class Replay:
                 f"The replay must hold {least} observations of each environment; raise "
                 f"buffer_size. Received: {rows} of each of {num_envs}"
             )
-        self._actions = np.zeros((*shape, *action_shape), action_dtype)
-        self._rewards = np.zeros(shape, np.float32)
-        self._continues = np.zeros(shape, np.float32)
-        self._starts = np.zeros(shape, np.bool_)
+        acted = (num_envs,) if spec.num_actions else (num_envs, spec.action_size)
+        self._actions = np.zeros((rows, *acted), np.int32 if spec.num_actions else np.float32)
+        self._rewards, self._continues = np.zeros((2, rows, num_envs), np.float32)
+        self._starts = np.zeros((rows, num_envs), np.bool_)
         self._rows_added = 0
 
     def __len__(self) -> int:
@@ -129,16 +125,18 @@ class Replay:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state for a checkpoint, without rows never written."""
         held = min(self._rows_added, len(self._starts))
-        fields = {name: getattr(self, f"_{name}")[:held] for name in self._FIELDS}
-        seen = {name: array[:held] for name, array in self._observations.arrays().items()}
-        return {**fields, **seen, "rows_added": np.array(self._rows_added)}
+        fields = {name: getattr(self, f"_{name}") for name in self._FIELDS}
+        fields |= self._observations.kept
+        arrays = {name: array[:held] for name, array in fields.items()}
+        return {**arrays, "rows_added": np.array(self._rows_added)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take the state of a checkpoint back."""
         self._rows_added = int(arrays["rows_added"])
         for name in self._FIELDS:
             getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
-        self._observations.restore(arrays)
+        for name, ring in self._observations.kept.items():
+            self._observations.kept[name] = _refilled(ring, arrays[name])
 
     _FIELDS = ("actions", "rewards", "continues", "starts")
 
@@ -153,20 +151,14 @@ class _Observations:
 
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
         shape = (rows, num_envs, *spec.observation_shape)
-        self._kept = np.zeros(shape, spec.observation_dtype)
+        self.kept = {"observations": np.zeros(shape, spec.observation_dtype)}
 
     def put(self, row: int, observation: npt.NDArray[Any]) -> None:
-        self._kept[row] = observation
+        self.kept["observations"][row] = observation
 
     def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        taken: npt.NDArray[Any] = self._kept[row, env]
+        taken: npt.NDArray[Any] = self.kept["observations"][row, env]
         return taken
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return {"observations": self._kept}
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._kept = _refilled(self._kept, arrays["observations"])
 
 
 class _FrameStacks:
@@ -177,8 +169,8 @@ class _FrameStacks:
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
         height, width, self._depth = spec.observation_shape
         self.reach = self._depth - 1
-        self._frames = np.zeros((rows, num_envs, height, width), spec.observation_dtype)
-        self._ages = np.zeros((rows, num_envs), np.uint8)
+        frames = np.zeros((rows, num_envs, height, width), spec.observation_dtype)
+        self.kept = {"frames": frames, "ages": np.zeros((rows, num_envs), np.uint8)}
         self._newest: npt.NDArray[Any] | None = None
         self._age = np.zeros(num_envs, np.uint8)
 
@@ -188,23 +180,16 @@ class _FrameStacks:
             goes_on = (self._newest[..., 1:] == observation[..., :-1]).all(axis=(1, 2, 3))
         self._age = np.where(goes_on, np.minimum(self._age + 1, self._depth), 1).astype(np.uint8)
         self._newest = observation.copy()
-        self._frames[row], self._ages[row] = observation[..., -1], self._age
+        self.kept["frames"][row], self.kept["ages"][row] = observation[..., -1], self._age
 
     def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        frames, ages = self.kept["frames"], self.kept["ages"]
         back = np.arange(self.reach, -1, -1)
-        rows = (row.reshape(-1, 1) - back) % len(self._frames)
-        envs = env.reshape(-1, 1)
-        planes = self._frames[rows, envs]
+        rows = (row.reshape(-1, 1) - back) % len(frames)
+        planes = frames[rows, env.reshape(-1, 1)]
         # A game's first stacks are filled up with zeros.
-        planes[back >= self._ages[row, env].reshape(-1, 1)] = 0
+        planes[back >= ages[row, env].reshape(-1, 1)] = 0
         return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return {"frames": self._frames, "ages": self._ages}
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._frames = _refilled(self._frames, arrays["frames"])
-        self._ages = _refilled(self._ages, arrays["ages"])
 
 
 def _refilled(ring: npt.NDArray[Any], saved: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -15,7 +15,6 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import NetworkFactory
 from quarl_tf.presets import A2cPreset, Preset
-from quarl_tf.spec.actions import split
 
 # TF-Agents imports the old gym, which prints advice to move to Gymnasium. We use Gymnasium.
 gym_notices.notices.notices.clear()
@@ -24,7 +23,7 @@ warnings.filterwarnings("ignore", '"is( not)?" with', SyntaxWarning)
 with warnings.catch_warnings():
     # Its sources, and old gym's, predate today's Python and NumPy.
     warnings.simplefilter("ignore")
-    import tensorflow_probability as tfp
+    import tensorflow_probability
     import tf_agents.agents
     from tf_agents.networks import network as tfa_network
     from tf_agents.specs import tensor_spec
@@ -34,10 +33,8 @@ with warnings.catch_warnings():
 
 #: TF-Agents' own agents.
 published: Any = tf_agents.agents
+distributions = tensorflow_probability.distributions
 squared_loss = element_wise_squared_loss
-
-#: Head of a network to what TF-Agents takes it for: itself, a distribution or values [n].
-Read = Callable[[Any], Any]
 
 
 class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
@@ -49,9 +46,13 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
     """
 
     def __init__(
-        self, factory: NetworkFactory, input_tensor_spec: Any, name: str, read: Read | None = None
+        self,
+        factory: NetworkFactory,
+        input_tensor_spec: Any,
+        name: str,
+        read: Callable[[Any], Any] = lambda head: head,
     ) -> None:
-        """Build the model; `read` is how its head is meant."""
+        """Build the model; `read` is how its head is meant: a distribution, or values [n]."""
         super().__init__(input_tensor_spec=input_tensor_spec, state_spec=(), name=name)
         self.model = factory()
         self._read = read
@@ -60,27 +61,7 @@ class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
     ) -> tuple[Any, Any]:
         """Return the head as it is meant, and the untouched (empty) state."""
-        head = self.model(observation, training=training)
-        return head if self._read is None else self._read(head), network_state
-
-
-def categorical(choices: int | Sequence[int]) -> Read:
-    """Return what reads logits as the distribution of a discrete action, or of several at once."""
-    kind: Read = partial(tfp.distributions.Categorical, dtype=tf.int32)
-    if isinstance(choices, int):
-        return kind
-    joint = tfp.distributions.Blockwise
-    return lambda logits: joint([kind(part) for part in split(logits, choices)])
-
-
-def gaussian(log_deviation: Any) -> Read:
-    """Return what reads means as the distribution of a continuous action."""
-
-    def read(mean: Any) -> Any:
-        deviation = tf.broadcast_to(tf.exp(log_deviation), tf.shape(mean))
-        return tfp.distributions.MultivariateNormalDiag(mean, deviation)
-
-    return read
+        return self._read(self.model(observation, training=training)), network_state
 
 
 def value(head: Any) -> Any:
@@ -102,9 +83,7 @@ class GradientStep:
         """Take steps by an optimizer; `clip` maps gradients to those that are applied."""
         self._optimizer, self._clip = optimizer, clip
         #: The scale, and the good steps since it changed.
-        self._scaling = (
-            [tf.Variable(FIRST_SCALE), tf.Variable(0.0)] if precision == "float16" else []
-        )
+        self._scaling = [tf.Variable(v) for v in (FIRST_SCALE, 0.0) if precision == "float16"]
 
     def __call__(self, loss: Callable[[], Any], variables: Sequence[Any]) -> Any:
         """Take one step of these variables; return the loss."""
@@ -217,12 +196,9 @@ def time_steps(observation: Any) -> Any:
 
 def transition(observation: Any, action: Any, reward: Any, discount: Any, following: Any) -> Any:
     """Assemble a batch of transitions as TF-Agents' agents train on."""
-    batch = tf.shape(reward)
-    middle = tf.fill(batch, ts.StepType.MID)
+    after = time_steps(following)._replace(reward=reward, discount=discount)
     return trajectory.Transition(
-        time_step=ts.TimeStep(middle, tf.zeros(batch), tf.ones(batch), observation),
-        action_step=policy_step.PolicyStep(action, (), ()),
-        next_time_step=ts.TimeStep(middle, reward, discount, following),
+        time_steps(observation), policy_step.PolicyStep(action, (), ()), after
     )
 
 

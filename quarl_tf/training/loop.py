@@ -100,10 +100,7 @@ class _Training:
         #: Of earlier parts, as far as this one goes on from them.
         self._seconds = 0.0
         self._started = time.monotonic()
-        self._delay = run.quantization.delay if run.quantization else None
-        self._follows = (
-            run.quantization is not None and run.quantization.schedule.ranges == "following"
-        )
+        self._schedule = None if run.quantization is None else run.quantization.schedule
         self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
         #: On which side of the delay it is.
         self._quantized = False
@@ -166,7 +163,7 @@ class _Training:
     @property
     def _solved(self) -> bool:
         """Whether the return is reached that was asked for."""
-        until, ready = self._preset.until, self._delay is None or self._quantized
+        until, ready = self._preset.until, self._schedule is None or self._quantized
         return ready and until is not None and self.best.score >= until
 
     def start_from(self, workspace: Workspace, origin: Origin) -> None:
@@ -175,13 +172,13 @@ class _Training:
         Raises:
             QuarlError: It is not there, or is another network by now.
         """
-        wanted = starting_from(workspace, origin.run.run_id, self._run, self._preset)
-        if wanted != self._run:
+        name = origin.run.run_id
+        if starting_from(workspace, name, self._run, self._preset) != self._run:
             raise QuarlError(
                 "The run to start from was trained again since; delete the run folder. "
-                f"Received: run={self._run.run_id!r} from {origin.run.run_id!r}"
+                f"Received: run={self._run.run_id!r} from {name!r}"
             )
-        folder = workspace.run_dir(origin.run.run_id)
+        folder = workspace.run_dir(name)
         record = TrainingRecord.load(folder / "training.json")
         self.agent.start_from(networks.load_weights(folder / "network.npz"), record.best_step)
         self.best = _Best(networks.weights(self.agent.network))
@@ -214,25 +211,25 @@ class _Training:
         """Take the state of a checkpoint; return its rows of progress."""
         if state["quantized"]:
             self._quantize()
-        best = agents.section(arrays, "best")
-        self.agent.restore({k: v for k, v in arrays.items() if not k.startswith("best/")})
+        self.agent.restore(arrays)
         self.collector.restore(state)
         self._seconds = state["seconds"]
         for name, now in self._origins.items():
             self._origins[name] = list(dict.fromkeys([*state[name], *now]))
-        self.best = _Best(best, *state["best"])
+        self.best = _Best(agents.section(arrays, "best"), *state["best"])
         return state["rows"]
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then do what has come due."""
-        if self._delay is not None and self.step >= self._delay and not self._quantized:
-            self._start_quantization()
+        schedule = self._schedule
+        if schedule is not None and self.step >= schedule.delay and not self._quantized:
+            self._start_quantization(schedule.delay)
         before = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self.collector.tick()
         metrics = self.agent.learn(self.collector.observations)
         self._require_finite_loss(metrics.get("loss", 0.0))
-        if self._follows and self._quantized:
+        if schedule is not None and schedule.ranges == "following" and self._quantized:
             # Target networks get them by their updates: with the weights, or (DDPG) at once.
             self._freeze_ranges()
         if self._due(before, self._preset.evaluation_every):
@@ -248,11 +245,11 @@ class _Training:
         if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
             self._checkpoint()
 
-    def _start_quantization(self) -> None:
+    def _start_quantization(self, delay: int) -> None:
         """Quantise from now on; what was best before was another, unquantised network."""
         from quarl_tf.quantization import qat  # `watching` has loaded it.
 
-        qat.require_watched(self.agent.network, self._delay or 0)
+        qat.require_watched(self.agent.network, delay)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _Best(networks.weights(self.agent.network))

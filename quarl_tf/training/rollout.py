@@ -72,10 +72,9 @@ class _Thinned:
     def add(self, observations: npt.NDArray[Any]) -> None:
         if not self._most:
             return
-        if observations.ndim == _VECTORS:
-            known = observations
-            if self._extremes is not None:
-                known = np.concatenate([self._extremes, observations])
+        if observations[0].ndim == 1:
+            extremes = observations[:0] if self._extremes is None else self._extremes
+            known = np.concatenate([extremes, observations])
             self._extremes = known[np.concatenate([known.argmin(axis=0), known.argmax(axis=0)])]
         if _count(self._beginning) < self._most // 2:
             self._beginning.append(observations)
@@ -98,10 +97,6 @@ class _Thinned:
         return np.concatenate([first, rest])
 
 
-#: Rank of a batch of vectors.
-_VECTORS = 2
-
-
 def _count(batches: list[npt.NDArray[Any]]) -> int:
     return sum(map(len, batches))
 
@@ -111,5 +106,4 @@ def thin(observations: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
     if len(observations) <= most:
         return observations
     index = np.linspace(0, len(observations) - 1, most).astype(np.int64)
-    kept: npt.NDArray[Any] = observations[index]
-    return kept
+    return np.take(observations, index, axis=0)

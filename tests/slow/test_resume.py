@@ -27,6 +27,7 @@ _BRIEF = {
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 16, "gradient_steps": 4}
 #: The ring wraps, and the exploration's schedule is under way at any cut.
 _DQN = {**_OFF_POLICY, "exploration_fraction": 1.0, "buffer_size": 400}
+_DDPG = {**_OFF_POLICY, "layer_norm": True}
 _PPO = {"minibatch_size": 32, "epochs": 2}
 _A2C = {"minibatch_size": 64}
 _IMAGES = {
@@ -40,34 +41,19 @@ _DQN_IMAGES = {**_IMAGES, "batch_size": 4, "gradient_steps": 1, "buffer_size": 1
 _PPO_IMAGES = {**_IMAGES, "minibatch_size": 16, "epochs": 1, "precision": "bfloat16"}
 
 
-def case(
-    algo: str,
-    env_id: str,
-    changes: dict[str, Any],
-    quantization: Quantization | None = None,
-    preset_of: str | None = None,
-) -> tuple[Run, presets.Preset]:
-    preset = presets.load(algo, preset_of or env_id, {**_BRIEF, **changes})
-    return Run(algo, env_id, 3, {}, quantization), preset
+_FEW_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
+_LATE = Quantization.from_mapping({"bits": 4, "delay": 350})
 
-
-KINDS = {
-    "dqn": case("dqn", "CartPole-v1", {**_DQN, "dueling": True}),
-    "dqn of images at 4 bits": case(
-        "dqn",
-        BREAKOUT,
-        {**_DQN, **_DQN_IMAGES},
-        presets.quantization("dqn", {"bits": 4, "delay": 100}),
-    ),
-    "dqn of a task that rises": case("dqn", "AirNav-v0", _DQN),
-    "ppo of images": case("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}),
-    "a2c at 4 bits": case(
-        "a2c", "CartPole-v1", _A2C, Quantization.from_mapping({"bits": 4, "delay": 350})
-    ),
-    "continuous ppo": case("ppo", "Pendulum-v1", _PPO, None, "CartPole-v1"),
-    "ddpg": case(
-        "ddpg", "Pendulum-v1", {**_OFF_POLICY, "layer_norm": True}, None, "MountainCarContinuous-v0"
-    ),
+#: Algorithm, environment, changes of the preset, of which environment that is, quantisation.
+KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
+    "dqn": ("dqn", "CartPole-v1", {**_DQN, "dueling": True}, "CartPole-v1", None),
+    "dqn of images at 4 bits": ("dqn", BREAKOUT, {**_DQN, **_DQN_IMAGES}, BREAKOUT, _FEW_BITS),
+    "dqn of a task that rises": ("dqn", "AirNav-v0", _DQN, "AirNav-v0", None),
+    "dqn in float16": ("dqn", "CartPole-v1", {**_DQN, "precision": "float16"}, "CartPole-v1", None),
+    "ppo of images": ("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}, BREAKOUT, None),
+    "a2c at 4 bits": ("a2c", "CartPole-v1", _A2C, "CartPole-v1", _LATE),
+    "continuous ppo": ("ppo", "Pendulum-v1", _PPO, "CartPole-v1", None),
+    "ddpg": ("ddpg", "Pendulum-v1", _DDPG, "MountainCarContinuous-v0", None),
 }
 
 
@@ -80,7 +66,9 @@ def test_resumed_training_of_any_kind_ends_with_the_same_bytes(
     # Zones rise within the training.
     monkeypatch.setattr(airnav, "REACHED", 12.0)
     monkeypatch.setattr(airnav, "_SUCCESSES", 2)
-    run, preset = KINDS[kind]
+    algo, env_id, changes, preset_of, quantization = KINDS[kind]
+    preset = presets.load(algo, preset_of, {**_BRIEF, **changes})
+    run = Run(algo, env_id, 3, {}, quantization)
     whole, cut = Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
 
     def keep(step: int, steps: int, _: str) -> None:

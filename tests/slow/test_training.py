@@ -126,18 +126,15 @@ def test_calibration_observations_are_those_of_the_kept_network(
     assert 0 < len(kept) <= CALIBRATION_OBSERVATIONS
     assert kept.dtype == np.float32
 
-    def head(x: np.ndarray) -> np.ndarray:
-        normalizer = "normalizer/mean:0", "normalizer/inverse_deviation:0"
-        x = np.clip((x - values[normalizer[0]]) * values[normalizer[1]], -5, 5)
-        for layer in ("hidden_0", "hidden_1"):
-            x = np.maximum(x @ values[f"{layer}/kernel:0"] + values[f"{layer}/bias:0"], 0)
-        return x @ values["head/kernel:0"] + values["head/bias:0"]
-
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    network = agents.network_factory("dqn", environments.env_spec(tiny_run.env_id), preset, 0)()
+    networks.set_weights(network, values)
     # Among the first observations are those of the reset, from whose seed all others follow.
     envs = environments.make_vector("CartPole-v1", tiny_run.overrides["evaluation_episodes"])
     final = int(rows(trained, tiny_run)[-1]["step"])
     seed = environment_seed(tiny_run.seed, "calibration", final)
     most = CALIBRATION_OBSERVATIONS
+    head = inference.Snapshot(network)
     expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
 
@@ -154,9 +151,7 @@ def test_same_seed_gives_the_same_bytes_whatever_lay_about(
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / ".000000000400.npz.x.tmp").write_bytes(b"PK\x03\x04")
     train(workspace, tiny_run, silent)
-    assert products(workspace.run_dir(tiny_run.run_id)) == products(
-        trained.run_dir(tiny_run.run_id)
-    )
+    assert products(folder) == products(trained.run_dir(tiny_run.run_id))
 
 
 @pytest.mark.parametrize("change", ["a variable less", "another shape", "a state less"])
@@ -165,15 +160,11 @@ def test_checkpoint_of_another_version_is_refused_and_kept(
 ) -> None:
     folder = cut_off.run_dir(tiny_run.run_id) / "checkpoints"
     newest = max(folder.glob("*.npz"))
-    found = checkpoint.load(newest)
-    assert found is not None
-    arrays, state = found
-    if change == "a variable less":
-        del arrays["variable/0"]
-    elif change == "another shape":
+    arrays, state = checkpoint.load(newest) or ({}, {})
+    lost: dict[str, Any] = state if change == "a state less" else arrays
+    del lost["sources" if change == "a state less" else "variable/0"]
+    if change == "another shape":
         arrays["variable/0"] = np.zeros([3, 3, 3], np.float32)
-    else:
-        del state["sources"]
     checkpoint.save(folder, int(newest.stem), arrays, state)
     kept = newest.read_bytes()
     with pytest.raises(QuarlError, match="Another version of this program wrote the checkpoints"):
@@ -211,10 +202,8 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     fsync = os.fsync
 
     def fills_up(handle: int) -> None:
-        # The second checkpoint finds no room.
-        written = Path(f"/proc/self/fd/{handle}").readlink()
-        first = any((folder / "checkpoints").glob("*.npz"))
-        if first and written.parent.name == "checkpoints" and written.is_file():
+        # What comes behind the first checkpoint finds no room.
+        if any((folder / "checkpoints").glob("*.npz")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
@@ -227,11 +216,8 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     assert not (folder / "training.json").exists()
     steps: list[int] = []
     train(workspace, tiny_run, lambda done, *_: steps.append(done))
-    preset = presets.load(tiny_run.algo, tiny_run.env_id, tiny_run.overrides)
-    assert steps[0] > preset.checkpoint_every
-    assert products(workspace.run_dir(tiny_run.run_id)) == products(
-        trained.run_dir(tiny_run.run_id)
-    )
+    assert steps[0] > tiny_run.overrides["checkpoint_every"]
+    assert products(folder) == products(trained.run_dir(tiny_run.run_id))
 
 
 @pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
@@ -339,7 +325,6 @@ def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
         ("dqn-CartPole-v1-s9", [], "Received: run='dqn-CartPole-v1-s9'"),
         (None, ["-p", "network=[3]"], "Received: network=[3] for "),
         (None, ["-p", "dueling=true"], "Received: dueling=True for False"),
-        (None, ["--algo", "ppo"], "Received: --algo ppo --env CartPole-v1 from dqn-"),
     ],
 )
 def test_a_start_that_does_not_fit_is_one_line(
@@ -377,7 +362,7 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
     state = begun(tmp_path, run)
     frames = np.random.default_rng(0).integers(0, 256, (200, 84, 84, 4), np.uint8)
     state.agent.network(frames, training=True)
-    state._start_quantization()
+    state._start_quantization(1)
 
     def act_on_frames(_: Any, act: Any, *__: Any) -> Any:
         return act(frames, np.ones(len(frames), np.bool_))
