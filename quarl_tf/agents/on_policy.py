@@ -155,7 +155,7 @@ class ActorCritic(Agent):
             tf_agents.published.PPOAgent,
             observed,
             spec,
-            optimizer=None,
+            optimizer=keras.optimizers.SGD(),
             actor_net=self._actor,
             value_net=network(lambda: model.value, observed, "Value", tf_agents.value),
             importance_ratio_clipping=preset.clip,

@@ -9,9 +9,10 @@ QuarlError where that is missing, empty, damaged or no TFLite flatbuffer.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -199,6 +200,37 @@ def layers(source: Path | bytes) -> list[Layer]:
         and (kernel := graph.tensors[op.inputs[1]]).data is not None
         and kernel.dtype in _DECODABLE
     ]
+
+
+def variables(
+    source: Path | bytes, action_std: Sequence[float] | None = None
+) -> dict[str, NDArray[np.float32]]:
+    """Return the variables of the network that an fp32 flatbuffer of ours was exported from.
+
+    They have the network's names; the deviation of a normal distribution is in the sidecar. What
+    acting needs none of is missing, and layer normalisation.
+    """
+    found: dict[str, NDArray[np.float32]] = {}
+    if action_std is not None:
+        found["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
+    graph = parsed(source)[0]
+    # Bytes are scaled within the first kernel, or by an operator of its own.
+    first, second = (op.name for op in graph.operators[:2])
+    folded = first == "CAST" and second != "MUL"
+    for op in graph.operators:
+        constants = [graph.tensors[i] for i in op.inputs[1:]]
+        values = [_decode(t, t.data) for t in constants if t.data is not None and t.shape]
+        layer = re.search(r"policy/(\w+)/", constants[0].name) if constants else None
+        if layer is None:
+            continue
+        if op.name in _WEIGHTED:
+            kernel = np.moveaxis(values[0], 0, -1) * np.float32(255 if folded else 1)
+            folded = False
+            found |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": values[1]}
+        elif layer[1] == "normalizer" and op.name in ("SUB", "MUL"):
+            name = {"SUB": "mean", "MUL": "inverse_deviation"}[op.name]
+            found[f"normalizer/{name}:0"] = values[0]
+    return found
 
 
 def with_kernels(

@@ -257,11 +257,10 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
 
     Raises:
         UsageError: The network is another than the run's.
-        QuarlError: The training is not there, not finished, or its files were changed.
+        QuarlError: There is none, or its file was changed.
     """
-    record = training_record(workspace, origin)
-    record.verify(workspace.run_dir(origin))
-    found = replace(run, origin=Origin(Run.from_dict(record.run), record.network_sha256))
+    path, record = origin_network(workspace, origin)
+    found = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
     theirs, ours = (presets.settings(run, values) for values in (record.preset, asdict(preset)))
     for name in ("network", "layer_norm", "dueling"):
         if theirs.get(name) != ours.get(name):
@@ -270,6 +269,28 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
                 f"it. Received: {name}={ours[name]!r} for {theirs[name]!r}"
             )
     return found
+
+
+def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRecord | Sidecar]:
+    """Return where a training's network is kept, and what says so.
+
+    It is the run folder or, where only flatbuffers came, as in a clone, fp32.
+
+    Raises:
+        QuarlError: Neither is there and unchanged, or the flatbuffer lacks some of it.
+    """
+    folder, fp32 = workspace.run_dir(run_id), workspace.artifact(run_id, REFERENCE)
+    if (folder / "training.json").exists() or not fp32.exists():
+        record = training_record(workspace, run_id)
+        record.verify(folder)
+        return folder / "network.npz", record
+    sidecar = Sidecar.load(sidecar_path(fp32))
+    if sidecar.sha256 != sha256(fp32) or sidecar.preset.get("layer_norm"):
+        raise QuarlError(
+            "This flatbuffer was changed, or has layer normalisation, whose weights it does not "
+            f"keep apart; train it here first. Received: path={str(fp32)!r}"
+        )
+    return fp32, sidecar
 
 
 def known_run(workspace: Workspace, run_id: str) -> Run:

@@ -29,10 +29,12 @@ from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization import quantizing, watching
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Origin, Run
-from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import (
     finished_training,
+    origin_network,
     refuse_overwrite,
     require_same_settings,
     starting_from,
@@ -167,20 +169,19 @@ class _Training:
         return ready and until is not None and self.best.score >= until
 
     def start_from(self, workspace: Workspace, origin: Origin) -> None:
-        """Begin with the network of another training.
-
-        Raises:
-            QuarlError: It is not there, or is another network by now.
-        """
+        """Begin with the network of another training; a QuarlError where it is another by now."""
         name = origin.run.run_id
         if starting_from(workspace, name, self._run, self._preset) != self._run:
             raise QuarlError(
                 "The run to start from was trained again since; delete the run folder. "
                 f"Received: run={self._run.run_id!r} from {name!r}"
             )
-        folder = workspace.run_dir(name)
-        record = TrainingRecord.load(folder / "training.json")
-        self.agent.start_from(networks.load_weights(folder / "network.npz"), record.best_step)
+        path, record = origin_network(workspace, name)
+        if isinstance(record, Sidecar):
+            weights, seen = flatbuffer.variables(path, record.action_std), record.preset["steps"]
+        else:
+            weights, seen = networks.load_weights(path), record.best_step
+        self.agent.start_from(weights, seen)
         self.best = _Best(networks.weights(self.agent.network))
 
     def resume(self) -> None:

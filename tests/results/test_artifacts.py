@@ -1,15 +1,19 @@
 """Published flatbuffers do today what their records say."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from quarl_tf import agents, environments, networks, presets
 from quarl_tf.evaluation.play import evaluate
 from quarl_tf.export.ptq import quantized
-from quarl_tf.runtime import POLICIES
+from quarl_tf.networks import inference
+from quarl_tf.runtime import POLICIES, flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import REFERENCE, Scheme
+from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
@@ -46,3 +50,27 @@ def test_what_is_kept_is_there_and_what_is_made_again_has_its_hash() -> None:
             assert kept or hashlib.sha256(made).hexdigest() == sidecar.sha256, path
         elif sidecar.scheme in KEPT:
             assert kept or sidecar.size_bytes > LARGE, path
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "AirNav-v0/dqn",
+        "HalfCheetahBulletEnv-v0/ppo",
+        "MountainCarContinuous-v0/ddpg",
+        "PongNoFrameskip-v4/ppo",
+    ],
+)
+def test_constants_of_a_flatbuffer_are_the_network_that_a_training_can_start_from(
+    cell: str,
+) -> None:
+    path = min((WORKSPACE.root / "tflite_models" / cell).glob(f"*/{REFERENCE}.tflite"))
+    policy = Policy.load(path)
+    run, spec = Run.from_dict(policy.sidecar.run), environments.env_spec(policy.sidecar.env_id)
+    preset = replace(presets.restore(run.algo, policy.sidecar.preset), precision="float32")
+    network = agents.network_factory(run.algo, spec, preset, run.seed)()
+    networks.set_weights(network, flatbuffer.variables(path, policy.sidecar.action_std))
+    seen = 255 * np.random.default_rng(0).random((9, *spec.observation_shape))
+    seen = seen.astype(spec.observation_dtype)
+    heads = np.stack([policy.head(one) for one in seen])
+    np.testing.assert_allclose(inference.forward(network)(seen), heads, rtol=1e-4, atol=1e-4)

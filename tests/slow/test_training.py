@@ -319,6 +319,27 @@ def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
         train(copy, anew, silent)
 
 
+def test_a_training_starts_from_a_flatbuffer_where_its_run_is_not_here(
+    copy: Workspace, tiny_run: Run
+) -> None:
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    kept = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
+    (fp32,) = export(tiny_run.run_id, ["fp32"], root=copy.root)
+    shutil.rmtree(copy.root / "runs")
+    run = starting_from(copy, tiny_run.run_id, tiny_run, preset)
+    assert run.origin is not None
+    assert run.origin.network_sha256 == Sidecar.load(fp32.with_suffix(".json")).sha256
+    state = begun(copy.run_dir("unused"), run)
+    state.start_from(copy, run.origin)
+    for name, value in kept.items():
+        np.testing.assert_array_equal(state.best.weights[name], value)
+    content = bytearray(fp32.read_bytes())
+    content[-100] ^= 1
+    fp32.write_bytes(content)
+    with pytest.raises(QuarlError, match=r"flatbuffer was changed.* Received: path='.*fp32"):
+        starting_from(copy, tiny_run.run_id, tiny_run, preset)
+
+
 @pytest.mark.parametrize(
     ("origin", "options", "message"),
     [
