@@ -36,6 +36,9 @@ published: Any = tf_agents.agents
 distributions = tensorflow_probability.distributions
 squared_loss = element_wise_squared_loss
 
+#: Of a loss in float16; the scale doubles behind so many good steps.
+FIRST_SCALE, LARGEST_SCALE, GOOD_STEPS = 2.0**15, 2.0**24, 2000
+
 
 class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
     """A TF-Agents network around a Keras model made by a factory.
@@ -111,10 +114,6 @@ class GradientStep:
     def variables(self) -> list[Any]:
         """Return what steps change beside what is learned."""
         return [*self._optimizer.variables(), *self._scaling]
-
-
-#: Of a loss in float16; the scale doubles behind so many good steps.
-FIRST_SCALE, LARGEST_SCALE, GOOD_STEPS = 2.0**15, 2.0**24, 2000
 
 
 @dataclass(frozen=True)

@@ -261,18 +261,14 @@ def test_a_reward_that_is_not_finite_is_not_called_divergence(
         train(Workspace(tmp_path), run, silent, preset)
 
 
-def test_actions_that_are_not_finite_are_called_divergence_whatever_they_earn(
-    tiny_run: Run, tmp_path: Path, monkeypatch: Patch
+def test_actions_and_heads_that_are_not_finite_are_called_divergence(
+    tiny_run: Run, tmp_path: Path
 ) -> None:
     state = begun(tmp_path, tiny_run)
     state.collector._actions = np.array([[np.nan]])
-    state.collector._running[:] = np.nan
+    state.collector._running[:] = np.nan  # Whatever they earn.
     with pytest.raises(QuarlError, match="Training diverged"):
         state._require_finite_loss(math.nan)
-
-
-def test_a_head_that_is_not_finite_is_divergence(tiny_run: Run, tmp_path: Path) -> None:
-    state = begun(tmp_path, tiny_run)
     weights = networks.weights(state.agent.network)
     networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})
     with pytest.raises(QuarlError, match=r"diverged.*a head that is not finite at step 0"):

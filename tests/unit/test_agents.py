@@ -26,9 +26,12 @@ BREAKOUT = "BreakoutNoFrameskip-v4"
 LOW, HIGH = STEERED.bounds
 
 
-def build(algo: str, spec: EnvSpec = CART_POLE, **changes: Any) -> Any:
+def build(
+    algo: str, spec: EnvSpec = CART_POLE, how: Quantization | None = None, **changes: Any
+) -> Any:
     env_id = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
-    return agents.build(algo, spec, presets.load(algo, env_id, {"network": [8]} | changes), 0)
+    preset = presets.load(algo, env_id, {"network": [8]} | changes)
+    return agents.build(algo, spec, preset, 0, watching(how))
 
 
 @pytest.mark.parametrize(("algo", "spec"), [("dqn", STEERED), ("ddpg", CART_POLE)])
@@ -48,19 +51,16 @@ def test_what_is_forgotten_takes_no_memory(algo: str, spec: EnvSpec) -> None:
 @pytest.mark.parametrize(
     ("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED)]
 )
-@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize("how", [None, Quantization.from_mapping({"bits": 4, "delay": 9})])
 def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics(
-    algo: str, spec: EnvSpec, watch: bool
+    algo: str, spec: EnvSpec, how: Quantization | None
 ) -> None:
     origin = build(algo, spec).network
     scramble(origin)
     mean, deviation = np.arange(spec.observation_shape[0]), 0.5
     origin.get_layer("normalizer").mean.assign(mean)
     origin.get_layer("normalizer").inverse_deviation.assign(np.full(len(mean), 1 / deviation))
-    aware = Quantization.from_mapping({"bits": 4, "delay": 9}) if watch else None
-    env_id = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
-    preset = presets.load(algo, env_id, {"network": [8]})
-    agent: Any = agents.build(algo, spec, preset, 1, watching(aware))
+    agent = build(algo, spec, how)
     agent.start_from(networks.weights(origin), 100)
     seen = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
     for network in (agent.network, *agent.targets):
@@ -69,7 +69,7 @@ def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics
     agent._statistics.update(np.tile(np.float32(mean + 1), (100, 1)))
     assert agent._statistics.apply_to([origin])
     found = [variable.numpy() for variable in origin.get_layer("normalizer").variables]
-    variance = (deviation**2 + 0) / 2 + 0.25
+    variance = deviation**2 / 2 + 0.25
     np.testing.assert_allclose(found, [mean + 0.5, np.full(len(mean), variance**-0.5)], rtol=1e-5)
 
 
