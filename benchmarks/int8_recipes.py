@@ -1,4 +1,4 @@
-"""Compare ways to make int8 files on selection seeds, which no evaluation uses.
+"""Compare ways to make int8 files on calibration and selection seeds, which no evaluation uses.
 
 python benchmarks/int8_recipes.py [--episodes N] [RUN ...]
 """
@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,87 +19,70 @@ from quarl_tf.evaluation.shelf import entries
 from quarl_tf.export import calibration, integer
 from quarl_tf.foundation.files import write_text
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import LayerFormat, Recipe
+from quarl_tf.spec import Recipe, Scheme
 from quarl_tf.spec.recipe import integers
 
 RESULTS = Path("benchmarks/int8_recipes.json")
 
-
-def _uniform(*, per_channel: bool) -> Recipe:
-    form = integers(8, per_channel=per_channel)
-    return Recipe(default=form, observation=replace(form, weights=None), head=form)
-
-
-TENSOR, CHANNEL = _uniform(per_channel=False), _uniform(per_channel=True)
-
-
-def bias_corrected(content: bytes, observations: NDArray[Any], recipe: Recipe) -> bytes:
-    """Take the mean error that rounded kernels make off the biases.
-
-    Bias correction (Nagel et al., arXiv 1906.04721, section 4.2), by the mean inputs over
-    observations: of a layer y = Wx + b it is (Q(W) - W) E[x].
-    """
-    graph = integer.Graph(content)
-    means: dict[int, Any] = {}
-
-    def add(index: int, values: NDArray[Any]) -> None:
-        mean = values.reshape(-1, values.shape[-1]).mean(axis=0) / len(observations)
-        means[index] = means.get(index, 0) + mean
-
-    integer.visit(content, observations, add)
-    for name, operator in graph.layers().items():
-        form = recipe.of(name).weights
-        kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
-        if form is None or kernel is None or bias is None:
-            continue
-        per_channel = graph.name(operator) == "CONV_2D" or form.per_channel
-        codes, scales = integer.integers(kernel, form, per_channel=per_channel)
-        error = codes * scales.reshape(-1, *[1] * (kernel.ndim - 1)) - kernel
-        # Of images the mean over places stands for each place of the kernel.
-        shift = (error.reshape(len(kernel), -1, kernel.shape[-1]).sum(axis=1)) @ means[
-            operator.inputs[0]
-        ]
-        graph.set_constant(operator.inputs[2], (bias - shift).astype(np.float32))
-    return graph.pack()
+#: Observations that heads are compared on, at most.
+_UNSEEN = 1000
 
 
 Variant = Callable[[bytes, NDArray[np.float32]], bytes]
 
 
-def _variant(recipe: Recipe, *, equalise: bool = False, correct: bool = False) -> Variant:
+def _variant(
+    scheme: str = "int8", *, nearest: bool = False, equalise: bool = True, refine: bool = False
+) -> Variant:
+    recipe = Scheme.parse(scheme).recipe
+    if nearest:
+        form = integers(8, per_channel=True)
+        recipe = Recipe(default=form, observation=replace(form, weights=None), head=form)
+
     def make(content: bytes, observations: NDArray[np.float32]) -> bytes:
         content = integer.equalised(content) if equalise else content
-        if correct:
-            content = bias_corrected(content, observations, recipe)
+        content = integer.refined(content, observations) if refine else content
         return integer.quantized(content, observations, recipe)
 
     return make
 
 
 VARIANTS: dict[str, Variant] = {
-    "per tensor": _variant(TENSOR),
-    "per channel": _variant(CHANNEL),
-    "per channel, corrected": _variant(CHANNEL, correct=True),
-    "per channel, equalised": _variant(CHANNEL, equalise=True),
-    "per channel, equalised, corrected": _variant(CHANNEL, equalise=True, correct=True),
-    "per channel, equalised, head in float": _variant(
-        replace(CHANNEL, head=LayerFormat()), equalise=True
-    ),
+    "per tensor": _variant("int8_tensor", equalise=False),
+    "per channel": _variant(nearest=True, equalise=False),
+    "per channel, equalised": _variant(nearest=True),
+    "per channel, equalised, refined": _variant(nearest=True, refine=True),
+    "per channel, equalised, by outputs": _variant(),
+    "per channel, equalised, refined, by outputs": _variant(refine=True),
+    "the same, head in float": _variant("int8_head32", refine=True),
 }
 
 
-def measure(path: Path, episodes: int) -> dict[str, float]:
-    """Return the mean return of fp32 and of each variant."""
+def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
+    """Return of fp32 and of each variant the mean return, and the error of its head.
+
+    The error is the root mean square on observations that it was not made with, in percent of the
+    head's standard deviation; of discrete actions what they all share does not count.
+    """
     policy = Policy.load(path)
-    sidecar = policy.sidecar
+    sidecar, content = policy.sidecar, path.read_bytes()
+    discrete = sidecar.num_actions is not None
     observations = calibration.observations(policy)
-    content = path.read_bytes()
-    if sidecar.num_actions is not None:
-        content = integer.centred(content)
-    files = {name: make(content, observations) for name, make in VARIANTS.items()}
-    policies = {"fp32": policy, **{n: Policy(made, sidecar) for n, made in files.items()}}
+    seen, unseen = observations[::2], observations[1::2][:_UNSEEN]
+    content = integer.centred(content) if discrete else content
+    files = {"fp32": content, **{name: make(content, seen) for name, make in VARIANTS.items()}}
+    policies = {name: Policy(made, sidecar) for name, made in files.items()}
+    heads = {n: np.array([p.head(one) for one in unseen]) for n, p in policies.items()}
+    if discrete:
+        heads = {name: found - found.mean(axis=1, keepdims=True) for name, found in heads.items()}
+    scale = float(heads["fp32"].std(axis=0).mean())
     return {
-        name: statistics.fmean(calibration.selection_returns(one, episodes))
+        name: {
+            "return": statistics.fmean(calibration.selection_returns(one, episodes)),
+            "head_error": 100
+            * float(np.sqrt(np.square(heads[name] - heads["fp32"]).mean()))
+            / scale,
+        }
         for name, one in policies.items()
     }
 
@@ -118,9 +100,14 @@ def main() -> None:
         if entry.sidecar.scheme == "fp32" and asked and run_id not in results:
             results[run_id] = measure(entry.artifact, args.episodes)
             write_text(RESULTS, json.dumps(results, indent=1) + "\n")
-            fp32 = results[run_id]["fp32"]
-            errors = {n: 100 * (fp32 - r) / abs(fp32) for n, r in results[run_id].items()}
-            print(run_id, {name: round(error, 2) for name, error in errors.items()}, flush=True)
+            print(run_id, {n: round(one["head_error"], 2) for n, one in results[run_id].items()})
+    for name in VARIANTS:
+        ratios = [
+            run[name]["head_error"] / run["per tensor"]["head_error"] for run in results.values()
+        ]
+        print(
+            f"{name}: {statistics.median(ratios):.2f} times the head's error of per tensor, median"
+        )
 
 
 if __name__ == "__main__":

@@ -111,7 +111,12 @@ class _Writer:
         #: What stands for 0 in the array, and whether the layer cuts there.
         self._zero, self._relu = 0, False
         layers = {id(operator): name for name, operator in graph.layers().items()}
-        for operator, kind in zip(graph.operators, audit.operators, strict=True):
+        left = list(zip(graph.operators, audit.operators, strict=True))
+        while left:
+            if [kind for _, kind in left[: len(_REFINED)]] == _REFINED:
+                self._refine([operator for operator, _ in left[: len(_REFINED)]])
+                del left[: len(_REFINED)]
+            operator, kind = left.pop(0)
             if kind not in _OPERATORS or (kind == "FULLY_CONNECTED float32" and not self.products):
                 others = [k for k in audit.operators if k not in _OPERATORS or k == kind]
                 raise _refusal(", ".join(dict.fromkeys(others)))
@@ -152,6 +157,28 @@ class _Writer:
         # Bytes on the same grid are read as they are.
         elif self._type != "uint8_t" or self._grid(self._tensor) != (scale, zero + 128):
             raise _refusal(f"{kind} of codes by another scale")
+
+    def _refine(self, operators: list[Any]) -> None:
+        """Quantise each number, and what that leaves of it times a factor behind all of them."""
+        first, near, rest, fine, both, last = operators
+        ends = [first.inputs, near.inputs, rest.inputs, fine.inputs[:1], both.inputs, last.inputs]
+        outs = [o.outputs[0] for o in operators]
+        chain = [[self._tensor], [outs[0]], [self._tensor, outs[1]], [outs[2]], [outs[1], outs[3]]]
+        factor, (scale, zero) = self._values(fine.inputs[1]), self._grid(outs[0])
+        grids = self._grid(outs[5]) == (scale, zero)
+        if [list(e) for e in ends] != [*chain, [outs[4]]] or not grids or np.size(factor) != 1:
+            raise _refusal("QUANTIZE int8 of what QUANTIZE int8 leaves, in another order")
+        self.scales["first"] = f"scale {scale!s}, zero point {zero}, and the rest times {factor!s}"
+        target, size = self._buffer("int8_t", outs[5]), math.prod(self._tensors[outs[0]].shape)
+        self._loop(
+            f"float x = {self._load};",
+            *self._steps,
+            f"{target}[i] = quantize(x, {scale!s}f, {zero});",
+            f"x = (x - {scale!s}f * (float)({target}[i] - {zero})) * {float(factor)}f;",
+            f"{target}[{size} + i] = quantize(x, {scale!s}f, {zero});",
+        )
+        self._array, self._type, self._zero, self._steps = target, "int8_t", zero, []
+        self._tensor = outs[5]
 
     def _dequantize(self, *_: Any) -> None:
         scale, zero = self._grid(self._tensor)
@@ -242,6 +269,12 @@ class _Writer:
             return None
         return found.data.view(found.dtype).reshape(found.shape)
 
+
+#: What `integer.refined` puts in front of the first layer.
+_REFINED = [
+    *("QUANTIZE int8", "DEQUANTIZE float32", "SUB float32", "MUL float32"),
+    *("CONCATENATION float32", "QUANTIZE int8"),
+]
 
 _OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     **dict.fromkeys(_ELEMENTWISE, _Writer._elementwise),

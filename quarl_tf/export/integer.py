@@ -8,7 +8,7 @@ recipe says so, which fake-quantised graphs cannot express to the converter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.quantization.gptq import gptq
 from quarl_tf.quantization.grid import Grid, grid_between, snap
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 from quarl_tf.spec import Recipe, TensorFormat, require_layers
@@ -40,6 +41,9 @@ _VERSIONS = {"FULLY_CONNECTED": 4, "CONV_2D": 3, "TANH": 2, "QUANTIZE": 1, "DEQU
 
 #: What int8 kernels compute without a kernel of weights; their grids are those of their inputs.
 _MOVING = ("RESHAPE",)
+
+#: How much finer than the observation's grid that is on which lies what its rounding leaves.
+_FINER = 16
 
 #: The normaliser's cut: the end of the observation's range does the same.
 _CUTS = ("MINIMUM", "MAXIMUM")
@@ -111,6 +115,11 @@ class Graph:
             self._fill(tensor, values.astype(dtype))
         return index
 
+    def add_codes(self, like: int, grid: Grid) -> int:
+        """Add an int8 tensor on a grid, of the shape of another."""
+        zero = _LOWEST - round(float(grid.low / grid.step))
+        return self.add(like, np.int8, np.asarray(grid.step), zero, None)
+
     def _add_like(self, like: int, suffix: bytes, kind: Any) -> int:
         tensor, template = schema.TensorT(), self.tensors[like]
         tensor.name, tensor.shape = template.name + suffix, template.shape
@@ -118,6 +127,15 @@ class Graph:
         tensor.hasRank, tensor.buffer = template.hasRank, 0
         self.tensors.append(tensor)
         return len(self.tensors) - 1
+
+    def add_float(self, like: int, suffix: bytes, shape: Sequence[int], values: Any = None) -> int:
+        """Add a float tensor of another shape, named after another; a constant if it has values."""
+        index = self._add_like(like, suffix, schema.TensorType.FLOAT32)
+        tensor = self.tensors[index]
+        tensor.shape, tensor.shapeSignature = np.array(shape, np.int32), None
+        if values is not None:
+            self._fill(tensor, np.asarray(values, np.float32))
+        return index
 
     def _fill(self, tensor: Any, values: Array) -> None:
         buffer = schema.BufferT()
@@ -131,7 +149,8 @@ class Graph:
         Codes begin at the lowest of int8; what is above the grid's range is cut by MINIMUM.
         """
         kind = schema.TensorType.FLOAT32
-        other, cut, end = (self._add_like(index, s, kind) for s in (b"_grid", b"_cut", b"_end"))
+        other, cut = (self._add_like(index, s, kind) for s in (b"_grid", b"_cut"))
+        end = self.add_float(index, b"_end", (), grid.high)
         place = next((i for i, op in enumerate(self.operators, 1) if index in op.outputs), 0)
         if place:  # What computed it computes another now.
             whole, rounded, self.operators[place - 1].outputs = other, index, [other]
@@ -139,11 +158,7 @@ class Graph:
             whole, rounded = index, other
             for operator in self.operators:
                 operator.inputs = [other if i == index else i for i in operator.inputs]
-        tensor = self.tensors[end]
-        tensor.shape, tensor.shapeSignature = np.array([], np.int32), None
-        self._fill(tensor, np.asarray(grid.high, np.float32))
-        zero = _LOWEST - round(float(grid.low / grid.step))
-        codes = self.add(index, np.int8, np.asarray(grid.step), zero, None)
+        codes = self.add_codes(index, grid)
         self.operators[place:place] = [
             self.operator("MINIMUM", [whole, end], [cut]),
             self.operator("QUANTIZE", [cut], [codes]),
@@ -157,6 +172,10 @@ class Graph:
         if like is not None:
             made.builtinOptionsType = like.builtinOptionsType
             made.builtinOptions = like.builtinOptions
+        elif name == "CONCATENATION":
+            made.builtinOptionsType = schema.BuiltinOptions.ConcatenationOptions
+            made.builtinOptions = schema.ConcatenationOptionsT()
+            made.builtinOptions.axis = -1
         codes = self.model.operatorCodes
         version = _VERSIONS.get(name, 1)
         known = [(code.builtinCode, code.version) for code in codes]
@@ -225,9 +244,35 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     graph = Graph(content)
     require_layers(recipe, graph.layers())
     _fold_byte_scaling(graph)
-    writer = _Writer(graph, recipe, ranges(content, observations))
+    steps = {
+        name: round_kernel(graph, operator, observations, recipe.of(name).weights)
+        for name, operator in graph.layers().items()
+    }
+    writer = _Writer(graph, recipe, ranges(graph.pack(), observations), steps)
     writer.write()
     return graph.pack()
+
+
+def round_kernel(
+    graph: Graph, layer: Any, observations: Array, form: TensorFormat | None
+) -> Array | None:
+    """Put a layer's kernel on the grids of a format that rounds by what the layer computes.
+
+    The mean of what is left goes into the bias (Nagel et al., arXiv 1906.04721, section 4.2).
+
+    Returns:
+        The grids' steps; None for other formats, which change nothing.
+    """
+    kernel, bias = (graph.constant(i) for i in [*layer.inputs, -1][1:3])
+    if kernel is None or form is None or form.rounding != "gptq":
+        return None
+    seen, flat = inputs(graph, layer, observations), kernel.reshape(len(kernel), -1)
+    rounded, grid = gptq(flat, seen, form)
+    graph.set_constant(layer.inputs[1], rounded.reshape(kernel.shape))
+    if bias is not None:
+        shift = (rounded - flat) @ seen.mean(axis=0)
+        graph.set_constant(layer.inputs[2], (bias - shift).astype(np.float32))
+    return grid.step
 
 
 def _fold_byte_scaling(graph: Graph) -> None:
@@ -323,8 +368,11 @@ _PATCHES = 5000
 class _Writer:
     """Replaces operators by integer ones, and stands between integers and floats."""
 
-    def __init__(self, graph: Graph, recipe: Recipe, ranges_: Ranges) -> None:
-        self._graph, self._recipe, self._ranges = graph, recipe, ranges_
+    def __init__(
+        self, graph: Graph, recipe: Recipe, ranges_: Ranges, steps: Mapping[str, Array | None]
+    ) -> None:
+        """Take the ranges of activations, and the steps of kernels that are on their grids."""
+        self._graph, self._recipe, self._ranges, self._steps = graph, recipe, ranges_, steps
         self._names = {id(op): name for name, op in graph.layers().items()}
         self._producer = {i: op for op in graph.operators for i in op.outputs}
         self._before_tanh = {op.inputs[0] for op in graph.operators if graph.name(op) == "TANH"}
@@ -360,7 +408,8 @@ class _Writer:
                 f"Received: weights of {weights.bits} bits, activations of {activations.bits}"
             )
         per_channel = name == "CONV_2D" or weights.per_channel
-        codes, scales = integers(kernel, weights, per_channel=per_channel)
+        steps = self._steps[self._names[id(operator)]]
+        codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
         scale = graph.tensors[source].quantization.scale[0] * scales
         inputs = [source, graph.add(operator.inputs[1], np.int8, scales, 0, codes), -1]
         if bias is not None:
@@ -377,8 +426,7 @@ class _Writer:
 
     def _add(self, index: int, low: float, high: float, form: TensorFormat) -> int:
         grid = grid_between(np.array(low, np.float32), np.array(high, np.float32), form)
-        zero = _LOWEST - round(float(grid.low / grid.step))
-        self._integers[index] = self._graph.add(index, np.int8, grid.step, zero, None)
+        self._integers[index] = self._graph.add_codes(index, grid)
         return self._integers[index]
 
     def _integer(self, index: int) -> int:
@@ -393,7 +441,13 @@ class _Writer:
         source = index
         while self._made_by(source, *_CUTS):
             source = self._producer[source].inputs[0]
-        if self._made_by(index, "CAST"):
+        if self._made_by(index, "CONCATENATION"):
+            codes = self._producer[self._producer[index].inputs[0]].inputs[0]
+            grid = self._graph.tensors[codes].quantization
+            self._integers[index] = self._graph.add(
+                index, np.int8, grid.scale, int(grid.zeroPoint[0]), None
+            )
+        elif self._made_by(index, "CAST"):
             source = self._producer[index].inputs[0]
             self._mark_bytes(source)
             self._integers[index] = self._graph.add(index, np.int8, np.ones(1), _LOWEST, None)
@@ -433,9 +487,16 @@ class _Writer:
                 self._written.append(self._graph.operator("DEQUANTIZE", [source], [index]))
 
 
-def integers(kernel: Array, form: TensorFormat, *, per_channel: bool) -> tuple[Array, Array]:
-    """Return the codes of a kernel, output channels first, and its scale or scales."""
+def integers(
+    kernel: Array, form: TensorFormat, *, per_channel: bool, steps: Array | None = None
+) -> tuple[Array, Array]:
+    """Return the codes of a kernel, output channels first, and its scale or scales.
+
+    With steps it is on its grids already.
+    """
     array = kernel.astype(np.float64)
+    if steps is not None:
+        return np.rint(array / steps.reshape(-1, *[1] * (array.ndim - 1))), steps.reshape(-1)
     axes = tuple(range(1, array.ndim)) if per_channel else None
     low, high = (end(array, axis=axes, keepdims=True) for end in (np.min, np.max))
     grid = grid_between(low, high, form)
@@ -461,7 +522,43 @@ def centred(content: bytes) -> bytes:
 
 def prepared(content: bytes, observations: Array, *, discrete: bool) -> bytes:
     """Return a float flatbuffer as `int8` is made of it."""
-    return widened(equalised(centred(content) if discrete else content), observations)
+    content = widened(equalised(centred(content) if discrete else content), observations)
+    return refined(content, observations)
+
+
+def refined(content: bytes, observations: Array) -> bytes:
+    """Give each feature of a vector two codes: the nearest one, and one for what that leaves.
+
+    The first layer sees what the nearest codes stand for, and beside it the rest times `_FINER`,
+    with weights that much smaller. Both lie on one int8 grid; it is as one of 12 bits.
+    """
+    graph = Graph(content)
+    layer = next(iter(graph.layers().values()))
+    source, kernel = layer.inputs[0], graph.constant(layer.inputs[1])
+    bytes_ = graph.tensors[graph.inputs[0]].type != schema.TensorType.FLOAT32
+    if bytes_ or kernel is None or kernel.ndim != 2:
+        return content
+    low, high = np.array(ranges(content, observations)[source], np.float32)
+    # The rest reaches half a step to either side.
+    margin = (high - low) / 2**_BITS / 2 * _FINER
+    grid = grid_between(np.minimum(low, -margin), np.maximum(high, margin), _BYTE)
+    size = kernel.shape[1]
+    near, rest, fine = (
+        graph.add_float(source, s, (1, size)) for s in (b"_near", b"_rest", b"_fine")
+    )
+    both = graph.add_float(source, b"_both", (1, 2 * size))
+    times = graph.add_float(source, b"_times", (), _FINER)
+    codes, place = graph.add_codes(source, grid), graph.operators.index(layer)
+    graph.operators[place:place] = [
+        graph.operator("QUANTIZE", [source], [codes]),
+        graph.operator("DEQUANTIZE", [codes], [near]),
+        graph.operator("SUB", [source, near], [rest]),
+        graph.operator("MUL", [rest, times], [fine]),
+        graph.operator("CONCATENATION", [near, fine], [both]),
+    ]
+    wide = np.concatenate([kernel, kernel / _FINER], axis=1)
+    layer.inputs[:2] = both, graph.add_float(layer.inputs[1], b"_wide", wide.shape, wide)
+    return graph.pack()
 
 
 def widened(content: bytes, observations: Array) -> bytes:

@@ -2,9 +2,9 @@
 
 `int8` is integer from the first layer to the head. The normaliser in front of it stays in float:
 one int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
-beside velocities of ±3), after it all features fill the same ±5. Its kernels have a scale for each
-output, its layers are equalised, and the head of a discrete policy is centred first; by return on
-selection seeds that loses least (benchmarks/int8_recipes.json).
+beside velocities of ±3), after it all features fill the same ±5, each in two int8 numbers. Kernels
+have a scale for each output and are rounded by what their layer computes, layers are equalised, and
+the head of a discrete policy is centred first; see benchmarks/int8_recipes.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
-from quarl_tf.quantization.gptq import best_grid, gptq
+from quarl_tf.quantization.gptq import best_grid
 from quarl_tf.quantization.grid import Array, Grid, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -125,17 +125,7 @@ def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
     for name, operator in graph.layers().items():
         round_tensor(operator, "inputs", entering)
         entering = scheme.recipe.of(name).activations
-        kernel, bias = (graph.constant(i) for i in operator.inputs[1:3])
-        form = scheme.recipe.of(name).weights
-        if kernel is None or form is None:
-            continue
-        inputs = integer.inputs(graph, operator, observations)
-        flat = kernel.reshape(len(kernel), -1)
-        rounded = gptq(flat, inputs, form)
-        graph.set_constant(operator.inputs[1], rounded.reshape(kernel.shape))
-        if bias is not None:
-            shift = (rounded - flat) @ inputs.mean(axis=0)
-            graph.set_constant(operator.inputs[2], (bias - shift).astype(np.float32))
+        integer.round_kernel(graph, operator, observations, scheme.recipe.of(name).weights)
     round_tensor(graph.layers()["head"], "outputs", entering)
     return graph.pack()
 

@@ -18,8 +18,8 @@ _DAMPING = 0.01
 _PARTS = np.linspace(0.4, 1.0, 25)
 
 
-def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> Array:
-    """Return a kernel on a grid for each output.
+def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]:
+    """Return a kernel on a grid for each output, and the grids.
 
     Args:
         kernel: [outputs, inputs] float32 weights.
@@ -39,7 +39,7 @@ def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> Array:
         error = (left[:, i] - rounded[:, i]) / factor[i, i]
         left[:, i:] -= error[:, None] * factor[i, i:]
     found: Array = rounded[:, np.argsort(order)].astype(np.float32)
-    return found
+    return found, grid
 
 
 def best_grid(weights: Array, importance: Array, form: TensorFormat) -> Grid:

@@ -38,7 +38,8 @@ class TensorFormat:
         symmetric: Whether the range is as wide below 0 as above, without the lowest code.
         per_channel: Whether fully-connected kernels have a grid per output, as convolutions do
             always.
-        rounding: To the "nearest" code, or to the next below, "floor".
+        rounding: To the "nearest" code, to the next below, "floor", or to the one by which what the
+            layer computes changes least, "gptq".
         step: A range over 2**bits, as the "paper" has it, or over 2**bits - 1, as the "runtime".
         ieee: Whether it is the float of so many bits instead of a grid.
     """
@@ -54,7 +55,7 @@ class TensorFormat:
         """Raise a UsageError for values that mean nothing or contradict each other."""
         if self.bits not in PTQ_BITS:
             raise UsageError(f"bits must be 2 to 32. Received: bits={self.bits}")
-        _require_known(self, rounding=("nearest", "floor"), step=("runtime", "paper"))
+        _require_known(self, rounding=("nearest", "floor", "gptq"), step=("runtime", "paper"))
         if self.symmetric and self.step == "paper":
             raise UsageError("The papers' grids are not symmetric. Received: symmetric=True")
         if self.rounding == "floor" and self.step != "paper":

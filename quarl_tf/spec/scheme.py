@@ -35,7 +35,13 @@ def _uniform(form: LayerFormat) -> Recipe:
     return Recipe(default=form, observation=replace(form, weights=None), head=form)
 
 
-_CHANNEL, _TENSOR = _uniform(integers(8, per_channel=True)), _uniform(integers(8))
+def _by_outputs(bits: int) -> LayerFormat:
+    """Return integers per channel, rounded by what the layer computes."""
+    form = TensorFormat(bits=bits, symmetric=True, per_channel=True, rounding="gptq")
+    return LayerFormat(weights=form, activations=TensorFormat(bits=bits))
+
+
+_CHANNEL, _TENSOR = _uniform(_by_outputs(8)), _uniform(integers(8))
 
 _NATIVE = {
     "fp32": Recipe(),
@@ -44,7 +50,7 @@ _NATIVE = {
     "int8": _CHANNEL,
     "int8_tensor": _TENSOR,
     "int8_head32": replace(_CHANNEL, head=LayerFormat()),
-    "int8_stock": _CHANNEL,
+    "int8_stock": _uniform(integers(8, per_channel=True)),
     "int8_auto": _CHANNEL,
     "qat_int8": _TENSOR,
     "qat_int4": _uniform(integers(INT4_BITS)),
@@ -183,7 +189,7 @@ def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
 
 def _optimised(bits: int, *, rounded: bool) -> Recipe:
     def form(bits: int) -> LayerFormat:
-        form = integers(bits, per_channel=True)
+        form = _by_outputs(bits)
         return form if rounded else replace(form, activations=None)
 
     edge = form(max(bits, _EDGE_BITS))

@@ -16,6 +16,7 @@ import pytest
 
 from quarl_tf.cli import main
 from quarl_tf.export import c_source, integer
+from quarl_tf.export.ptq import quantized
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
@@ -63,13 +64,13 @@ def test_heads_of_images_are_those_of_the_reference_kernels(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1/a2c/s0", "MountainCarContinuous-v0/ddpg/s0"])
-@pytest.mark.parametrize("scheme", ["int8_tensor", "int8_head32"])
-def test_one_scale_a_layer_and_a_float_head_sanitized(
+@pytest.mark.parametrize("scheme", ["int8", "int8_tensor", "int8_head32"])
+def test_two_codes_a_feature_one_scale_a_layer_and_a_float_head_sanitized(
     name: str, scheme: str, tmp_path: Path
 ) -> None:
     reference = compiled.copied(MODELS / name / "fp32.tflite", tmp_path)
-    observations, recipe = around(reference, 300), Scheme.parse(scheme).recipe
-    content = integer.quantized(reference.read_bytes(), observations, recipe)
+    observations = around(reference, 300)
+    content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
     artifact = described(content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite")
     compiled.check(artifact, observations, compiled.SANITIZED)
 

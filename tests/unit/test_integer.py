@@ -137,6 +137,48 @@ def test_features_that_never_moved_or_move_enough_stay_as_they_are(
     assert integer.widened(content, seen) == content
 
 
+def test_a_refined_network_computes_the_same_and_its_int8_sees_more(
+    artifacts: Artifacts, content: bytes, observations: np.ndarray
+) -> None:
+    refined = integer.refined(content, observations)
+    wanted, found = (heads(x, artifacts, observations) for x in (content, refined))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    before, after = (next(iter(flatbuffer.weights(x).values())) for x in (content, refined))
+    np.testing.assert_allclose(after, np.concatenate([before, before / 16], axis=1))
+    # Two steps of the observation's grid in one feature.
+    close = observations[0] + np.float32([1, 0, 0, 0]) * np.linspace(0, 0.05, 40)[:, None]
+    coarse, fine = (
+        len(np.unique(heads(integer.quantized(x, observations, INT8), artifacts, close), axis=0))
+        for x in (content, refined)
+    )
+    assert coarse <= 3 < fine
+
+
+def test_bytes_are_not_refined(artifacts: Artifacts) -> None:
+    frames = artifacts["frames"].read_bytes()
+    assert integer.refined(frames, np.zeros((1, 6, 6, 2), np.uint8)) == frames
+
+
+def test_kernels_rounded_by_outputs_change_the_head_less(
+    artifacts: Artifacts, content: bytes
+) -> None:
+    rng = np.random.default_rng(1)
+    seen = (rng.normal(size=(300, 2)) @ rng.normal(size=(2, 4))).astype(np.float32)
+    nearest = Recipe(
+        **{
+            part: replace(form, weights=form.weights and replace(form.weights, rounding="nearest"))
+            for part, form in vars(INT8).items()
+            if part != "by_layer"
+        }
+    )
+    wanted = heads(content, artifacts, seen)
+    errors = [
+        np.square(heads(integer.quantized(content, seen, r), artifacts, seen) - wanted).mean()
+        for r in (INT8, nearest)
+    ]
+    assert errors[0] < 0.8 * errors[1]
+
+
 def test_centred_heads_have_no_common_part_and_the_same_choice(
     artifacts: Artifacts, content: bytes, observations: np.ndarray
 ) -> None:
