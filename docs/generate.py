@@ -16,11 +16,17 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import mkdocs_gen_files
+import numpy as np
+import pandas
+import seaborn
+from matplotlib.ticker import ScalarFormatter
+from scipy.stats import spearmanr
 
 from quarl_tf.cli import arguments
-from quarl_tf.evaluation.shelf import Entry, shelf
+from quarl_tf.evaluation.shelf import Entry, entries, shelf
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.page import number_text, percent, size
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import CALIBRATED, DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
 
 ROOT = Path(__file__).parents[1]
@@ -125,7 +131,11 @@ def _tensor(form: TensorFormat) -> str:
     if form.ieee:
         return f"float{form.bits}"
     extra = ["symmetric"] * form.symmetric + ["per channel"] * form.per_channel
-    extra += ["rounded down"] * (form.rounding == "floor") + ["range/2ⁿ"] * (form.step == "paper")
+    extra += (
+        ["by GPTQ"] * (form.rounding == "gptq")
+        + ["rounded down"] * (form.rounding == "floor")
+        + ["range/2ⁿ"] * (form.step == "paper")
+    )
     return ", ".join([f"{form.bits} bits", *extra])
 
 
@@ -204,7 +214,8 @@ def results_index() -> str:
         "* [Quantisation-aware training from 8 to 2 bits](qat.md)\n"
         "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
         "* [Options of quantisation-aware training](options.md)\n"
-        "* [Flying among obstacles, QuaRL's navigation](airnav.md)\n"
+        "* [Flying among obstacles](airnav.md) and [under a memory limit](deployment.md)\n"
+        "* [Size, speed and weights](trade-offs.md)\n"
         "* [The papers' table, and where it misleads](papers.md)\n* [Benchmarks](benchmarks.md)\n"
     )
 
@@ -284,6 +295,99 @@ def papers() -> str:
     )
 
 
+_ERROR = "normalised_error_percent"
+
+#: Native schemes of the trade-offs, and the bits after training that weights are held against.
+_NATIVE = ("fp16", "int8", "int8_head32", "int8_tensor", "int8_stock")
+_ROUNDED = ("int8", "int8_tensor", "ptq_w8", "ptq_w4")
+
+
+def trade_offs() -> str:
+    """Return what is kept against size and speed, and errors against the spread of weights."""
+    for name, axis in (("compression", "times smaller"), ("speedup", "times as fast")):
+        _draw(name, _kept_against(name, f"file: {axis} than fp32" if name[0] == "c" else axis))
+    spreads: dict[str, list[float]] = {}
+    for entry in entries(MODELS):
+        if entry.sidecar.scheme == "fp32" and entry.artifact.exists():
+            kernels = flatbuffer.weights(entry.artifact.read_bytes()).values()
+            width = max(float(np.ptp(kernel)) for kernel in kernels)
+            spreads.setdefault(entry.run.run_id, []).append(width)
+    rows, figure_rows = [], []
+    for scheme in _ROUNDED:
+        found = [
+            (spreads[row["run_id"]][0], abs(row["normalised_error_percent"]), row["cell"])
+            for row in TRAININGS
+            if row["scheme"] == scheme and row["run_id"] in spreads
+        ]
+        cells = [
+            [statistics.fmean(value) for value in list(zip(*group, strict=True))[:2]]
+            for _, group in _by_cell(found)
+        ]
+        rho, chance = spearmanr(*zip(*cells, strict=True))
+        rows.append([f"`{scheme}`", len(cells), f"{rho:.2f}", f"{chance:.2f}"])
+        figure_rows += [(scheme, *cell) for cell in cells]
+    _draw("spread", _errors_against_spread(figure_rows))
+    return (
+        (ROOT / "docs/results/trade-offs.md").read_text()
+        + "\n![Return kept against how much smaller the file is](compression.svg)\n"
+        "\n![Return kept against how much faster an inference is](speedup.svg)\n\n"
+        "## Does the spread of weights tell the error?\n\nQuaRL's Table 3 explains errors by the "
+        "width of the weights' distribution. Over cells, by Spearman's rank correlation of the "
+        "widest kernel's range (mean over trainings) with the absolute normalised error:\n\n"
+        + table(["scheme", "cells", "rank correlation", "p"], rows, 3)
+        + "![Error against the widest kernel's range](spread.svg)\n"
+    )
+
+
+def _by_cell(found: list[tuple[float, float, str]]) -> Iterable[tuple[str, Iterable[Any]]]:
+    return groupby(sorted(found, key=lambda one: one[2]), key=lambda one: one[2])
+
+
+def _draw(name: str, figure: plt.Figure) -> None:
+    with mkdocs_gen_files.open(f"results/{name}.svg", "w") as file:
+        figure.savefig(file, format="svg", bbox_inches="tight")
+    plt.close(figure)
+
+
+def _kept_against(quantity: str, label: str) -> plt.Figure:
+    rows = [
+        {"scheme": row["scheme"], quantity: row[quantity], "kept": min(100 - row[_ERROR], 150)}
+        for row in POOLED
+        if row["scheme"] in _NATIVE and row[quantity] and row[_ERROR] is not None
+    ]
+    figure, axes = plt.subplots(figsize=(8, 4))
+    style: dict[str, Any] = {"x": quantity, "y": "kept", "hue": "scheme", "hue_order": _NATIVE}
+    frame = pandas.DataFrame(rows)
+    seaborn.scatterplot(frame, **style, ax=axes, alpha=0.35, s=30, legend=False)
+    medians = frame.groupby("scheme", as_index=False).median()
+    seaborn.scatterplot(medians, **style, ax=axes, s=130, edgecolor="black")
+    axes.axhline(100, color="0.6", linewidth=1, zorder=0)
+    axes.set(xlabel=label, ylabel="return kept, %", ylim=(0, 155))
+    _plain_logarithm(axes)
+    axes.legend(title=None, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    seaborn.despine(figure)
+    return figure
+
+
+def _plain_logarithm(axes: plt.Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(ScalarFormatter())
+
+
+def _errors_against_spread(rows: list[tuple[Any, ...]]) -> plt.Figure:
+    frame = pandas.DataFrame(rows, columns=["scheme", "range", "error"])
+    figure, axes = plt.subplots(figsize=(8, 4))
+    seaborn.scatterplot(frame, x="range", y="error", hue="scheme", style="scheme", ax=axes)
+    axes.set(xlabel="range of the widest kernel", ylabel="absolute error, %")
+    _plain_logarithm(axes)
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.set_ylim(bottom=0)
+    axes.legend(title=None, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    seaborn.despine(figure)
+    return figure
+
+
 def benchmarks() -> str:
     """Return the speed tables."""
     folder = ROOT / "benchmarks"
@@ -294,15 +398,64 @@ def benchmarks() -> str:
         + (folder / "training_throughput.md").read_text()
         + "\n### In float32 on both sides\n\n"
         + (folder / "training_throughput_float32.md").read_text()
-        + "\n## Acting in little memory\n\nQuaRL's Policy III (4096-512-1024) took 208 ms in fp32 "
-        "and 11 ms in int8 on a board of 1 GB, a factor of 18.85. Below is one inference of such a "
-        "network whose process has so many MiB and swaps beyond them (`sudo python "
-        "benchmarks/memory_limit.py`, on a machine busy with other work). QuaRL does not say how "
-        "many numbers the policy observes; shown are a short vector and the 39,427 numbers of its "
-        "environment's baselines. While fp32 fits, int8 gains what its arithmetic gains; where "
-        "fp32 swaps and int8 does not, the factor is that of memory over disk.\n\n"
-        + _limits()
-        + "\n"
+    )
+
+
+#: QuaRL's Table 4: success in percent and milliseconds, of fp32 and of int8; our cell of the
+#: network; what is different.
+_FLIGHTS = (
+    (
+        *("I", 60, 45, 0.147, 0.124, "dqn on AirNav-v0"),
+        "int8 of the converter as it comes against a calibrated one: the loss is the recipe's.",
+    ),
+    (
+        *("II", 74, 60, 133.49, 9.53, "dqn on AirNav-v0 (network=policy_ii)"),
+        "133 ms for 16 times the weights of I, which took 0.15 ms, is not arithmetic.",
+    ),
+    (
+        *("III", 86, 75, 208.115, 11.036, "dqn on AirNav-v0 (network=policy_iii)"),
+        "The factor is that of memory over disk: see below.",
+    ),
+)
+
+
+def deployment() -> str:
+    """Return QuaRL's table of deployment beside ours, and what memory explains of it."""
+    pooled = json.loads((REPORTS / "airnav/results.json").read_text())["pooled"]
+    ours = {(row["cell"].partition(" (steps")[0], row["scheme"]): row for row in pooled}
+    success, speed = [], []
+    for name, float_, int8, slow, fast, cell, difference in _FLIGHTS:
+        rows = [ours.get((cell, scheme), {}) for scheme in ("fp32", "int8", "int8_stock")]
+        shares = [percent(row.get("success_rate") and 100 * row["success_rate"]) for row in rows]
+        success.append([name, f"{float_} %", f"{int8} %", rows[0].get("runs", DASH), *shares])
+        times = [row.get("latency_median_us") for row in rows[:2]]
+        factor = f"{times[0] / times[1]:.2f}" if all(times) else DASH
+        sizes = [size(row["size_bytes"]) if row else DASH for row in rows[:2]]
+        papers = [f"{slow:g}", f"{fast:g}", f"{slow / fast:.2f}"]
+        speed.append([name, *papers, *sizes, *map(number_text, times), factor, difference])
+    return (
+        (ROOT / "docs/results/deployment.md").read_text()
+        + "\n## Success\n\n"
+        + table(
+            ["policy", "QuaRL fp32", "int8", "trainings here", "fp32", "int8", "int8_stock"],
+            success,
+            6,
+        )
+        + "`int8_stock` is TensorFlow's converter as it comes. A dash is not measured yet. "
+        "`quarl study run studies/airnav.yaml` makes it.\n\n## Size and speed\n\n"
+        + table(
+            [
+                *("policy", "QuaRL fp32, ms", "int8, ms", "factor", "size here, fp32", "int8"),
+                *("fp32, µs", "int8, µs", "factor", "what is different"),
+            ],
+            speed,
+        )
+        + "## Memory\n\nOne inference of Policy III whose process has so many MiB and swaps "
+        "beyond them (`sudo python benchmarks/memory_limit.py`, on a machine busy with other "
+        "work). QuaRL does not say how many numbers the policy observes; shown are a short vector "
+        "and the 39,427 numbers of its environment's baselines. While fp32 fits, int8 gains what "
+        "its arithmetic gains; where fp32 swaps and int8 does not, the factor is that of memory "
+        "over disk.\n\n" + _limits() + "\n"
         "![Time of an inference against the memory of the process](../assets/memory_limit.png)\n"
     )
 
@@ -480,7 +633,8 @@ def _drawing(arrows: dict[str, set[str]], floor: dict[str, int]) -> str:
 
 
 SHELF = shelf(MODELS)
-POOLED = json.loads((REPORTS / "ptq/results.json").read_text())["pooled"]
+PTQ = json.loads((REPORTS / "ptq/results.json").read_text())
+POOLED, TRAININGS = PTQ["pooled"], PTQ["runs"]
 
 write("reference/command-line.md", command_line())
 write("reference/presets.md", preset_tables())
@@ -495,5 +649,7 @@ write("results/index.md", results_index())
 write("results/int8.md", int8())
 write("results/papers.md", papers())
 write("results/benchmarks.md", benchmarks())
+write("results/deployment.md", deployment())
+write("results/trade-offs.md", trade_offs())
 write("policies/index.md", policies())
 write("design/rooms.svg", rooms())
