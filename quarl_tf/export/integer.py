@@ -209,8 +209,8 @@ class Graph:
             operator.outputs = [place[i] for i in operator.outputs]
         self.operators[:] = kept[::-1]
         self.tensors[:] = [self.tensors[i] for i in used]
-        self._graph.inputs = [place[i] for i in self.inputs]
-        self._graph.outputs = [place[i] for i in self.outputs]
+        self.inputs[:] = self._graph.inputs = [place[i] for i in self.inputs]
+        self.outputs[:] = self._graph.outputs = [place[i] for i in self.outputs]
         for signature in self.model.signatureDefs or []:
             for entry in (*signature.inputs, *signature.outputs):
                 entry.tensorIndex = place[entry.tensorIndex]

@@ -14,6 +14,12 @@ from quarl_tf.spec import TensorFormat
 #: Added to the inputs' second moments, as a share of their mean, so that they can be inverted.
 _DAMPING = 0.01
 
+#: Inputs that make up for each other's rounding. Their moments are a matrix of that size squared.
+_BLOCK = 2048
+
+#: Inputs after which the weights behind them are told of their errors, all at once.
+_LAZY = 512
+
 #: Parts of a channel's range that its grid may span.
 _PARTS = np.linspace(0.4, 1.0, 25)
 
@@ -27,19 +33,34 @@ def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]
         form: Bits and kind of the grid.
     """
     weights = kernel.astype(np.float64)
+    importance = np.square(inputs, dtype=np.float64).mean(axis=0)
+    grid = best_grid(weights, importance, form)
+    damping = max(_DAMPING * importance.mean(), 1e-12)
+    rounded = np.empty_like(kernel)
+    for start in range(0, len(importance), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        rounded[:, block] = _round_block(weights[:, block], inputs[:, block], damping, grid, form)
+    return rounded, grid
+
+
+def _round_block(
+    weights: Array, inputs: Array, damping: float, grid: Grid, form: TensorFormat
+) -> Array:
     moments = inputs.T.astype(np.float64) @ inputs / len(inputs)
-    grid = best_grid(weights, np.diag(moments), form)
-    moments += np.eye(len(moments)) * max(_DAMPING * np.diag(moments).mean(), 1e-12)
+    moments += np.eye(len(moments)) * damping
     order = np.argsort(-np.diag(moments))
     # Of the inverse, what is left of it once the inputs in front are rounded.
     factor = np.linalg.cholesky(np.linalg.inv(moments[np.ix_(order, order)])).T
     left, rounded = weights[:, order], np.empty_like(weights)
-    for i in range(len(order)):
-        rounded[:, i] = snap(left[:, i : i + 1], grid, form)[:, 0]
-        error = (left[:, i] - rounded[:, i]) / factor[i, i]
-        left[:, i:] -= error[:, None] * factor[i, i:]
-    found: Array = rounded[:, np.argsort(order)].astype(np.float32)
-    return found, grid
+    for start in range(0, len(order), _LAZY):
+        end = min(start + _LAZY, len(order))
+        errors = np.empty((len(weights), end - start))
+        for i in range(start, end):
+            rounded[:, i] = snap(left[:, i : i + 1], grid, form)[:, 0]
+            errors[:, i - start] = (left[:, i] - rounded[:, i]) / factor[i, i]
+            left[:, i:end] -= errors[:, i - start, None] * factor[i, i:end]
+        left[:, end:] -= errors @ factor[start:end, end:]
+    return rounded[:, np.argsort(order)]
 
 
 def best_grid(weights: Array, importance: Array, form: TensorFormat) -> Grid:

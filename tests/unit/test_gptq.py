@@ -37,6 +37,22 @@ def test_outputs_change_less_than_by_rounding_to_the_nearest(kernel: np.ndarray)
     assert np.square(found - wanted).mean() < 0.3 * np.square(nearest - wanted).mean()
 
 
+@pytest.mark.parametrize("name", ["_LAZY", "_BLOCK"])
+def test_steps_through_wide_kernels_change_nothing(
+    kernel: np.ndarray, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(2)
+    # The inputs' halves have nothing in common, so neither half makes up for the other.
+    halves = rng.normal(size=(2, 400, 12)).astype(np.float32)
+    inputs = np.zeros((800, 24), np.float32)
+    inputs[:400, :12], inputs[400:, 12:] = halves
+    whole, grid = gptq(kernel, inputs, FOUR)
+    monkeypatch.setattr(f"quarl_tf.quantization.gptq.{name}", 12)
+    stepped, same = gptq(kernel, inputs, FOUR)
+    np.testing.assert_allclose(stepped, whole, atol=1e-6)
+    np.testing.assert_array_equal(grid.step, same.step)
+
+
 def test_kernels_on_a_grid_stay_as_they_are() -> None:
     kernel = np.array([[-7, 3, 7, 0], [0.5, -3.5, 1, 2]], np.float32)
     inputs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)

@@ -80,6 +80,20 @@ def test_layers_are_integers_and_heads_stay_close(
     assert np.abs(found - wanted).max() < error * np.ptp(wanted)
 
 
+def test_graphs_pack_again_after_what_nothing_uses_is_gone(content: bytes) -> None:
+    graph = integer.Graph(content)
+    head = list(graph.layers().values())[-1]
+    # A tensor in front of the others, so that their numbers change.
+    graph.tensors.insert(0, graph.tensors[head.inputs[1]])
+    for operator in graph.operators:
+        operator.inputs = [i + 1 if i >= 0 else i for i in operator.inputs]
+        operator.outputs = [i + 1 for i in operator.outputs]
+    graph.inputs[:] = [i + 1 for i in graph.inputs]
+    graph.outputs[:] = [i + 1 for i in graph.outputs]
+    graph.model.signatureDefs = []
+    assert graph.pack() == graph.pack()
+
+
 def test_equalised_networks_compute_the_same_with_equal_channels(
     artifacts: Artifacts, content: bytes, observations: np.ndarray
 ) -> None:
