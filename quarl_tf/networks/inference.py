@@ -26,8 +26,8 @@ def _needs_tensorflow(network: keras.Model) -> bool:
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
     """Compile a function of arrays about a network: by XLA, or for oneDNN's kernels.
 
-    XLA saves the calls between small operations, but has slow convolutions on CPUs, and products in
-    bfloat16 at a third of oneDNN's speed.
+    XLA saves the calls between small operations, but has slow convolutions on CPUs, and slow
+    products in bfloat16.
     """
     by_kind: dict[tuple[Any, ...], Any] = {}
 
