@@ -21,7 +21,11 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
         if "_ARGCOMPLETE" in os.environ:  # A shell asks what could follow.
-            _complete()
+            import argcomplete
+
+            from quarl_tf.cli import arguments
+
+            argcomplete.autocomplete(arguments.build())
         from quarl_tf.cli import verbs
 
         return verbs.main(words)
@@ -34,14 +38,6 @@ def main(words: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-
-
-def _complete() -> None:
-    import argcomplete
-
-    from quarl_tf.cli import arguments
-
-    argcomplete.autocomplete(arguments.build())
 
 
 __all__ = ["main"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -127,7 +128,7 @@ def _add_quantising(verb: _Verb) -> None:
         *(_SHELF, _IMPORT),
         _option(
             "--episodes",
-            type=int,
+            type=_COUNT,
             default=20,
             help="episodes for each of the worst three (default: %(default)s)",
         ),
@@ -149,7 +150,7 @@ def _add_playing(verb: _Verb) -> None:
         "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
         _file_option("artifacts", "ARTIFACT", named, nargs="+"),
         _SHELF,
-        _option("--calls", type=int, default=2000, help="calls (default: %(default)s)"),
+        _option("--calls", type=_COUNT, default=2000, help="calls (default: %(default)s)"),
         _file_option("--json", "FILE", "write the numbers to a file, too"),
     )
     about = "film policies side by side on one episode"
@@ -185,9 +186,9 @@ def _add_study(verbs: Any) -> None:
     file = _file_option("study", "STUDY", "the study's file, in YAML")
     how = (
         _option("--engine", choices=("local", "ray"), default="local", help="what runs them"),
-        _option("--jobs", type=int, metavar="N", help="local: processes (default: one a core)"),
+        _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
         _option("--address", help="ray: of a cluster (default: of this machine alone)"),
-        _option("--cores", type=int, default=1, metavar="N", help="ray: cores of each run"),
+        _option("--cores", type=_COUNT, default=1, metavar="N", help="ray: cores of each run"),
     )
     for name, help_, options in (
         ("plan", "list every experiment, and how far it is", ()),
@@ -208,6 +209,25 @@ def _file_option(flag: str, metavar: str, help_: str | None = None, **settings: 
     return _option(flag, type=Path, metavar=metavar, help=help_, **settings)
 
 
+def _number(kind: type, fits: Callable[[Any], bool], rule: str) -> Callable[[str], Any]:
+    """Return what reads an option's number; without one, or one that does not fit, the rule."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{rule}: {text!r}")
+        return value
+
+    return read
+
+
+_COUNT = _number(int, lambda n: n >= 1, "a whole number of 1 or more is needed")
+_PERCENT = _number(float, lambda p: 0 <= p < math.inf, "a percentage is 0 or more")
+
+
 def _several(flag: str, metavar: str, help_: str, dest: str) -> _Option:
     help_ += "; may be repeated"
     return _option(flag, dest=dest, action="append", default=[], metavar=metavar, help=help_)
@@ -215,25 +235,17 @@ def _several(flag: str, metavar: str, help_: str, dest: str) -> _Option:
 
 def _chance(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.set_defaults(chance=GREEDY)
 
     def add(flag: str, help_: str, **settings: Any) -> None:
         group.add_argument(flag, dest="chance", default=GREEDY, help=help_, **settings)
 
-    def probability(kind: Any) -> Callable[[str], Chance]:
-        def read(text: str) -> Chance:
-            if not 0 < (value := float(text)) <= 1:
-                raise argparse.ArgumentTypeError(f"a probability is above 0, at most 1: {text!r}")
-            return Chance(kind, value)
-
-        return read
-
+    probability = _number(float, lambda p: 0 < p <= 1, "a probability is above 0, at most 1")
     about = "episodes by actions drawn from the policy's distribution (default: the best)"
     add("--sample", about, action="store_const", const=Chance("sampled"))
     about = "games that repeat the last action at a frame with this probability; usual is 0.25"
-    add("--sticky", about, type=probability("sticky"), metavar="P")
+    add("--sticky", about, type=lambda text: Chance("sticky", probability(text)), metavar="P")
     about = "episodes in which an action is random with this probability"
-    add("--epsilon", about, type=probability("epsilon"), metavar="P")
+    add("--epsilon", about, type=lambda text: Chance("epsilon", probability(text)), metavar="P")
 
 
 def _task(parser: argparse.ArgumentParser) -> None:
@@ -266,7 +278,7 @@ _SCHEMES = _option(
 )
 _MARGIN = _option(
     "--margin",
-    type=float,
+    type=_PERCENT,
     default=DEFAULT_MARGIN_PERCENT,
     metavar="PERCENT",
     help="loss that does not matter to you, in %% of fp32's return (default: %(default)s)",
@@ -336,13 +348,13 @@ _SHOW = (
 )
 _EVALUATION = (
     _option(
-        "--episodes", type=int, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
+        "--episodes", type=_COUNT, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
     ),
     _chance,
     _MARGIN,
     _option(
         "--gate",
-        type=float,
+        type=_PERCENT,
         metavar="PERCENT",
         help="exit with 3 if a scheme's reward error is larger",
     ),

@@ -35,8 +35,7 @@ def examine() -> list[Finding]:
     findings += _requirements(PACKAGE, extra="train")
     # Its exact pin of typing-extensions is what most other machine-learning packages break.
     findings += _requirements("tf-agents", extra="")
-    checks = (_keras_2, _same_minor, _pygame, _peers, _atari)
-    return [*findings, *(check() for check in checks)]
+    return [*findings, _keras_2(), _pygame(), _atari()]
 
 
 def _version(package: str) -> str | None:
@@ -82,25 +81,12 @@ def _keras_2() -> Finding:
     return Finding(name, True, "tf.keras is tf-keras")
 
 
-def _same_minor() -> Finding:
-    versions = _version("tensorflow") or "", _version("tf-keras") or ""
-    same = versions[0].split(".")[:2] == versions[1].split(".")[:2]
-    remedy = f"pip install 'tf-keras~={versions[0]}'"
-    return Finding("tensorflow and tf-keras agree", same, " and ".join(versions), remedy)
-
-
 def _pygame() -> Finding:
     intruder = _version("pygame-ce")
     found = f"pygame {_version('pygame')}"
     found += f", overwritten by pygame-ce {intruder}" if intruder else ""
     remedy = "pip uninstall -y pygame-ce && pip install --force-reinstall pygame==2.1.3"
     return Finding("pygame is TF-Agents' own", intruder is None, found, remedy)
-
-
-def _peers() -> Finding:
-    found = ", ".join(p for p in ("torch", "stable-baselines3", "pydantic") if _version(p))
-    name = "no package that wants newer typing-extensions"
-    return Finding(name, not found, found or "none", f"move {found} to an environment of their own")
 
 
 def _atari() -> Finding:

@@ -10,17 +10,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf.evaluation.compare import (
-    Comparison,
-    Interval,
-    compare,
-    mean_return,
-    reward_error,
-)
+from quarl_tf.evaluation import compare
+from quarl_tf.evaluation.compare import Comparison, Interval
 from quarl_tf.foundation.errors import GateError
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
+from quarl_tf.store.workspace import evaluation_path, sidecar_path
 
 
 def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
@@ -59,10 +54,10 @@ def bench_table(found: Mapping[str, Any]) -> Table:
 
 def _row(artifact: Path, args: Namespace) -> list[str]:
     sidecar = Sidecar.load(sidecar_path(artifact))
-    evaluation = _evaluation(artifact, args)
+    evaluation = Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")
     comparison = _comparison(artifact, args)
-    returns = comparison.returns if comparison else mean_return(evaluation)
+    returns = comparison.returns if comparison else compare.mean_return(evaluation)
     return [
         sidecar.scheme,
         f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
@@ -79,6 +74,8 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
     Raises:
         GateError: A reward error is larger than allowed, or cannot be told.
     """
+    if args.gate is None:
+        return
     failing = []
     for path in artifacts:
         comparison = _comparison(path, args)
@@ -94,7 +91,7 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
             # Of the difference the end that is worse.
             difference, reference = comparison.difference, comparison.reference_mean
             worst = difference.mean if difference.alike else difference.low
-            error = reward_error(reference, reference + worst)
+            error = compare.reward_error(reference, reference + worst)
         if error is None or error > args.gate:
             text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
             failing.append(f"{path.stem} {text}")
@@ -106,19 +103,8 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
 
 
 def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
-    """Compare with the run's fp32, if that played the same episodes by the same rules."""
-    fp32 = reference_path(artifact, Sidecar.load(sidecar_path(artifact)))
-    if not evaluation_path(fp32, args.chance).exists():
-        return None
-    evaluation, reference = _evaluation(artifact, args), _evaluation(fp32, args)
-    if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
-        return None
-    return compare(reference, evaluation, None, args.margin)
-
-
-def _evaluation(artifact: Path, args: Namespace) -> Evaluation:
-    path = evaluation_path(artifact, args.chance)
-    return Evaluation.load(path).first(args.episodes)
+    sidecar, how = Sidecar.load(sidecar_path(artifact)), (args.margin, args.chance, args.episodes)
+    return compare.compare_saved(artifact, sidecar, *how)
 
 
 def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 3 a quality gate did not hold, 130 in
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import sys
@@ -33,7 +32,7 @@ from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_json
-from quarl_tf.presets import ALGORITHMS, Preset, tables
+from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import (
@@ -46,13 +45,13 @@ from quarl_tf.spec import (
 )
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import (
-    has_reference,
     is_evaluated,
     is_trained,
     known_run,
     refuse_overwrite,
     reported_runs,
     starting_from,
+    state,
 )
 from quarl_tf.store.workspace import (
     Workspace,
@@ -103,24 +102,17 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    _check_evaluation(args)
     run, preset = _requested_run(args)
     schemes = _schemes(args, run)
     require_possible(run, schemes)
-    if args.chance.kind == "sampled" and not preset.STOCHASTIC:
-        others = [name for name, kind in ALGORITHMS.items() if kind.STOCHASTIC]
-        raise UsageError(
-            f"Policies of {run.algo} are no distribution to sample actions from, those of "
-            f"{' and '.join(others)} are; leave out --sample. "
-            f"Received: --algo {run.algo} --sample"
-        )
-    environments.require_chance(run.env_id, args.chance)
+    environments.require_chance(run.env_id, args.chance, run.algo)
     workspace = Workspace(args.root)
     if run.quantization is None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
-    if run.quantization and not has_reference(workspace, run, args.chance):
+    reference = state(workspace, run.plain, REFERENCE, chance=args.chance)
+    if run.quantization and reference.sidecar is None:
         _check_network(run, preset)  # What cannot be quantised needs no reference.
         command = shlex.join([*shlex.split(run.plain.command("run")), *_root(args)])
         raise QuarlError(
@@ -133,7 +125,7 @@ def _run(args: argparse.Namespace) -> None:
         _check_network(run, preset)
         lines = [f"train    {workspace.run_dir(run.run_id)}"]
         lines += [f"export   {path}" for path in artifacts]
-        lines += _plan_of_evaluations(artifacts, args)
+        lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts]
         if not args.no_report:
             name = report_name(run.run_id, args.chance)
             lines.append(f"report   {workspace.report_dir(name)}")
@@ -144,8 +136,7 @@ def _run(args: argparse.Namespace) -> None:
     _evaluate_all(artifacts, args)
     if not args.no_report:
         _write_report([run.run_id], args)
-    if args.gate is not None:
-        summary.hold(artifacts, args)
+    summary.hold(artifacts, args)
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -188,7 +179,6 @@ def _write_c(artifact: Path, *, dry_run: bool) -> None:
 
 def _adopt(args: argparse.Namespace) -> None:
     _import_modules(args)
-    _check_evaluation(args)
     schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *_schemes(args)]))
     workspace = Workspace(args.root)
     asked = {name: getattr(args, name) for name in ("name", "seed", "modules")}
@@ -198,8 +188,7 @@ def _adopt(args: argparse.Namespace) -> None:
     _export_all(workspace, run.run_id, schemes)
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
     _evaluate_all(artifacts, args)
-    if args.gate is not None:
-        summary.hold(artifacts, args)
+    summary.hold(artifacts, args)
 
 
 def _quantize(args: argparse.Namespace) -> None:
@@ -209,22 +198,18 @@ def _quantize(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     _import_modules(args)
-    args.artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
-    _check_artifacts(args.artifacts)
-    _check_evaluation(args)
+    artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
+    for path in artifacts:
+        require_playable(path, args.chance)
     if args.dry_run:
-        for path in args.artifacts:
-            require_playable(path, args.chance)
-        print(*_plan_of_evaluations(args.artifacts, args), sep="\n")
+        print(*(f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts), sep="\n")
         return
-    _evaluate_all(args.artifacts, args)
-    if args.gate is not None:
-        summary.hold(args.artifacts, args)
+    _evaluate_all(artifacts, args)
+    summary.hold(artifacts, args)
 
 
 def _bench(args: argparse.Namespace) -> None:
     artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
-    _check_artifacts(artifacts)
     with progress_bar("bench") as update:
         found = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(found))
@@ -266,10 +251,7 @@ def _shown(args: argparse.Namespace) -> list[Policy]:
 
 def _blame(args: argparse.Namespace) -> None:
     _import_modules(args)
-    if args.episodes < 1:
-        raise UsageError(f"Play at least one episode. Received: episodes={args.episodes}")
     path = _artifact(args.artifact, args.shelf)
-    _check_artifacts([path])
     policy = Policy.load(path)
     if policy.sidecar.scheme != REFERENCE:
         raise UsageError(
@@ -306,7 +288,6 @@ def _artifact(path: Path, models: Path) -> Path:
 
 
 def _report(args: argparse.Namespace) -> None:
-    _check_percent("--margin", args.margin)
     if args.name is not None:
         checked_report_name(args.name)
     if not args.dry_run:
@@ -344,9 +325,6 @@ def _counts(plan: Sequence[Status]) -> str:
 
 
 def _study_run(args: argparse.Namespace) -> None:
-    for option, value in (("--jobs", args.jobs), ("--cores", args.cores)):
-        if value is not None and value < 1:
-            raise UsageError(f"{option} must be 1 or more. Received: {option} {value}")
     if args.dry_run:
         _study_plan(args)
         return
@@ -396,7 +374,6 @@ def _study_status(args: argparse.Namespace) -> None:
 
 
 def _study_report(args: argparse.Namespace) -> None:
-    _check_percent("--margin", args.margin)
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     if args.dry_run:
         print(f"report   {workspace.report_dir(wanted.name)}")
@@ -599,8 +576,7 @@ def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quanti
 
 
 def _import_modules(args: argparse.Namespace) -> None:
-    if args.modules:
-        environments.import_environments(args.modules)
+    environments.import_environments(args.modules)
 
 
 def _override(text: str, option: str = "-p") -> tuple[str, Any]:
@@ -624,33 +600,6 @@ def _schemes(args: argparse.Namespace, run: Run | None = None) -> list[Scheme]:
 
 def _root(args: argparse.Namespace) -> list[str]:
     return [] if args.root == Path() else ["--root", str(args.root)]
-
-
-def _check_artifacts(paths: Sequence[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            raise UsageError(f"Name files, not folders: {path}/*.tflite. Received: path={path}")
-        if path.suffix != ".tflite":
-            raise UsageError(f"Name flatbuffers, which end in .tflite. Received: path={path}")
-        sidecar = sidecar_path(path)
-        if path.exists() and not sidecar.exists():
-            raise QuarlError(
-                f"{sidecar} is missing, which says what the flatbuffer beside it is; delete the "
-                f"flatbuffer and export it again. Received: path={path}"
-            )
-
-
-def _check_evaluation(args: argparse.Namespace) -> None:
-    if args.episodes < 1:
-        raise UsageError(f"Evaluate at least one episode. Received: episodes={args.episodes}")
-    _check_percent("--margin", args.margin)
-    if args.gate is not None:
-        _check_percent("--gate", args.gate)
-
-
-def _check_percent(option: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise UsageError(f"{option} must be a percentage of 0 or more. Received: {option} {value}")
 
 
 def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
@@ -691,11 +640,6 @@ def _write_report(run_ids: Sequence[str], args: argparse.Namespace) -> None:
             command=args.command,
         )
     _say(f"report    {page}")
-
-
-def _plan_of_evaluations(artifacts: Sequence[Path], args: argparse.Namespace) -> list[str]:
-    paths = [evaluation_path(path, args.chance) for path in artifacts]
-    return [f"evaluate {path}" for path in paths]
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {

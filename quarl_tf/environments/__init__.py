@@ -127,15 +127,18 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
         )
 
 
-def require_chance(env_id: str, chance: Chance) -> None:
-    """Refuse chance that an environment has no room for."""
+def require_chance(env_id: str, chance: Chance, algo: str | None = None) -> None:
+    """Refuse chance that an environment, or an algorithm's policy, has no room for."""
     if chance.sticky and rules(env_id) is None:
         flaw = "Only Atari games repeat actions by chance"
     elif chance.kind == "epsilon" and env_spec(env_id).num_actions is None:
         flaw = "Only discrete actions are replaced by random ones"
+    elif chance.kind == "sampled" and algo is not None and not ALGORITHMS[algo].STOCHASTIC:
+        flaw = f"Policies of {algo} are no distribution to sample actions from"
     else:
         return
-    raise UsageError(f"{flaw}; leave out --{chance.kind}. Received: environment={env_id!r}")
+    option = chance.option.split()[0]
+    raise UsageError(f"{flaw}; leave out {option}. Received: environment={env_id!r}")
 
 
 def require_end(steps: int) -> None:

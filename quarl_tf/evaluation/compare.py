@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,9 @@ import numpy.typing as npt
 from scipy import stats
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.store.records import Evaluation
+from quarl_tf.spec import GREEDY, Chance
+from quarl_tf.store.records import Evaluation, Sidecar
+from quarl_tf.store.workspace import evaluation_path, reference_path
 
 Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconclusive"]
 
@@ -260,6 +263,23 @@ def compare(
     # More episodes of a game that repeats itself are no more observations.
     enough = MIN_EPISODES <= episodes <= (worth or episodes)
     return replace(found, more_needed=more_needed(found, episodes) if enough else None)
+
+
+def compare_saved(
+    artifact: Path,
+    sidecar: Sidecar,
+    margin_percent: float = DEFAULT_MARGIN_PERCENT,
+    chance: Chance = GREEDY,
+    episodes: int | None = None,
+) -> Comparison | None:
+    """Compare a flatbuffer's first episodes with its fp32's; None if those are by other rules."""
+    paths = [evaluation_path(p, chance) for p in (artifact, reference_path(artifact, sidecar))]
+    if not all(path.exists() for path in paths):
+        return None
+    scheme, reference = (Evaluation.load(path).first(episodes) for path in paths)
+    if (reference.seeds, reference.protocol) != (scheme.seeds, scheme.protocol):
+        return None
+    return compare(reference, scheme, None, margin_percent)
 
 
 def more_needed(comparison: Comparison, observations: int) -> int | None:

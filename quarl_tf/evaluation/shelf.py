@@ -11,12 +11,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT, Comparison, compare
+from quarl_tf.evaluation.compare import Comparison, compare_saved
 from quarl_tf.foundation.errors import QuarlError, unknown
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
+from quarl_tf.store.workspace import evaluation_path, sidecar_path
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,7 @@ class Entry:
 
     def comparison(self) -> Comparison | None:
         """Compare it with its fp32, where both played the same episodes by the same rules."""
-        path = evaluation_path(reference_path(self.artifact, self.sidecar))
-        evaluation = self.evaluation()
-        if evaluation is None or not path.exists():
-            return None
-        reference = Evaluation.load(path)
-        if (reference.seeds, reference.protocol) != (evaluation.seeds, evaluation.protocol):
-            return None
-        return compare(reference, evaluation, None, DEFAULT_MARGIN_PERCENT)
+        return compare_saved(self.artifact, self.sidecar)
 
     def command(self) -> str:
         """Return the command that plays it or, where the file is not kept, makes it."""

@@ -354,12 +354,6 @@ def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
         )
 
 
-def has_reference(workspace: Workspace, run: Run, chance: Chance) -> bool:
-    """Tell whether there is the fp32 that a run is compared with, or its evaluation."""
-    artifact = workspace.artifact(run.plain.run_id, REFERENCE)
-    return artifact.exists() or evaluation_path(artifact, chance).exists()
-
-
 def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
     """Return the command line that exports a run from where we are."""
     root = workspace.root

@@ -214,17 +214,25 @@ def test_what_is_not_said_is_what_is_usual(words: list[str], trained: str, capsy
         (["train", *TRAIN, "-p", "num_envs=7"], "num_envs=7"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", "int9"], "did you mean int8"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", ","], "at least one scheme"),
-        (["evaluate", "x.tflite", "--episodes", "0"], "episodes=0"),
-        (["run", *TRAIN, "--gate", "nan"], "--gate nan"),
-        (["run", *TRAIN, "--margin", "-1"], "--margin -1"),
-        (["evaluate", "x.tflite", "--gate", "-1"], "--gate -1"),
-        (["report", "x", "--margin", "inf"], "--margin inf"),
-        (["evaluate", "x.tflite", "--episodes", "0", "--dry-run"], "episodes=0"),
-        (["report", "x", "--margin", "-1", "--dry-run"], "--margin -1"),
+        (
+            ["evaluate", "x.tflite", "--episodes", "0"],
+            "--episodes: a whole number of 1 or more is needed: '0'",
+        ),
+        (["run", *TRAIN, "--gate", "nan"], "--gate: a percentage is 0 or more: 'nan'"),
+        (["run", *TRAIN, "--margin", "-1"], "--margin: a percentage is 0 or more: '-1'"),
+        (["evaluate", "x.tflite", "--gate", "-1"], "--gate: a percentage is 0 or more: '-1'"),
+        (["report", "x", "--margin", "inf"], "--margin: a percentage is 0 or more: 'inf'"),
+        (["blame", "x.tflite", "--episodes", "0"], "a whole number of 1 or more is needed: '0'"),
         (["report", "x", "--name", "a/b", "--dry-run"], "name='a/b'"),
-        (["study", "run", "x.yaml", "--jobs", "0", "--dry-run"], "--jobs 0"),
-        (["study", "run", "x.yaml", "--cores", "0"], "--cores 0"),
-        (["study", "report", "x.yaml", "--margin", "-1", "--dry-run"], "--margin -1"),
+        (
+            ["study", "run", "x.yaml", "--jobs", "0"],
+            "--jobs: a whole number of 1 or more is needed: '0'",
+        ),
+        (
+            ["study", "run", "x.yaml", "--cores", "0"],
+            "--cores: a whole number of 1 or more is needed: '0'",
+        ),
+        (["study", "report", "x.yaml", "--margin", "-1"], "a percentage is 0 or more: '-1'"),
         (["run", *TRAIN, "--bits", "9"], "bits=9"),
         (["train", *TRAIN, "--bits", "4", "--quant-delay", "0"], "delay=0"),
         (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),
@@ -353,7 +361,7 @@ def test_what_will_be_no_distribution_is_refused_before_it_is_trained(
     arguments = ["run", "--algo", algo, "--env", env_id, "--sample", "--root", str(tmp_path)]
     line = refusal(capsys, *arguments, code=2)
     assert "leave out --sample" in line
-    assert f"Received: --algo {algo} --sample" in line
+    assert f"Policies of {algo}" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -634,11 +642,11 @@ def test_paths_are_shown_as_they_are_where_output_is_piped(
 
 def test_evaluate_says_what_it_takes(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
     folder = finished.artifacts
-    assert f"{folder}/*.tflite" in refusal(capsys, "evaluate", str(folder), code=2)
-    assert "end in .tflite" in refusal(capsys, "evaluate", str(folder / "int8.json"), code=2)
+    assert "name a .tflite file" in refusal(capsys, "evaluate", str(folder), code=1)
+    assert "int8.json" in refusal(capsys, "evaluate", str(folder / "int8.json"), code=1)
     lonely = tmp_path / "int8.tflite"
     shutil.copy(folder / "int8.tflite", lonely)
-    assert "int8.json is missing" in refusal(capsys, "evaluate", str(lonely), code=1)
+    assert "no sidecar int8.json" in refusal(capsys, "evaluate", str(lonely), code=1)
 
 
 def test_without_a_terminal_long_work_says_how_far_it_is(
