@@ -8,8 +8,6 @@ a resumed training is the uninterrupted one; what is kept is the network of the 
 evaluation, not the last.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -17,8 +17,6 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 7. As of every algorithm: see `agents`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from quarl_tf.agents import Change, tf_agents

@@ -1,7 +1,5 @@
 """The distributions that PPO and A2C draw their actions from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -15,8 +15,6 @@ Deviations from the paper:
 6. As of every algorithm: see `agents`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

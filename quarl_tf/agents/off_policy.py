@@ -1,7 +1,5 @@
 """What off-policy agents have in common: they learn in bursts from a replay of what they saw."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

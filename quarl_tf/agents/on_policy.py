@@ -1,7 +1,5 @@
 """What PPO and A2C have in common: they learn from each rollout in minibatches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

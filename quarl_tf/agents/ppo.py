@@ -18,8 +18,6 @@ Deviations from the paper:
 9. As of every algorithm: see `agents`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from quarl_tf.agents import Change, tf_agents

@@ -6,8 +6,6 @@ a transition may begin: not at an episode's last observation (Gymnasium's NEXT_S
 ignores the action there), and not at the last row before a break in the stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

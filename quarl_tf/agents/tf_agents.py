@@ -1,7 +1,5 @@
 """Our Keras networks and Gymnasium environments as TF-Agents sees them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What can be written on the command line: verbs, options and their help."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Check an installation: versions, and every clash between packages that is known."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass

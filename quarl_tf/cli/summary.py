@@ -1,7 +1,5 @@
 """Sum up evaluations for the terminal, and hold them to a gate."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path

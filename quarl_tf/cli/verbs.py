@@ -3,8 +3,6 @@
 Exit codes: 0 done, 1 failed, 2 wrong use, 3 a quality gate did not hold, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

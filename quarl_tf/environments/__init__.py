@@ -8,8 +8,6 @@ After `reset(seed=...)` all that follows depends on the seed and the actions alo
 played before; an environment of the user's own has to see to that itself.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property

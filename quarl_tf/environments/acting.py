@@ -1,7 +1,5 @@
 """The one loop that acts: to collect experience, to choose networks and to evaluate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ Positions are in m, x to the north and y to the east; headings in radians clockw
 The mission starts in the middle of the arena, and the body hovers while it yaws.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import gymnasium as gym

@@ -18,8 +18,6 @@ Vectors draw 0 to 29 no-ops with generators of their own (single games: 1 to 30)
 them among the 108 000.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

@@ -5,8 +5,6 @@ and BipedalWalker builds its terrain in a world it has used before: the same see
 elsewhere after other episodes. Evaluation on paired seeds and exact resume need the contrary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

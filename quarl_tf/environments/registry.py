@@ -1,7 +1,5 @@
 """Find environments by id; packages that register some are imported only for an unknown one."""
 
-from __future__ import annotations
-
 import re
 import sys
 import warnings

@@ -5,8 +5,6 @@ Dict, Tuple, Discrete, MultiDiscrete and MultiBinary observations are flattened 
 float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

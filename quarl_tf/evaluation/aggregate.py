@@ -5,8 +5,6 @@ are drawn again, of each training its paired episodes. Returns are normalised, 0
 and 100 as fp32, for a percentage of a return near zero says nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

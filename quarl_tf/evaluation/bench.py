@@ -1,7 +1,5 @@
 """Time flatbuffers in turns, so that whatever else the machine does meets all of them alike."""
 
-from __future__ import annotations
-
 import os
 import time
 import timeit

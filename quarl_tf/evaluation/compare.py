@@ -12,8 +12,6 @@ so that a positive error is a worse policy for negative returns as well. Signed 
 averaged; the mean absolute error stands beside them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 file; without FILE, of one that could.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import statistics

@@ -4,8 +4,6 @@ What is left to chance follows from the episode's seed (`spec.Chance`), so that 
 the same noise on the same episode. Each kind is kept in files of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial

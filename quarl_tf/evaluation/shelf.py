@@ -3,8 +3,6 @@
 A shelf is a folder of flatbuffers as `tflite_models/` is: by environment, algorithm and run.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Show policies side by side on one episode, in a film or in a window."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Generator, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What trainings compute on: the CPU, unless a GPU is asked for before TensorFlow is loaded."""
 
-from __future__ import annotations
-
 import sys
 
 from quarl_tf.foundation.errors import UsageError, unknown

@@ -1,7 +1,5 @@
 """Progress bars and spinners on standard error; where that is no terminal, a line a minute."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Errors a user can cause or fix; the command line shows each as one line, without a traceback."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

@@ -3,8 +3,6 @@
 Every file is written to a temporary name in its own folder and renamed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import fcntl

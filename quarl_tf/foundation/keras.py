@@ -4,8 +4,6 @@ Import `tf` and `keras` from here. What computes is set here as well, so that tr
 and by Python end with the same bytes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

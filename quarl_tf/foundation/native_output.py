@@ -1,7 +1,5 @@
 """Catch what native libraries print past Python: notices that no user could act on."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

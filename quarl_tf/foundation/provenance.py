@@ -3,8 +3,6 @@
 A training's bytes depend on the processor's instructions, and all speeds do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """One random generator per purpose, derived by name; evaluation seeds apart from all others."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -4,8 +4,6 @@ A network is built by a factory, never copied, so targets and copies are equal b
 and share nothing. Layers have fixed names, so that weights can be stored by name.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

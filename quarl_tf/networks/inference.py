@@ -1,7 +1,5 @@
 """How networks are evaluated: compiled, or as a snapshot in NumPy where they are small."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layers that scale what a network takes and gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The running statistics that observations are normalised by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

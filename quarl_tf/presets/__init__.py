@@ -3,8 +3,6 @@
 A missing (algorithm, environment) is an error that names the closest, never a silent default.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import typing

@@ -1,7 +1,5 @@
 """Read tables of presets: the package's own, and a file of the user's."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from collections.abc import Collection

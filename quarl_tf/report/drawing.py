@@ -1,7 +1,5 @@
 """Choose and draw the figures of a report from its results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

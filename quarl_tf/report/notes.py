@@ -1,7 +1,5 @@
 """Find what stands beside a cell's rows: notes, which a template words, and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Render the pages of a report from their templates."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from functools import cache

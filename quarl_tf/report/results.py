@@ -4,8 +4,6 @@ An experiment that is missing, or whose files do not belong together, is kept as
 command that fixes it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace

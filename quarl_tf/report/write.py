@@ -5,8 +5,6 @@ not belong together, is named with the command that makes it, and its scheme has
 Sizes and latencies of simulated schemes are those of a float file and are left out everywhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Sequence

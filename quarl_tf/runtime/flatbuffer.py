@@ -6,8 +6,6 @@ an exception, never in a crash. What takes a `source` takes a file or its conten
 QuarlError where that is missing, empty, damaged or no TFLite flatbuffer.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import struct

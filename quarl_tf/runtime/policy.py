@@ -1,7 +1,5 @@
 """Act from a flatbuffer: what runs on a board, with NumPy and the LiteRT interpreter alone."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -10,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,7 +80,7 @@ class Policy:
         self._noise = _noise(sidecar)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], threads: int = 1) -> Policy:
+    def load(cls, path: str | os.PathLike[str], threads: int = 1) -> Self:
         """Load a flatbuffer that is what its sidecar says, to be run by so many threads.
 
         The bytes that are hashed are the bytes that run, so nothing can change in between.

@@ -1,7 +1,5 @@
 """Greedy choice by the values of a head, of one discrete action or of several at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any

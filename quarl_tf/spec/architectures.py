@@ -1,7 +1,5 @@
 """Architectures of networks by name, the papers' among them; plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

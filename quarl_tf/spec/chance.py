@@ -1,7 +1,5 @@
 """What an evaluation leaves to chance."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 

@@ -1,7 +1,5 @@
 """What is kept of trainings, flatbuffers and evaluations, and whether a file says it."""
 
-from __future__ import annotations
-
 import json
 import reprlib
 import sys
@@ -264,7 +262,7 @@ class Evaluation(_JsonRecord):
             del values["successes"]
         write_json(path, values)
 
-    def first(self, episodes: int | None, *, skip: int = 0) -> Evaluation:
+    def first(self, episodes: int | None, *, skip: int = 0) -> Self:
         """Return it with its first episodes behind those skipped; ties and latency are of all."""
         part = slice(skip, None if episodes is None else skip + episodes)
         return replace(

@@ -1,7 +1,5 @@
 """Tell from the files of a workspace what is done and what belongs together: `state`."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The folders of a project: where runs, flatbuffers and reports lie."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

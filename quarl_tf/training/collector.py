@@ -1,7 +1,5 @@
 """What a training learns from: its agent's steps in a vector of environments."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The curves of a training, as `progress.csv` and for TensorBoard."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 These rollouts use seeds of their own (`seeding.environment_seed`), never evaluation seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

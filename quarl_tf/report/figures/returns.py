@@ -1,7 +1,5 @@
 """Draw returns against bits, what trainings keep, and every episode beside the one of fp32."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

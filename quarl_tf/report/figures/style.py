@@ -1,7 +1,5 @@
 """What all figures have in common: colours, sizes, legends and the picture itself."""
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Draw the weights of a network beside the grids that few bits leave them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
