@@ -108,7 +108,7 @@ def evaluate(
     episodes: int = DEFAULT_EPISODES,
     *,
     chance: Chance = GREEDY,
-    update: Any = None,
+    update: Any = _silent,
 ) -> Evaluation:
     """Replay a flatbuffer in its environment, beside it its reference and the random baseline.
 

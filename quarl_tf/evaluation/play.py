@@ -23,7 +23,7 @@ from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, gene
 from quarl_tf.runtime.policy import Policy, percentiles, time_calls
 from quarl_tf.spec import BASELINE, GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.state import evaluation_flaw, protocol, saved_baseline
+from quarl_tf.store.state import baseline, evaluation_flaw, protocol
 from quarl_tf.store.workspace import evaluation_path, reference_path
 
 #: Episodes on which a policy is compared with its fp32 reference.
@@ -56,7 +56,7 @@ def evaluate(
     chance: Chance = GREEDY,
     *,
     reference: Path | None = None,
-    update: Update | None = None,
+    update: Update = lambda *_: None,
 ) -> Evaluation:
     """Play one whole episode per seed with a flatbuffer, by its best actions or with chance.
 
@@ -70,63 +70,58 @@ def evaluate(
         QuarlError: A file is damaged, the reference is of another network, the environment is not
             the one the policy was made for, or a return is not finite.
     """
-    _check_seeds(seeds)
     policy = Policy.load(artifact)
-    guide = None if reference is None else _load_reference(reference, policy.sidecar)
-    with closing(matching_env(policy.sidecar, chance)) as env:
-        episodes, seen = _play_all(env, policy, seeds, chance, update)
-        lengths = [episode.length for episode in episodes]
-        agreement = None
+    sidecar = policy.sidecar
+    guide = None if reference is None else _load_reference(reference, sidecar)
+    seen: list[NDArray[Any]] = []
+    agreement = None
+    _check_seeds(seeds)
+    with closing(matching_env(sidecar, chance)) as env:
+        episodes = _play_all(env, policy, seeds, chance, seen, update)
         if guide is not None:
-            agreement = {"fraction": 1.0, "states": sum(lengths[:AGREEMENT_EPISODES])}
-            if guide.sidecar.sha256 != policy.sidecar.sha256:
+            states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
+            agreement = {"fraction": 1.0, "states": states}
+            if guide.sidecar.sha256 != sidecar.sha256:
                 agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
-    return Evaluation(
-        run_id=policy.sidecar.run_id,
-        env_id=policy.sidecar.env_id,
-        scheme=policy.sidecar.scheme,
-        artifact_sha256=policy.sidecar.sha256,
-        protocol=protocol(policy.sidecar.env_id, chance.actions, chance.sticky),
+    return _evaluation(
+        episodes,
+        run_id=sidecar.run_id,
+        env_id=sidecar.env_id,
+        scheme=sidecar.scheme,
+        artifact_sha256=sidecar.sha256,
+        protocol=protocol(sidecar.env_id, chance.actions, chance.sticky),
         seeds=list(seeds),
-        returns=[episode.result for episode in episodes],
-        lengths=lengths,
-        starts=_listed([episode.start for episode in episodes]),
-        successes=_listed([episode.success for episode in episodes]),
-        ties=sum(episode.ties for episode in episodes),
         latency_us=percentiles(time_calls(policy, seen, random=_draws(seeds[0], chance))),
         reference_sha256=None if guide is None else guide.sidecar.sha256,
         agreement=agreement,
-        **_made_by(),
     )
 
 
-def _made_by() -> dict[str, Any]:
-    return {
-        "versions": provenance.package_versions(),
-        "processor": provenance.processor(),
-        "sources": provenance.sources(),
-    }
+def _evaluation(episodes: Sequence[_Episode], **facts: Any) -> Evaluation:
+    return Evaluation(
+        returns=[episode.result for episode in episodes],
+        lengths=[episode.length for episode in episodes],
+        starts=_listed([episode.start for episode in episodes]),
+        successes=_listed([episode.success for episode in episodes]),
+        ties=sum(episode.ties for episode in episodes),
+        versions=provenance.package_versions(),
+        processor=provenance.processor(),
+        sources=provenance.sources(),
+        **facts,
+    )
 
 
 def require_playable(artifact: Path, chance: Chance = GREEDY) -> None:
-    """Refuse what `evaluate` would refuse, without playing.
-
-    Raises:
-        UsageError: The policy is no distribution to draw from.
-        QuarlError: A file is damaged, or the environment is not the one the policy was made for.
-    """
+    """Refuse, by its errors and without playing, what `evaluate` would refuse."""
     policy = Policy.load(artifact)
     with closing(matching_env(policy.sidecar, chance)) as env:
-        observation, _ = env.reset(seed=0)
-        _actor(policy, 0, chance)(observation)
+        _actor(policy, 0, chance)(env.reset(seed=0)[0])
 
 
 def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:
     """Play one whole episode per seed with random actions, the zero of normalised errors.
 
-    Raises:
-        UsageError: The environment is unknown, or the seeds are none that `evaluate` takes.
-        QuarlError: A return is not finite.
+    Errors are those of `evaluate`.
     """
     _check_seeds(seeds)
     episodes = []
@@ -136,29 +131,24 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
             env.action_space.seed(environment_seed(seed, "random actions"))
             observation, _ = env.reset(seed=seed)
             episodes.append(_play(observation, env, lambda _: env.action_space.sample(), seed))
-    return Evaluation(
+    return _evaluation(
+        episodes,
         run_id=run_id,
         env_id=env_id,
         scheme=BASELINE,
         artifact_sha256=None,
         protocol=protocol(env_id, "random"),
         seeds=list(seeds),
-        returns=[episode.result for episode in episodes],
-        lengths=[episode.length for episode in episodes],
-        starts=None,
-        successes=_listed([episode.success for episode in episodes]),
-        ties=0,
         latency_us=None,
         reference_sha256=None,
         agreement=None,
-        **_made_by(),
     )
 
 
 def evaluate_and_save(
     artifact: Path,
     episodes: int,
-    update: Update | None = None,
+    update: Update = lambda *_: None,
     *,
     chance: Chance = GREEDY,
 ) -> Evaluation:
@@ -166,11 +156,7 @@ def evaluate_and_save(
 
     Seeds follow from the run's, and the reference is the `reference_path`, if it exists. What was
     saved for these very bytes, rules and reference is returned as it is, if it has these episodes
-    or more.
-
-    Raises:
-        UsageError: As `evaluate`.
-        QuarlError: As `evaluate`, or a result cannot be written.
+    or more. Errors are those of `evaluate`, and a QuarlError where a result cannot be written.
     """
     sidecar = Policy.load(artifact).sidecar
     run = Run.from_dict(sidecar.run)
@@ -183,7 +169,7 @@ def evaluate_and_save(
         evaluation.save(evaluation_path(artifact, chance))
     # Last, so that a policy that is no distribution is refused at once. It lies beside fp32.
     beside = artifact.with_name(f"{BASELINE}.tflite")
-    if reference.parent == artifact.parent and saved_baseline(beside, run, seeds) is None:
+    if reference.parent == artifact.parent and baseline(beside, run, seeds) is None:
         evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(evaluation_path(beside))
     return evaluation
 
@@ -209,7 +195,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
     if not seeds:
         raise UsageError("An evaluation needs one episode or more. Received: episodes=0")
     if len(set(seeds)) < len(seeds):
-        twice = next(seed for i, seed in enumerate(seeds) if seed in seeds[:i])
+        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
         raise UsageError(f"Every episode needs a seed of its own. Received: seed={twice} twice")
     if min(seeds) < 0:
         raise UsageError(f"Seeds must be 0 or more. Received: seed={min(seeds)}")
@@ -266,30 +252,26 @@ def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
     return act
 
 
-def _keep_first(act: _Act, seen: list[NDArray[Any]]) -> _Act:
-
-    def act_and_keep(observation: NDArray[Any]) -> Any:
-        if len(seen) < _LATENCY_OBSERVATIONS:
-            seen.append(np.array(observation))  # Environments may reuse theirs.
-        return act(observation)
-
-    return act_and_keep
-
-
 def _play_all(
     env: gym.Env[Any, Any],
     policy: Policy,
     seeds: Sequence[int],
     chance: Chance,
-    update: Update | None,
-) -> tuple[list[_Episode], list[NDArray[Any]]]:
-    """Play the episodes of an evaluation; return them and the first observations met.
+    seen: list[NDArray[Any]],
+    update: Update,
+) -> list[_Episode]:
+    """Play the episodes of an evaluation; `seen` takes the first observations met.
 
     A game has 30 starts and no chance: greedy episodes from one start are one, played once.
     """
     episodes: list[_Episode] = []
-    seen: list[NDArray[Any]] = []
     by_start: dict[int | None, _Episode] = {}
+
+    def act(observation: NDArray[Any], choose: _Act) -> Any:
+        if len(seen) < _LATENCY_OBSERVATIONS:
+            seen.append(np.array(observation))  # Environments may reuse theirs.
+        return choose(observation)
+
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
         start = info.get(environments.START)
@@ -297,15 +279,14 @@ def _play_all(
         episode = by_start.get(start) if chance == GREEDY else None
         if episode is None:
             ties = policy.ties
-            act = _keep_first(_actor(policy, seed, chance), seen)
-            episode = _play(observation, env, act, seed)
+            choose = _actor(policy, seed, chance)
+            episode = _play(observation, env, partial(act, choose=choose), seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
         if start is not None:
             by_start[start] = episode
         episodes.append(episode)
-        if update is not None:
-            update(done, len(seeds))
-    return episodes, seen
+        update(done, len(seeds))
+    return episodes
 
 
 def _play(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> _Episode:

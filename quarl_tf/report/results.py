@@ -269,7 +269,8 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
     counts = [max(0, len(one[1].seeds) - skip) for one in found if not isinstance(one, Missing)]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
     fp32 = whole.first(count, skip=skip)
-    played = baseline(source.workspace, cell.references[seed], fp32.seeds)
+    run = cell.references[seed]
+    played = baseline(source.workspace.artifact(run.run_id, BASELINE), run, fp32.seeds)
 
     def result(sidecar: Sidecar, all_played: Evaluation) -> Result:
         evaluation = all_played.first(count, skip=skip)

@@ -119,7 +119,8 @@ def _evaluated(
     seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
     reference = reference_path(artifact, sidecar)
     flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, chance)
-    if flaw is None and seeds and run.quantization is None and not baseline(workspace, run, seeds):
+    beside = workspace.artifact(run.run_id, BASELINE)
+    if flaw is None and seeds and run.quantization is None and not baseline(beside, run, seeds):
         flaw = "has no evaluation of the random policy beside it"
     if flaw is not None:
         return Status(State.EXPORTED, flaw, command, sidecar)
@@ -172,13 +173,8 @@ def _reference_hashes(path: Path) -> set[str | None]:
     return {Sidecar.load(sidecar_path(path)).sha256} | (set() if path.exists() else {None})
 
 
-def baseline(workspace: Workspace, run: Run, seeds: Sequence[int]) -> Evaluation | None:
-    """Return the random policy's evaluation on these seeds, which lies beside the run's fp32."""
-    return saved_baseline(workspace.artifact(run.plain.run_id, BASELINE), run, seeds)
-
-
-def saved_baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
-    """Return the random policy's evaluation on these seeds, where it is kept as `artifact`'s."""
+def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
+    """Return the random policy's evaluation on these seeds, which is kept as `artifact`'s."""
     try:
         whole = Evaluation.load(evaluation_path(artifact))
     except QuarlError:
