@@ -28,11 +28,7 @@ def _silent(*_: Any) -> None:
 
 
 def preset_of(run: Run) -> Preset:
-    """Return the hyper-parameters of a run: of its own file, else the package's.
-
-    Raises:
-        UsageError: There are none, or an override does not fit.
-    """
+    """Return the hyper-parameters of a run: of its own file, else the package's."""
     from quarl_tf import presets
 
     own = None if run.presets is None else Path(run.presets)

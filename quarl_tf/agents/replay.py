@@ -37,12 +37,9 @@ class Replay:
     def __init__(
         self, spec: EnvSpec, capacity: int, num_envs: int, *, n_step: int = 1, discount: float = 1.0
     ) -> None:
-        """Allocate room for `capacity` observations in all, rounded down to whole rows.
+        """Allocate room for so many observations, in whole rows; a UsageError if it is too little.
 
         A sampled transition spans `n_step` steps, fewer where its episode ends.
-
-        Raises:
-            UsageError: The capacity is too small to draw from.
         """
         self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs

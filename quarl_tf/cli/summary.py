@@ -67,11 +67,7 @@ def _row(artifact: Path, args: Namespace) -> list[str]:
 
 
 def hold(artifacts: Sequence[Path], args: Namespace) -> None:
-    """Refuse flatbuffers that lose more of the fp32 return than the gate allows.
-
-    Raises:
-        GateError: A reward error is larger than allowed, or cannot be told.
-    """
+    """Refuse flatbuffers that lose more of the fp32 return than the gate allows, by a GateError."""
     if args.gate is None:
         return
     failing = []

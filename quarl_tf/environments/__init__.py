@@ -184,12 +184,9 @@ def make_vector(
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """Make a vector environment: NumPy-vectorised where Gymnasium has one, else in a loop.
 
-    Loops, not processes: a step of Bullet is short beside a message between processes.
-    For `training` Atari games are shaped as the papers train (see `environments.atari`), and what
-    rises begins with its easiest task.
-
-    Raises:
-        UsageError: As `make`, or a NumPy-vectorised environment resets at another time.
+    Loops, not processes: a step of Bullet is short beside a message between processes. For
+    `training` Atari games are shaped as the papers train (see `environments.atari`), and what rises
+    begins with its easiest task. Errors are those of `make`.
     """
     registered = registry.find(env_id)
     with registry.making(env_id):
@@ -210,11 +207,7 @@ def make_vector(
 
 
 def env_spec(env_id: str) -> EnvSpec:
-    """Read the spaces of an environment.
-
-    Raises:
-        UsageError: As `make`, or its spaces are not among those supported.
-    """
+    """Read the spaces of an environment; a UsageError where they are not supported."""
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
     env.close()

@@ -63,11 +63,7 @@ def rules(env_id: str, sticky: float = 0.0) -> dict[str, Any] | None:
 
 
 def plays(registered: Registered) -> bool:
-    """Tell whether an environment is a game to be played by the papers' protocol.
-
-    Raises:
-        UsageError: It is a game registered with another protocol.
-    """
+    """Tell whether this is a game of the papers' protocol; a UsageError for one of another."""
     if not str(registered.entry_point).startswith("ale_py."):
         return False
     if not registered.id.endswith("NoFrameskip-v4"):

@@ -78,8 +78,7 @@ def making(env_id: str) -> Iterator[None]:
 def import_environments(modules: Sequence[str]) -> None:
     """Import modules, installed or in the current folder, that register a user's environments.
 
-    Raises:
-        UsageError: A module, or one that it imports, is not there or cannot be imported.
+    A UsageError says which of them, or of what they import, is not there or cannot be imported.
     """
     here = str(Path.cwd())
     if here not in sys.path:

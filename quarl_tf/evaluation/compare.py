@@ -104,9 +104,6 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
     one side, or Student's t of fewer than `MIN_EPISODES` values and of repeated ones:
     `observations` is how many those are worth (`effective_n`). There is none of values that are all
     equal, and below `MIN_EPISODES` repeated ones of these are no evidence.
-
-    Raises:
-        QuarlError: There are no values, or one is not finite.
     """
     sample = _sample(values)
     count, constant = observations or sample.size, sample.min() == sample.max()
@@ -225,10 +222,9 @@ def compare(
     baseline: Evaluation | None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
 ) -> Comparison:
-    """Compare a scheme with fp32 on the same episodes; without a baseline no error is normalised.
+    """Compare a scheme with fp32 on the same episodes, else a QuarlError.
 
-    Raises:
-        QuarlError: The two were not evaluated on the same episodes.
+    Without a baseline no error is normalised.
     """
     if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
         received = " and ".join(
@@ -323,9 +319,6 @@ def pool(comparisons: Sequence[Comparison]) -> Comparison:
     """Summarise one scheme over the trained policies of one environment, each counting once.
 
     Of 2 or more runs the intervals speak about trainings not yet made; of 1 they are the run's own.
-
-    Raises:
-        QuarlError: There are none, or they mix schemes or margins.
     """
     kinds = {(c.scheme, c.margin_percent) for c in comparisons}
     if len(kinds) != 1:

@@ -62,9 +62,6 @@ def arena_bytes(source: Path | bytes) -> int:
     first, each in the smallest gap that it fits into. The real arena may be smaller where an
     operator writes over its input, and larger by the scratch memory of operators; what a delegate
     such as XNNPACK allocates for itself is in `process_bytes`.
-
-    Raises:
-        QuarlError: The file is missing, damaged or no flatbuffer, or has a tensor of no fixed size.
     """
     found = flatbuffer.activations(source)
     end = max((one.last for one in found), default=0)
@@ -95,9 +92,6 @@ def process_bytes(path: Path) -> int:
     """Return by how much a fresh Python process grows that loads a flatbuffer and runs it once.
 
     It is compared with one that only imports the interpreter; each is the median of five.
-
-    Raises:
-        QuarlError: The file is missing or the interpreter cannot run it.
     """
     flatbuffer.read(path)
     return _resident(path) - _resident_without()

@@ -83,11 +83,7 @@ def take(name: str, models: Path, default: Path) -> Path:
     """Return the flatbuffer of a name such as CartPole-v1/dqn/int8: task, algorithm and scheme.
 
     What the shelf `models` lacks is looked for among the policies of the package, and copied to
-    `default` so that its results can lie beside it.
-
-    Raises:
-        UsageError: Neither has it; the closest are named.
-        QuarlError: Its file is not kept.
+    `default` so that its results can lie beside it. A QuarlError says that its file is not kept.
     """
     found = _by_name(models)
     if name not in found:

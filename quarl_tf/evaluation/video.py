@@ -78,12 +78,7 @@ class Scene(NamedTuple):
 
 
 def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
-    """Build the scene of policies of one environment, stopped after so many steps.
-
-    Raises:
-        UsageError: The environments differ, or are not drawn; there is no step; a seed is negative.
-        QuarlError: The environment is not the one that a policy was made for.
-    """
+    """Build the scene of policies of one environment that is drawn, for at most so many steps."""
     sidecars = [policy.sidecar for policy in policies]
     first, tasks = sidecars[0], sorted({sidecar.env_id for sidecar in sidecars})
     if len(tasks) > 1 or seed < 0 or max_steps < 1:
@@ -111,12 +106,7 @@ def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
 
 
 def record(scene: Scene, path: Path) -> None:
-    """Write a scene as .gif or .mp4, whole or not at all.
-
-    Raises:
-        UsageError: The file's name ends in something else.
-        QuarlError: It cannot be written, or no GIF is small enough.
-    """
+    """Write a scene as .mp4, or as .gif (a QuarlError where it is too long), whole or not."""
     if path.suffix not in (".gif", ".mp4"):
         raise UsageError(f"A film ends in .gif or .mp4. Received: path={str(path)!r}")
     if path.suffix == ".mp4":

@@ -27,8 +27,7 @@ _STALE_AFTER = 3600
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, renamed onto it when the block ends well.
 
-    Raises:
-        QuarlError: The folder cannot be written or the disk is full; nothing is left behind.
+    A QuarlError says that the folder cannot be written; nothing is left behind then.
     """
     temporary: Path | None = None
     try:
@@ -126,12 +125,10 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Keep other processes out of a folder while the block runs; it is made if it is not there.
+    """Keep other processes out of a folder, which is made, while the block runs.
 
-    The folder itself is locked, and the lock ends with the process at the latest.
-
-    Raises:
-        QuarlError: Another process has the lock, which `refusal` says, or it cannot be made.
+    The folder itself is locked, and the lock ends with the process at the latest. A QuarlError says
+    `refusal` where another process has it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -195,11 +195,7 @@ def weights(network: keras.Model) -> Weights:
 
 
 def set_weights(network: keras.Model, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Set all variables by name.
-
-    Raises:
-        QuarlError: The names or shapes are not this network's.
-    """
+    """Set all variables by name; a QuarlError where names or shapes are not this network's."""
     expected = {v.name: tuple(v.shape) for v in network.variables}
     received = {name: value.shape for name, value in values.items()}
     if expected != received:

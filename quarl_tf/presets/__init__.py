@@ -134,11 +134,7 @@ class Preset(ABC):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Build from raw values; `where` says what they are.
-
-        Raises:
-            UsageError: A field is missing, unknown, of another kind or out of its range.
-        """
+        """Build from raw values; a UsageError, which says of `where`, for any that is unfit."""
         known = {f.name for f in fields(cls)}
         for name in values:
             if name not in known:
@@ -319,8 +315,7 @@ def load(
 ) -> Preset:
     """Load the preset of an (algorithm, environment); those of a user's `file` go before ours.
 
-    Raises:
-        UsageError: There is no such preset, the user's file is of no use, or a value does not fit.
+    A UsageError says that there is none, that the file is of no use, or that a value does not fit.
     """
     table = _table(algo)
     if file is not None:

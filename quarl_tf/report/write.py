@@ -55,7 +55,7 @@ def write_report(
 
     Raises:
         UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
-        QuarlError: A run has no fp32 result, or runs were evaluated by different rules.
+        QuarlError: A run has no fp32 result.
     """
     if not run_ids:
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
@@ -90,9 +90,6 @@ def write(
     Returns in training are drawn against `x`, a column of `progress.csv`. The same files in give
     the same bytes out, but for the memory of processes, which is measured anew. Returns the path of
     index.html.
-
-    Raises:
-        QuarlError: Trainings of one cell were evaluated by different rules.
     """
     workspace = source.workspace
     loaded = [load_cell(source, cell) for cell in cells]
@@ -148,12 +145,7 @@ def write(
 
 
 def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY) -> None:
-    """Refuse a run that has no fp32 result to compare with.
-
-    Raises:
-        UsageError: The run id is no name of a folder.
-        QuarlError: There is none; the command that makes it is named.
-    """
+    """Refuse a run without an fp32 result to compare with: a QuarlError with what makes it."""
     run = Run.from_dict(_own_sidecar(workspace, run_id).run)
     source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, chance=chance)
     found = load(source, run.plain, REFERENCE, None, {})

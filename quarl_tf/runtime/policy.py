@@ -44,11 +44,7 @@ class Policy:
     """
 
     def __init__(self, content: bytes, sidecar: Sidecar, threads: int = 1) -> None:
-        """Load verified bytes; use `Policy.load` for a file.
-
-        Raises:
-            QuarlError: The content cannot be run, or its input and output are not the sidecar's.
-        """
+        """Load verified bytes; a QuarlError where they are not what the sidecar says."""
         try:
             # The first one of a process announces its delegate.
             with native_output.caught():
@@ -164,11 +160,7 @@ class Policy:
         return actions.best(noisy, self._several)
 
     def head(self, observation: ArrayLike) -> NDArray[np.float32]:
-        """Return the head for one observation, dequantised: float32 [n].
-
-        Raises:
-            QuarlError: As `act`.
-        """
+        """Return the head for one observation, dequantised: float32 [n]; errors as of `act`."""
         return self._decode(self._forward(observation))
 
     def _forward(self, observation: ArrayLike) -> NDArray[Any]:
@@ -250,9 +242,6 @@ def time_calls(
     """Return the microseconds of single calls [calls], of `sample` where there is a generator.
 
     Observations are taken in turn, after a warm-up; ties that are met do not count.
-
-    Raises:
-        UsageError: There is no observation, or no call is asked for.
     """
     if not len(observations) or calls < 1:
         raise UsageError(

@@ -187,12 +187,9 @@ def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | Non
 
 
 def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:
-    """Return the record of a finished training, or None if it is not finished.
+    """Return the record of a finished training; None if it is not, a QuarlError if it is another.
 
     Checkpoints that it has left, as one does that was killed as it ended, are deleted.
-
-    Raises:
-        QuarlError: It was trained with another preset or quantisation, or its files were changed.
     """
     folder = workspace.run_dir(run.run_id)
     if not (folder / "training.json").exists():
@@ -207,11 +204,7 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
 def require_same_settings(
     folder: Path, recorded: Mapping[str, Any], run: Run, preset: Preset
 ) -> None:
-    """Refuse to go on in a folder whose recorded `run` and `preset` are not these.
-
-    Raises:
-        QuarlError: The two differ; the keys that do are named.
-    """
+    """Refuse a folder whose recorded `run` and `preset` are others: a QuarlError names the keys."""
     asked = presets.settings(run, asdict(preset))
     try:
         found = presets.settings(Run.from_dict(recorded["run"]), recorded["preset"])
@@ -247,12 +240,7 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
 
 
 def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
-    """Return a run that starts from the network of the finished training `origin`.
-
-    Raises:
-        UsageError: The network is another than the run's.
-        QuarlError: There is none, or its file was changed.
-    """
+    """Return a run that starts from the finished training `origin`, a network like its own."""
     path, record = origin_network(workspace, origin)
     found = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
     theirs, ours = (presets.settings(run, values) for values in (record.preset, asdict(preset)))
@@ -266,12 +254,9 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
 
 
 def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRecord | Sidecar]:
-    """Return where a training's network is kept, and what says so.
+    """Return where a training's network is kept, and what says so; else a QuarlError.
 
     It is the run folder or, where only flatbuffers came, as in a clone, fp32.
-
-    Raises:
-        QuarlError: Neither is there and unchanged, or the flatbuffer lacks some of it.
     """
     folder, fp32 = workspace.run_dir(run_id), workspace.artifact(run_id, REFERENCE)
     if (folder / "training.json").exists() or not fp32.exists():
@@ -304,11 +289,7 @@ def exported_run(workspace: Workspace, run_id: str) -> Run | None:
 
 
 def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[str]:
-    """Return the schemes whose flatbuffer is missing, damaged or of an earlier network.
-
-    Raises:
-        QuarlError: As `known_run`.
-    """
+    """Return the schemes whose flatbuffer is missing, damaged or of an earlier network."""
     run = known_run(workspace, run_id)
     record = None if run.adopted else training_record(workspace, run_id)
 
@@ -334,12 +315,7 @@ def _is_begun(workspace: Workspace, run_id: str) -> bool:
 
 
 def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
-    """Refuse to begin a training whose flatbuffers would take the place of another one's.
-
-    Raises:
-        QuarlError: There are flatbuffers under the run's id and no training, as in a clone of
-            published results.
-    """
+    """Refuse to train where flatbuffers of a training lie that is not here, as in a clone."""
     folder = workspace.artifact_dir(run_id)
     if not _is_begun(workspace, run_id) and any(folder.glob("*.tflite")):
         raise QuarlError(

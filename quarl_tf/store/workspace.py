@@ -23,11 +23,7 @@ class Workspace:
         return self.root / "runs" / _checked_run_id(run_id)
 
     def artifact_dir(self, run_id: str) -> Path:
-        """Return the folder of one training's flatbuffers: by environment, algorithm and the rest.
-
-        Raises:
-            UsageError: The run id is no name of a folder, or of no run.
-        """
+        """Return the folder of one training's flatbuffers: by environment, algorithm, the rest."""
         match = re.fullmatch(r"([^-]+)-(.+)-(s\d+.*)", _checked_run_id(run_id))
         if match is None:
             raise UsageError(

@@ -30,9 +30,6 @@ def rollout(
     """Play one episode to its end in every environment; return at most `keep` observations.
 
     One each: as many as finish first would count short episodes more often than long ones.
-
-    Raises:
-        QuarlError: A return is not finite.
     """
     observations, _ = envs.reset(seed=seed)
     playing = np.ones(envs.num_envs, np.bool_)
