@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import (
-    airnav,  # noqa: F401 - registers AirNav-v0.
+    airnav,  # Registers AirNav-v0.
     atari,
     rebuild,
     registry,
@@ -29,26 +29,6 @@ from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.presets import ALGORITHMS
 from quarl_tf.spec import Chance, actions
-
-__all__ = [
-    "GAME_OVER",
-    "RAW_REWARD",
-    "START",
-    "SUCCESS",
-    "EnvSpec",
-    "Rising",
-    "canonical_id",
-    "channels_last",
-    "env_spec",
-    "import_environments",
-    "make",
-    "make_vector",
-    "require_actions",
-    "require_chance",
-    "require_end",
-    "require_finite",
-    "rules",
-]
 
 #: Key of a step's info that tells whether the episode succeeded, as robotics environments have it.
 SUCCESS = "is_success"

@@ -27,11 +27,6 @@ _REGISTERING = {
     "pybullet_envs_gymnasium": re.compile(r"BulletEnv-v\d+$"),
 }
 
-_ABSENT = (
-    "is neither installed nor in the current folder; name it as an import statement would, "
-    "package.module for package/module.py"
-)
-
 #: What to install where pip's name is not the module's.
 _PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
 
@@ -84,27 +79,14 @@ def import_environments(modules: Sequence[str]) -> None:
     if here not in sys.path:
         sys.path.append(here)
     for module in modules:
-        # `import_module` takes these for mistakes in the code, not for missing modules.
-        if not module or module.startswith("."):
-            raise _not_imported(module, _ABSENT)
         try:
             import_module(module)
-        except ModuleNotFoundError as error:
-            name = error.name or module
-            # The module itself, or a package it lies in.
-            absent = f"{module}.".startswith(f"{name}.")
-            reason = _ABSENT if absent else f"imports {name}, which is not installed"
-            raise _not_imported(module, reason) from error
         except Exception as error:
-            reason = (
-                f"cannot be imported ({type(error).__name__}: {one_line(error).rstrip('.')}); "
-                f"`python -c 'import {module}'` shows where"
-            )
-            raise _not_imported(module, reason) from error
-
-
-def _not_imported(module: str, reason: str) -> UsageError:
-    return UsageError(f"The module {reason}. Received: --import {module!r}")
+            raise UsageError(
+                f"The module cannot be imported ({type(error).__name__}: "
+                f"{one_line(error).rstrip('.')}); name it as an import statement would, installed "
+                f"or in the current folder. Received: --import {module!r}"
+            ) from error
 
 
 def _is_offered(env_id: str) -> bool:
@@ -114,19 +96,14 @@ def _is_offered(env_id: str) -> bool:
 
 
 def _not_installed(env_id: str, error: Exception) -> UsageError:
-    received = f"Received: environment={env_id!r}"
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
-    name = getattr(missing, "name", None)
-    if not name:
-        return UsageError(f"{one_line(error).rstrip('.')}. {received}")
+    name = str(getattr(missing, "name", None) or "")
     entry_point = str(gym.registry[env_id].entry_point) if env_id in gym.registry else ""
-    if re.match(rf"{re.escape(name)}[.:]", entry_point):
-        return UsageError(
-            f"{env_id} was registered with an entry point that cannot be imported, {entry_point}; "
-            f"there is no {name}. {received}"
-        )
-    package = name.split(".")[0]
-    package = _PIP_NAMES.get(package, package)
-    return UsageError(
-        f"{env_id} needs a package that is not installed: pip install {package}. {received}"
-    )
+    flaw = one_line(error).rstrip(".")
+    if name and re.match(rf"{re.escape(name)}[.:]", entry_point):
+        flaw = f"{env_id} was registered with an entry point that cannot be imported, {entry_point}"
+    elif name:
+        package = name.split(".", maxsplit=1)[0]
+        package = _PIP_NAMES.get(package, package)
+        flaw = f"{env_id} needs a package that is not installed: pip install {package}"
+    return UsageError(f"{flaw}. Received: environment={env_id!r}")

@@ -94,14 +94,10 @@ def process_bytes(path: Path) -> int:
     It is compared with one that only imports the interpreter; each is the median of five.
     """
     flatbuffer.read(path)
-    return _resident(path) - _resident_without()
+    return _resident(path) - _resident(None)
 
 
 @cache
-def _resident_without() -> int:
-    return _resident(None)
-
-
 def _resident(path: Path | None) -> int:
     # -P: not by whatever package of this name lies in the current folder.
     command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory"]

@@ -93,13 +93,23 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_text(path, buffer.getvalue())
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a file; a QuarlError where that cannot be."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise QuarlError(
+            f"{path} cannot be read ({error.strerror or error}); name a file that was made. "
+            f"Received: path={str(path)!r}"
+        ) from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a QuarlError where the file is missing or damaged."""
+    content = read_bytes(path)
     try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+        value = json.loads(content)
+    except ValueError as error:
         raise QuarlError(
             f"{path} cannot be read as JSON ({error}); delete it and run again what made it. "
             f"Received: path={str(path)!r}"
@@ -111,16 +121,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def sha256(path: Path) -> str:
     """Hash a file's content; a QuarlError where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise QuarlError(f"There is no such file. Received: path={str(path)!r}") from None
-    except OSError as error:
-        raise QuarlError(
-            f"{path} cannot be read ({error.strerror or error}); it must be a readable file. "
-            f"Received: path={str(path)!r}"
-        ) from error
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf.foundation.errors import QuarlError, one_line
+from quarl_tf.foundation.files import read_bytes
 
 IDENTIFIER = b"TFL3"
 
@@ -136,13 +137,7 @@ class _Graph(NamedTuple):
 
 def read(path: Path) -> bytes:
     """Read a flatbuffer's bytes; a QuarlError where the file is not one."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise QuarlError(
-            f"{path} cannot be read ({error.strerror or error}); name a .tflite file, or export it "
-            f"first. Received: path={str(path)!r}"
-        ) from error
+    content = read_bytes(path)
     check_identifier(content, str(path))
     return content
 
@@ -193,11 +188,18 @@ def layers(source: Path | bytes) -> list[Layer]:
     return [
         Layer(op.name, graph.tensors[op.outputs[0]].name)
         for graph in parsed(source)
-        for op in graph.operators
-        if op.name in _WEIGHTED
-        and (kernel := graph.tensors[op.inputs[1]]).data is not None
-        and kernel.dtype in _DECODABLE
+        for op, kernel, _ in _kernels(graph)
+        if kernel.dtype in _DECODABLE
     ]
+
+
+def _kernels(graph: _Graph) -> Iterator[tuple[_Operator, _Tensor, NDArray[np.uint8]]]:
+    """Yield the operators with a constant kernel, it and its bytes."""
+    for operator in graph.operators:
+        if operator.name in _WEIGHTED:
+            kernel = graph.tensors[operator.inputs[1]]
+            if kernel.data is not None:
+                yield operator, kernel, kernel.data
 
 
 def variables(
@@ -244,10 +246,8 @@ def with_kernels(
     kernels = {
         data.ctypes.data: (op.name, data.view(np.float32).reshape(kernel.shape))
         for graph in parsed(changed)
-        for op in graph.operators
-        if op.name in _WEIGHTED
-        and (data := (kernel := graph.tensors[op.inputs[1]]).data) is not None
-        and kernel.dtype == "float32"
+        for op, kernel, data in _kernels(graph)
+        if kernel.dtype == "float32"
     }
     for operator, values in kernels.values():
         values[...] = change(operator, values)

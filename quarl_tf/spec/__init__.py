@@ -5,7 +5,6 @@ Every path of the project follows from a `Run` and the name of a scheme alone.
 
 from quarl_tf.spec.chance import GREEDY, Chance
 from quarl_tf.spec.recipe import (
-    FEW_BITS,
     INT4_BITS,
     PTQ_BITS,
     QAT_BITS,
@@ -21,7 +20,6 @@ from quarl_tf.spec.run import (
     DEFAULT_EPISODES,
     Origin,
     Run,
-    file_name,
     require_possible,
 )
 from quarl_tf.spec.scheme import (
@@ -33,31 +31,3 @@ from quarl_tf.spec.scheme import (
     default_schemes,
     possible_schemes,
 )
-
-__all__ = [
-    "ADOPTED",
-    "BASELINE",
-    "CALIBRATED",
-    "DEFAULT_EPISODES",
-    "DEFAULT_SCHEMES",
-    "FEW_BITS",
-    "GREEDY",
-    "INT4_BITS",
-    "PTQ_BITS",
-    "QAT_BITS",
-    "REFERENCE",
-    "Chance",
-    "LayerFormat",
-    "Origin",
-    "QatSchedule",
-    "Quantization",
-    "Recipe",
-    "Run",
-    "Scheme",
-    "TensorFormat",
-    "default_schemes",
-    "file_name",
-    "possible_schemes",
-    "require_layers",
-    "require_possible",
-]

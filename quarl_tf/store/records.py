@@ -3,7 +3,7 @@
 import json
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
@@ -41,31 +41,26 @@ class _JsonRecord:
                 f"{path} is no {cls.__name__} of this version; delete it and run again what made "
                 f"it. Received: fields that differ {', '.join(sorted(differing))}"
             )
-        for name, kind in kinds.items():
-            if not _fits(values[name], kind):
-                wanted = kind.__name__ if isinstance(kind, type) else kind
-                raise _invalid(path, cls, f"{name} must be {wanted}", name, values[name])
-        record = cls(**cls._decoded(values))
-        if (flaw := record._flaw()) is not None:
-            name, rule = flaw
-            raise _invalid(path, cls, rule, name, values[name])
-        return record
+        flaws = [
+            (name, f"{name} must be {kind.__name__ if isinstance(kind, type) else kind}")
+            for name, kind in kinds.items()
+            if not _fits(values[name], kind)
+        ]
+        if not flaws:
+            nested = {n: kind(**values[n]) for n, kind in kinds.items() if is_dataclass(kind)}
+            record = cls(**values | nested)
+            flaws = list(record._flaws())
+            if not flaws:
+                return record
+        name, rule = flaws[0]
+        raise QuarlError(
+            f"{path} is no valid {cls.__name__} ({rule}); delete it and run again what made it. "
+            f"Received: {name}={reprlib.repr(values[name])}"
+        )
 
-    @classmethod
-    def _decoded(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the fields, those that are dataclasses built."""
-        return values
-
-    def _flaw(self) -> tuple[str, str] | None:
-        """Return a field whose value cannot be, though its type is right, and the rule it broke."""
-        return None
-
-
-def _invalid(path: Path, record: type, rule: str, name: str, value: Any) -> QuarlError:
-    return QuarlError(
-        f"{path} is no valid {record.__name__} ({rule}); delete it and run again what made it. "
-        f"Received: {name}={reprlib.repr(value)}"
-    )
+    def _flaws(self) -> Iterator[tuple[str, str]]:
+        """Yield fields whose value cannot be, though its type is right, and the rule it broke."""
+        return iter(())
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -88,15 +83,15 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _run_flaw(run: Mapping[str, Any]) -> tuple[str, str] | None:
+def _run_flaws(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, kind in _RUN_FIELDS.items():
         if name not in run or not _fits(run[name], kind):
-            return "run", f"run needs {', '.join(_RUN_FIELDS)}, and {name} is missing or odd"
+            yield "run", f"run needs {', '.join(_RUN_FIELDS)}, and {name} is missing or odd"
+            return
     try:
         Run.from_dict(run)
     except (KeyError, TypeError, UsageError) as error:
-        return "run", str(error)
-    return None
+        yield "run", str(error)
 
 
 @dataclass(frozen=True)
@@ -121,8 +116,8 @@ class TrainingRecord(_JsonRecord):
     sources: list[str]
     processors: list[str]
 
-    def _flaw(self) -> tuple[str, str] | None:
-        return _run_flaw(self.run)
+    def _flaws(self) -> Iterator[tuple[str, str]]:
+        return _run_flaws(self.run)
 
     def verify(self, folder: Path) -> None:
         """Raise a QuarlError where a file of the run folder is missing or was changed."""
@@ -199,13 +194,13 @@ class Sidecar(_JsonRecord):
             )
         return cls.of(values, path)
 
-    def _flaw(self) -> tuple[str, str] | None:
+    def _flaws(self) -> Iterator[tuple[str, str]]:
         if self.size_bytes < 1:
-            return "size_bytes", "a flatbuffer has at least 1 byte"
+            yield "size_bytes", "a flatbuffer has at least 1 byte"
         std = self.action_std
         if std is not None and (len(std) != len(self.action_low or ()) or min(std, default=-1) < 0):
-            return "action_std", "action_std is 0 or more for each component of the action, or null"
-        return _run_flaw(self.run)
+            yield "action_std", "action_std is 0 or more for each component of the action, or null"
+        yield from _run_flaws(self.run)
 
 
 @dataclass(frozen=True)
@@ -279,17 +274,12 @@ class Evaluation(_JsonRecord):
         """Read the record; a QuarlError where the file does not hold this one, whole."""
         return cls.of({"successes": None} | read_json(path), path)
 
-    @classmethod
-    def _decoded(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {**values, "protocol": Protocol(**values["protocol"])}
-
-    def _flaw(self) -> tuple[str, str] | None:
+    def _flaws(self) -> Iterator[tuple[str, str]]:
         if not self.seeds:
-            return "seeds", "an evaluation has at least one episode"
+            yield "seeds", "an evaluation has at least one episode"
         for name in ("returns", "lengths", "starts", "successes"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.seeds):
-                return name, f"{name} must be as many as the {len(self.seeds)} seeds"
+                yield name, f"{name} must be as many as the {len(self.seeds)} seeds"
         if self.agreement is not None and "fraction" not in self.agreement:
-            return "agreement", "agreement needs a fraction"
-        return None
+            yield "agreement", "agreement needs a fraction"

@@ -120,26 +120,21 @@ def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: 
         assert capsys.readouterr().err == (line if told else "")
 
 
-ABSENT, FILE = "neither installed nor in the current folder", "name it as an import statement would"
-FAILS = "The module cannot be imported "
+FAILS, FILE = "The module cannot be imported ", "name it as an import statement would"
 
 
 @pytest.mark.parametrize(
     ("module", "content", "words"),
     [
-        ("folly", "", ABSENT),
-        ("faulty.envs", "", ABSENT),
-        ("faulty", "import no_such_physics.engine\n", "imports no_such_physics, which is not"),
+        ("folly", "", "No module named 'folly'"),
+        ("faulty.envs", "", "No module named 'faulty.envs'"),
+        ("faulty", "import no_such_physics.engine\n", "No module named 'no_such_physics'"),
         ("./faulty.py", "", FILE),
         ("faulty/envs.py", "", FILE),
         ("", "", FILE),
         ("faulty", "def broken(:\n", f"{FAILS}(SyntaxError: invalid syntax (faulty.py, line 1)); "),
         ("faulty", "from json import no_such_name\n", f"{FAILS}(ImportError: cannot import name "),
-        (
-            "faulty",
-            "1 / 0\n",
-            f"{FAILS}(ZeroDivisionError: division by zero); `python -c 'import faulty'` shows ",
-        ),
+        ("faulty", "1 / 0\n", f"{FAILS}(ZeroDivisionError: division by zero); "),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_no_traceback(

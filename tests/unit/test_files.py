@@ -114,4 +114,7 @@ def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
     assert f"path='{tmp_path}'" in refused(sha256, tmp_path)
     path = tmp_path / "nothing.json"
     for function in (sha256, read_json, TrainingRecord.load):
-        assert f"no such file. Received: path='{path}'" in refused(function, path)
+        assert (
+            f"No such file or directory); name a file that was made. Received: path='{path}'"
+            in refused(function, path)
+        )

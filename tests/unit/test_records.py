@@ -59,7 +59,7 @@ def test_damaged_records_are_refused(tmp_path: Path, content: bytes, message: st
 
 
 def test_record_that_is_a_folder_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read as JSON" in refused(TrainingRecord.load, tmp_path)
+    assert "(Is a directory)" in refused(TrainingRecord.load, tmp_path)
 
 
 def test_fields_of_another_version_are_named(tmp_path: Path) -> None:
