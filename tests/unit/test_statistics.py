@@ -2,13 +2,11 @@
 
 import math
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
 from samples import EVALUATION, refused
 from scipy import stats
 
@@ -29,13 +27,8 @@ from quarl_tf.evaluation.compare import (
     unseen_percent,
     verdict,
 )
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.store.records import Evaluation, Protocol
-
-quick = settings(max_examples=20)
-
-# Whole numbers: their sums are exact, so resampled means that tie do so however they are summed.
-samples = st.lists(st.integers(-10_000, 10_000).map(float), min_size=2, max_size=30)
 
 IntervalOf = Callable[..., Interval]
 
@@ -46,41 +39,33 @@ def limits(interval: Interval) -> tuple[float, float, float]:
     return interval.mean, interval.low, interval.high
 
 
-def evaluation(scheme: str, returns: list[float], seeds: list[int] | None = None) -> Evaluation:
-    return replace(
-        EVALUATION,
-        scheme=scheme,
-        seeds=list(range(len(returns))) if seeds is None else seeds,
-        returns=returns,
-        lengths=[1] * len(returns),
-    )
+def evaluation(scheme: str, returns: Iterable[float], seeds: list[int] | None = None) -> Evaluation:
+    earned = list(returns)
+    seeds = list(range(len(earned))) if seeds is None else seeds
+    lengths = [1] * len(earned)
+    return replace(EVALUATION, scheme=scheme, seeds=seeds, returns=earned, lengths=lengths)
+
+
+def pair(before: Iterable[float], after: Iterable[float]) -> tuple[Evaluation, Evaluation]:
+    return evaluation("fp32", before), evaluation("int8", after)
 
 
 @pytest.mark.parametrize("interval_of", [mean_interval, student_interval])
-class TestBothIntervals:
-    def test_equal_values_have_no_interval(self, interval_of: IntervalOf) -> None:
-        # 0.1 summed three times and divided by 3 is not 0.1.
-        assert interval_of([0.1] * 3) == Interval(0.1, -math.inf, math.inf, alike=3)
-        assert interval_of([0.1] * 100).alike == 100
-        assert interval_of([0.1, 0.2]).alike == 0
-
-    def test_one_value_has_no_interval(self, interval_of: IntervalOf) -> None:
-        interval = interval_of([7.0])
-        assert limits(interval) == (7.0, -math.inf, math.inf)
-        assert not interval.bounded
-
-    @pytest.mark.parametrize("values", [[], [[1.0, 2.0]], [1.0, math.nan], [math.inf, 1.0]])
-    def test_refuses_what_has_no_mean(self, interval_of: IntervalOf, values: list[float]) -> None:
-        with pytest.raises(QuarlError, match="Received: "):
-            interval_of(values)
-
-    def test_values_that_repeat_others_are_no_observations(self, interval_of: IntervalOf) -> None:
-        # Three games of 11, 13 and 21, each played from several starts.
-        values = [11.0] * 24 + [13.0] * 23 + [21.0] * 53
-        interval = interval_of(values, 2.5)
-        # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
-        half = stats.t.ppf(0.975, 1.5) * math.sqrt(20.7424 / 1.5)
-        assert limits(interval) == pytest.approx((16.76, 16.76 - half, 16.76 + half))
+def test_what_both_intervals_have_in_common(interval_of: IntervalOf) -> None:
+    # 0.1 summed three times and divided by 3 is not 0.1. Equal values have no interval.
+    assert interval_of([0.1] * 3) == Interval(0.1, -math.inf, math.inf, alike=3)
+    assert interval_of([0.1] * 100).alike == 100
+    assert interval_of([0.1, 0.2]).alike == 0
+    # Nor has one value.
+    assert limits(interval_of([7.0])) == (7.0, -math.inf, math.inf)
+    assert not interval_of([7.0]).bounded
+    for values in ([], [[1.0, 2.0]], [1.0, math.nan], [math.inf, 1.0]):
+        assert "Received: " in refused(interval_of, values)
+    # Three games of 11, 13 and 21, each played from several starts: repeats are no observations.
+    interval = interval_of([11.0] * 24 + [13.0] * 23 + [21.0] * 53, 2.5)
+    # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
+    half = stats.t.ppf(0.975, 1.5) * math.sqrt(20.7424 / 1.5)
+    assert limits(interval) == pytest.approx((16.76, 16.76 - half, 16.76 + half))
 
 
 def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
@@ -89,39 +74,30 @@ def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
     assert mean_interval(values) != student_interval(values)
     # A bootstrap of two values ends at the values: gains of 1 and 2 would be certain gains.
     assert mean_interval([1.0, 2.0]).low < 0
-
-
-def test_rare_failures_pull_the_bootstrap_interval_down_only() -> None:
     # 1 of 100 episodes falls at 480: resampled means are 500 - 0.2 k with k close to Poisson(1).
     interval = mean_interval([500.0] * 99 + [480.0])
-    assert interval.mean == pytest.approx(499.8)
-    assert interval.high == 500.0
+    assert (interval.mean, interval.high) == (pytest.approx(499.8), 500.0)
     assert 498.8 <= interval.low <= 499.4
-
-
-def test_student_is_scipys_t_test() -> None:
-    values = [3.0, -1.0, 4.5, 2.0]
-    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert limits(student_interval(values)) == pytest.approx((2.125, expected.low, expected.high))
+    some = [3.0, -1.0, 4.5, 2.0]
+    expected = stats.ttest_1samp(some, 0.0).confidence_interval(0.95)
+    assert limits(student_interval(some)) == pytest.approx((2.125, expected.low, expected.high))
 
 
 @pytest.mark.parametrize(
-    ("interval_of", "episodes", "draw"),
+    ("interval_of", "episodes", "kind"),
     [
-        (mean_interval, 50, lambda g, n: g.exponential(1.0, n)),
-        (mean_interval, 50, lambda g, n: g.normal(1.0, 1.0, n)),
-        (mean_interval, 5, lambda g, n: g.normal(1.0, 1.0, n)),
-        (student_interval, 3, lambda g, n: g.normal(1.0, 1.0, n)),
+        (mean_interval, 50, "exponential"),
+        (mean_interval, 50, "normal"),
+        (mean_interval, 5, "normal"),
+        (student_interval, 3, "normal"),
     ],
-    ids=["skewed episodes", "normal episodes", "few episodes", "three trainings"],
 )
 def test_19_of_20_intervals_hold_the_true_mean(
-    interval_of: IntervalOf, episodes: int, draw: Callable[..., np.ndarray]
+    interval_of: IntervalOf, episodes: int, kind: str
 ) -> None:
-    generator = np.random.default_rng(11)
-    intervals = [interval_of(draw(generator, episodes)) for _ in range(200)]
-    covered = np.mean([interval.low <= 1.0 <= interval.high for interval in intervals])
-    assert 0.88 <= covered <= 0.99
+    draw, mean = getattr(np.random.default_rng(11), kind), float(kind == "exponential")
+    intervals = [interval_of(draw(size=episodes)) for _ in range(200)]
+    assert 0.88 <= np.mean([one.low <= mean <= one.high for one in intervals]) <= 0.99
 
 
 def test_many_episodes_do_not_need_much_memory() -> None:
@@ -138,29 +114,24 @@ def test_pairing_removes_what_episodes_share() -> None:
     generator = np.random.default_rng(0)
     easy_or_hard = generator.normal(0, 100, 50)
     other = easy_or_hard - 1 + generator.normal(0, 0.1, 50)
-    played = [evaluation(name, list(x)) for name, x in (("fp32", easy_or_hard), ("int8", other))]
-    difference = compare(*played, None).difference
+    difference = compare(*pair(easy_or_hard, other), None).difference
     assert -1.1 < difference.low < difference.mean < difference.high < -0.9
 
 
-@pytest.mark.parametrize(
-    ("reference", "other", "expected"),
-    [
+def test_reward_error() -> None:
+    for reference, other, expected in (
         (214, 78, 63.55),  # DQN on Breakout, QuaRL's table of rewards
         (1433, 2024, -41.24),  # DQN on MsPacman, the same table
         (-100, -150, 50.0),  # worse is positive for negative returns as well
         (-100, -50, -50.0),
         (5, 5, 0.0),
         (0, 1, None),  # a percentage of nothing
-    ],
-)
-def test_reward_error(reference: float, other: float, expected: float | None) -> None:
-    assert reward_error(reference, other) == pytest.approx(expected, abs=0.005)
+    ):
+        assert reward_error(reference, other) == pytest.approx(expected, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("reference", "other", "baseline", "expected"),
-    [
+def test_normalised_error_runs_from_fp32_to_chance() -> None:
+    for reference, other, baseline, expected in (
         (200, 200, -200, 0.0),
         (200, -200, -200, 100.0),
         (200, 0, -200, 50.0),
@@ -169,43 +140,36 @@ def test_reward_error(reference: float, other: float, expected: float | None) ->
         (-300, -400, -200, 100.0),  # a policy below chance
         (20, 30, 20, None),  # no scale
         (20, 30, None, None),
-    ],
-)
-def test_normalised_error_runs_from_fp32_to_chance(
-    reference: float, other: float, baseline: float | None, expected: float | None
-) -> None:
-    assert normalised_error(reference, other, baseline) == pytest.approx(expected)
+    ):
+        assert normalised_error(reference, other, baseline) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "reference", "expected"),
+    ("low", "high", "reference", "margin", "expected"),
     [
-        (0, 0, 500, "within margin"),
-        (-10, 0, 500, "within margin"),  # just within 2 %
-        (-10.01, 0, 500, "inconclusive"),
-        (-5, -1, 500, "within margin"),  # sure, and within what the user does not mind
-        (-20, -1, 500, "loss"),
-        (-400, -300, 500, "loss"),
-        (-20, 30, 500, "inconclusive"),
-        (0.1, 30, 500, "gain"),
-        (0, 30, 500, "within margin"),
-        (-1, 1, -100, "within margin"),  # the margin is of the absolute return
-        (-3, -2.5, -100, "loss"),
-        (0, 0, 0, "inconclusive"),  # 2 % of nothing is no margin
-        (-5, 5, 0, "inconclusive"),
-        (1, 5, 0, "gain"),  # needs no margin
-        (-5, -1, 0, "loss"),
-        (-math.inf, math.inf, 500, "inconclusive"),
+        (0, 0, 500, 2, "within margin"),
+        (-10, 0, 500, 2, "within margin"),  # just within 2 %
+        (-10.01, 0, 500, 2, "inconclusive"),
+        (-5, -1, 500, 2, "within margin"),  # sure, and within what the user does not mind
+        (-20, -1, 500, 2, "loss"),
+        (-400, -300, 500, 2, "loss"),
+        (-20, 30, 500, 2, "inconclusive"),
+        (0.1, 30, 500, 2, "gain"),
+        (0, 30, 500, 2, "within margin"),
+        (-1, 1, -100, 2, "within margin"),  # the margin is of the absolute return
+        (-3, -2.5, -100, 2, "loss"),
+        (0, 0, 0, 2, "inconclusive"),  # 2 % of nothing is no margin
+        (-5, 5, 0, 2, "inconclusive"),
+        (1, 5, 0, 2, "gain"),  # needs no margin
+        (-5, -1, 0, 2, "loss"),
+        (-math.inf, math.inf, 500, 2, "inconclusive"),
+        (-0.2, 0.0, 500, 0, "inconclusive"),  # a margin of zero forgives nothing
+        (0.0, 0.0, 500, 0, "within margin"),
     ],
 )
-def test_verdict(low: float, high: float, reference: float, expected: str) -> None:
+def test_verdict(low: float, high: float, reference: float, margin: float, expected: str) -> None:
     middle = 0.0 if math.isinf(low) else (low + high) / 2
-    assert verdict(Interval(middle, low, high), reference, 2.0, 100) == expected
-
-
-def test_a_margin_of_zero_forgives_nothing() -> None:
-    assert verdict(Interval(-0.1, -0.2, 0.0), 500, 0.0, 100) == "inconclusive"
-    assert verdict(Interval(0.0, 0.0, 0.0), 500, 0.0, 100) == "within margin"
+    assert verdict(Interval(middle, low, high), reference, margin, 100) == expected
 
 
 @pytest.mark.parametrize("margin", [-1.0, math.nan, math.inf])
@@ -215,30 +179,26 @@ def test_refuses_a_margin_that_is_none(margin: float) -> None:
 
 
 def test_compare_by_hand() -> None:
-    result = compare(
-        evaluation("fp32", [10.0, 20.0, 30.0] * 7),
-        evaluation("int8", [9.0, 18.0, 27.0] * 7),
-        evaluation("random", [0.0, 4.0], seeds=[100, 101]),
-        DEFAULT_MARGIN_PERCENT,
-    )
+    played = pair([10.0, 20.0, 30.0] * 7, [9.0, 18.0, 27.0] * 7)
+    random = evaluation("random", [0.0, 4.0], seeds=[100, 101])
+    result = compare(*played, random, DEFAULT_MARGIN_PERCENT)
     assert (result.scheme, result.episodes) == ("int8", 21)
-    assert result.returns.mean == 18.0
-    assert result.reference_mean == 20.0
+    assert (result.returns.mean, result.reference_mean) == (18.0, 20.0)
     assert result.difference.mean == pytest.approx(-2.0)
     assert result.reward_error == pytest.approx(10.0)
     assert result.normalised_error == pytest.approx(100 * 2 / 18)
     assert result.verdict == "loss"
+    same = compare(played[0], replace(played[0], scheme="fp16"), None)
+    assert same.verdict == "no difference seen"
+    assert same.difference == Interval(0.0, -math.inf, math.inf, alike=21)
 
 
 def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     # Pong: three games, one of which int8 plays better.
     before, after = ([11.0, *more, 21.0] * 33 for more in ([13.0], [18.0]))
-    chance = compare(evaluation("fp32", before), evaluation("int8", after), None)
+    chance = compare(*pair(before, after), None)
     assert chance.verdict == "gain"
-    played = [
-        replace(evaluation(name, returns), protocol=GAME)
-        for name, returns in (("fp32", before), ("int8", after))
-    ]
+    played = [replace(one, protocol=GAME) for one in pair(before, after)]
     result = compare(*played, None)
     assert result.difference == mean_interval(np.subtract(after, before), 3)
     assert result.returns == mean_interval(after, 3)
@@ -255,14 +215,10 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     drawn = [replace(one, protocol=replace(GAME, actions="sampled")) for one in played]
     assert effective_n(*drawn) is None
     assert compare(*drawn, None).difference == chance.difference
-
-
-def test_rarely_played_games_weigh_little() -> None:
     game = replace(evaluation("fp32", [20.0] * 90 + [21.0] * 10), protocol=GAME)
     assert effective_n(game) == pytest.approx(100**2 / (90**2 + 10**2))
     # 1.2 games are no evidence of a mean, however often they are played.
-    assert not mean_return(game).bounded
-    assert mean_return(game).mean == pytest.approx(20.1)
+    assert (mean_return(game).bounded, mean_return(game).mean) == (False, pytest.approx(20.1))
 
 
 @pytest.mark.parametrize("different", [2, 5, 20, 30])
@@ -279,19 +235,11 @@ def test_intervals_of_repeated_games_hold_the_true_mean_as_often_as_they_say(
     assert (held - unbounded) / (1000 - unbounded) >= 0.93
 
 
-def test_equal_returns_are_no_difference_seen() -> None:
-    same = evaluation("fp32", [10.0, 20.0] * 10)
-    result = compare(same, replace(same, scheme="fp16"), None)
-    assert result.verdict == "no difference seen"
-    assert result.difference == Interval(0.0, -math.inf, math.inf, alike=20)
-
-
 @pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
 @pytest.mark.parametrize("change", [-5.0, 0.0, 5.0])
 def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: float) -> None:
-    before = [10.0 + i for i in range(episodes)]
-    after = [value + change + 0.01 * i for i, value in enumerate(before)]
-    result = compare(evaluation("fp32", before), evaluation("int8", after), None)
+    before = 10.0 + np.arange(episodes)
+    result = compare(*pair(before, before + change + 0.01 * np.arange(episodes)), None)
     assert result.verdict == "inconclusive"
     # No way around it through a report on one run, or on several of which one is short.
     assert pool([result]).verdict == "inconclusive"
@@ -299,19 +247,18 @@ def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: 
 
 
 def test_compare_refuses_other_episodes_and_names_both() -> None:
-    pair = evaluation("fp32", [1.0, 2.0]), evaluation("int8", [1.0, 2.0], [5, 6])
-    message = refused(compare, *pair, None)
+    played = evaluation("fp32", [1.0, 2.0]), evaluation("int8", [1.0, 2.0], [5, 6])
+    message = refused(compare, *played, None)
     assert "fp32 with 2 episodes from seed 0" in message
     assert "int8 with 2 episodes from seed 5" in message
-    assert "--episodes" in message
 
 
-def comparison(difference: float, reference: float = 100.0, scheme: str = "int8") -> Comparison:
+def comparison(difference: float, reference: float = 100.0) -> Comparison:
     mean = reference + difference
     interval = Interval(difference, difference - 0.1, difference + 0.1)
     error = reward_error(reference, mean)
     return Comparison(
-        scheme=scheme,
+        scheme="int8",
         episodes=100,
         returns=Interval(mean, mean - 1, mean + 1),
         difference=interval,
@@ -324,12 +271,6 @@ def comparison(difference: float, reference: float = 100.0, scheme: str = "int8"
     )
 
 
-def test_a_single_run_keeps_its_own_interval() -> None:
-    one = comparison(-5.0)
-    assert pool([one]) == one
-    assert one.verdict == "loss"
-
-
 def test_pool_takes_the_training_as_the_unit() -> None:
     pooled = pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
     assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
@@ -337,6 +278,15 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert pooled.episodes == 300
     # Each run alone is sure of its own difference; what the next training loses is another matter.
     assert pooled.verdict == "inconclusive"
+    one = comparison(-5.0)
+    assert (pool([one]), one.verdict) == (one, "loss")
+    # Signed errors cancel, absolute ones do not.
+    pooled = pool([comparison(-10.0), comparison(10.0)])
+    errors = pooled.reward_error, pooled.absolute_reward_error, pooled.normalised_error
+    assert errors == pytest.approx((0.0, 10.0, 0.0))
+    # Nothing is averaged over what happens to be known.
+    pooled = pool([comparison(-10.0), comparison(-10.0, reference=0.0)])
+    assert pooled.reward_error is pooled.absolute_reward_error is None
 
 
 def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None:
@@ -366,31 +316,26 @@ def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
     assert pool([same, unknown]).verdict == "inconclusive"
 
 
-def test_the_bound_is_that_of_clopper_and_pearson() -> None:
+def test_bound_and_verdict_where_all_agree() -> None:
+    # Clopper's and Pearson's.
     assert unseen_percent(3) == pytest.approx(100 * stats.beta.ppf(0.95, 1, 3))
     assert [round(unseen_percent(n)) for n in (1, 3, 6, 100)] == [95, 63, 39, 3]
-
-
-@pytest.mark.parametrize(
-    ("value", "alike", "expected"),
-    [
+    for value, alike, expected in (
         (0.0, 3, "no difference seen"),
         (-50.0, 4, "inconclusive"),  # Others may be more than half.
         (-50.0, 5, "loss"),
         (50.0, 100, "gain"),
         (-1.0, 100, "loss"),  # That it is within the margin is not shown of all.
-    ],
-)
-def test_verdict_where_all_agree(value: float, alike: int, expected: str) -> None:
-    difference = Interval(value, -math.inf, math.inf, alike)
-    assert verdict(difference, 500, 2.0, 100) == expected
+    ):
+        difference = Interval(value, -math.inf, math.inf, alike)
+        assert verdict(difference, 500, 2.0, 100) == expected
 
 
 def test_what_an_undecided_comparison_needs_more() -> None:
     # s = 30 of 9 trainings, t = 2.306: 23.06 to each side of -1.
-    undecided = replace(comparison(-1.0), verdict="inconclusive")
     half = stats.t.ppf(0.975, 8) * 30 / 3
-    undecided = replace(undecided, difference=Interval(-1.0, -1.0 - half, -1.0 + half))
+    between = Interval(-1.0, -1.0 - half, -1.0 + half)
+    undecided = replace(comparison(-1.0), verdict="inconclusive", difference=between)
     more = more_needed(undecided, 9)
     # A reach of 1, from -1 to the margin at -2 and to 0: (1.96 * 30)^2 trainings, a few for t.
     assert more == pytest.approx(58.8**2 - 9, abs=3)
@@ -400,12 +345,8 @@ def test_what_an_undecided_comparison_needs_more() -> None:
     assert more_needed(replace(undecided, verdict="loss"), 9) is None
     wide = replace(undecided, difference=Interval(-1.0, -math.inf, math.inf))
     assert more_needed(wide, 9) is None
-
-
-def test_more_is_asked_of_what_varies_and_may_be_repeated() -> None:
-    before = list(np.random.default_rng(0).normal(100, 20, 40))
-    after = list(np.random.default_rng(1).normal(99, 20, 40))
-    played = [evaluation(name, x) for name, x in (("fp32", before), ("int8", after))]
+    # It is asked of what varies and may be repeated.
+    played = pair(*(np.random.default_rng(i).normal(100 - i, 20, 40) for i in (0, 1)))
     result = compare(*played, None)
     assert (result.verdict, result.more_needed is not None) == ("inconclusive", True)
     short = [replace(one, seeds=one.seeds[:9], returns=one.returns[:9]) for one in played]
@@ -434,27 +375,21 @@ def test_rare_failures_of_capped_returns_are_held_by_the_interval_or_the_bound(
 
 
 @pytest.mark.parametrize("trainings", [3, 6])
-@pytest.mark.parametrize("chance", [0.1, 0.2, 0.3])
-def test_collapses_of_trainings_are_held_by_the_interval_or_the_bound(
-    trainings: int, chance: float
-) -> None:
-    random, held = np.random.default_rng(0), 0
-    for _ in range(400):
-        fails = random.random(trainings) < chance
-        each = np.where(fails, -random.uniform(100, 490, trainings), 0.0)
-        difference = student_interval(each)
-        assert verdict(difference, 500, 2.0, 100) != "within margin"
-        if difference.alike:
-            held += unseen_percent(trainings) >= 100 * chance
-        else:
-            held += difference.low <= -295 * chance <= difference.high
-    assert held >= 0.95 * 400
-
-
-@pytest.mark.parametrize("trainings", [3, 6])
-def test_collapses_more_frequent_than_the_bound_are_rarely_all_missed(trainings: int) -> None:
+def test_collapses_of_trainings_are_held_by_the_interval_or_the_bound(trainings: int) -> None:
+    random = np.random.default_rng(0)
+    for chance in (0.1, 0.2, 0.3):
+        held = 0
+        for _ in range(400):
+            fails = random.random(trainings) < chance
+            difference = student_interval(np.where(fails, -random.uniform(100, 490, trainings), 0))
+            assert verdict(difference, 500, 2.0, 100) != "within margin"
+            if difference.alike:
+                held += unseen_percent(trainings) >= 100 * chance
+            else:
+                held += difference.low <= -295 * chance <= difference.high
+        assert held >= 0.95 * 400
     # Trainings that nearly agree are within the margin, though a collapse may have been missed.
-    random, missed = np.random.default_rng(0), 0
+    missed = 0
     for _ in range(1000):
         fails = random.random(trainings) < unseen_percent(trainings) / 100
         each = np.where(fails, -300.0, random.normal(size=trainings))
@@ -462,27 +397,11 @@ def test_collapses_more_frequent_than_the_bound_are_rarely_all_missed(trainings:
     assert missed <= 65
 
 
-def test_signed_errors_cancel_and_absolute_ones_do_not() -> None:
-    pooled = pool([comparison(-10.0), comparison(10.0)])
-    assert pooled.reward_error == pytest.approx(0.0)
-    assert pooled.absolute_reward_error == pytest.approx(10.0)
-    assert pooled.normalised_error == pytest.approx(0.0)
-
-
-def test_pool_does_not_average_over_what_happens_to_be_known() -> None:
-    pooled = pool([comparison(-10.0), comparison(-10.0, reference=0.0)])
-    assert pooled.reward_error is None
-    assert pooled.absolute_reward_error is None
-
-
-@pytest.mark.parametrize(
-    "comparisons",
-    [
+def test_pool_refuses_what_does_not_belong_together() -> None:
+    one = comparison(0.0)
+    for comparisons in (
         [],
-        [comparison(0.0), comparison(0.0, scheme="fp16")],
-        [comparison(0.0), replace(comparison(0.0), margin_percent=5.0)],
-    ],
-)
-def test_pool_refuses_what_does_not_belong_together(comparisons: list[Comparison]) -> None:
-    with pytest.raises(QuarlError, match="Received: "):
-        pool(comparisons)
+        [one, replace(one, scheme="fp16")],
+        [one, replace(one, margin_percent=5)],
+    ):
+        assert "Received: " in refused(pool, comparisons)
