@@ -16,12 +16,12 @@ from quarl_tf.runtime.policy import Policy
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
 SANITIZED = (*STRICT, "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 
-#: For each observation the head, and the action as one float or more.
+#: For each observation the head, and the action as one number or more.
 _MAIN = """
 #include <stdio.h>
 #include "{stem}.h"
 static {type} observation[POLICY_OBSERVATION_SIZE];
-static float head[POLICY_HEAD_SIZE], action[POLICY_HEAD_SIZE];
+static {number} head[POLICY_HEAD_SIZE], action[POLICY_HEAD_SIZE];
 int main(void)
 {{
     while (fread(observation, sizeof observation, 1, stdin) == 1) {{
@@ -42,27 +42,41 @@ def copied(artifact: Path, folder: Path) -> Path:
     return folder / artifact.name
 
 
-def run(artifact: Path, observations: np.ndarray, flags: tuple[str, ...] = STRICT) -> np.ndarray:
-    """Write a flatbuffer in C, compile and run it; return heads and actions [2, n, outputs]."""
-    c_source.write(artifact)
+def run(
+    artifact: Path,
+    observations: np.ndarray,
+    flags: tuple[str, ...] = STRICT,
+    *,
+    fixed: bool = False,
+    board: tuple[str, str] | None = None,
+) -> np.ndarray:
+    """Write a flatbuffer in C, compile and run it; return heads and actions [2, n, outputs].
+
+    In fixed point they are integers, as observations are. A board is another compiler, and what
+    runs its programs here.
+    """
+    c_source.write(artifact, fixed=fixed)
     policy = Policy.load(artifact)
-    kind = "uint8_t" if policy.sidecar.observation_dtype == "uint8" else "float"
+    number, dtype = ("int32_t", np.int32) if fixed else ("float", np.float32)
+    bytes_ = policy.sidecar.observation_dtype == "uint8"
     discrete = policy.sidecar.num_actions is not None
-    act = "action[0] = (float)policy_act(observation)"
+    act = f"action[0] = ({number})policy_act(observation)"
     act = act if discrete else "policy_act(observation, action)"
-    folder = artifact.parent
-    (folder / "main.c").write_text(_MAIN.format(stem=artifact.stem, type=kind, act=act))
+    folder, kind = artifact.parent, "uint8_t" if bytes_ else number
+    text = _MAIN.format(stem=artifact.stem, type=kind, number=number, act=act)
+    (folder / "main.c").write_text(text)
     names = ["main.c", f"{artifact.stem}.c", "-o", "program", "-lm"]
-    subprocess.run(["gcc", *flags, *names], cwd=folder, check=True)
+    compiler, *runner = board or ("gcc",)
+    subprocess.run([compiler, *flags, *names], cwd=folder, check=True)
     done = subprocess.run(
-        [folder / "program"],
-        input=observations.astype(policy.sidecar.observation_dtype).tobytes(),
+        [*runner, folder / "program"],
+        input=observations.astype(np.uint8 if bytes_ else dtype).tobytes(),
         stdout=subprocess.PIPE,
         check=True,
         # Its search for leaks needs ptrace, which containers forbid.
         env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"},
     )
-    found = np.frombuffer(done.stdout, np.float32).reshape(len(observations), 2, -1)
+    found = np.frombuffer(done.stdout, dtype).reshape(len(observations), 2, -1)
     return found.transpose(1, 0, 2)
 
 

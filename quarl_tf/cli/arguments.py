@@ -79,6 +79,11 @@ def _add_making(verb: _Verb, train: str, run: str) -> None:
             default="tflite",
             help="c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf",
         ),
+        _option(
+            "--no-float",
+            action="store_true",
+            help="C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)",
+        ),
         *(_SHELF, _DRY_RUN),
     )
 

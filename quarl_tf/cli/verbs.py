@@ -150,8 +150,10 @@ def _train(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     _import_modules(args)
     workspace, file, to_c = Workspace(args.root), Path(args.run), args.target == "c"
+    if args.no_float and not to_c:
+        raise UsageError("--no-float is for C; add --target c. Received: --target tflite")
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
-        _write_c(_artifact(file, args.shelf), dry_run=args.dry_run)
+        _write_c(_artifact(file, args.shelf), args)
         return
     _schemes(args)  # Refuses names that are none, whatever the run.
     run = known_run(workspace, args.run)
@@ -166,13 +168,15 @@ def _export(args: argparse.Namespace) -> None:
     else:
         _export_all(workspace, args.run, schemes)
     for path in artifacts if to_c else ():
-        _write_c(path, dry_run=args.dry_run)
+        _write_c(path, args)
 
 
-def _write_c(artifact: Path, *, dry_run: bool) -> None:
+def _write_c(artifact: Path, args: argparse.Namespace) -> None:
     source = artifact.with_suffix(".c")
-    done = f"export   {source}" if dry_run else f"wrote     {source}  ({c_source.write(artifact)})"
-    _say(done)
+    if args.dry_run:
+        _say(f"export   {source}")
+    else:
+        _say(f"wrote     {source}  ({c_source.write(artifact, fixed=args.no_float)})")
 
 
 def _adopt(args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Write an int8 policy as C99 that computes what LiteRT's reference kernels do, bit for bit.
 
-What is float in the flatbuffer, the normaliser and the scaling of actions, is float in C.
+What is float in the flatbuffer, the normaliser and the scaling of actions, is float in C, or
+integers of Q16.16: a number is that many of 65,536ths.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,18 @@ from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import write_text
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
+from quarl_tf.store.records import Sidecar
 
 Array = NDArray[Any]
 _Shape = tuple[int, ...]
 
 _TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int32": "int32_t", "float32": "float"}
+
+#: What stands for 1 in Q16.16, and the integer beyond which an observation is cut.
+_ONE, _FARTHEST = 65536, 2**30 - 1
+
+#: Steps from 0 at which both codes of a number are at their ends.
+_ENDS = 400
 
 #: Fused activations and padding by their numbers in the schema.
 _NONE, _RELU, _VALID = 0, 1, 1
@@ -39,40 +47,70 @@ _ELEMENTWISE = {
 }
 
 
-def write(artifact: Path) -> str:
+class Size(NamedTuple):
+    """What a policy takes: constants and static buffers in bytes, multiply-accumulates a call."""
+
+    constants: int
+    buffers: int
+    products: int
+
+
+def size(artifact: Path) -> Size:
+    """Return what a flatbuffer would take as C; raises as `write`."""
+    return _written(artifact, fixed=False)[0].size()
+
+
+def write(artifact: Path, *, fixed: bool = False) -> str:
     """Write a flatbuffer as .h and .c beside it, and return a line on what that takes of a device.
+
+    Args:
+        artifact: The flatbuffer.
+        fixed: Without floats: observations, heads and actions are integers of Q16.16.
 
     Raises:
         QuarlError: It is damaged, or a UsageError names an operator that is not written.
     """
-    sidecar, audit = Policy.load(artifact).sidecar, flatbuffer.audit(artifact)
-    (source,), (head,) = audit.inputs, audit.outputs
-    if (source.dtype, head.dtype) != (sidecar.observation_dtype, "float32"):
-        raise _refusal(f"input={source.dtype}, output={head.dtype}")
-    if isinstance(sidecar.num_actions, list):
-        raise _refusal(f"several actions at once, num_actions={sidecar.num_actions}")
-    writer, discrete = _Writer(flatbuffer.read(artifact), audit), sidecar.num_actions is not None
-    if discrete:
-        writer.buffers["last_head"] = "float", math.prod(head.shape)
-    for name in () if discrete else ("action_low", "action_high"):
-        writer.constant(name, np.array(getattr(sidecar, name), np.float32))
-    ram = sum((4 if kind == "float" else 1) * n for kind, n in writer.buffers.values())
+    writer, sidecar = _written(artifact, fixed=fixed)
+    (source,), (head,) = writer.audit.inputs, writer.audit.outputs
+    taken, discrete = writer.size(), sidecar.num_actions is not None
     summary = (
-        f"flash: {writer.constant_bytes:,} bytes of constants, and the code; "
-        f"RAM: {ram:,} bytes of buffers; {writer.products:,} multiply-accumulates an action"
+        f"flash: {taken.constants:,} bytes of constants, and the code; "
+        f"RAM: {taken.buffers:,} bytes of buffers; "
+        f"{taken.products:,} multiply-accumulates an action"
     )
-    buffers = "\n".join(f"static {t} {n}[{size}];" for n, (t, size) in writer.buffers.items())
+    buffers = "\n".join(f"static {t} {n}[{room}];" for n, (t, room) in writer.buffers.items())
     body = "\n".join(writer.body)
     names = vars(sidecar) | writer.scales | {"summary": summary, "body": body}
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
-    names.update(type=_TYPES[source.dtype], algo=sidecar.run["algo"], stem=artifact.stem)
+    names.update(type=writer.given, number=writer.number, numbers=_NUMBERS[writer.number])
+    names.update(algo=sidecar.run["algo"], stem=artifact.stem)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
     for suffix in (".h", ".c"):
         write_text(artifact.with_suffix(suffix), _template(f"policy{suffix}").substitute(names))
     return summary
+
+
+def _written(artifact: Path, *, fixed: bool) -> tuple[_Writer, Sidecar]:
+    sidecar, audit = Policy.load(artifact).sidecar, flatbuffer.audit(artifact)
+    (source,), (head,) = audit.inputs, audit.outputs
+    if (source.dtype, head.dtype) != (sidecar.observation_dtype, "float32"):
+        raise _refusal(f"input={source.dtype}, output={head.dtype}")
+    if isinstance(sidecar.num_actions, list):
+        raise _refusal(f"several actions at once, num_actions={sidecar.num_actions}")
+    writer = _Writer(flatbuffer.read(artifact), audit, fixed=fixed)
+    if sidecar.num_actions is not None:
+        writer.buffers["last_head"] = writer.number, math.prod(head.shape)
+    else:
+        for name in ("action_low", "action_high"):
+            bounds = np.array(getattr(sidecar, name), np.float32)
+            if fixed:
+                low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+                bounds = np.rint(bounds * np.float64(_ONE)).clip(low, high).astype(np.int32)
+            writer.constant(name, bounds)
+    return writer, sidecar
 
 
 def _template(name: str) -> Template:
@@ -101,34 +139,49 @@ class _Writer:
     written yet, so that what is done to each number by itself becomes one loop.
     """
 
-    def __init__(self, content: bytes, audit: flatbuffer.FlatbufferAudit) -> None:
+    def __init__(self, content: bytes, audit: flatbuffer.FlatbufferAudit, *, fixed: bool) -> None:
+        self.audit, self._fixed = audit, fixed
         self.constants, self.body, self.scales = list[str](), list[str](), dict[str, str]()
         self.constant_bytes = self.products = 0
         self.buffers: dict[str, tuple[str, int]] = {}
         graph, self._tensors = Graph(content), flatbuffer.parsed(content)[0].tensors
         self._tensor, self._type = graph.inputs[0], _TYPES[audit.inputs[0].dtype]
         self._array, self._load, self._steps = "observation", "observation[i]", list[str]()
+        self.number = "int32_t" if fixed else "float"
+        self.given = self.number if self._type == "float" else self._type
+        #: In fixed point a number is the integer of `_load`, cut to bounds, times this plus that.
+        self._factor, self._offset = np.float64(1 / _ONE), np.float64(0)
+        self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
         #: What stands for 0 in the array, and whether the layer cuts there.
         self._zero, self._relu = 0, False
         layers = {id(operator): name for name, operator in graph.layers().items()}
+        known = _FIXED_OPERATORS if fixed else _OPERATORS
         left = list(zip(graph.operators, audit.operators, strict=True))
         while left:
             if [kind for _, kind in left[: len(_REFINED)]] == _REFINED:
                 self._refine([operator for operator, _ in left[: len(_REFINED)]])
                 del left[: len(_REFINED)]
             operator, kind = left.pop(0)
-            if kind not in _OPERATORS or (kind == "FULLY_CONNECTED float32" and not self.products):
-                others = [k for k in audit.operators if k not in _OPERATORS or k == kind]
-                raise _refusal(", ".join(dict.fromkeys(others)))
+            if kind not in known or (kind == "FULLY_CONNECTED float32" and not self.products):
+                others = [kind, *(k for _, k in left if k not in known)]
+                raise _refusal(", ".join(dict.fromkeys(others)) + " in fixed point" * fixed)
             fused = getattr(operator.builtinOptions, "fusedActivationFunction", _NONE)
             self._relu = fused == _RELU and id(operator) in layers
             computed = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
             if computed != [self._tensor] or not (self._relu or fused == _NONE):
                 raise _refusal(f"{kind} of {len(computed)} tensors, fused activation {fused}")
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
-            _OPERATORS[kind](self, operator, name, kind)
+            known[kind](self, operator, name, kind)
             self._tensor = operator.outputs[0]
-        self._flush("head", "x")
+        if fixed:
+            self._fixed_head()
+        else:
+            self._flush("head", "x")
+
+    def size(self) -> Size:
+        """Return what all this takes."""
+        taken = sum((1 if kind == "int8_t" else 4) * n for kind, n in self.buffers.values())
+        return Size(self.constant_bytes, taken, self.products)
 
     def constant(self, name: str, values: Array) -> str:
         """Declare an array of constants; return its name."""
@@ -152,7 +205,7 @@ class _Writer:
         self.scales.setdefault("first", f"scale {scale!s}, zero point {zero}")
         if self._type == "float":
             target = self._buffer("int8_t", self._tensor)
-            self._flush(target, f"quantize(x, {scale!s}f, {zero})")
+            self._encode(target, scale, zero)
             self._array, self._type, self._zero = target, "int8_t", zero
         # Bytes on the same grid are read as they are.
         elif self._type != "uint8_t" or self._grid(self._tensor) != (scale, zero + 128):
@@ -166,25 +219,39 @@ class _Writer:
         chain = [[self._tensor], [outs[0]], [self._tensor, outs[1]], [outs[2]], [outs[1], outs[3]]]
         factor, (scale, zero) = self._values(fine.inputs[1]), self._grid(outs[0])
         grids = self._grid(outs[5]) == (scale, zero)
-        if [list(e) for e in ends] != [*chain, [outs[4]]] or not grids or np.size(factor) != 1:
+        odd = np.size(factor) != 1 or np.frexp(factor)[0] != 0.5
+        if [list(e) for e in ends] != [*chain, [outs[4]]] or not grids or odd:
             raise _refusal("QUANTIZE int8 of what QUANTIZE int8 leaves, in another order")
         self.scales["first"] = f"scale {scale!s}, zero point {zero}, and the rest times {factor!s}"
-        target, size = self._buffer("int8_t", outs[5]), math.prod(self._tensors[outs[0]].shape)
-        self._loop(
-            f"float x = {self._load};",
-            *self._steps,
-            f"{target}[i] = quantize(x, {scale!s}f, {zero});",
-            f"x = (x - {scale!s}f * (float)({target}[i] - {zero})) * {float(factor)}f;",
-            f"{target}[{size} + i] = quantize(x, {scale!s}f, {zero});",
-        )
+        target = self._buffer("int8_t", outs[5])
+        self._encode(target, scale, zero, factor.item())
         self._array, self._type, self._zero, self._steps = target, "int8_t", zero, []
         self._tensor = outs[5]
+
+    def _encode(self, target: str, scale: np.float32, zero: int, times: float = 1) -> None:
+        """Write the code of each number; with a factor, that of what it leaves times it behind."""
+        size = math.prod(self._tensors[self._tensor].shape)
+        first = [f"float x = {self._load};", *self._steps]
+        near = fine = f"quantize(x, {scale!s}f, {zero})"
+        rest = f"(x - {scale!s}f * (float)({target}[i] - {zero})) * {times}f"
+        if self._fixed:
+            bits = math.frexp(times)[1] - 1
+            low, high, mean, multiplier, shift = self._fixed_input(size, float(scale))
+            first = [f"int32_t x = within({self._load}, {low}[i], {high}[i]) - {mean}[i];"]
+            near, rest = (f"rescale(x, {multiplier}[i], {shift}[i] - {n}, 0)" for n in (0, bits))
+            rest += f" - {2**bits} * ({target}[i] - {zero})"
+            near, fine = (f"(int8_t)within({x} + {zero}, -128, 127)" for x in (near, "x"))
+        both = [f"x = {rest};", f"{target}[{size} + i] = {fine};"] if times != 1 else []
+        self._loop(*first, f"{target}[i] = {near};", *both)
 
     def _dequantize(self, *_: Any) -> None:
         scale, zero = self._grid(self._tensor)
         self.scales["last"] = f"scale {scale!s}, zero point {zero}"
         self._load = f"{scale!s}f * (float)({self._array}[i] - {self._zero})"
         self._type, self._steps = "float", []
+        if self._fixed:
+            self._load, self._factor = f"{self._array}[i]", np.float64(scale)
+            self._offset = -self._factor * zero
 
     def _tanh(self, operator: Any, name: str, kind: str) -> None:
         if kind == "TANH float32":
@@ -243,6 +310,51 @@ class _Writer:
         self.products += kernel.size
         self._load, self._steps = f"{target}[i]", []
 
+    def _affine(self, operator: Any, name: str, kind: str) -> None:
+        first, second = map(self._values, operator.inputs)
+        if first is not None or (self.products and kind in ("MINIMUM float32", "MAXIMUM float32")):
+            raise _refusal(f"{kind} in another place, in fixed point")
+        end = (second - self._offset) / self._factor
+        if kind == "MINIMUM float32":
+            self._high = np.minimum(self._high, end)
+        elif kind == "MAXIMUM float32":
+            self._low = np.maximum(self._low, end)
+        elif kind == "MUL float32":
+            self._factor, self._offset = self._factor * second, self._offset * second
+        else:
+            self._offset = self._offset + (second if kind == "ADD float32" else -second)
+
+    def _fixed_input(self, size: int, scale: float) -> list[str]:
+        """Declare each integer's bounds, which of it stands for 0, and the factor to codes."""
+        factor, offset = self._each(size, self._factor / scale, self._offset / scale)
+        mean, reach = -offset / factor, _ENDS / factor
+        low = np.maximum(self._low, mean - reach)
+        high = np.minimum(self._high, mean + reach)
+        held = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
+        if not held.all():
+            raise _refusal(f"feature {held.argmin()}, which Q16.16 does not hold")
+        integers = [np.rint(x).astype(np.int32) for x in self._each(size, low, high, mean)]
+        return [*map(self._declare, integers), *self._multipliers(factor)]
+
+    def _fixed_head(self) -> None:
+        size = math.prod(self._tensors[self._tensor].shape)
+        factor, offset = self._each(size, self._factor * _ONE, self._offset * _ONE)
+        if (factor < 1).any() or (factor * 128 + np.abs(offset)).max() > np.iinfo(np.int32).max:
+            raise _refusal("a head that Q16.16 does not hold")
+        multiplier, shift = self._multipliers(factor)
+        more = self._declare(np.rint(offset).astype(np.int32))
+        self._loop(f"head[i] = rescale({self._load}, {multiplier}[i], {shift}[i], 0) + {more}[i];")
+
+    def _each(self, size: int, *values: Array | np.float64) -> list[Array]:
+        return [np.broadcast_to(x, (1, size))[0] for x in values]
+
+    def _multipliers(self, ratios: Array) -> list[str]:
+        scaled = np.array([_multiplier(ratio, 0) for ratio in ratios.tolist()]).T
+        return [self._declare(scaled[0].astype(np.int32)), self._declare(scaled[1].astype(np.int8))]
+
+    def _declare(self, values: Array) -> str:
+        return self.constant(f"constant_{len(self.constants)}", values)
+
     def _flush(self, target: str, result: str) -> None:
         """Compute the floats, each `x`, and write a result of each into an array."""
         self._loop(f"float x = {self._load};", *self._steps, f"{target}[i] = {result};")
@@ -284,6 +396,19 @@ _OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     "QUANTIZE int8": _Writer._quantize,
     "DEQUANTIZE float32": _Writer._dequantize,
     "RESHAPE int8": lambda *_: None,
+}
+
+#: Those that need no float.
+_FIXED_OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
+    **{kind: write for kind, write in _OPERATORS.items() if "float32" not in kind},
+    **dict.fromkeys(_ELEMENTWISE, _Writer._affine),
+    "DEQUANTIZE float32": _Writer._dequantize,
+}
+
+#: What the header says of numbers by their type.
+_NUMBERS = {
+    "float": "-std=c99 or -ffp-contract=off keep floats as they are there.",
+    "int32_t": "What is int32_t is of Q16.16: 65536 is 1.",
 }
 
 

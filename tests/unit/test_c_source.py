@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import compiled
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -61,6 +62,8 @@ def test_heads_of_images_are_those_of_the_reference_kernels(tmp_path: Path) -> N
     artifact = compiled.copied(PONG, tmp_path)
     images = np.random.default_rng(0).integers(0, 256, (100, 84, 84, 4))
     compiled.check(artifact, images.astype(np.uint8))
+    found = compiled.run(artifact, images, fixed=True)[0] / 65536
+    np.testing.assert_allclose(found, compiled.reference_heads(artifact, images), atol=2 / 65536)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1/a2c/s0", "MountainCarContinuous-v0/ddpg/s0"])
@@ -73,6 +76,37 @@ def test_two_codes_a_feature_one_scale_a_layer_and_a_float_head_sanitized(
     content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
     artifact = described(content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite")
     compiled.check(artifact, observations, compiled.SANITIZED)
+
+
+@pytest.mark.parametrize("run", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ddpg/s0"])
+def test_without_floats_actions_of_an_episode_are_the_same_but_near_ties(
+    run: str, tmp_path: Path
+) -> None:
+    reference = compiled.copied(MODELS / run / "fp32.tflite", tmp_path)
+    policy, states = Policy.load(reference), list[np.ndarray]()
+    with gym.make(policy.sidecar.env_id) as env:
+        states.append(env.reset(seed=0)[0])
+        while len(states) < 200:
+            states.append(env.step(policy.act(states[-1]))[0])
+    # Floats see what 65,536ths hold; some lie where the normaliser cuts.
+    integers = np.rint(np.array([*states, *around(reference, 200) * 20]) * 65536)
+    content = quantized(reference.read_bytes(), Scheme.parse("int8"), np.array(states))
+    artifact = described(content, policy.sidecar, tmp_path / "int8.tflite")
+    heads, actions = compiled.run(artifact, integers / 65536)
+    found, acted = compiled.run(artifact, integers, compiled.SANITIZED, fixed=True) / 65536
+    assert (np.abs(found - heads) < 2 / 65536).all(axis=1).mean() > 0.95
+    # A feature's code may be the next one where it lies in the middle between two.
+    apart = np.abs(found - heads).max()
+    assert apart < 0.05 * np.ptp(heads)
+    if policy.sidecar.num_actions is None:
+        assert np.abs(acted - actions).max() <= apart
+    else:
+        best = np.sort(heads, axis=1)
+        clear = best[:, -1] - best[:, -2] > 2 * apart
+        np.testing.assert_array_equal((acted * 65536)[clear, 0], actions[clear, 0])
+        assert clear.mean() > 0.9
+    words = ["gcc", "-std=c99", "-mgeneral-regs-only", "-c", "int8.c"]
+    subprocess.run(words, cwd=tmp_path, check=True)
 
 
 def described(content: bytes, like: Sidecar, path: Path) -> Path:
@@ -142,12 +176,36 @@ def test_what_is_not_written_is_named(
         assert not artifact.with_suffix(".c").exists()
 
 
+def test_what_fixed_point_does_not_hold_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = integer.Graph(CARTPOLE.read_bytes())
+    far.set_constant(far.operators[0].inputs[1], np.array([0, 1e5, 0, 0], np.float32))
+    far_file = described(far.pack(), Policy.load(CARTPOLE).sidecar, tmp_path / "far.tflite")
+    reference = MODELS / "MountainCarContinuous-v0/ddpg/s0/fp32.tflite"
+    content = quantized(reference.read_bytes(), Scheme.parse("int8_head32"), around(reference, 100))
+    float_file = described(content, Policy.load(reference).sidecar, tmp_path / "head32.tflite")
+    refused = {
+        far_file: "Received: feature 1, which Q16.16 does not hold",
+        float_file: "Received: FULLY_CONNECTED float32, TANH float32 in fixed point",
+    }
+    for artifact, text in refused.items():
+        assert main(["export", str(artifact), "--target", "c", "--no-float"]) == 2
+        assert text in capsys.readouterr().err
+        assert not artifact.with_suffix(".c").exists()
+    assert main(["export", str(far_file), "--no-float"]) == 2
+    assert "add --target c" in capsys.readouterr().err
+
+
 def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shelf = tmp_path / "tflite_models/LunarLander-v3/ppo/s0"
-    assert main(["export", "LunarLander-v3/ppo/int8", "--target", "c"]) == 0
+    export = ["export", "LunarLander-v3/ppo/int8", "--target", "c"]
+    assert main([*export, "--no-float"]) == 0
+    assert "int policy_act(const int32_t *observation)" in (shelf / "int8.h").read_text()
+    assert main(export) == 0
     shown = capsys.readouterr().out
     assert "int8.c  (flash: 6,628 bytes" in shown
     shutil.copy(ROOT / "examples/main.c", shelf)

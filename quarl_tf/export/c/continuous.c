@@ -1,4 +1,4 @@
-void policy_act(const $type *observation, float *action)
+void policy_act(const $type *observation, $number *action)
 {
     policy_head(observation, action);
     for (int i = 0; i < POLICY_HEAD_SIZE; i++) {

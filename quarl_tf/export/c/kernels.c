@@ -62,3 +62,8 @@ static void float_layer(const float *in, float *out, const float *kernel, const 
         out[c] = sum + bias[c] < lowest ? lowest : sum + bias[c];
     }
 }
+
+static int32_t within(int32_t x, int32_t low, int32_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}

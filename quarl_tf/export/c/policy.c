@@ -4,7 +4,7 @@
 
 $declarations
 
-void policy_head(const $type *observation, float *head)
+void policy_head(const $type *observation, $number *head)
 {
 $body
 }

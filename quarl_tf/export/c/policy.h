@@ -6,7 +6,7 @@
  * observation  $observation_size of $observation_dtype; codes: $first
  * head         $head_size of $head; codes: $last
  * $summary
- * Static buffers: one call at a time. -std=c99 or -ffp-contract=off keep floats as they are there.
+ * Static buffers: one call at a time. $numbers
  */
 #ifndef POLICY_H
 #define POLICY_H
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 /* The network's output for one observation as the environment gives it. */
-void policy_head(const $type *observation, float *head);
+void policy_head(const $type *observation, $number *head);
 /* The greedy action: the first of the best, or each number within its bounds. */
 $prototype;
 #ifdef __cplusplus
