@@ -10,6 +10,7 @@ _EXTRAS = {
     **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
     "imageio_ffmpeg": "video",
     "litert_quantizer": "int4",
+    "mcufit": "boards",
     "pygame": "video",
     "ray": "cluster",
 }

@@ -55,7 +55,9 @@ def build() -> argparse.ArgumentParser:
     )
     _add_study(verbs)
     inspect = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
-    verb("inspect", "show what a .tflite file really holds", inspect, _ARTIFACT)
+    about = "whether this board holds it; exit with 3 if not (esp32, nano33ble, pico and others)"
+    board = _option("--board", metavar="NAME", help=about)
+    verb("inspect", "show what a .tflite file really holds", inspect, _ARTIFACT, board)
     about = "list the policies on the shelf, presets, schemes and runs"
     verb("list", about, "list", _ROOT, _SHELF)
     verb("doctor", "check versions and known clashes", "doctor")

@@ -23,12 +23,12 @@ from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench
 from quarl_tf.evaluation.play import require_playable
-from quarl_tf.export import c_source
+from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_json
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
@@ -414,8 +414,26 @@ def _inspect(args: argparse.Namespace) -> None:
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
     for name, value in _provenance(args.artifact):
         table.add_row(name, value)
+    fits = [] if args.board is None else boards.fits(args.artifact, args.board)
     _say(str(args.artifact))
     _console.print(table)
+    if fits:
+        _console.print(_board_table(args.board, fits))
+    if fits and not any(fit.holds for fit in fits):
+        raise GateError(
+            "This board does not hold the policy; quantise it to int8, or take a smaller network "
+            f"or another board. Received: board={args.board!r}"
+        )
+
+
+def _board_table(board: str, fits: Sequence[boards.Fit]) -> Table:
+    table = Table(f"on {board}", "flash", "RAM", "lacks", "verdict")
+    for fit in fits:
+        pairs = zip(fit.taken or (), fit.there, strict=False)
+        sizes = [f"{taken:,} of {there:,}" for taken, there in pairs] or ["", ""]
+        verdict = "[green]fits" if fit.holds else "[red]does not fit"
+        table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
+    return table
 
 
 def _provenance(artifact: Path) -> list[tuple[str, str]]:

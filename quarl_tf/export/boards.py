@@ -1,0 +1,140 @@
+"""Whether a microcontroller holds a policy: run by TensorFlow Lite Micro, or as C."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quarl_tf.export import c_source
+from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.flatbuffer import byte_size
+from quarl_tf.store.workspace import sidecar_path
+
+#: Operators with a kernel in TensorFlow Lite Micro, of those that compute numbers.
+_MICRO = """
+ABS ADD ADD_N ARG_MAX ARG_MIN AVERAGE_POOL_2D BATCH_MATMUL BATCH_TO_SPACE_ND BROADCAST_ARGS
+BROADCAST_TO CAST CEIL CONCATENATION CONV_2D COS CUMSUM DEPTHWISE_CONV_2D DEPTH_TO_SPACE
+DEQUANTIZE DIV DYNAMIC_UPDATE_SLICE ELU EMBEDDING_LOOKUP EQUAL EXP EXPAND_DIMS FILL FLOOR
+FLOOR_DIV FLOOR_MOD FULLY_CONNECTED GATHER GATHER_ND GREATER GREATER_EQUAL HARD_SWISH
+L2_NORMALIZATION L2_POOL_2D LEAKY_RELU LESS LESS_EQUAL LOG LOGICAL_AND LOGICAL_NOT LOGICAL_OR
+LOGISTIC LOG_SOFTMAX MAXIMUM MAX_POOL_2D MEAN MINIMUM MIRROR_PAD MUL NEG NOT_EQUAL PACK PAD
+PADV2 PRELU QUANTIZE REDUCE_ALL REDUCE_MAX REDUCE_MIN RELU RELU6 RESHAPE RESIZE_BILINEAR
+RESIZE_NEAREST_NEIGHBOR REVERSE_V2 ROUND RSQRT SELECT_V2 SHAPE SIN SLICE SOFTMAX
+SPACE_TO_BATCH_ND SPACE_TO_DEPTH SPLIT SPLIT_V SQRT SQUARE SQUARED_DIFFERENCE SQUEEZE
+STRIDED_SLICE SUB SUM SVDF TANH TRANSPOSE TRANSPOSE_CONV UNIDIRECTIONAL_SEQUENCE_LSTM UNPACK
+ZEROS_LIKE
+"""
+_KERNELS = frozenset(_MICRO.split())
+
+#: Boards by a name that is not their chip's.
+_ALSO = {"pico": "rp2040", "pico2": "rp2350"}
+
+#: Processors that copy constants to RAM.
+_COPYING = ("AVR", "ESP8266")
+
+#: Bytes of the C export's code at most: 1.3 kB, and 32-bit floats by software.
+_CODE = 4096
+
+
+class Memory(NamedTuple):
+    """Bytes of flash and of RAM."""
+
+    flash: int
+    ram: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What one way onto a board takes, what there is, and the operators it lacks.
+
+    Of what cannot be written `taken` is None.
+    """
+
+    route: str
+    taken: Memory | None
+    there: Memory
+    lacking: list[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the board holds the policy so."""
+        if self.taken is None or self.lacking:
+            return False
+        return self.taken.flash <= self.there.flash and self.taken.ram <= self.there.ram
+
+
+def fits(artifact: Path, name: str) -> list[Fit]:
+    """Return whether a board holds a flatbuffer by TensorFlow Lite Micro, and as C.
+
+    The application itself is not counted. RAM for TensorFlow Lite Micro is measured by a `node`
+    that runs it; where there is none, or it cannot run the file, RAM is estimated.
+
+    Raises:
+        UsageError: There is no such board.
+        QuarlError: The flatbuffer is damaged.
+        ModuleNotFoundError: `mcufit` is not installed.
+    """
+    from mcufit.boards.yaml_repo import YamlBoardRepository
+
+    boards = {board.id: board for board in YamlBoardRepository().list()}
+    boards |= {also: boards[chip] for also, chip in _ALSO.items()}
+    if name not in boards:
+        raise unknown("board", name, boards)
+    board = boards[name]
+    there = Memory(board.flash_bytes, board.usable_sram_bytes)
+    copying = any(chip in board.chip for chip in _COPYING)
+    routes = _by_micro(artifact, board, copying=copying), _as_c(artifact, copying=copying)
+    return [Fit(route, taken, there, lacking) for route, taken, lacking in routes]
+
+
+def _by_micro(artifact: Path, board: Any, *, copying: bool) -> tuple[str, Memory, list[str]]:
+    from mcufit.analysis.fit_checker import FitChecker
+    from mcufit.boards.yaml_repo import YamlBoardRepository
+    from mcufit.estimation.greedy import GreedyLifetimeEstimator
+    from mcufit.estimation.measured import MeasurementUnavailableError
+    from mcufit.estimation.wasm import WasmArenaEstimator
+    from mcufit.parsing.base import ModelParseError
+    from mcufit.parsing.tflite_parser import TFLiteModelParser
+
+    try:
+        model, boards = TFLiteModelParser().parse(artifact), YamlBoardRepository()
+    except ModelParseError as error:
+        raise QuarlError(f"mcufit cannot read it; export it again. Received: {error}") from error
+    try:
+        how, report = "measured", FitChecker(WasmArenaEstimator("node"), boards).check(model, board)
+    except MeasurementUnavailableError:
+        how, report = "estimated", FitChecker(GreedyLifetimeEstimator(), boards).check(model, board)
+    ram = report.estimate.total_arena_bytes + copying * model.file_size_bytes
+    taken = Memory(report.flash_needed_bytes, ram)
+    return f"TensorFlow Lite Micro ({how})", taken, _lacking(artifact)
+
+
+def _lacking(artifact: Path) -> list[str]:
+    """Name the operators that TensorFlow Lite Micro has no kernel for, with their types."""
+    found = []
+    for graph in flatbuffer.parsed(artifact):
+        for operator in graph.operators:
+            first, *others = [graph.tensors[i].dtype for i in operator.inputs] or [""]
+            hybrid = first == "float32" and bool({"int8", "int4"} & {*others})
+            packed = operator.name == "DEQUANTIZE" and first in ("float16", "int4")
+            if operator.name not in _KERNELS or hybrid or packed:
+                types = " by ".join(dict.fromkeys((first, *others[:1])))
+                found.append(f"{operator.name} of {types}")
+    return list(dict.fromkeys(found))
+
+
+def _as_c(artifact: Path, *, copying: bool) -> tuple[str, Memory | None, list[str]]:
+    if not sidecar_path(artifact).exists():
+        return "C", None, ["a sidecar (quarl adopt)"]
+    try:
+        size = c_source.size(artifact)
+    except UsageError as error:
+        return "C", None, [str(error).partition("Received: ")[2]]
+    audit = flatbuffer.audit(artifact)
+    # The caller's arrays.
+    ends = [byte_size(t.dtype, math.prod(t.shape)) for t in (*audit.inputs, *audit.outputs)]
+    ram = size.buffers + sum(ends) + copying * size.constants
+    return "C", Memory(size.constants + _CODE, ram), []
