@@ -1,0 +1,77 @@
+"""The benchmark of another processor: what is compared, without the emulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import arm
+import gymnasium as gym
+import numpy as np
+import pytest
+from samples import Artifacts, Patch
+
+from quarl_tf import Policy
+from quarl_tf.foundation.seeding import environment_seed
+
+
+def test_actions_and_heads_are_compared_state_by_state() -> None:
+    here = {"actions": np.array([1, 0, 0]), "heads": np.array([[1.0, 2.5], [3, 2], [1, 1]])}
+    there = {"actions": np.array([1, 1, 0]), "heads": np.array([[1.0, 2.5], [2, 3], [1, 1]])}
+    found = arm.comparison(here, there, unit=0.5)
+    assert found == {"equal_actions": 2, "difference": 2, "lead": 2}
+    assert arm.comparison(here, here, None) == {"equal_actions": 3, "difference": 0, "lead": 0}
+    # An action of several numbers is equal where all are; it has no lead.
+    here, there = (
+        {"actions": np.array(heads), "heads": np.array(heads)}
+        for heads in ([[0.0, 1.0], [0.25, 0.5]], [[0.0, 1.0], [0.25, 0.0]])
+    )
+    assert arm.comparison(here, there, 0.25) == {"equal_actions": 1, "difference": 2}
+
+
+def test_a_head_has_steps_where_it_is_of_codes(artifacts: Artifacts) -> None:
+    assert arm.step(artifacts["fp32"].read_bytes()) is None
+    assert arm.step(artifacts["steering_int8_io"].read_bytes()) == 1 / 128
+
+
+@pytest.mark.parametrize("side", arm.HERE)
+def test_a_side_replays_through_policy(artifacts: Artifacts, tmp_path: Path, side: str) -> None:
+    path = artifacts["int8"]
+    policy = Policy.load(path)
+    states = np.random.default_rng(0).normal(size=(20, *policy.sidecar.observation_shape))
+    np.save(tmp_path / "states.npy", states.astype(np.float32))
+    said = arm.replay(side, tmp_path, [(path, tmp_path / "states.npy", tmp_path / "found.npz")])
+    assert said["numpy"] == np.__version__
+    found = np.load(tmp_path / "found.npz")
+    heads = [policy.head(state) for state in states.astype(np.float32)]
+    step = arm.step(path.read_bytes())
+    np.testing.assert_allclose(found["heads"], heads, atol=(side == "built_in") * 1.01 * step)
+    assert found["actions"].shape == (20,)
+
+
+def test_each_tenth_state_of_play_is_recorded(artifacts: Artifacts, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(arm, "STATES", 3)
+    policy = Policy.load(artifacts["balancer"])
+    env = gym.make("CartPole-v1")
+    state, _ = env.reset(seed=environment_seed(0, "another board", 0))
+    met = [state] + [state := env.step(policy.act(state))[0] for _ in range(20)]
+    np.testing.assert_array_equal(arm.states(policy), met[::10])
+
+
+def test_one_run_is_taken_of_each_network(tmp_path: Path) -> None:
+    for name, network in (("s1", [64]), ("s0", [64]), ("s0-wide", [256])):
+        folder = tmp_path / "Task-v0/dqn" / name
+        folder.mkdir(parents=True)
+        (folder / "int8.json").write_text(json.dumps({"preset": {"network": network}}))
+        for scheme in ("fp32", "int8"):
+            (folder / f"{scheme}.tflite").touch()
+    (tmp_path / "Task-v0/dqn/s0/fp32.tflite").unlink()
+    names = [folder.name for folder in arm.chosen(tmp_path)]
+    assert names == ["s0-wide", "s1"]
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="apt-get install qemu-user-static debootstrap"):
+        arm.file_system(tmp_path / "arm")
+    assert not (tmp_path / "arm").exists()
