@@ -4,8 +4,9 @@ Each repetition is a process of its own, so that the largest memory is one train
 take turns. It acts and learns by the preset, with a small replay and in short bursts of as many
 gradient steps to environment steps, and is timed once all is compiled.
 
-    python benchmarks/mixed_precision.py --json benchmarks/mixed_precision.json \
-        --table benchmarks/mixed_precision.md
+    python benchmarks/mixed_precision.py --json benchmarks/mixed_precision.json
+
+docs/results/half-the-bits.md shows what it wrote, QuaRL's minutes beside.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ import ours
 from training_throughput import machine
 
 from quarl_tf.foundation import provenance
-from quarl_tf.foundation.files import write_json, write_text
+from quarl_tf.foundation.files import write_json
 
 PRECISIONS = ("float32", "bfloat16")
 
-#: Minutes of a training of QuaRL's in full and in mixed precision.
-PUBLISHED = {"policy_a": (127, 156), "policy_b": (179, 172), "policy_c": (391, 242)}
+POLICIES = ("policy_a", "policy_b", "policy_c")
 
 #: The preset's 4 environment steps for each gradient step, in the shortest bursts of 8 games.
 _OVERRIDES = {
@@ -102,35 +102,15 @@ def summary(repetitions: Repetitions) -> dict[str, Any]:
     return found
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Return the figures of all policies in Markdown, the papers' beside."""
-    lines = [
-        "| policy | gradient steps/s, float32 | bfloat16 | ratio | environment steps/s, float32 | "
-        "bfloat16 | ratio | peak MiB, float32 | bfloat16 | QuaRL: minutes | ratio |",
-        "|---|" + "--:|" * 10,
-    ]
-    for policy, figures in found.items():
-        full, mixed = PUBLISHED[policy]
-        cells = [policy]
-        for name in _RATES:
-            cells += [f"{figures[precision][name]:.3g}" for precision in PRECISIONS]
-            cells.append("{:.2f} ({:.2f} to {:.2f})".format(*figures[f"{name}_ratio"]))
-        cells += [f"{figures[precision]['peak_mib']:,.0f}" for precision in PRECISIONS]
-        cells += [f"{full} → {mixed}", f"{full / mixed:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Print the table; with `--json` and `--table`, write what was measured and on what."""
+    """Print medians and ratios; with `--json`, write every repetition, and on what machine."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--policies", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="at least, of a repetition")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", type=Path)
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:
@@ -144,9 +124,7 @@ def main() -> None:
             repetitions[policy].append(pair)
             print(policy, json.dumps(pair), file=sys.stderr)
     found = {policy: summary(pairs) for policy, pairs in repetitions.items()}
-    print(table(found))
-    if args.table:
-        write_text(args.table, table(found) + "\n")
+    print(json.dumps(found, indent=1))
     if args.json:
         facts |= {"versions": provenance.package_versions(), "commit": provenance.source_commit()}
         write_json(args.json, {**facts, "policies": found, "repetitions": repetitions})

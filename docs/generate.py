@@ -23,11 +23,14 @@ from matplotlib.ticker import ScalarFormatter
 from scipy.stats import spearmanr
 
 from quarl_tf.cli import arguments
+from quarl_tf.evaluation.compare import compare, pool
 from quarl_tf.evaluation.shelf import Entry, entries, shelf
 from quarl_tf.presets import ALGORITHMS, tables
-from quarl_tf.report.page import number_text, percent, size
+from quarl_tf.report.page import limits, number_text, percent, size
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import CALIBRATED, DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
+from quarl_tf.store.records import Evaluation
+from quarl_tf.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, REPORTS, MODELS = ROOT / "quarl_tf", ROOT / "reports", Path("tflite_models")
@@ -215,6 +218,7 @@ def results_index() -> str:
         "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
         "* [Options of quantisation-aware training](options.md)\n"
         "* [Flying among obstacles](airnav.md) and [under a memory limit](deployment.md)\n"
+        "* [Training in half the bits](half-the-bits.md)\n"
         "* [Size, speed and weights](trade-offs.md)\n"
         "* [The papers' table, and where it misleads](papers.md)\n* [Benchmarks](benchmarks.md)\n"
     )
@@ -256,7 +260,7 @@ def int8() -> str:
 
 def papers() -> str:
     """Return Table 2 of the papers with signed and absolute means, beside ours."""
-    cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").open()))
+    cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").read_text().splitlines()))
     ours = {
         (row["algo"], re.sub(r"(Env|NoFrameskip)?-v\d+$", "", row["env_id"])): row
         for row in POOLED
@@ -401,55 +405,33 @@ def benchmarks() -> str:
     )
 
 
-#: QuaRL's Table 4: success in percent and milliseconds, of fp32 and of int8; our cell of the
-#: network; what is different.
+#: QuaRL's Table 4: success in percent and milliseconds, of fp32 and of int8; what is different.
 _FLIGHTS = (
     (
-        *("I", 60, 45, 0.147, 0.124, "dqn on AirNav-v0"),
-        "int8 of the converter as it comes against a calibrated one: the loss is the recipe's.",
+        *("I", "policy_i", 60, 45, 0.147, 0.124),
+        "int8 of the converter as it comes against a calibrated one: the loss is the recipe's. At "
+        "39,427 inputs its 10 MB of weights would take longer than 0.147 ms.",
     ),
     (
-        *("II", 74, 60, 133.49, 9.53, "dqn on AirNav-v0 (network=policy_ii)"),
-        "133 ms for 16 times the weights of I, which took 0.15 ms, is not arithmetic.",
+        *("II", "policy_ii", 74, 60, 133.49, 9.53),
+        "133 ms for 16 times the weights of I, which took 0.15 ms, is not arithmetic; at 39,427 "
+        "inputs it has 41 MB in float32.",
     ),
     (
-        *("III", 86, 75, 208.115, 11.036, "dqn on AirNav-v0 (network=policy_iii)"),
-        "The factor is that of memory over disk: see below.",
+        *("III", "policy_iii", 86, 75, 208.115, 11.036),
+        "The factor is that of memory over disk: see below. At 39,427 inputs it has 656 MB in "
+        "float32, on a board of 1 GB.",
     ),
 )
+_FLOWN = ("fp32", "int8", "int8_stock")
 
 
 def deployment() -> str:
     """Return QuaRL's table of deployment beside ours, and what memory explains of it."""
     pooled = json.loads((REPORTS / "airnav/results.json").read_text())["pooled"]
-    ours = {(row["cell"].partition(" (steps")[0], row["scheme"]): row for row in pooled}
-    success, speed = [], []
-    for name, float_, int8, slow, fast, cell, difference in _FLIGHTS:
-        rows = [ours.get((cell, scheme), {}) for scheme in ("fp32", "int8", "int8_stock")]
-        shares = [percent(row.get("success_rate") and 100 * row["success_rate"]) for row in rows]
-        success.append([name, f"{float_} %", f"{int8} %", rows[0].get("runs", DASH), *shares])
-        times = [row.get("latency_median_us") for row in rows[:2]]
-        factor = f"{times[0] / times[1]:.2f}" if all(times) else DASH
-        sizes = [size(row["size_bytes"]) if row else DASH for row in rows[:2]]
-        papers = [f"{slow:g}", f"{fast:g}", f"{slow / fast:.2f}"]
-        speed.append([name, *papers, *sizes, *map(number_text, times), factor, difference])
     return (
         (ROOT / "docs/results/deployment.md").read_text()
-        + "\n## Success\n\n"
-        + table(
-            ["policy", "QuaRL fp32", "int8", "trainings here", "fp32", "int8", "int8_stock"],
-            success,
-            6,
-        )
-        + "`int8_stock` is TensorFlow's converter as it comes. A dash is not measured yet. "
-        "`quarl study run studies/airnav.yaml` makes it.\n\n## Size and speed\n\n"
-        + table(
-            [
-                *("policy", "QuaRL fp32, ms", "int8, ms", "factor", "size here, fp32", "int8"),
-                *("fp32, µs", "int8, µs", "factor", "what is different"),
-            ],
-            speed,
-        )
+        + flights(pooled)
         + "## Memory\n\nOne inference of Policy III whose process has so many MiB and swaps "
         "beyond them (`sudo python benchmarks/memory_limit.py`, on a machine busy with other "
         "work). QuaRL does not say how many numbers the policy observes; shown are a short vector "
@@ -457,7 +439,212 @@ def deployment() -> str:
         "its arithmetic gains; where fp32 swaps and int8 does not, the factor is that of memory "
         "over disk.\n\n" + _limits() + "\n"
         "![Time of an inference against the memory of the process](../assets/memory_limit.png)\n"
+        "\n## On Arm\n\n" + another_board(_benchmark("arm"))
     )
+
+
+def _benchmark(name: str) -> Any:
+    path = ROOT / f"benchmarks/{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def flights(pooled: Sequence[dict[str, Any]]) -> str:
+    """Return success, size and speed of QuaRL's three policies beside ours, and what is missing."""
+    ours = {}
+    for row in pooled:
+        network = re.search(r"network=(\w+)", row["cell"])
+        ours[network[1] if network else "policy_i", row["scheme"]] = row
+    success, speed, missing = [], [], []
+    for name, network, float_, int8, slow, fast, difference in _FLIGHTS:
+        rows = [ours.get((network, scheme), {}) for scheme in _FLOWN]
+        shares = [percent(row.get("success_rate") and 100 * row["success_rate"]) for row in rows]
+        lacking = [way for way, share in zip(_FLOWN, shares, strict=True) if share == DASH]
+        missing += [f"Policy {name} in {', '.join(lacking)}"] * bool(lacking)
+        success.append([name, f"{float_} %", f"{int8} %", rows[0].get("runs", DASH), *shares])
+        times = [row.get("latency_median_us") for row in rows[:2]]
+        factor = f"{times[0] / times[1]:.2f}" if all(times) else DASH
+        sizes = [size(row.get("size_bytes")) for row in rows[:2]]
+        papers = [f"{slow:g}", f"{fast:g}", f"{slow / fast:.2f}"]
+        speed.append([name, *papers, *sizes, *map(number_text, times), factor, difference])
+    header = ["policy", "QuaRL fp32", "int8", "trainings here", *_FLOWN]
+    return (
+        "\n## Success\n\n"
+        + table(header, success, 6)
+        + "`int8_stock` is TensorFlow's converter as it comes. "
+        + (f"Missing: {'; '.join(missing)}. " if missing else "")
+        + "`quarl study run studies/airnav.yaml` flies them.\n\n## Size and speed\n\n"
+        + table(
+            [
+                *("policy", "QuaRL fp32, ms", "int8, ms", "factor", "size here, fp32", "int8"),
+                *("fp32, µs", "int8, µs", "factor", "what is different"),
+            ],
+            speed,
+        )
+    )
+
+
+def another_board(found: dict[str, Any] | None) -> str:
+    """Return how many actions of an emulated Arm board are those of x86, and what differs."""
+    command = "`python benchmarks/arm.py --json benchmarks/arm.json`"
+    if found is None:
+        return f"Missing: {command} has not been run.\n"
+    rows = []
+    for row in found["rows"]:
+        text = number_text if row["step"] is None else "{} steps".format
+        cells = [f"{row['algo']} on {row['env_id']}", row["network"], f"`{row['scheme']}`"]
+        for one in (row["xnnpack"], row["built_in"]):
+            cells += [f"{one['equal_actions']:,}", text(one["difference"])]
+        rows.append([*cells, text(row["xnnpack"]["lead"]) if "lead" in row["xnnpack"] else DASH])
+    board, here = found["arm"], found["xnnpack"]
+    header = ["policy", "network", "scheme", "equal actions", "largest difference"]
+    header += ["equal to built-in", "largest difference", "largest lead"]
+    return (
+        f"{found['rows'][0]['states']:,} states of play of each policy through `Policy`, on an "
+        f"emulated {board['processor']} (tflite-runtime {board['tflite-runtime']}, NumPy "
+        f"{board['numpy']}, {board['emulator']}), beside x86 (LiteRT {here['ai-edge-litert']}): "
+        "its default kernels, XNNPACK's, and its built-in ones. Differences of heads are in steps "
+        "of their codes, those of float32 as they are. An action of several numbers is equal where "
+        "all its bits are. The lead is the most by which x86 preferred its action to that of the "
+        f"board. {command} makes the table.\n\n" + table(header, rows, 5) + "Where int8 differs "
+        "from XNNPACK and not from the built-in kernels, it is their rounding that differs, not "
+        "the processor: XNNPACK rounds a sum once, the others twice.\n"
+    )
+
+
+#: QuaRL's Table 5: minutes of a training in full and in mixed precision; what is different.
+_HALVED = (
+    (
+        *("A", "policy_a", 127, 156),
+        "They print 0.87, but 127 over 156 is 0.81. The smallest network, 1.25 million weights: "
+        "what casts cost weighs most.",
+    ),
+    (
+        *("B", "policy_b", 179, 172),
+        "Theirs is processor time (user and system) of a whole training, games and replay "
+        "included; here steps by the clock, once all is compiled.",
+    ),
+    (
+        *("C", "policy_c", 391, 242),
+        "129 million weights, where arithmetic rules: theirs in float16, here in "
+        "bfloat16, which needs no loss scaling.",
+    ),
+)
+
+
+def half_the_bits() -> str:
+    """Return QuaRL's table of mixed precision beside ours, and how trainings converge in both."""
+    path = REPORTS / "half-the-bits/results.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    return (
+        (ROOT / "docs/results/half-the-bits.md").read_text()
+        + "\n## Speed\n\n"
+        + halved(_benchmark("mixed_precision"))
+        + "\n## Convergence\n\n"
+        + convergence([row for row in runs if row["scheme"] == "fp32"])
+    )
+
+
+def halved(found: dict[str, Any] | None) -> str:
+    """Return the speed of QuaRL's Policies A, B and C in both precisions, theirs beside ours."""
+    measured = found["policies"] if found else {}
+    ratios, figures = [], []
+    for name, key, full, mixed, difference in _HALVED:
+        ours = measured.get(key)
+        cells = [DASH] * 3
+        if ours:
+            cells = [_spread(ours[f"{what}_steps_ratio"]) for what in ("gradient", "environment")]
+            cells.append(f"{ours['bfloat16']['peak_mib'] / ours['float32']['peak_mib']:.2f}")
+            each = [
+                number_text(ours[precision][what])
+                for what in ("gradient_steps", "environment_steps", "peak_mib")
+                for precision in ("float32", "bfloat16")
+            ]
+            figures.append([name, *each])
+        ratios.append([name, f"{full} → {mixed}", f"{full / mixed:.2f}", *cells, difference])
+    command = "`python benchmarks/mixed_precision.py --json benchmarks/mixed_precision.json`"
+    header = ["policy", "QuaRL, minutes", "factor", "gradient steps here", "environment steps"]
+    text = table([*header, "peak memory", "what is different"], ratios)
+    if not found:
+        return f"{text}Missing: the figures of this package; {command} measures them.\n"
+    missing = [f"Policy {row[0]}" for row in ratios if row[3] == DASH]
+    text += f"Missing: {', '.join(missing)}. " if missing else ""
+    repetitions = len(next(iter(found["repetitions"].values())))
+    header = ["policy", "gradient steps/s, float32", "bfloat16", "environment steps/s, float32"]
+    return (
+        f"{text}Factors are of bfloat16 over float32, medians of {repetitions} repetitions in "
+        "turns with the least and the largest; above 1 bfloat16 is faster, and takes more memory. "
+        f"Measured on {found['cores']} cores of {found['processor']}, with a load of "
+        f"{found['load_before']:.1f} before ({command}).\n\n"
+        + table([*header, "bfloat16", "peak MiB, float32", "bfloat16"], figures, 6)
+    )
+
+
+def _spread(ratio: Sequence[float]) -> str:
+    return "{:.2f} ({:.2f} to {:.2f})".format(*ratio)
+
+
+_PRECISIONS = ("float32", "bfloat16")
+
+
+def convergence(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the returns of a study's fp32 policies trained in both precisions, and their curves.
+
+    Missing is a training without its evaluation or its curve.
+    """
+    command = "`quarl study run studies/half-the-bits.yaml`"
+    found: dict[str, dict[int, Path]] = {precision: {} for precision in _PRECISIONS}
+    for row in runs:
+        folder = Workspace(ROOT).artifact_dir(row["run_id"])
+        if row["status"] == "ok":
+            found[row["cell"].partition("precision=")[2].rstrip(")")][row["seed"]] = folder
+    full, half = found.values()
+    if not (seeds := sorted(full.keys() & half.keys())):
+        return f"Missing: trainings in both precisions; {command} makes them.\n"
+    rows, compared = [], []
+    for seed in seeds:
+        pair = [folders[seed] for folders in (full, half)]
+        compared.append(compare(*(Evaluation.load(one / "fp32.eval.json") for one in pair), None))
+        curves = [pandas.read_csv(one / "progress.csv") for one in pair]
+        minutes = [number_text(curve["seconds"].max() / 60) for curve in curves]
+        means = map(number_text, (compared[-1].reference_mean, compared[-1].returns.mean))
+        rows.append([seed, *means, *minutes, *map(_minutes_to_goal, curves), compared[-1].verdict])
+    together = pool(compared)
+    _draw("half-the-bits", _both_precisions(found, seeds))
+    header = ["seed", "return, float32", "bfloat16", "minutes, float32", "bfloat16"]
+    header += [f"minutes to {_GOAL}, float32", "bfloat16", "verdict"]
+    return (
+        f"PPO on Pong, all else equal, each policy over {compared[0].episodes} games ({command}); "
+        f"minutes to {_GOAL} are until episodes in training returned so much on average.\n\n"
+        + table(header, rows)
+        + f"bfloat16 less float32 over {len(seeds)} trainings: "
+        f"{number_text(together.difference.mean)} {limits(together.difference)}, "
+        f"{together.verdict}.\n\n"
+        "![Returns in training against steps and minutes](half-the-bits.svg)\n"
+    )
+
+
+#: Pong is won by 21 points.
+_GOAL = 18
+
+
+def _minutes_to_goal(curve: pandas.DataFrame) -> str:
+    seconds = curve.loc[curve["episode_return"] >= _GOAL, "seconds"]
+    return number_text(seconds.min() / 60) if len(seconds) else DASH
+
+
+def _both_precisions(found: dict[str, dict[int, Path]], seeds: Sequence[int]) -> plt.Figure:
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
+    for colour, (precision, folders) in zip(("C0", "C1"), found.items(), strict=True):
+        for seed in seeds:
+            curve = pandas.read_csv(folders[seed] / "progress.csv").dropna(subset="episode_return")
+            label = precision if seed == seeds[0] else None
+            for axes, x in zip(panels, (curve["step"] / 1e6, curve["seconds"] / 60), strict=True):
+                axes.plot(x, curve["episode_return"], color=colour, linewidth=1, label=label)
+    panels[0].set(xlabel="million environment steps", ylabel="return per episode")
+    panels[1].set(xlabel="minutes")
+    panels[0].legend(frameon=False)
+    seaborn.despine(figure)
+    return figure
 
 
 def _limits() -> str:
@@ -650,6 +837,7 @@ write("results/int8.md", int8())
 write("results/papers.md", papers())
 write("results/benchmarks.md", benchmarks())
 write("results/deployment.md", deployment())
+write("results/half-the-bits.md", half_the_bits())
 write("results/trade-offs.md", trade_offs())
 write("policies/index.md", policies())
 write("design/rooms.svg", rooms())

@@ -1,0 +1,111 @@
+"""Pages of the case studies show what was measured beside the papers, and name what is missing."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from samples import EVALUATION, Patch
+
+from quarl_tf.store.workspace import Workspace
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> Iterator[ModuleType]:
+    """Return the generator of pages, which writes them to nowhere when it is loaded."""
+    nowhere = ModuleType("mkdocs_gen_files")
+    nowhere.open = lambda _, mode: io.BytesIO() if mode == "wb" else io.StringIO()  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "mkdocs_gen_files", nowhere)
+        patch.syspath_prepend(str(DOCS))
+        import generate
+
+        yield generate
+
+
+def row(text: str, first: str) -> list[str]:
+    """Return the cells of a table's row."""
+    (found,) = (line for line in text.splitlines() if line.startswith(f"| {first} |"))
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def flight(cell: str, scheme: str, success: float, latency: float) -> dict[str, Any]:
+    figures = {"success_rate": success, "latency_median_us": latency, "size_bytes": 2000.0}
+    return {"cell": cell, "scheme": scheme, "runs": 1, **figures}
+
+
+def test_flights_stand_beside_the_papers_and_missing_ones_are_named(generate: Any) -> None:
+    cells = "dqn on AirNav-v0", "dqn on AirNav-v0 (network=policy_iii, steps=9)"
+    pooled = [flight(cell, "fp32", 0.9, 30) for cell in cells]
+    pooled += [flight(cells[1], "int8", 0.875, 10)]
+    text = generate.flights(pooled)
+    success, _, speed = text.partition("## Size and speed")
+    assert row(success, "III") == ["III", "86 %", "75 %", "1", "90.0 %", "87.5 %", generate.DASH]
+    assert row(speed, "III")[:9] == [
+        *("III", "208.115", "11.036", "18.86", "2.0 kB", "2.0 kB", "30.0", "10.0", "3.00")
+    ]
+    assert (
+        "Missing: Policy I in int8, int8_stock; Policy II in fp32, int8, int8_stock; "
+        "Policy III in int8_stock." in text
+    )
+
+
+def test_both_precisions_stand_beside_the_papers(generate: Any) -> None:
+    assert "Missing: the figures of this package" in generate.halved(None)
+    assert row(generate.halved(None), "A")[:4] == ["A", "127 → 156", "0.81", generate.DASH]
+    figures = {"gradient_steps": 2, "environment_steps": 8, "peak_mib": 100}
+    ours: dict[str, Any] = {"float32": figures}
+    ours["bfloat16"] = {name: 2 * one for name, one in figures.items()}
+    ours |= {"gradient_steps_ratio": [2, 1.5, 2.5], "environment_steps_ratio": [2, 1, 3]}
+    found = {"policies": {"policy_c": ours}, "repetitions": {"policy_c": [{}] * 5}}
+    found |= {"processor": "A chip", "cores": 2, "load_before": 0.1}
+    text = generate.halved(found)
+    ratios, _, figures = text.partition("Missing: Policy A, Policy B.")
+    assert row(ratios, "C")[:6] == [
+        *("C", "391 → 242", "1.62", "2.00 (1.50 to 2.50)", "2.00 (1.00 to 3.00)", "2.00")
+    ]
+    assert row(figures, "C") == ["C", "2.00", "4.00", "8.00", "16.0", "100.0", "200.0"]
+
+
+def test_trainings_in_both_precisions_are_compared(
+    generate: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    runs = []
+    for number, precision in enumerate(("float32", "bfloat16")):
+        run_id = f"ppo-PongNoFrameskip-v4-s0-{number}"
+        runs.append({"cell": f"ppo on Pong (precision={precision})", "run_id": run_id, "seed": 0})
+        runs[-1]["status"] = "ok"
+        folder = Workspace(tmp_path).artifact_dir(run_id)
+        folder.mkdir(parents=True)
+        returns = [20.0 - number - i % 2 for i in range(40)]
+        played = {"env_id": "PongNoFrameskip-v4", "seeds": list(range(40)), "returns": returns}
+        replace(EVALUATION, lengths=[9] * 40, **played).save(folder / "fp32.eval.json")
+        lines = ["step,seconds,episode_return", f"10,{60 - 30 * number},18.5", "20,120,19"]
+        (folder / "progress.csv").write_text("\n".join(lines))
+    text = generate.convergence(runs)
+    assert row(text, "0") == ["0", "19.5", "18.5", "2.00", "2.00", "1.00", "0.50", "loss"]
+    assert "bfloat16 less float32 over 1 trainings: " in text
+    assert "1.00 [all equal], loss." in text
+    assert generate.convergence(runs[:1]).startswith("Missing: trainings in both precisions")
+
+
+def test_another_board_is_compared_with_both_kernels(generate: Any) -> None:
+    assert generate.another_board(None).startswith("Missing: ")
+    alike = {"equal_actions": 1000, "difference": 0, "lead": 0}
+    one = {"algo": "dqn", "env_id": "CartPole-v1", "network": [64], "scheme": "int8", "step": 0.1}
+    one |= {"states": 1000, "built_in": alike}
+    rows = [one | {"xnnpack": {"equal_actions": 998, "difference": 1, "lead": 2}}]
+    board = {"processor": "cortex-a53", "emulator": "qemu", "tflite-runtime": "2", "numpy": "1"}
+    text = generate.another_board({"rows": rows, "arm": board, "xnnpack": {"ai-edge-litert": "2"}})
+    assert row(text, "dqn on CartPole-v1")[2:] == [
+        *("`int8`", "998", "1 steps", "1,000", "0 steps", "2 steps")
+    ]
