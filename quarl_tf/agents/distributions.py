@@ -17,7 +17,6 @@ class Categorical:
     """The distribution of a discrete action, or of several at once; the head is the logits."""
 
     def __init__(self, choices: int | tuple[int, ...]) -> None:
-        """Draw from one action's logits, or from those of several side by side."""
         self._choices = choices
 
     def read(self, logits: Any) -> Any:
@@ -56,7 +55,6 @@ class Gaussian:
     """Independent normal distributions around the head; their widths are learned."""
 
     def __init__(self, network: keras.Model) -> None:
-        """Draw around the head of a policy network."""
         self._logarithm = network.get_layer("action").log_deviation
         self.refresh()
 

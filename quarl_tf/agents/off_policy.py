@@ -37,7 +37,6 @@ class OffPolicyAgent(Agent):
         learner: Learner,
         exploration: Exploration,
     ) -> None:
-        """Start with an empty replay."""
         super().__init__(spec, seed, "replay")
         self._spec, self._preset, self._learner = spec, preset, learner
         self._pending: list[npt.NDArray[Any]] = []

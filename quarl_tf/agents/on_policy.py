@@ -37,11 +37,9 @@ class _TwoNetworks:
         self.read = self.variables
 
     def features(self, observations: Any) -> Any:
-        """Return what policy and value take."""
         return observations
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        """Return heads and values of a batch."""
         heads, values = (snapshot(observations) for snapshot in self._snapshots)
         return heads, values[:, 0]
 
@@ -120,7 +118,6 @@ class ActorCritic(Agent):
         prepare: Change,
         optimizer: Callable[[Sequence[Any]], Any],
     ) -> None:
-        """Create policy and value networks and the optimizer."""
         super().__init__(spec, seed, "minibatches")
         self._spec, self._preset = spec, preset
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []

@@ -17,13 +17,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.environments import (
-    airnav,  # Registers AirNav-v0.
-    atari,
-    rebuild,
-    registry,
-    spaces,
-)
+import quarl_tf.environments.airnav  # Registers AirNav-v0.
+from quarl_tf.environments import atari, rebuild, registry, spaces
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown

@@ -181,7 +181,6 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self, num_envs: int, arena: str = "hard", zone: int = ZONES) -> None:
-        """Choose the missions."""
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = _OBSERVED, _CHOICES
         self.observation_space = batch_space(_OBSERVED, num_envs)

@@ -25,7 +25,6 @@ class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
     """Makes the environment anew at every seeded reset; that takes 2 to 4 ms."""
 
     def __init__(self, create: Callable[[], gym.Env[Any, Any]]) -> None:
-        """Make the environment, as at every seeded reset but the first."""
         # Bullet prints its build time when loaded, and a line at every connection.
         with native_output.silenced():
             super().__init__(create())

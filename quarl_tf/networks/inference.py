@@ -63,7 +63,6 @@ class Snapshot:
     """
 
     def __init__(self, network: keras.Model) -> None:
-        """Take the first snapshot."""
         self._compiled = forward(network) if _needs_tensorflow(network) else None
         # Kept, for Keras walks through all it contains whenever it is asked for variables.
         self.variables: Sequence[Any] = list(network.variables)

@@ -67,7 +67,6 @@ class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
     """
 
     def __init__(self, low: Floats, high: Floats, *, stochastic: bool, name: str) -> None:
-        """Keep the bounds."""
         super().__init__(name=name)
         self.half: Floats = (high - low) / np.float32(2)
         self._middle: Floats = (high + low) / np.float32(2)

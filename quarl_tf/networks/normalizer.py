@@ -22,7 +22,6 @@ class RunningStatistics:
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        """Start without observations."""
         self._wanted = spec.observation_dtype != "uint8"
         shape = spec.observation_shape if self._wanted else ()
         self.count = self._applied = 0.0

@@ -1,6 +1,7 @@
 """Render the pages of a report from their templates."""
 
 import base64
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -67,7 +68,8 @@ def _environment() -> jinja2.Environment:
 
 def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
     """Collect commits, processors and versions of packages behind results."""
-    found: dict[str, dict[str, set[str]]] = {"commits": {}, "processors": {}, "versions": {}}
+    kinds = ("commits", "processors", "versions")
+    found: dict[str, dict[str, set[str]]] = {kind: defaultdict(set) for kind in kinds}
     for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
         sources: tuple[tuple[str, str, Sequence[str | None]], ...] = (
             ("commits", "trained", sidecar.trained_commits),
@@ -76,10 +78,9 @@ def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
             ("processors", "evaluated", [evaluation.processor]),
         )
         for kind, what, values in sources:
-            known = [value for value in values if value] or [f"an unknown {kind[:-1]}"]
-            found[kind].setdefault(what, set()).update(known)
+            found[kind][what] |= set(filter(None, values)) or {f"an unknown {kind[:-1]}"}
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
-            found["versions"].setdefault(package, set()).add(version)
+            found["versions"][package].add(version)
     found["versions"] = dict(sorted(found["versions"].items()))
     return {
         kind: {what: sorted(values) for what, values in several.items()}

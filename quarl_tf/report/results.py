@@ -13,20 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from quarl_tf.evaluation import compare
 from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate
-from quarl_tf.evaluation.compare import (
-    UNSEEN,
-    WITHIN_MARGIN,
-    Comparison,
-    Interval,
-    compare,
-    effective_n,
-    mean_interval,
-    mean_of_all,
-    pool,
-    student_interval,
-    unseen_percent,
-)
+from quarl_tf.evaluation.compare import Comparison, Interval, mean_of_all
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
@@ -41,7 +30,7 @@ _Pair = tuple[Sidecar, Evaluation]
 OK = "ok"
 
 #: Verdicts of what loses no reward that matters.
-_KEEPING = ("gain", WITHIN_MARGIN, UNSEEN)
+_KEEPING = ("gain", compare.WITHIN_MARGIN, compare.UNSEEN)
 
 
 @dataclass(frozen=True)
@@ -274,7 +263,7 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
 
     def result(sidecar: Sidecar, all_played: Evaluation) -> Result:
         evaluation = all_played.first(count, skip=skip)
-        comparison = compare(fp32, evaluation, played, source.margin_percent)
+        comparison = compare.compare(fp32, evaluation, played, source.margin_percent)
         return Result(sidecar, evaluation, comparison, played, all_played.returns[:skip])
 
     return [one if isinstance(one, Missing) else result(*one) for one in found]
@@ -308,7 +297,7 @@ def _paired(fp32: Result, other: Result) -> Paired | None:
     if fp32.baseline is None or np.mean(fp32.baseline.returns) == reference.mean():
         return None
     random = float(np.mean(fp32.baseline.returns))
-    worth = effective_n(fp32.evaluation, other.evaluation) or len(reference)
+    worth = compare.effective_n(fp32.evaluation, other.evaluation) or len(reference)
     return Paired(scheme, reference, random, worth, fp32.skipped)
 
 
@@ -386,8 +375,9 @@ def _row(
         return replace(row, status=absent[0].reason if one else f"missing in {names}")
     results = [each for each in found if isinstance(each, Result)]
     references = [each for s in seeds if isinstance(each := entries[s][0], Result)]
-    pooled = pool([each.comparison for each in results])
+    pooled = compare.pool([each.comparison for each in results])
     agreements = [each.evaluation.agreement or {} for each in results]
+    successes = [each.evaluation.successes for each in results]
     row = replace(
         row,
         **(_costs(results, references) if scheme.native else {}),
@@ -395,14 +385,16 @@ def _row(
         returns=pooled.returns,
         verdict="reference",
         action_agreement=mean_of_all([each.get("fraction") for each in agreements]),
-        success_rate=mean_of_all([_success_rate(each.evaluation) for each in results]),
+        success_rate=mean_of_all([None if s is None else float(np.mean(s)) for s in successes]),
         ties=sum(each.evaluation.ties for each in results),
         weight_dtypes=results[0].sidecar.weight_dtypes,
         sha256=results[0].sidecar.sha256 if one else None,
     )
     if scheme.name == REFERENCE:
         return row
-    alike = pooled.difference.alike or (len(seeds) if pooled.verdict == WITHIN_MARGIN else 0)
+    alike = pooled.difference.alike or (
+        len(seeds) if pooled.verdict == compare.WITHIN_MARGIN else 0
+    )
     return replace(
         row,
         difference=pooled.difference,
@@ -410,13 +402,9 @@ def _row(
         absolute_reward_error_percent=pooled.absolute_reward_error,
         normalised_error_percent=pooled.normalised_error,
         verdict=pooled.verdict,
-        unseen_percent=unseen_percent(alike) if alike > 1 else None,
+        unseen_percent=compare.unseen_percent(alike) if alike > 1 else None,
         more_needed=pooled.more_needed,
     )
-
-
-def _success_rate(evaluation: Evaluation) -> float | None:
-    return None if evaluation.successes is None else float(np.mean(evaluation.successes))
 
 
 def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:
@@ -466,5 +454,5 @@ def _baseline_return(played: Sequence[Evaluation | None], trainings: int) -> Int
     if len(returns) < trainings:
         return None
     if trainings == 1:
-        return mean_interval(returns[0])
-    return student_interval([float(np.mean(values)) for values in returns])
+        return compare.mean_interval(returns[0])
+    return compare.student_interval([float(np.mean(values)) for values in returns])

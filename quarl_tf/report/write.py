@@ -16,23 +16,12 @@ from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
 from quarl_tf.presets import settings
+from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
 from quarl_tf.report.notes import memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
-from quarl_tf.report.results import (
-    OK,
-    Cell,
-    CellResults,
-    Column,
-    Missing,
-    Source,
-    aggregates,
-    finite,
-    flat,
-    load,
-    load_cell,
-)
+from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import export_command
@@ -60,10 +49,8 @@ def write_report(
     if not run_ids:
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
     source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
-    sidecars = [_own_sidecar(workspace, run_id) for run_id in dict.fromkeys(run_ids)]
+    sidecars = [require_reference(workspace, run, chance) for run in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
-    for run in runs:
-        require_reference(workspace, run.run_id, chance)
     chosen = _default_name(runs, chance) if name is None else checked_report_name(name)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
@@ -92,13 +79,13 @@ def write(
     index.html.
     """
     workspace = source.workspace
-    loaded = [load_cell(source, cell) for cell in cells]
+    loaded = [results.load_cell(source, cell) for cell in cells]
     missing = {(m.run_id, m.scheme): m for cell in loaded for m in cell.missing}
     measured = [memory_rows(workspace, one) for one in loaded] if memory else []
     told = [_told(one) for one in loaded]
-    aggregated = aggregates(loaded)
-    rows = [flat(row) for one in loaded for row in one.trainings]
-    pooled = [flat(row) for one in loaded for row in one.rows]
+    aggregated = results.aggregates(loaded)
+    rows = [results.flat(row) for one in loaded for row in one.trainings]
+    pooled = [results.flat(row) for one in loaded for row in one.rows]
     succeeding = any(row["success_rate"] is not None for row in rows)
     if not succeeding:
         for row in (*rows, *pooled):
@@ -144,27 +131,26 @@ def write(
     return write_pages(folder, context, {one.file: png(one.figure) for one in pictures})
 
 
-def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY) -> None:
-    """Refuse a run without an fp32 result to compare with: a QuarlError with what makes it."""
-    run = Run.from_dict(_own_sidecar(workspace, run_id).run)
+def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY) -> Sidecar:
+    """Return a run's sidecar; a QuarlError, with what to do, where there is no fp32 result."""
+    paths = (
+        sidecar_path(workspace.artifact(run_id, s.name)) for s in _exported(workspace, [run_id])
+    )
+    sidecars = (Sidecar.load(path) for path in paths if path.exists())
+    sidecar = next((sidecar for sidecar in sidecars if sidecar.run_id == run_id), None)
+    if sidecar is None:
+        raise QuarlError(
+            "There are no flatbuffers of this run; make them with "
+            f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
+        )
     source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, chance=chance)
-    found = load(source, run.plain, REFERENCE, None, {})
+    found = load(source, Run.from_dict(sidecar.run).plain, REFERENCE, None, {})
     if isinstance(found, Missing):
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
             f"`{found.command}`. Received: run={run_id!r}"
         )
-
-
-def _own_sidecar(workspace: Workspace, run_id: str) -> Sidecar:
-    for scheme in _exported(workspace, [run_id]):
-        path = sidecar_path(workspace.artifact(run_id, scheme.name))
-        if path.exists() and (sidecar := Sidecar.load(path)).run_id == run_id:
-            return sidecar
-    raise QuarlError(
-        "There are no flatbuffers of this run; make them with "
-        f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
-    )
+    return sidecar
 
 
 def _default_name(runs: Sequence[Run], chance: Chance) -> str:

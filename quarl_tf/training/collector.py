@@ -20,7 +20,6 @@ class Collector:
     """Lets an agent act tick by tick, and counts steps, episodes and returns."""
 
     def __init__(self, agent: Agent, env_id: str, preset: Preset, seed: int) -> None:
-        """Make the environments; `restart` begins."""
         self.envs = environments.make_vector(env_id, preset.num_envs, training=True)
         #: Steps of the environments so far, over all of them.
         self.step = 0

@@ -13,7 +13,6 @@ class Progress:
     """Keeps a row for each point of the curves; each row added writes the files."""
 
     def __init__(self, folder: Path) -> None:
-        """Start without rows; nothing is written yet."""
         self.rows: list[dict[str, Any]] = []
         self._folder = folder
         self._writer: Any = None

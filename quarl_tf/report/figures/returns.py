@@ -12,17 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from quarl_tf.evaluation.compare import Interval
-from quarl_tf.report.figures.style import (
-    FAMILIES,
-    GREY,
-    Floats,
-    family,
-    grid,
-    legend_below,
-    scheme_colour,
-    styled,
-    wrapped,
-)
+from quarl_tf.report.figures import style
+from quarl_tf.report.figures.style import GREY, Floats, grid, legend_below, styled
 from quarl_tf.spec import REFERENCE, Scheme
 
 _RANGE = (-20.0, 120.0)  # In percent; what lies beyond is drawn at the edge.
@@ -81,19 +72,20 @@ def return_against_bits(panels: Sequence[Panel], title: str = "") -> Figure:
         if values:
             room = 0.08 * (max(values) - min(values)) or 1.0
             one.set_ylim(min(values) - room, max(values) + room)
-        one.set_title(wrapped(panel.title, columns))
+        one.set_title(style.wrapped(panel.title, columns))
+    dot: dict[str, Any] = {"ls": "", "marker": "o", "ms": 6, "mec": "white"}
     handles = [
-        Line2D([], [], ls="", marker="o", ms=6, color=scheme_colour(name), mec="white", label=name)
+        Line2D([], [], color=style.scheme_colour(name), label=name, **dot)
         for name, scheme in schemes.items()
         if scheme.native
     ]
-    for kind, look in FAMILIES.items():
-        names = [name for name, scheme in schemes.items() if family(scheme) == kind]
+    for kind, look in style.FAMILIES.items():
+        names = [name for name, scheme in schemes.items() if style.family(scheme) == kind]
         if names:
-            colour = scheme_colour(names[len(names) // 2])
-            style: dict[str, Any] = {"ls": look.line, "marker": look.marker, "ms": 6, "color": GREY}
+            colour = style.scheme_colour(names[len(names) // 2])
+            line: dict[str, Any] = {"ls": look.line, "marker": look.marker, "ms": 6, "color": GREY}
             label = f"{kind}… (simulated)"
-            handles.append(Line2D([], [], mfc=colour, mec="white", label=label, **style))
+            handles.append(Line2D([], [], mfc=colour, mec="white", label=label, **line))
     if any(panel.baseline is not None for panel in panels):
         handles.append(Line2D([], [], color=GREY, ls="--", label="random policy"))
     legend_below(figure, handles)
@@ -107,12 +99,12 @@ def _draw_panel(axes: Axes, panel: Panel, widths: Sequence[int]) -> None:
     ]
     lines: dict[tuple[str, int | None], list[tuple[float, Point]]] = {}
     for place, point in placed:
-        if (kind := family(point.scheme)) is not None:
+        if (kind := style.family(point.scheme)) is not None:
             # Every sweep starts at fp32.
             lines.setdefault((kind, point.delay), [placed[0]]).append((place, point))
         _draw_point(axes, place, point)
     for (kind, _), line in lines.items():
-        _draw_line(axes, line, FAMILIES[kind].line)
+        _draw_line(axes, line, style.FAMILIES[kind].line)
     if panel.baseline is not None:
         axes.axhline(panel.baseline, color=GREY, ls="--", lw=1.2, zorder=1)
     axes.set_xticks(range(len(widths)), [str(bits) for bits in widths])
@@ -132,7 +124,7 @@ def _draw_line(axes: Axes, line: Sequence[tuple[float, Point]], look: str) -> No
 
 
 def _draw_point(axes: Axes, place: float, point: Point) -> None:
-    returns, kind = point.returns, family(point.scheme)
+    returns, kind = point.returns, style.family(point.scheme)
     if returns is None:
         across = axes.get_xaxis_transform()
         axes.text(place, 0.5, "missing", transform=across, rotation=90, ha="center", color=GREY)
@@ -142,8 +134,8 @@ def _draw_point(axes: Axes, place: float, point: Point) -> None:
         place,
         returns.mean,
         yerr=reach if returns.bounded else None,
-        color=scheme_colour(point.scheme.name),
-        marker="o" if kind is None else FAMILIES[kind].marker,
+        color=style.scheme_colour(point.scheme.name),
+        marker="o" if kind is None else style.FAMILIES[kind].marker,
         ms=6,
         mec="white",
         elinewidth=1.4,
@@ -173,11 +165,11 @@ def performance_profile(kept: Mapping[str, Floats]) -> Figure:
     figure, (axes,) = grid(1, 1, 3.6, labels)
     handles: list[Line2D] = []
     for name, shares in kept.items():
-        kind = family(Scheme.parse(name))
+        kind = style.family(Scheme.parse(name))
         x = [_RANGE[0], *np.sort(np.clip(shares, *_RANGE)), _RANGE[1]]
         y = [100, *(100 * (1 - np.arange(len(shares)) / len(shares))), 0]
-        line = "-" if kind is None else FAMILIES[kind].line
-        handles += axes.step(x, y, color=scheme_colour(name), ls=line, label=name)
+        line = "-" if kind is None else style.FAMILIES[kind].line
+        handles += axes.step(x, y, color=style.scheme_colour(name), ls=line, label=name)
     axes.set_xlim(_RANGE)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(symbol=" %"))
@@ -209,7 +201,7 @@ def _draw_pairs(axes: Axes, name: str, reference: Floats, other: Floats) -> None
     order = np.lexsort((other, reference))
     before, after = reference[order], other[order]
     episodes = np.arange(1, len(order) + 1)
-    colour = scheme_colour(name.partition(" ")[0])
+    colour = style.scheme_colour(name.partition(" ")[0])
     # Many episodes need smaller dots, or they merge into a band.
     size, width = float(np.clip(900 / len(order), 2.0, 14.0)), min(0.8, 50 / len(order))
     # Unsnapped: on whole pixels, some neighbouring lines would merge and others not.
