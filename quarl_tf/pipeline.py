@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quarl_tf.spec import (
-    DEFAULT_EPISODES,
-    GREEDY,
-    Chance,
-    Run,
-    Scheme,
-    require_possible,
-)
+from quarl_tf.spec import DEFAULT_EPISODES, GREEDY, Chance, Run, Scheme, require_possible
 
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset

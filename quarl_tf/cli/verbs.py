@@ -33,14 +33,7 @@ from quarl_tf.foundation.files import read_json, sha256, write_json
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import (
-    DEFAULT_SCHEMES,
-    REFERENCE,
-    Quantization,
-    Run,
-    Scheme,
-    require_possible,
-)
+from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import (
     is_evaluated,

@@ -134,11 +134,7 @@ class _Games(gym.vector.VectorWrapper):
     """Takes the steps that are not the agent's, and shapes what training sees."""
 
     def __init__(
-        self,
-        envs: gym.vector.VectorEnv[Any, Any, Any],
-        opening: tuple[int, ...],
-        *,
-        training: bool,
+        self, envs: gym.vector.VectorEnv[Any, Any, Any], opening: tuple[int, ...], *, training: bool
     ) -> None:
         super().__init__(envs)
         self.single_observation_space = _SPACE

@@ -146,11 +146,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
 
 
 def evaluate_and_save(
-    artifact: Path,
-    episodes: int,
-    update: Update = lambda *_: None,
-    *,
-    chance: Chance = GREEDY,
+    artifact: Path, episodes: int, update: Update = lambda *_: None, *, chance: Chance = GREEDY
 ) -> Evaluation:
     """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
 

@@ -15,13 +15,7 @@ from quarl_tf.spec.recipe import (
     TensorFormat,
     require_layers,
 )
-from quarl_tf.spec.run import (
-    ADOPTED,
-    DEFAULT_EPISODES,
-    Origin,
-    Run,
-    require_possible,
-)
+from quarl_tf.spec.run import ADOPTED, DEFAULT_EPISODES, Origin, Run, require_possible
 from quarl_tf.spec.scheme import (
     BASELINE,
     CALIBRATED,

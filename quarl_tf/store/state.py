@@ -14,13 +14,7 @@ from quarl_tf.foundation.files import read_json, sha256, write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
-from quarl_tf.store.records import (
-    PROTOCOL_VERSION,
-    Evaluation,
-    Protocol,
-    Sidecar,
-    TrainingRecord,
-)
+from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import (
     Workspace,
     delete_checkpoints,
