@@ -99,17 +99,12 @@ def _add_quantising(verb: _Verb) -> None:
         _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
         _option("--env", metavar="ID", help="Gymnasium id (default: as FILE.json says)"),
         _option(
-            "--head",
-            choices=("logits", "q_values", "action"),
-            help="what comes out (default: as FILE.json says)",
+            "--head", choices=("logits", "q_values", "action"), help="(default: as FILE.json says)"
         ),
         _option("--name", help="name of the run (default: 12 digits of the file's sha256)"),
         _option("--seed", type=int, default=0, help="its training's number (default: 0)"),
         _option(
-            "--schemes",
-            metavar="LIST",
-            default=REFERENCE,
-            help="schemes to bring it to, separated by commas (default: %(default)s alone)",
+            "--schemes", metavar="LIST", default=REFERENCE, help="comma-separated (default: fp32)"
         ),
         *_EVALUATION,
     )
@@ -118,11 +113,7 @@ def _add_quantising(verb: _Verb) -> None:
         "quantise an fp32 .tflite file, without its training",
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
-        _option(
-            "--scheme",
-            required=True,
-            help=f"{', '.join(CALIBRATED)}, or ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN",
-        ),
+        _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_SIMULATED}"),
         _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
     )
     verb(
@@ -132,10 +123,7 @@ def _add_quantising(verb: _Verb) -> None:
         _file_option("artifact", "ARTIFACT", "an fp32 .tflite file, or its name on the shelf"),
         *(_SHELF, _IMPORT),
         _option(
-            "--episodes",
-            type=_COUNT,
-            default=20,
-            help="episodes for each of the worst three (default: %(default)s)",
+            "--episodes", type=_COUNT, default=20, help="of the worst three (default: 20 each)"
         ),
     )
 
@@ -259,72 +247,43 @@ def _task(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--env", metavar="ID", help="the same")
 
 
+_SIMULATED = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _ARTIFACT = _file_option("artifact", "ARTIFACT")
-_ROOT = _file_option(
-    "--root",
-    "DIR",
-    "folder of runs/, tflite_models/ and reports/ (default: the current one)",
-    default=Path(),
-)
-_SHELF = _file_option(
-    "--shelf",
-    "DIR",
-    "folder of trained policies (default: %(default)s, and those of the package)",
-    default=Path("tflite_models"),
-)
-_IMPORT = _several(
-    "--import", "MODULE", "import a module that registers environments of your own", "modules"
-)
+_HERE = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
+_ROOT = _file_option("--root", "DIR", _HERE, default=Path())
+_POLICIES = "folder of trained policies (default: %(default)s, and those of the package)"
+_SHELF = _file_option("--shelf", "DIR", _POLICIES, default=Path("tflite_models"))
+_OWN = "import a module that registers environments of your own"
+_IMPORT = _several("--import", "MODULE", _OWN, "modules")
 _SCHEMES = _option(
     "--schemes",
     metavar="LIST",
     help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
     "a quantisation-aware training is for)",
 )
+_LOSS = "loss that does not matter to you, in %% of fp32's return (default: %(default)s)"
 _MARGIN = _option(
-    "--margin",
-    type=_PERCENT,
-    default=DEFAULT_MARGIN_PERCENT,
-    metavar="PERCENT",
-    help="loss that does not matter to you, in %% of fp32's return (default: %(default)s)",
+    "--margin", type=_PERCENT, default=DEFAULT_MARGIN_PERCENT, metavar="PERCENT", help=_LOSS
 )
 _NO_REPORT = _option("--no-report", action="store_true", help="leave the report out")
 _DRY_RUN = _option("--dry-run", action="store_true", help="print what would run")
 _RUN = (
     _task,
-    _option(
-        "--algo",
-        help=f"algorithm: {', '.join(ALGORITHMS)} (default: the most robust one with a preset)",
-    ),
+    _option("--algo", help=f"{', '.join(ALGORITHMS)} (default: the most robust with a preset)"),
     _IMPORT,
     _option("--seed", type=int, default=0, help="training seed (default: 0)"),
     _several("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
-    _option(
-        "--until",
-        type=float,
-        metavar="RETURN",
-        help="stop once the greedy return on selection seeds is this (-p until=RETURN)",
-    ),
+    _option("--until", type=float, metavar="RETURN", help="stop at a greedy return (-p until=…)"),
     _option(
         "--precision",
         choices=PRECISIONS,
-        help="arithmetic of the hidden layers in training, beside weights, heads and losses in "
-        "float32 (-p precision=…); what is exported is float32 first",
+        help="of hidden layers in training (-p precision=…); what is exported is float32 first",
     ),
     _option(
-        "--from",
-        dest="origin",
-        metavar="RUN",
-        help="start with the network of a finished training (fine-tuning; with --bits, "
-        "quantisation-aware)",
+        "--from", dest="origin", metavar="RUN", help="start with a finished training's network"
     ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
-    _option(
-        "--quant-delay",
-        type=int,
-        metavar="STEPS",
-        help="environment steps before that starts (default: half of the training)",
-    ),
+    _option("--quant-delay", type=int, metavar="STEPS", help="steps before that (default: half)"),
     _several(
         "-q",
         "KEY=VALUE",
@@ -333,16 +292,9 @@ _RUN = (
         "quantization",
     ),
     _file_option(
-        "--presets",
-        "FILE",
-        "presets of your own in YAML, by algorithm, then environment; they go before ours",
+        "--presets", "FILE", "your own in YAML, by algorithm and environment; before ours"
     ),
-    _option(
-        "--device",
-        choices=device.DEVICES,
-        default="cpu",
-        help="what to train on (default: %(default)s; gpu is experimental)",
-    ),
+    _option("--device", choices=device.DEVICES, default="cpu", help="gpu is experimental"),
 )
 _SHOW = (
     *(_ROOT, _SHELF, _IMPORT),
@@ -357,15 +309,6 @@ _EVALUATION = (
     ),
     _chance,
     _MARGIN,
-    _option(
-        "--gate",
-        type=_PERCENT,
-        metavar="PERCENT",
-        help="exit with 3 if a scheme's reward error is larger",
-    ),
-    _option(
-        "--confident",
-        action="store_true",
-        help="hold the worse end of the 95 %% interval to the gate, not the mean",
-    ),
+    _option("--gate", type=_PERCENT, metavar="PERCENT", help="exit with 3 if a scheme loses more"),
+    _option("--confident", action="store_true", help="hold the interval's worse end to it"),
 )
