@@ -34,16 +34,8 @@ from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme, require_possible
+from quarl_tf.store import state
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.state import (
-    is_evaluated,
-    is_trained,
-    known_run,
-    refuse_overwrite,
-    reported_runs,
-    starting_from,
-    state,
-)
 from quarl_tf.store.workspace import (
     Workspace,
     checked_report_name,
@@ -102,7 +94,7 @@ def _run(args: argparse.Namespace) -> None:
         # What all others are compared with.
         schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
     artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
-    reference = state(workspace, run.plain, REFERENCE, chance=args.chance)
+    reference = state.state(workspace, run.plain, REFERENCE, chance=args.chance)
     if run.quantization and reference.sidecar is None:
         _check_network(run, preset)  # What cannot be quantised needs no reference.
         command = shlex.join([*shlex.split(run.plain.command("run")), *_root(args)])
@@ -111,7 +103,7 @@ def _run(args: argparse.Namespace) -> None:
             f"first: {command}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
             f"{workspace.root.resolve()}"
         )
-    refuse_overwrite(workspace, run.run_id)
+    state.refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
         lines = [f"train    {workspace.run_dir(run.run_id)}"]
@@ -132,7 +124,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> None:
     (run, preset), workspace = _requested_run(args), Workspace(args.root)
-    refuse_overwrite(workspace, run.run_id)
+    state.refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
         print(f"train    {workspace.run_dir(run.run_id)}")
@@ -149,7 +141,7 @@ def _export(args: argparse.Namespace) -> None:
         _write_c(_artifact(file, args.shelf), args)
         return
     _schemes(args)  # Refuses names that are none, whatever the run.
-    run = known_run(workspace, args.run)
+    run = state.known_run(workspace, args.run)
     if to_c and args.schemes is None:
         args.schemes = "int8" if run.quantization is None else "qat_int8"
     schemes = _schemes(args, run)
@@ -325,7 +317,7 @@ def _study_run(args: argparse.Namespace) -> None:
         return
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
-    new = [run for run in runs if not is_trained(workspace, run.run_id)]
+    new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
     _tell_slow(pipeline.preset_of(run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
         plan = engine.run(workspace, wanted, _engine(args), _say, update)
@@ -455,14 +447,14 @@ def _list(args: argparse.Namespace) -> None:
     )
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
-    reported = reported_runs(workspace)
+    reported = state.reported_runs(workspace)
     on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
     for run_id in workspace.run_ids():
         trained = (workspace.run_dir(run_id) / "training.json").exists()
         if on_shelf and not workspace.run_dir(run_id).exists():
             continue
         exported = list(workspace.artifact_dir(run_id).glob("*.tflite"))
-        evaluated = sum(map(is_evaluated, exported))
+        evaluated = sum(map(state.is_evaluated, exported))
         counts = f"{len(exported)}", f"{evaluated}"
         found.add_row(run_id, _YES[trained], *counts, _YES[run_id in reported])
     if found.rows:
@@ -528,7 +520,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     modules = tuple(args.modules)
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
     if args.origin is not None:
-        run = starting_from(Workspace(args.root), args.origin, run, preset)
+        run = state.starting_from(Workspace(args.root), args.origin, run, preset)
     return run, preset
 
 
@@ -616,7 +608,7 @@ def _root(args: argparse.Namespace) -> list[str]:
 
 
 def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
-    if not is_trained(workspace, run.run_id):
+    if not state.is_trained(workspace, run.run_id):
         _tell_slow([preset])
     with progress_bar(f"train {run.run_id}") as update:
         record = pipeline.train(run, root=workspace.root, update=update)

@@ -106,13 +106,8 @@ def make_vector(
     envs = AtariVectorEnv(
         registered.kwargs["game"],
         num_envs,
-        batch_size=0,
-        num_threads=0,
-        thread_affinity_offset=-1,
         max_num_frames_per_episode=registered.kwargs["max_num_frames_per_episode"],
         repeat_action_probability=0.0,
-        full_action_space=False,
-        continuous=False,
         autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
         img_height=84,
         img_width=84,

@@ -23,12 +23,8 @@ from quarl_tf.runtime.policy import Policy
 #: Bytes that a GIF stays below; and what is tried for it: colours, every how many-th frame, scale.
 GIF_LIMIT = 2_000_000
 _GIF_ATTEMPTS = (
-    (128, 1, 1.0),
-    (64, 1, 0.8),
-    (32, 1, 0.6),
-    (32, 2, 0.6),
-    (32, 3, 0.5),
-    (16, 6, 0.5),
+    *((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6)),
+    *((32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5)),
 )
 
 #: Pixels of a screen, and frames of a second at most.

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -36,12 +37,14 @@ def progress_bar(title: str) -> Iterator[Update]:
     if not console.is_terminal:
         yield _lines(console, title)
         return
+    # Words are cut short in a narrow terminal, where the numbers must be seen.
+    words: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis", "ratio": 1}
     columns = (
-        TextColumn("[bold]{task.description}", table_column=_giving_way()),
+        TextColumn("[bold]{task.description}", table_column=Column(**words)),
         BarColumn(bar_width=20),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=15)),
         TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
-        TextColumn("{task.fields[note]}", table_column=_giving_way()),
+        TextColumn("{task.fields[note]}", table_column=Column(**words)),
     )
     progress = Progress(*columns, console=console, expand=True)
     task = progress.add_task(title, total=None, note="")
@@ -54,11 +57,6 @@ def progress_bar(title: str) -> Iterator[Update]:
         yield update
     finally:
         progress.stop()
-
-
-def _giving_way() -> Column:
-    """Return a column that is cut short in a narrow terminal, where the numbers must be seen."""
-    return Column(no_wrap=True, overflow="ellipsis", ratio=1)
 
 
 def _lines(console: Console, title: str) -> Update:

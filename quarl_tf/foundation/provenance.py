@@ -16,7 +16,6 @@ from quarl_tf.foundation.files import digest, sha256
 #: Extensions by which libraries choose their kernels, best first: of x86, then of Arm.
 _EXTENSIONS = ("amx_bf16", "avx512_bf16", "avx512bw", "avx2", "bf16", "asimd")
 
-
 #: Those without arithmetic in bfloat16. With AVX2 alone TensorFlow 2.21 takes several times as
 #: long for a convolution's gradient as in float32.
 _WITHOUT_BFLOAT16 = ("avx512bw", "avx2", "asimd")
@@ -46,19 +45,9 @@ def lacks_bfloat16(described: str) -> bool:
 
 
 _RECORDED_PACKAGES = (
-    "quarl-tf",
-    "tensorflow",
-    "tf-keras",
-    "tf-agents",
-    "tensorflow-model-optimization",
-    "ai-edge-litert",
-    "gymnasium",
-    "ale-py",
-    "opencv-python-headless",
-    "Box2D",
-    "pybullet",
-    "pybullet_envs_gymnasium",
-    "numpy",
+    *("quarl-tf", "tensorflow", "tf-keras", "tf-agents", "tensorflow-model-optimization"),
+    *("ai-edge-litert", "gymnasium", "ale-py", "opencv-python-headless", "Box2D", "pybullet"),
+    *("pybullet_envs_gymnasium", "numpy"),
 )
 
 

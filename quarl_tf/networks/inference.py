@@ -16,11 +16,6 @@ def is_convolutional(network: keras.Model) -> bool:
     return any(isinstance(unwrap(layer), keras.layers.Conv2D) for layer in network.layers)
 
 
-def _needs_tensorflow(network: keras.Model) -> bool:
-    kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
-    return is_convolutional(network) or any(k.compute_dtype != "float32" for k in kernels)
-
-
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
     """Compile a function of arrays about a network: by XLA, or for oneDNN's kernels.
 
@@ -63,7 +58,9 @@ class Snapshot:
     """
 
     def __init__(self, network: keras.Model) -> None:
-        self._compiled = forward(network) if _needs_tensorflow(network) else None
+        kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
+        small = not is_convolutional(network) and {k.compute_dtype for k in kernels} <= {"float32"}
+        self._compiled = None if small else forward(network)
         # Kept, for Keras walks through all it contains whenever it is asked for variables.
         self.variables: Sequence[Any] = list(network.variables)
         self._layers = [(layer, list(layer.variables)) for layer in network.layers[1:]]

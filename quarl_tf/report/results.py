@@ -237,7 +237,12 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     trainings = [_row(cell, number, entries, s) for s in seeds for number in columns]
     missing = [one for of_seed in entries for one in of_seed if isinstance(one, Missing)]
     references = [first for first, *_ in entries if isinstance(first, Result)]
-    missing += [_missing_baseline(source, one) for one in references if one.baseline is None]
+    for fp32 in (one for one in references if one.baseline is None):
+        run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes
+        evaluate = evaluate_command(source.workspace.artifact(run_id, REFERENCE), source.chance)
+        command = source.remedy or f"{evaluate} --episodes {count}"
+        reason = "was not evaluated on the episodes of fp32"
+        missing.append(Missing(run_id, BASELINE, reason, command))
     runs = {run.run_id: run for column in cell.columns for run in column.runs}
     found = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
     curves = {run_id: curve for run_id, curve in found.items() if curve is not None}
@@ -267,14 +272,6 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
         return Result(sidecar, evaluation, comparison, played, all_played.returns[:skip])
 
     return [one if isinstance(one, Missing) else result(*one) for one in found]
-
-
-def _missing_baseline(source: Source, fp32: Result) -> Missing:
-    run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes
-    artifact = source.workspace.artifact(run_id, REFERENCE)
-    command = f"{evaluate_command(artifact, source.chance)} --episodes {count}"
-    reason = "was not evaluated on the episodes of fp32"
-    return Missing(run_id, BASELINE, reason, source.remedy or command)
 
 
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:

@@ -388,7 +388,11 @@ def _used(graph: _Graph) -> Iterator[int]:
 
 
 def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
-    numbers = _nibbles(tensor, data) if tensor.dtype == "int4" else data.view(tensor.dtype)
+    if tensor.dtype == "int4":  # Two to a byte, the first in the lower half.
+        pairs = np.stack([data << 4, data], axis=1).view(np.int8) >> 4
+        numbers = pairs.reshape(-1)[: math.prod(tensor.shape)]
+    else:
+        numbers = data.view(tensor.dtype)
     values = numbers.reshape(tensor.shape).astype(np.float32)
     if not tensor.scales.size:
         return values
@@ -398,9 +402,3 @@ def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     # A damaged scale may be huge; a histogram of infinities shows it better than a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         return (values - zero_points) * tensor.scales.reshape(broadcast)
-
-
-def _nibbles(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Unpack int4, two to a byte, the first in the lower half."""
-    pairs = np.stack([data << 4, data], axis=1).view(np.int8) >> 4
-    return pairs.reshape(-1)[: math.prod(tensor.shape)]

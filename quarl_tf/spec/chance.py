@@ -23,15 +23,15 @@ class Chance(NamedTuple):
     @property
     def option(self) -> str:
         """Return the option of the command line, a space before it."""
-        if self.kind in ("greedy", "sampled"):
-            return " --sample" * (self.kind == "sampled")
-        return f" --{self.kind} {self.probability:g}"
+        return {"greedy": "", "sampled": " --sample"}.get(self.kind, f" --{self._words}")
 
     @property
     def words(self) -> str:
         """Return it in a few words; empty if nothing is left to chance."""
-        if self.kind in ("greedy", "sampled"):
-            return "sampled actions" * (self.kind == "sampled")
+        return {"greedy": "", "sampled": "sampled actions"}.get(self.kind, self._words)
+
+    @property
+    def _words(self) -> str:
         return f"{self.kind} {self.probability:g}"
 
     @property
