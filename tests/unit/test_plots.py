@@ -65,24 +65,19 @@ def curve(label: str, delay: int | None = None) -> Curve:
     return Curve(label, pd.DataFrame(columns), delay)
 
 
+def curves(count: int, delay: int | None = None) -> list[Curve]:
+    return [curve(f"seed {seed}", delay) for seed in range(count)]
+
+
 def groups(widths: int = 2, seeds: int = 3, telling: str = "") -> dict[str, list[Curve]]:
     """Return full precision, one group that lacks a training, and some that quantise."""
-    names = [f"seed {seed}" for seed in range(seeds)]
-    return {
-        f"fp32{telling}": [curve(name) for name in names],
-        f"fp32 (layer_norm=True){telling}": [],
-        **{
-            f"{bits} bits{telling}": [curve(name, 25_000) for name in names]
-            for bits in range(8, 8 - widths, -1)
-        },
-    }
+    plain = {f"fp32{telling}": curves(seeds), f"fp32 (layer_norm=True){telling}": []}
+    bits = range(8, 8 - widths, -1)
+    return plain | {f"{b} bits{telling}": curves(seeds, 25_000) for b in bits}
 
 
-def point(
-    scheme: str, means: tuple[float, ...] = (485, 495), known: bool = True, delay: int | None = None
-) -> Point:
-    interval = Interval(490, 480, 500) if known else None
-    return Point(Scheme.parse(scheme), delay, interval, means)
+def point(scheme: str, means: tuple[float, ...] = (485, 495), known: bool = True) -> Point:
+    return Point(Scheme.parse(scheme), None, Interval(490, 480, 500) if known else None, means)
 
 
 def panel(
@@ -108,18 +103,16 @@ def pairs(schemes: tuple[str, ...] = OTHERS) -> dict[str, tuple[np.ndarray, np.n
     return {name: (returns("fp32"), returns(name)) for name in schemes}
 
 
+TASK = "dqn on CartPole-v1"
 LONG = "ppo on MountainCarContinuous-v0 (gradient=straight_through)"
+SETTINGS = " (learning_rate=0.00025, entropy_coefficient=0.01)"
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "one training": lambda: learning_curves({"fp32": [curve("seed 0")]}, "dqn on CartPole-v1"),
+    "one training": lambda: learning_curves({"fp32": curves(1)}, TASK),
     "many trainings": lambda: learning_curves(
-        {
-            f"{bits} bits": [curve(f"seed {s}", 25_000) for s in range(6)]
-            for bits in range(8, 1, -1)
-        },
-        "dqn on CartPole-v1",
+        {f"{bits} bits": curves(6, 25_000) for bits in range(8, 1, -1)}, TASK
     ),
-    "all schemes": lambda: paired_returns(pairs(), "dqn on CartPole-v1"),
-    "one scheme": lambda: paired_returns(pairs(("int8",)), "dqn on CartPole-v1"),
+    "all schemes": lambda: paired_returns(pairs(), TASK),
+    "one scheme": lambda: paired_returns(pairs(("int8",)), TASK),
     "profile": lambda: performance_profile(
         {name: np.array([99.0, 100.0, -400.0]) for name in (*OTHERS, *TRAINED)}
     ),
@@ -131,25 +124,22 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "bits of many cells": lambda: return_against_bits(
         [panel((*DEFAULT_SCHEMES, *TRAINED), 3, LONG) for _ in range(19)], "a study"
     ),
-    "action variance": lambda: mean_curves(groups(), VARIANCE, "step", "ppo on CartPole-v1"),
+    "action variance": lambda: mean_curves(groups(), VARIANCE, "step", TASK),
     "action variance in groups with long names": lambda: mean_curves(
-        groups(7, 5, " (learning_rate=0.00025, entropy_coefficient=0.01)"),
-        VARIANCE,
-        "step",
-        "ppo on CartPole-v1",
+        groups(7, 5, SETTINGS), VARIANCE, "step", TASK
     ),
-    "episodes": lambda: mean_curves(groups(1), TREND, "episodes", "dqn on CartPole-v0"),
+    "episodes": lambda: mean_curves(groups(1), TREND, "episodes", TASK),
 }
 
 
-@pytest.fixture(scope="module", params=FIGURES.values(), ids=FIGURES.keys())
+@pytest.fixture(params=FIGURES.values(), ids=FIGURES.keys())
 def figure(request: pytest.FixtureRequest) -> Figure:
     made: Figure = request.param()
     FigureCanvasAgg(made).draw()
     return made
 
 
-def test_everything_can_be_read(figure: Figure) -> None:
+def test_everything_can_be_read_in_a_small_picture(figure: Figure) -> None:
     box = figure.get_tightbbox()
     width, height = figure.get_size_inches()
     assert min(box.x0, box.y0) >= 0
@@ -161,11 +151,9 @@ def test_everything_can_be_read(figure: Figure) -> None:
     assert not any(a.overlaps(b) for i, a in enumerate(titles) for b in titles[:i])
     assert all(figure.get_supylabel() or axes.get_ylabel() for axes in figure.axes)
     assert figure.axes[-1].get_xlabel()
-
-
-def test_a_picture_is_small_and_says_nothing_about_when_or_by_what(figure: Figure) -> None:
     content = png(figure)
     image = Image.open(io.BytesIO(content))
+    # Nothing says when it was made, or by what.
     assert image.info.keys() <= {"transparency"}
     assert image.width >= 1200
     assert len(content) < 220_000
@@ -183,7 +171,7 @@ def test_every_scheme_has_a_colour_of_its_own() -> None:
 
 def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
-    (axes,) = return_against_bits([panel(schemes)]).axes
+    (axes,), (others,) = (return_against_bits([panel(schemes, runs)]).axes for runs in (1, 3))
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["32", "16", "8", "7", "6", "5", "4", "3", "2"]
     places = sorted(container.lines[0].get_xdata()[0] for container in axes.containers)
@@ -191,16 +179,11 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     assert min(b - a for a, b in pairwise(places)) > 0.15
     means = [float(container.lines[0].get_ydata()[0]) for container in axes.containers]
     assert means == [pytest.approx(returns(scheme).mean()) for scheme in schemes]
-
-
-def test_the_random_policy_and_each_of_several_trainings_are_lines() -> None:
-    def lines(runs: int) -> list[float]:
-        (axes,) = return_against_bits([panel(runs=runs)]).axes
-        dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+    # The random policy is a line, and each of three trainings in the two families.
+    for one in (axes, others):
+        dashed = [line for line in one.lines if line.get_linestyle() == "--"]
         assert [line.get_ydata()[0] for line in dashed] == [22.0]
-        return [len(line.get_xdata()) for line in axes.lines]
-
-    assert len(lines(3)) == len(lines(1)) + 3
+    assert len(others.lines) == len(axes.lines) + 2 * 3
 
 
 def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
@@ -238,19 +221,13 @@ def test_a_profile_is_the_share_of_trainings_that_keep_so_much() -> None:
 
 
 def test_one_panel_per_scheme_counts_its_episodes() -> None:
-    axes = paired_returns(pairs()).axes
-    assert [one.get_title() for one in axes] == list(OTHERS)
-    counts = {
-        one.get_title(): [int(n) for n in re.findall(r"\d+", one.texts[0].get_text())]
-        for one in axes
-    }
-    assert (counts["int8"], counts["ptq_w3"]) == ([0, 100, 0], [3, 97, 0])
-    assert counts["ptq_w2"] == [100, 0, 0]
-
-
-def test_pairs_stay_pairs_when_sorted() -> None:
-    (axes,) = paired_returns({"int8": (np.array([3.0, 1, 2]), np.array([30.0, 10, 20]))}).axes
-    ring, dot = (c.get_offsets() for c in axes.collections if isinstance(c, PathCollection))
+    axes = {one.get_title(): one for one in paired_returns(pairs()).axes}
+    assert list(axes) == list(OTHERS)
+    for name, counts in (("int8", "0 100 0"), ("ptq_w3", "3 97 0"), ("ptq_w2", "100 0 0")):
+        assert re.findall(r"\d+", axes[name].texts[0].get_text()) == counts.split()
+    # Pairs stay pairs when sorted.
+    (one,) = paired_returns({"int8": (np.array([3.0, 1, 2]), np.array([30.0, 10, 20]))}).axes
+    ring, dot = (c.get_offsets() for c in one.collections if isinstance(c, PathCollection))
     assert (ring.tolist(), dot.tolist()) == ([[1, 1], [2, 2], [3, 3]], [[1, 10], [2, 20], [3, 30]])
 
 
@@ -258,19 +235,17 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
     weights = layers()
     axes = weight_histograms(weights).axes
     assert len(axes) == 2 * len(weights)
-    for row, values in enumerate(weights.values()):
-        for column, name in enumerate(("ptq_w4", "ptq_w2")):
-            form = Scheme.parse(name).recipe.default.weights
-            assert form is not None
-            lines = {np.float32(line.get_xdata()[0]) for line in axes[2 * row + column].lines}
-            assert len(lines) == 2**form.bits
-            assert set(fake_quantize(values, form).ravel().tolist()) <= lines
+    for i, one in enumerate(axes):
+        form = Scheme.parse(("ptq_w4", "ptq_w2")[i % 2]).recipe.default.weights
+        assert form is not None
+        lines = {np.float32(line.get_xdata()[0]) for line in one.lines}
+        assert len(lines) == 2**form.bits
+        values = list(weights.values())[i // 2]
+        assert set(fake_quantize(values, form).ravel().tolist()) <= lines
     titles = [one.get_title(loc="left") for one in axes[::2]]
     assert titles[0] == "policy/hidden_0/MatMul (64 by 4)"
     assert titles[1].endswith("torso/dense_1/MatMul (64 by 64)")
-
-
-def test_convolutions_show_the_grid_of_their_widest_channel_and_zeros_can_be_drawn() -> None:
+    # Convolutions have the grid of their widest channel; zeros can be drawn.
     kernel = np.zeros((2, 3, 3, 1), np.float32)
     kernel[0, 0, 0, 0], kernel[1, 0, 0, 0], kernel[1, 0, 1, 0] = 0.1, -2.0, 2.0
     axes = weight_histograms({"conv": kernel}).axes
@@ -279,17 +254,15 @@ def test_convolutions_show_the_grid_of_their_widest_channel_and_zeros_can_be_dra
 
 
 def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:
-    panels = {"fp32": [curve("a"), curve("b")], "4 bits": [curve("a", 25_000), curve("b", 25_000)]}
-    figure = learning_curves(panels)
+    figure = learning_curves({"fp32": curves(2), "4 bits": curves(2, 25_000)})
     plain, aware = figure.axes
     training, greedy, *other = plain.lines
     assert len(training.get_xdata()) == 99
     assert list(greedy.get_xdata()) == list(range(0, 50_000, 2500))
     assert training.get_color() == greedy.get_color() != other[0].get_color()
     delays = [line for line in aware.lines if list(line.get_xdata()) == [25_000, 25_000]]
-    assert len(delays) == 1
-    assert len(plain.lines) == 4
-    assert {"a", "b"} <= {text.get_text() for text in figure.legends[0].get_texts()}
+    assert (len(delays), len(plain.lines)) == (1, 4)
+    assert {"seed 0", "seed 1"} <= {text.get_text() for text in figure.legends[0].get_texts()}
 
 
 def test_lines_with_steps_of_their_own_have_a_mean_where_all_of_them_are() -> None:
