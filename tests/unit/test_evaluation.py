@@ -1,7 +1,7 @@
 """Episodes replayed by the evaluator are those that stepping Gymnasium by hand gives."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import Network
 from samples import Artifacts, Copy, Describe, Patch, refused
 
 from quarl_tf import environments
@@ -23,7 +24,7 @@ from quarl_tf.evaluation.play import (
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import write_bytes
-from quarl_tf.foundation.seeding import generator
+from quarl_tf.foundation.seeding import evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import GREEDY, Chance, Quantization, Run
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar
@@ -60,32 +61,22 @@ def episodes(
 
 
 def test_returns_are_those_of_stepping_by_hand(
-    artifacts: Artifacts, networks: dict[str, Any]
+    artifacts: Artifacts, networks: dict[str, Any], monkeypatch: Patch
 ) -> None:
-    result = evaluate(artifacts["balancer"], SEEDS)
-    returns, lengths = episodes(
-        "CartPole-v1", lambda x: int(np.argmax(networks["balancer"](x))), SEEDS
-    )
+    path, network = artifacts["balancer"], networks["balancer"]
+    result = evaluate(path, SEEDS)
+    returns, lengths = episodes("CartPole-v1", lambda x: int(np.argmax(network(x))), SEEDS)
     assert (result.returns, result.lengths, result.seeds) == (returns, lengths, SEEDS)
     assert np.mean(returns) > 400  # It does balance: a policy that acts at random falls at 22.
     assert result.scheme == "fp32"
-    assert result.artifact_sha256 == Policy.load(artifacts["balancer"]).sidecar.sha256
-    assert result.ties == 0
-    assert result.agreement is None
+    assert result.artifact_sha256 == Policy.load(path).sidecar.sha256
+    assert (result.ties, result.agreement) == (0, None)
     assert result.processor == provenance.processor()
     assert result.latency_us is not None
     assert 0 < result.latency_us["median"] <= result.latency_us["p95"]
-
-
-def test_an_episode_without_end_is_given_up(artifacts: Artifacts, monkeypatch: Patch) -> None:
+    # An episode without end is given up.
     monkeypatch.setattr(environments, "LONGEST_EPISODE", 100)
-    message = refused(evaluate, artifacts["balancer"], SEEDS, error=UsageError)
-    assert re.search("limit of at most 100 .* Received: steps=101", message)
-
-
-def test_ties_are_those_of_the_episodes_alone(artifacts: Artifacts) -> None:
-    result = evaluate(artifacts["tied"], SEEDS[:3], reference=artifacts["balancer"])
-    assert result.ties == sum(result.lengths)
+    assert refused(evaluate, path, SEEDS, error=UsageError).endswith("Received: steps=101")
 
 
 def test_agreement_is_counted_on_the_states_the_reference_visits(artifacts: Artifacts) -> None:
@@ -100,38 +91,35 @@ def test_agreement_is_counted_on_the_states_the_reference_visits(artifacts: Arti
     # The tied policy always takes action 0.
     result = evaluate(artifacts["tied"], SEEDS, reference=artifacts["balancer"])
     assert result.agreement == {"fraction": actions.count(0) / len(actions), "states": len(actions)}
+    # Ties are those of the episodes alone.
+    assert result.ties == sum(result.lengths)
+
+
+def steered(artifacts: Artifacts) -> dict[str, Any]:
+    """Return what the sidecar of continuous actions says but for the content."""
+    sidecar = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
+    names = ("run_id", "env_id", "head", "observation_shape", "action_low", "action_high")
+    return {name: sidecar[name] for name in names} | {"num_actions": None}
 
 
 @pytest.mark.parametrize(("shift", "fraction"), [(0.019, 1.0), (0.021, 0.0)])
 def test_continuous_actions_agree_within_a_hundredth_of_their_range(
-    artifacts: Artifacts,
-    networks: dict[str, Any],
-    describe: Describe,
-    shift: float,
-    fraction: float,
+    artifacts: Artifacts, describe: Describe, shift: float, fraction: float
 ) -> None:
-    template = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
-    still = type(networks["mlp"])
     paths = []
     for bias in (0.0, shift):  # The actions, of a range from -1 to 1.
         layers = [(np.zeros((2, 1), np.float32), np.array([bias], np.float32))]
-        content = still(layers, networks["steering"].calibration).convert("fp32")
-        changes = {k: template[k] for k in ("run_id", "env_id", "head", "observation_shape")}
-        bounds = {"num_actions": None, "action_low": [-1.0], "action_high": [1.0]}
-        paths.append(describe(content, f"bias{bias}", **changes, **bounds))
+        content = Network(layers, np.zeros((1, 2), np.float32)).convert("fp32")
+        paths.append(describe(content, f"bias{bias}", **steered(artifacts)))
     result = evaluate(paths[1], SEEDS[:1], reference=paths[0])
     assert result.agreement == {"fraction": fraction, "states": 999}
 
 
-def test_reference_of_another_run_or_network_is_refused(
-    artifacts: Artifacts, describe: Describe
-) -> None:
-    other = artifacts["steering"]
-    message = refused(evaluate, artifacts["fp32"], SEEDS, reference=other, error=UsageError)
-    assert "only with a policy of the same run" in message
+def test_reference_of_another_run_is_refused(artifacts: Artifacts, describe: Describe) -> None:
+    other, fp32 = artifacts["steering"], artifacts["fp32"]
+    assert "of the same run" in refused(evaluate, fp32, SEEDS, reference=other, error=UsageError)
     path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
-    message = refused(evaluate, path, SEEDS, reference=artifacts["fp32"])
-    assert re.search("--schemes fp32,int8.*of another network than int8", message)
+    assert "of another network than int8" in refused(evaluate, path, SEEDS, reference=fp32)
 
 
 @pytest.fixture
@@ -178,8 +166,8 @@ def test_an_episode_depends_on_its_seed_alone(stochastic: Describe, chance: Chan
 
 
 def test_continuous_actions_are_as_by_hand(artifacts: Artifacts, describe: Describe) -> None:
-    sidecar = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
-    path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_std": [0.4]})
+    changes = steered(artifacts) | {"action_std": [0.4]}
+    path = describe(artifacts["steering"].read_bytes(), **changes)
     greedy, sampled = (evaluate(path, SEEDS[:2], chance) for chance in (GREEDY, SAMPLED))
     for result, chance in ((greedy, GREEDY), (sampled, SAMPLED)):
         assert (result.returns, result.lengths) == by_hand(path, chance, SEEDS[:2])
@@ -226,20 +214,16 @@ def test_both_kinds_lie_side_by_side(stochastic: Describe) -> None:
     folder = path.parent
     greedy = evaluate_and_save(path, 12)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-
     sampled = evaluate_and_save(path, 8, chance=SAMPLED)
-
     after = {file.name: file.read_bytes() for file in folder.iterdir()}
     # The random baseline is shared: its first episodes are those of a shorter one.
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"fp32.sampled.eval.json"}
     assert Evaluation.load(folder / "fp32.sampled.eval.json") == sampled
-    assert kept(path, greedy.seeds) == greedy
     assert kept(path, sampled.seeds, chance=SAMPLED) == sampled
     assert kept(path, sampled.seeds) == greedy  # It has these episodes, and more.
     assert kept(path, greedy.seeds, chance=SAMPLED) is None
     assert evaluate_and_save(path, 8, chance=SAMPLED) == sampled
-
     shorter = Evaluation.load(folder / "random.eval.json")
     evaluate_and_save(path, 14, chance=SAMPLED)
     longer = Evaluation.load(folder / "random.eval.json")
@@ -247,23 +231,14 @@ def test_both_kinds_lie_side_by_side(stochastic: Describe) -> None:
     assert (longer.seeds[:12], longer.returns[:12]) == (shorter.seeds, shorter.returns)
 
 
-@pytest.fixture
-def game() -> Iterator[str]:
-    """Register CartPole under the name of a game."""
-    gym.register("PoleNoFrameskip-v4", "gymnasium.envs.classic_control:CartPoleEnv")
-    yield "PoleNoFrameskip-v4"
-    del gym.registry["PoleNoFrameskip-v4"]
-
-
-def test_evaluations_of_games_state_their_rules(
-    stochastic: Describe, game: str, monkeypatch: Patch
-) -> None:
+def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatch: Patch) -> None:
     assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
+    game = "PoleNoFrameskip-v4"  # CartPole under the name of a game.
+    entry = "gymnasium.envs.classic_control:CartPoleEnv"
+    spec = gym.envs.registration.EnvSpec(game, entry_point=entry)
+    monkeypatch.setitem(gym.registry, game, spec)
     path = stochastic("fp32", "fp32", env_id=game)
-    made = [
-        evaluate(path, SEEDS[:2], chance=kind, reference=path)
-        for kind in (GREEDY, Chance("sampled"))
-    ]
+    made = [evaluate(path, SEEDS[:2], chance, reference=path) for chance in (GREEDY, SAMPLED)]
     for result in (*made, evaluate_random(game, "run", SEEDS[:2])):
         assert result.protocol.game == environments.rules(game)
     made[0].save(evaluation_path(path))
@@ -290,9 +265,7 @@ class _OfTwoStarts(gym.Wrapper):
 
 
 @pytest.mark.parametrize("name", ["fp32", "tied"])
-def test_greedy_episodes_from_one_start_are_played_once(
-    stochastic: Describe, name: str, monkeypatch: Patch
-) -> None:
+def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: Patch) -> None:
     path = stochastic(name, "fp32")
     alike = [evaluate(path, [seed]) for seed in (0, 1)]
     make = environments.make
@@ -311,52 +284,36 @@ def test_greedy_episodes_from_one_start_are_played_once(
 
 
 @pytest.mark.parametrize(
-    ("seeds", "message"),
-    [
-        ([], "one episode or more. Received: episodes=0"),
-        ([1, 2, 1], "a seed of its own. Received: seed=1 twice"),
-        ([1, -2], "0 or more. Received: seed=-2"),
-    ],
+    ("seeds", "received"), [([], "episodes=0"), ([1, 2, 1], "seed=1 twice"), ([1, -2], "seed=-2")]
 )
-def test_seeds_that_make_no_evaluation_are_refused(
-    artifacts: Artifacts, seeds: list[int], message: str
+def test_impossible_seeds_are_refused(
+    artifacts: Artifacts, seeds: list[int], received: str
 ) -> None:
-    assert message in refused(evaluate, artifacts["fp32"], seeds, error=UsageError)
-    given = "CartPole-v1", "dqn-CartPole-v1-s0", seeds
-    assert message in refused(evaluate_random, *given, error=UsageError)
+    for function, *given in ((evaluate, artifacts["fp32"]), (evaluate_random, "CartPole-v1", "x")):
+        message = refused(function, *given, seeds, error=UsageError)
+        assert message.endswith(f"Received: {received}")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"env_id": "MountainCar-v0"}, "Received: observation_shape=[2], the policy's is [4]"),
-        ({"env_id": "CartPole-v9"}, "Unknown environment: did you mean CartPole-v"),
-    ],
-)
-def test_environment_of_another_policy_is_refused(
-    artifacts: Artifacts, describe: Describe, changes: dict[str, Any], message: str
-) -> None:
-    path = describe(artifacts["fp32"].read_bytes(), **changes)
-    assert message in refused(evaluate, path, SEEDS)
-    sidecar = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
-    path = describe(artifacts["steering"].read_bytes(), **sidecar | {"action_high": [2.0]})
-    assert "action_high=[1.0], the policy's is [2.0]" in refused(evaluate, path, SEEDS)
+def test_environment_of_another_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:
+    for name, changes, message in (
+        ("fp32", {"env_id": "MountainCar-v0"}, "observation_shape=[2], the policy's is [4]"),
+        ("fp32", {"env_id": "CartPole-v9"}, "Unknown environment: did you mean CartPole-v"),
+        ("steering", steered(artifacts) | {"action_high": [2.0]}, "[1.0], the policy's is [2.0]"),
+    ):
+        path = describe(artifacts[name].read_bytes(), **changes)
+        assert message in refused(evaluate, path, SEEDS)
 
 
-def test_reward_that_is_not_finite_is_refused(
-    artifacts: Artifacts, describe: Describe, broken_reward: str
-) -> None:
+def test_nan_rewards_refused(artifacts: Artifacts, describe: Describe, broken_reward: str) -> None:
     path = describe(artifacts["tied"].read_bytes(), env_id=broken_reward)
     for message in (refused(evaluate, path, [7]), refused(evaluate_random, broken_reward, "", [7])):
         assert re.search("reward that is not finite.*return=nan, seed=7", message)
 
 
 def test_random_baseline_is_the_same_every_time() -> None:
-    first = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
-    again = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS)
-    tail = evaluate_random("CartPole-v1", "dqn-CartPole-v1-s0", SEEDS[5:])
+    first, again = (evaluate_random("CartPole-v1", "run", SEEDS) for _ in range(2))
     assert first == again
-    assert tail.returns == first.returns[5:]
+    assert evaluate_random("CartPole-v1", "run", SEEDS[5:]).returns == first.returns[5:]
     assert len(set(first.returns)) > 1
     assert 9 < np.mean(first.returns) < 60
     assert (first.scheme, first.artifact_sha256, first.latency_us) == ("random", None, None)
@@ -364,35 +321,24 @@ def test_random_baseline_is_the_same_every_time() -> None:
 
 def test_latest_is_of_these_bytes_and_these_seeds_or_none(copy_artifact: Copy) -> None:
     path = copy_artifact("tied")
-    assert kept(path, SEEDS[:2]) is None
-    result = evaluate(path, SEEDS[:2])
-    result.save(evaluation_path(path))
-    assert kept(path, SEEDS[:2]) == result
-    assert kept(path, SEEDS[:3]) is None
-    assert kept(path, SEEDS[1:2]) is None
-    assert kept(path, SEEDS[:1]) == result
-
+    saved, seeds = evaluation_path(path), evaluation_seeds(0, 5)
+    assert kept(path, seeds) is None
+    result = evaluate_and_save(path, 4)
+    # A longer evaluation is kept, a shorter one replaced.
+    assert evaluate_and_save(path, 2) == kept(path, seeds[:4]) == result == Evaluation.load(saved)
+    assert kept(path, seeds) is kept(path, seeds[1:2]) is None
+    longest = evaluate_and_save(path, 5)
+    assert longest.returns[:4] == result.returns
+    assert Evaluation.load(saved) == longest
     others = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
     for other in ({"artifact_sha256": "0" * 64}, *others):
-        replace(result, **other).save(evaluation_path(path))
-        assert kept(path, SEEDS[:2]) is None
-    evaluation_path(path).write_text('{"run_id": ')
-    assert kept(path, SEEDS[:2]) is None
+        replace(longest, **other).save(saved)
+        assert kept(path, seeds) is None
+    saved.write_text('{"run_id": ')
+    assert kept(path, seeds) is None
 
 
-def test_a_longer_evaluation_is_kept_and_a_shorter_one_replaced(copy_artifact: Copy) -> None:
-    path = copy_artifact("tied")
-    longer = evaluate_and_save(path, 4)
-    assert evaluate_and_save(path, 2) == longer
-    assert Evaluation.load(evaluation_path(path)) == longer
-    longest = evaluate_and_save(path, 5)
-    assert longest.returns[:4] == longer.returns
-    assert Evaluation.load(evaluation_path(path)) == longest
-
-
-def test_the_random_policy_plays_beside_the_plain_training_alone(
-    artifacts: Artifacts, tmp_path: Path
-) -> None:
+def test_the_random_policy_plays_beside_the_plain_run(artifacts: Artifacts, tmp_path: Path) -> None:
     plain = Run("dqn", "CartPole-v1", 0)
     aware = replace(plain, quantization=Quantization.from_mapping({"bits": 4, "delay": 5}))
     for run, scheme in ((plain, "fp32"), (aware, "qat_w4a4")):
@@ -409,11 +355,9 @@ def test_the_random_policy_plays_beside_the_plain_training_alone(
 
 
 class _FirstActions(gym.Wrapper[Any, Any, Any, Any]):
-    """Notes every episode's starting state and second action."""
+    """Notes every episode's starting state and its actions."""
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.pairs: list[tuple[float, list[int]]] = []
+    pairs: list[tuple[float, list[int]]] = []  # noqa: RUF012
 
     def reset(self, **kwargs: Any) -> Any:
         observation, info = super().reset(**kwargs)
