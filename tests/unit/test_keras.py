@@ -1,16 +1,14 @@
 """What importing sets: the package nothing, the first stage that needs TensorFlow all it needs."""
 
-import subprocess
-import sys
-
-import pytest
+from samples import python, refused
 
 from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -32,30 +30,24 @@ except ValueError as error:
     assert line.endswith("Received: keras=3.9.1")
 
 
-def test_all_is_set_however_numpy_was_loaded() -> None:
+def test_all_is_set_however_numpy_was_loaded_by_the_device_that_was_chosen_first() -> None:
+    assert refused(device.use, "tpu", error=UsageError).endswith("Received: device='tpu'")
     code = """
 import os
 os.environ.pop("OPENBLAS_NUM_THREADS", None)
 os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 import ctypes, numpy
+from quarl_tf.foundation import device
+device.use("cpu")
 from quarl_tf.foundation.keras import tf
 library = ctypes.CDLL(numpy.linalg._umath_linalg.__file__)
 threads = getattr(library, "scipy_openblas_get_num_threads64_", lambda: 1)
 print(threads(), os.environ["CUDA_VISIBLE_DEVICES"], tf.config.list_physical_devices("GPU"))
-"""
-    assert run(code).splitlines()[-1] == "1 -1 []"
-
-
-def test_a_device_is_chosen_before_tensorflow_is_loaded() -> None:
-    with pytest.raises(UsageError, match="Received: device='tpu'"):
-        device.use("tpu")
-    code = """
-from quarl_tf.foundation import device
-device.use("cpu")
-import quarl_tf.foundation.keras
 try:
     device.use("gpu")
 except ValueError as error:
     print(error)
 """
-    assert run(code).strip().endswith("Received: device='gpu'")
+    *_, found, line = run(code).splitlines()
+    assert found == "1 -1 []"
+    assert line.endswith("Received: device='gpu'")

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from samples import refused
 
 from quarl_tf import presets
 from quarl_tf.environments import registry
@@ -14,11 +15,8 @@ from quarl_tf.foundation.errors import UsageError
 DQN, DDPG = ("dqn", "CartPole-v1"), ("ddpg", "MountainCarContinuous-v0")
 
 
-def refused(overrides: dict[str, Any], cell: tuple[str, str] = DQN) -> str:
-    with pytest.raises(UsageError) as error:
-        presets.load(*cell, overrides)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def refusal(overrides: dict[str, Any], cell: tuple[str, str] = DQN) -> str:
+    return refused(presets.load, *cell, overrides, error=UsageError)
 
 
 @pytest.mark.parametrize(("algo", "env_id"), presets.available())
@@ -41,8 +39,8 @@ def test_overrides_change_what_they_name_and_nothing_else() -> None:
 
 
 def test_unknown_keys_are_refused_naming_the_closest() -> None:
-    assert "did you mean learning_rate" in refused({"learning_rat": 0.1})
-    assert "Received: preset key='dueling'" in refused({"dueling": True}, DDPG)
+    assert "did you mean learning_rate" in refusal({"learning_rat": 0.1})
+    assert "Received: preset key='dueling'" in refusal({"dueling": True}, DDPG)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,7 @@ def test_unknown_keys_are_refused_naming_the_closest() -> None:
 )
 def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> None:
     for value in values:
-        message = refused({name: value})
+        message = refusal({name: value})
         assert message.startswith(f"{name} must be ")
         assert f"Received: {name}=" in message
 
@@ -79,14 +77,13 @@ def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> Non
 def test_values_that_do_not_fit_together_are_refused(
     cell: tuple[str, str], changes: dict[str, Any], received: str
 ) -> None:
-    assert received in refused(changes, cell).split("Received: ")[1]
+    assert received in refusal(changes, cell).split("Received: ")[1]
 
 
 def test_recorded_presets_must_be_complete() -> None:
     values = asdict(presets.load(*DQN))
     del values["steps"], values["discount"]
-    with pytest.raises(UsageError, match="lacks discount, steps"):
-        presets.restore("dqn", values)
+    assert "lacks discount, steps" in refused(presets.restore, "dqn", values, error=UsageError)
 
 
 def test_a_delay_leaves_a_burst_behind_it_and_learning_before_it() -> None:

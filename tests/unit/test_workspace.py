@@ -13,13 +13,7 @@ from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path, w
 def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     artifact = workspace.artifact("dqn-CartPole-v1-s0", "ptq_w8")
-    assert artifact.relative_to(tmp_path).parts == (
-        "tflite_models",
-        "CartPole-v1",
-        "dqn",
-        "s0",
-        "ptq_w8.tflite",
-    )
+    assert artifact == tmp_path / "tflite_models/CartPole-v1/dqn/s0/ptq_w8.tflite"
     assert sidecar_path(artifact).name == "ptq_w8.json"
     assert evaluation_path(artifact).name == "ptq_w8.eval.json"
     assert evaluation_path(artifact, Chance("sampled")).name == "ptq_w8.sampled.eval.json"
@@ -39,22 +33,19 @@ def test_runs_are_listed_by_their_ids(tmp_path: Path, run_id: str) -> None:
 @pytest.mark.parametrize(
     ("run_id", "hint"),
     [
-        ("dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
-        ("runs/dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
-        ("/", "`quarl list` names the runs"),
-        ("", "`quarl list` names the runs"),
-        (".", "`quarl list` names the runs"),
-        ("..", "`quarl list` names the runs"),
-        ("../..", "`quarl list` names the runs"),
+        *(
+            (path, "give dqn-CartPole-v1-s0")
+            for path in ("dqn-CartPole-v1-s0/", "runs/dqn-CartPole-v1-s0/")
+        ),
+        *((path, "`quarl list` names the runs") for path in ("/", "", ".", "..", "../..")),
     ],
 )
 def test_run_ids_are_no_paths(tmp_path: Path, run_id: str, hint: str) -> None:
     workspace = Workspace(tmp_path)
     for place in (workspace.run_dir, workspace.artifact_dir):
-        with pytest.raises(UsageError) as caught:
-            place(run_id)
-        assert hint in str(caught.value)
-        assert str(caught.value).endswith(f"Received: run={run_id!r}")
+        message = refused(place, run_id, error=UsageError)
+        assert hint in message
+        assert message.endswith(f"Received: run={run_id!r}")
 
 
 def test_flatbuffer_that_cannot_be_replaced_has_no_sidecar(tmp_path: Path) -> None:
