@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from gymnasium import spaces
+from samples import Capsys, refusal
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -22,8 +23,8 @@ from quarl_tf.store.workspace import Workspace, evaluation_path
 class Copying(gym.Env[Any, Any]):
     """Asks for an action that follows from the observation; ten steps, at most 1 for each."""
 
-    observation_space: Any
-    action_space: Any
+    observe: Any
+    reward: Any
 
     def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -32,31 +33,23 @@ class Copying(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
-        reward = self.reward(action)
+        reward = float(self.reward(action))
         self.steps += 1
         return self.observe(), reward, self.steps == 10, False, {}
-
-    def observe(self) -> Any:
-        raise NotImplementedError
-
-    def reward(self, action: Any) -> float:
-        raise NotImplementedError
 
 
 class Switches(Copying):
     """Two switches to set as a dictionary says; the second is told one-hot."""
 
-    observation_space = spaces.Dict(
-        first=spaces.Box(0, 1, (1,), np.int8), second=spaces.Discrete(3)
-    )
+    observation_space = spaces.Dict(first=spaces.MultiBinary(1), second=spaces.Discrete(3))
     action_space = spaces.MultiDiscrete([2, 3])
 
     def observe(self) -> Any:
         self.wanted = self.np_random.integers([2, 3])
         return {"first": self.wanted[:1].astype(np.int8), "second": self.wanted[1]}
 
-    def reward(self, action: Any) -> float:
-        return float(np.mean(action == self.wanted))
+    def reward(self, action: Any) -> Any:
+        return np.mean(action == self.wanted)
 
 
 class Echo(Copying):
@@ -69,8 +62,8 @@ class Echo(Copying):
         self.wanted = self.np_random.integers(1, 4)
         return np.array([self.wanted - 1]), np.zeros(1, np.int8)
 
-    def reward(self, action: Any) -> float:
-        return float(action == self.wanted)
+    def reward(self, action: Any) -> Any:
+        return action == self.wanted
 
 
 class Hand(Copying):
@@ -83,17 +76,18 @@ class Hand(Copying):
         self.wanted = self.np_random.uniform(-0.8, 0.8, (2, 2))
         return self.wanted
 
-    def reward(self, action: Any) -> float:
-        return 1 - float(np.abs(action - self.wanted).mean())
+    def reward(self, action: Any) -> Any:
+        return 1 - np.abs(action - self.wanted).mean()
 
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    for kind in (Switches, Echo, Hand):
-        gym.register(f"{kind.__name__}-v0", kind, max_episode_steps=20)
+    names = [f"{kind.__name__}-v0" for kind in (Switches, Echo, Hand)]
+    for name, kind in zip(names, (Switches, Echo, Hand), strict=True):
+        gym.register(name, kind, max_episode_steps=20)
     yield
-    for kind in (Switches, Echo, Hand):
-        del gym.registry[f"{kind.__name__}-v0"]
+    for name in names:
+        del gym.registry[name]
 
 
 SHORT = {"steps": 4096, "evaluation_every": 2048, "evaluation_episodes": 8, "discount": 0.1}
@@ -107,6 +101,15 @@ CASES = [
 ]
 
 
+def described(path: Path, algo: str, env_id: str, **changes: Any) -> list[str]:
+    """Write a preset; return the options of a run with it."""
+    like = presets.load(algo, "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1")
+    file = path / "presets.yaml"
+    own = {**asdict(like), **SHORT, **changes, "network": [32]}
+    file.write_text(yaml.safe_dump({algo: {env_id: own}}))
+    return [env_id, "--algo", algo, "--presets", str(file), "--root", str(path)]
+
+
 @pytest.mark.parametrize(("algo", "kind", "changes", "least", "chance"), CASES)
 def test_a_policy_is_trained_quantised_and_played(
     algo: str,
@@ -117,12 +120,8 @@ def test_a_policy_is_trained_quantised_and_played(
     tmp_path: Path,
 ) -> None:
     env_id = f"{kind.__name__}-v0"
-    like = presets.load(algo, "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1")
-    file = tmp_path / "presets.yaml"
-    own = {**asdict(like), **SHORT, **changes, "network": [32]}
-    file.write_text(yaml.safe_dump({algo: {env_id: own}}))
-    words = ["run", env_id, "--algo", algo, "--presets", str(file), "--root", str(tmp_path)]
-    assert verbs.main([*words, "--schemes", "fp32,int8", "--episodes", "20", "--no-report"]) == 0
+    words = ["run", *described(tmp_path, algo, env_id, **changes), "--schemes", "fp32,int8"]
+    assert verbs.main([*words, "--episodes", "20", "--no-report"]) == 0
     artifact = Workspace(tmp_path).artifact(f"{algo}-{env_id}-s0", "int8")
     evaluation = Evaluation.load(evaluation_path(artifact))
     assert np.mean(evaluation.returns) > least
@@ -136,14 +135,6 @@ def test_a_policy_is_trained_quantised_and_played(
         assert verbs.main(["evaluate", str(artifact), "--epsilon", "0.5", "--episodes", "3"]) == 0
 
 
-def test_several_actions_are_refused_to_dqn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "presets.yaml"
-    like = {**asdict(presets.load("dqn", "CartPole-v1")), "network": [32]}
-    file.write_text(yaml.safe_dump({"dqn": {"Switches-v0": like}}))
-    words = ["train", "Switches-v0", "--algo", "dqn", "--presets", str(file)]
-    assert verbs.main([*words, "--root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == (
-        "quarl: dqn needs discrete actions; take a2c or ppo. Received: actions='multi-discrete'\n"
-    )
+def test_several_actions_are_refused_to_dqn(tmp_path: Path, capsys: Capsys) -> None:
+    line = refusal(capsys, "train", *described(tmp_path, "dqn", "Switches-v0"))
+    assert line.endswith("Received: actions='multi-discrete'\n")

@@ -72,43 +72,36 @@ def test_a_stage_imports_the_module_and_what_is_finished_needs_none(here: Path) 
     assert verbs.main(["evaluate", str(artifact), "--episodes", "200"]) == 0
 
 
+INT8 = str(Workspace(Path()).artifact(RUN_ID, "int8"))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["run", *DOCKING],
         ["train", *DOCKING],
         ["export", RUN_ID, "--schemes", "fp16"],
-        ["evaluate", str(Workspace(Path()).artifact(RUN_ID, "int8")), "--episodes", "201"],
+        ["evaluate", INT8, "--episodes", "201"],
     ],
 )
-def test_a_forgotten_import_is_an_error_that_says_so(
-    here: Path, capsys: Capsys, arguments: Sequence[str]
-) -> None:
+def test_a_forgotten_import_is_told(here: Path, capsys: Capsys, arguments: Sequence[str]) -> None:
     line = refusal(capsys, *arguments)
-    assert "Unknown environment" in line
     assert "needs --import MODULE" in line
     assert "Received: environment='Docking-v0'" in line
 
 
-def test_a_run_is_not_continued_with_other_presets(
-    here: Path, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_a_run_keeps_its_presets(here: Path, tmp_path: Path, capsys: Capsys) -> None:
     values = yaml.safe_load((here / "examples" / "docking.yaml").read_text())
     values["ppo"]["Docking-v0"]["epochs"] = 3
     changed = tmp_path / "changed.yaml"
     changed.write_text(yaml.safe_dump(values))
     line = refusal(capsys, "train", *DOCKING, *IMPORT, "--presets", str(changed), code=1)
-    assert "was trained with other settings" in line
     assert "Received: epochs=3 for 10" in line
-
-
-def test_the_preset_is_looked_for_in_the_file(here: Path, capsys: Capsys) -> None:
+    # The preset is looked for in the file.
     own = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT]
     assert "given with --presets" in refusal(capsys, *own)
-    other = here / "examples" / "close.yaml"
-    other.write_text("ppo:\n  Docking-v1: {}\n")
-    line = refusal(capsys, *own, "--presets", str(other))
-    assert "Unknown ppo preset: did you mean Docking-v1?" in line
+    changed.write_text("ppo:\n  Docking-v1: {}\n")
+    assert "did you mean Docking-v1?" in refusal(capsys, *own, "--presets", str(changed))
 
 
 def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: Capsys) -> None:
@@ -120,21 +113,15 @@ def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: 
         assert capsys.readouterr().err == (line if told else "")
 
 
-FAILS, FILE = "The module cannot be imported ", "name it as an import statement would"
-
-
 @pytest.mark.parametrize(
     ("module", "content", "words"),
     [
-        ("folly", "", "No module named 'folly'"),
-        ("faulty.envs", "", "No module named 'faulty.envs'"),
+        *((module, "", f"No module named '{module}'") for module in ("folly", "faulty.envs")),
+        *((module, "", "import statement") for module in ("./faulty.py", "faulty/envs.py", "")),
         ("faulty", "import no_such_physics.engine\n", "No module named 'no_such_physics'"),
-        ("./faulty.py", "", FILE),
-        ("faulty/envs.py", "", FILE),
-        ("", "", FILE),
-        ("faulty", "def broken(:\n", f"{FAILS}(SyntaxError: invalid syntax (faulty.py, line 1)); "),
-        ("faulty", "from json import no_such_name\n", f"{FAILS}(ImportError: cannot import name "),
-        ("faulty", "1 / 0\n", f"{FAILS}(ZeroDivisionError: division by zero); "),
+        ("faulty", "def broken(:\n", "(SyntaxError: invalid syntax (faulty.py, line 1))"),
+        ("faulty", "from json import no_such_name\n", "(ImportError: cannot import name "),
+        ("faulty", "1 / 0\n", "(ZeroDivisionError: division by zero)"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_no_traceback(
@@ -152,18 +139,10 @@ def test_a_module_that_cannot_be_imported_is_no_traceback(
 @pytest.mark.parametrize(
     ("entry_point", "options", "words"),
     [
-        (
-            "examples.dokcing:Docking",
-            {},
-            "an entry point that cannot be imported, examples.dokcing:",
-        ),
-        (
-            "examples.docking:Dockng",
-            {},
-            "cannot be made (AttributeError: module 'examples.docking'",
-        ),
-        ("examples.docking:Docking", {"thrust": 1}, "cannot be made (TypeError: "),
-        ("examples.docking.Docking", {}, "cannot be made (ValueError: "),
+        ("examples.dokcing:Docking", {}, "cannot be imported, examples.dokcing:"),
+        ("examples.docking:Dockng", {}, "(AttributeError: module 'examples.docking'"),
+        ("examples.docking:Docking", {"thrust": 1}, "(TypeError: "),
+        ("examples.docking.Docking", {}, "(ValueError: "),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -214,21 +193,19 @@ def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "The top of {path} must map algorithms to values. Received: None"),
+        ("", "map algorithms to values. Received: None"),
         ("pop: {}", "Unknown algorithm at the top of {path}: did you mean ppo?"),
         ("ppo: 3", "ppo in {path} must map environments to values. Received: 3"),
         ("ppo: {CartPole-v1: 3}", "CartPole-v1 below ppo in {path} must map preset keys"),
-        ("ppo: {CartPole-v1: {on: 3}}", "must map preset keys to values. Received: {True: 3}"),
-        ("ppo: {CartPole-v1: {}}", "The ppo preset of CartPole-v1 lacks checkpoint_every, clip"),
-        ("ppo: [1", "(line 1: expected ',' or ']', but got '<stream end>'); fix it. Received: "),
+        ("ppo: {CartPole-v1: {on: 3}}", "Received: {True: 3}"),
+        ("ppo: {CartPole-v1: {}}", "lacks checkpoint_every, clip"),
+        ("ppo: [1", "(line 1: expected ',' or ']'"),
         ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice); fix it. Received: path='{path}'"),
-        ("ppo: !!python/object:os.system {}", "no sound YAML (line 1: could not"),
-        ("ppo: \0", "no sound YAML (unacceptable character"),
+        ("ppo: !!python/object:os.system {}", "(line 1: could not"),
+        ("ppo: \0", "(unacceptable character"),
     ],
 )
-def test_a_file_of_another_form_is_refused(
-    content: str, words: str, tmp_path: Path, capsys: Capsys
-) -> None:
+def test_files_of_other_forms(content: str, words: str, tmp_path: Path, capsys: Capsys) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(content)
     line = refusal(capsys, *TRAIN, "--presets", str(path))
@@ -237,10 +214,10 @@ def test_a_file_of_another_form_is_refused(
 
 
 def test_values_are_checked_and_files_are_named(tmp_path: Path, capsys: Capsys) -> None:
-    path = write(tmp_path / "own.yaml", shipped(num_envs=7))
-    words = "Received: train_frequency=256, num_envs=7"
-    assert words in refusal(capsys, *TRAIN, "--presets", str(path))
-    missing = tmp_path / "missing.yaml"
-    line = refusal(capsys, *TRAIN, "--presets", str(missing))
-    assert f"(No such file or directory); name a YAML file. Received: path='{missing}'" in line
-    assert "(Is a directory)" in refusal(capsys, *TRAIN, "--presets", str(tmp_path))
+    path, missing = write(tmp_path / "own.yaml", shipped(num_envs=7)), tmp_path / "missing.yaml"
+    for file, words in (
+        (path, "Received: train_frequency=256, num_envs=7"),
+        (missing, f"(No such file or directory); name a YAML file. Received: path='{missing}'"),
+        (tmp_path, "(Is a directory)"),
+    ):
+        assert words in refusal(capsys, *TRAIN, "--presets", str(file))

@@ -38,9 +38,9 @@ def fly(action: int, **changes: Any) -> tuple[Missions, float, bool, bool]:
 
 def test_the_actions_are_air_learning_s() -> None:
     assert ACTIONS.shape == (25, 3)
-    np.testing.assert_array_equal(ACTIONS[[0, 4]], [[5, 0, 0], [1, 0, 0]])
-    np.testing.assert_array_equal(ACTIONS[[5, 9]], [[5, 5, 0], [1, 1, 0]])
-    np.testing.assert_array_equal(ACTIONS[[10, 14]], [[-2.5, 0, 0], [-0.5, 0, 0]])
+    found = ACTIONS[[0, 4, 5, 9, 10, 14]]
+    wanted = [[5, 0, 0], [1, 0, 0], [5, 5, 0], [1, 1, 0], [-2.5, 0, 0], [-0.5, 0, 0]]
+    np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(ACTIONS[[15, 24]], [[0, 0, 108], [0, 0, -6.75]])
 
 
@@ -93,7 +93,7 @@ def test_rewards(
     assert found == [pytest.approx(reward), reached, hit]
 
 
-def test_rays_measure_depth() -> None:
+def test_rays_measure_depth_and_the_rest_is_in_the_body_s_frame() -> None:
     seen = airnav.depths(mission(obstacles=[[10.0, 0.0, 2.0]]), HARD)[0]
     np.testing.assert_allclose(seen[MIDDLE], 8.0, atol=0.02)
     assert (seen[LEFT], seen[-1]) == (20.0, 20.0)
@@ -102,9 +102,6 @@ def test_rays_measure_depth() -> None:
     # The first ray looks 54 degrees to the left, at the western wall.
     walls = airnav.depths(mission(position=[0.0, -25.0]), HARD)[0]
     assert walls[LEFT] == pytest.approx(5 / np.sin(np.radians(54)), rel=1e-5)
-
-
-def test_goal_and_velocity_are_shown_in_the_body_s_frame() -> None:
     east = {"heading": np.pi / 2, "velocity": [0.0, 5.0], "goal": [15.0, 0.0]}
     rest = airnav.observe(mission(**east), HARD)[0, -5:]
     np.testing.assert_allclose(rest, [1, 0, 0, -0.5, 0.5], atol=1e-6)
@@ -113,11 +110,9 @@ def test_goal_and_velocity_are_shown_in_the_body_s_frame() -> None:
 @pytest.mark.parametrize("name", ARENAS)
 @pytest.mark.parametrize("zone", range(1, 5))
 def test_missions_have_their_zone_and_leave_room(name: str, zone: int) -> None:
-    arena, n = ARENAS[name], 300
-    draws = np.random.default_rng(0).random((n, airnav._DRAWS))
+    arena, draws = ARENAS[name], np.random.default_rng(0).random((300, airnav._DRAWS))
     made = airnav.plan(draws, arena, zone)
-    width = (arena.half - 8) / 4
-    far = np.abs(made.goal)
+    width, far = (arena.half - 8) / 4, np.abs(made.goal)
     assert (7 + (zone - 1) * width <= far).all()
     assert (far < 7 + zone * width).all()
     for goal, obstacles in zip(made.goal, made.obstacles, strict=True):
@@ -128,10 +123,6 @@ def test_missions_have_their_zone_and_leave_room(name: str, zone: int) -> None:
         assert gaps[~np.eye(len(radii), dtype=bool)].min() > 1.9
         for point in (np.zeros(2), goal):
             assert (np.hypot(*(centres - point).T) - radii[:, 0]).min() >= 3.5
-
-
-def test_it_is_an_environment_as_gymnasium_wants_it() -> None:
-    check_env(gym.make("AirNav-v0", arena="easy", zone=2, render_mode="rgb_array").unwrapped)
 
 
 def test_vectors_are_single_environments_side_by_side() -> None:
@@ -161,9 +152,9 @@ def test_vectors_are_single_environments_side_by_side() -> None:
 def test_a_mission_is_cut_after_750_steps_without_a_penalty() -> None:
     env = make("AirNav-v0")
     env.reset(seed=0)
-    ends = [env.step(19)[1:4] for _ in range(750)]
-    assert [late for *_, late in ends] == [False] * 749 + [True]
-    assert ends[-1] == (-1.0, False, True)
+    *ends, last = [env.step(19)[1:4] for _ in range(750)]
+    assert not any(late for *_, late in ends)
+    assert last == (-1.0, False, True)
 
 
 def test_straight_at_the_goal_fails_in_most_missions_of_the_default_zone() -> None:
@@ -186,20 +177,20 @@ def test_options_choose_arena_and_zone() -> None:
     assert not np.array_equal(chosen, make("AirNav-v0").reset(seed=2)[0])
     # They hold from there on.
     np.testing.assert_array_equal(env.reset()[0], keyed.reset()[0])
-    message = refused(env.reset, options={"zone": 5}, error=UsageError)
-    assert message == "Zones are 1 to 4. Received: zone=5"
+    assert "zone=5" in refused(env.reset, options={"zone": 5}, error=UsageError)
     assert "did you mean hard?" in refused(make, "AirNav-v0", arena="hrd", error=UsageError)
 
 
-def test_the_picture_shows_goal_obstacles_and_body() -> None:
+def test_it_is_an_environment_as_gymnasium_wants_it_and_draws_itself() -> None:
+    check_env(gym.make("AirNav-v0", arena="easy", zone=2, render_mode="rgb_array").unwrapped)
     env = make("AirNav-v0", render_mode="rgb_array")
     env.reset(seed=0)
     env.step(0)
     picture: Any = env.render()
     assert (picture.shape, picture.dtype) == ((480, 480, 3), np.uint8)
+    # The goal, obstacles and walls, and the body in the middle.
     colours = {tuple(colour) for colour in picture.reshape(-1, 3)}
     assert {(0xCD, 0x28, 0x28), (0x28, 0x96, 0x3C), (0x62, 0x68, 0x74)} < colours
-    # The body in the middle.
     assert tuple(picture[240, 240]) != (0xF0, 0xF0, 0xF0)
 
 
@@ -215,26 +206,21 @@ def test_training_begins_in_the_nearest_zone_and_evaluation_is_in_the_farthest()
     assert near.max() < 18 / 30 < 33 / 30 < far.min()
 
 
-@pytest.mark.parametrize(
-    ("before", "successes", "missions", "after"),
-    [
+def test_the_zone_rises_at_30_percent_of_a_window() -> None:
+    for before, successes, missions, after in (
         ([1, 298, 500], 1, 3, [1, 299, 503]),
         ([1, 299, 500], 1, 3, [2, 0, 0]),
         ([4, 299, 500], 1, 3, [4, 0, 0]),
         # 300 of 1000 can no longer be reached.
         ([2, 100, 799], 0, 1, [2, 100, 800]),
         ([2, 100, 800], 0, 1, [2, 0, 0]),
-    ],
-)
-def test_the_zone_rises_at_30_percent_of_a_window(
-    before: Any, successes: int, missions: int, after: Any
-) -> None:
-    envs = AirNavVector(2)
-    envs._rise(successes, missions)
-    assert envs.training_state() == [4]
-    envs.train_from(before)
-    envs._rise(successes, missions)
-    assert envs.training_state() == after
+    ):
+        envs = AirNavVector(2)
+        envs._rise(successes, missions)
+        assert envs.training_state() == [4]
+        envs.train_from(before)
+        envs._rise(successes, missions)
+        assert envs.training_state() == after
 
 
 def test_a_training_goes_on_where_the_zone_was(monkeypatch: pytest.MonkeyPatch) -> None:

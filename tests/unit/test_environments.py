@@ -2,17 +2,16 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice, pairwise
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from samples import python, refused
 
-from quarl_tf.environments import EnvSpec, canonical_id, env_spec, make, make_vector
+from quarl_tf.environments import canonical_id, env_spec, make, make_vector
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import UsageError
 
@@ -92,8 +91,7 @@ def test_vectors_are_single_environments_side_by_side(env_id: str, length: int) 
 
 def test_time_limit_truncates_and_does_not_terminate() -> None:
     # Gymnasium advises against it, but it is a task of its own.
-    balance = np.array([0.1, 0.2, 3, 1])
-    envs = make_vector("CartPole-v0", 2)
+    balance, envs = np.array([0.1, 0.2, 3, 1]), make_vector("CartPole-v0", 2)
     observations, _ = envs.reset(seed=3)
     played = ticks(envs, lambda seen: (seen @ balance > 0).astype(int), observations)
     stream = list(islice(played, 200))
@@ -118,112 +116,6 @@ def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
     np.testing.assert_array_equal(*drawn)
 
 
-class Own(gym.Env[Any, Any]):
-    """Shows how often it was stepped, in the type of its space."""
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.steps = 0
-        return self._seen(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        return self._seen(), 1.0, self.steps == 3, False, {}
-
-    def _seen(self) -> Any:
-        shape, dtype = self.observation_space.shape, self.observation_space.dtype
-        return np.full(shape, self.steps + 0.1, dtype)
-
-
-@pytest.fixture
-def register() -> Iterator[Callable[..., str]]:
-    """Return a function that registers an environment of given spaces."""
-
-    def add(observation: Any, action: Any, **kwargs: Any) -> str:
-        gym.register("Own-v0", lambda: Own(observation, action), **kwargs)
-        return "Own-v0"
-
-    yield add
-    gym.registry.pop("Own-v0", None)
-
-
-BOX, TWO = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
-
-
-@pytest.mark.parametrize(
-    ("observation", "action", "expected"),
-    [
-        (BOX, TWO, EnvSpec((3,), "float32", 2)),
-        (spaces.Box(-1e300, 1e300, (3,), np.float64), TWO, EnvSpec((3,), "float32", 2)),
-        (spaces.Box(0, 255, (8, 8, 3), np.uint8), TWO, EnvSpec((8, 8, 3), "uint8", 2)),
-        (
-            BOX,
-            spaces.Box(-0.1, 2, (1,), np.float32),
-            EnvSpec((3,), "float32", None, (float(np.float32(-0.1)),), (2.0,)),
-        ),
-    ],
-)
-def test_environments_are_described(
-    register: Callable[..., str], observation: Any, action: Any, expected: EnvSpec
-) -> None:
-    assert env_spec(register(observation, action)) == expected
-
-
-@pytest.mark.parametrize(
-    ("observation", "action"),
-    [
-        (spaces.Text(3), TWO),
-        (spaces.Dict(), TWO),
-        (spaces.Dict(x=BOX, y=spaces.Sequence(BOX)), TWO),
-        (spaces.Tuple([BOX, spaces.OneOf([BOX, TWO])]), TWO),
-        (spaces.Box(-1, 1, (0,)), TWO),
-        (BOX, spaces.Dict(x=TWO)),
-        (BOX, spaces.MultiDiscrete([])),
-        (BOX, spaces.Box(0, np.inf, (2,))),
-        (BOX, spaces.Box(-1, 1, (0,))),
-        (BOX, spaces.Box(0, 3, (2,), np.int64)),
-        (BOX, spaces.Box(np.float32([-1, 2]), np.float32([1, 2]))),
-    ],
-)
-def test_other_spaces_are_refused(
-    register: Callable[..., str], observation: Any, action: Any
-) -> None:
-    env_id = register(observation, action)
-    assert "Received: Own-v0 with " in refused(env_spec, env_id, error=UsageError)
-
-
-def vector_of(mode: str) -> Any:
-    doubles = spaces.Box(0, np.inf, (2,), np.float64)
-
-    def create(num_envs: int, **_: Any) -> gym.vector.SyncVectorEnv:
-        return gym.vector.SyncVectorEnv([lambda: Own(doubles, TWO)] * num_envs, autoreset_mode=mode)
-
-    return create
-
-
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_double_precision_is_shown_as_single(
-    register: Callable[..., str], vectorised: bool
-) -> None:
-    doubles = spaces.Box(0, np.inf, (2,), np.float64)
-    vector = vector_of("NextStep") if vectorised else None
-    env_id = register(doubles, TWO, vector_entry_point=vector)
-    env, envs = make(env_id), make_vector(env_id, 3)
-    assert env.observation_space == envs.single_observation_space
-    assert env.reset(seed=0)[0].dtype == np.float32
-    for i, tick in enumerate(play(envs, 0, 3)):
-        assert tick.observations.dtype == np.float32
-        np.testing.assert_array_equal(tick.observations, np.full((3, 2), np.float32(i + 0.1)))
-
-
-def test_vectors_that_reset_at_another_time_are_refused(register: Callable[..., str]) -> None:
-    env_id = register(BOX, TWO, vector_entry_point=vector_of("SameStep"))
-    message = refused(make_vector, env_id, 2, error=UsageError)
-    assert re.search("Received: Own-v0 with .*SAME_STEP", message)
-
-
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
@@ -243,20 +135,11 @@ def test_unknown_environments_are_refused_naming_the_closest(env_id: str, messag
 def test_old_versions_have_a_new_name() -> None:
     assert canonical_id("BipedalWalker-v2") == "BipedalWalker-v3"
     assert env_spec(canonical_id("LunarLanderContinuous-v2")).num_actions is None
-    for env_id in (*ALL, "CartPole-v0", "no such thing"):
-        assert canonical_id(env_id) == env_id
+    kept = [*ALL, "CartPole-v0", "no such thing"]
+    assert [canonical_id(env_id) for env_id in kept] == kept
 
 
-def in_a_process(code: str) -> str:
-    """Run code where nothing is loaded yet; return what it printed, which is nothing else."""
-    # Buffered as it is for users: what C libraries print then comes late.
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = python(code, env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def test_missing_packages_are_named() -> None:
+def test_packages_are_imported_on_demand_kept_quiet_and_named_where_they_are_missing() -> None:
     wanted = {
         "ale_py": ("PongNoFrameskip-v4", "ale-py"),
         "cv2": ("PongNoFrameskip-v4", "opencv-python-headless"),
@@ -266,6 +149,10 @@ def test_missing_packages_are_named() -> None:
     code = f"""
 import sys
 from quarl_tf import environments
+def loaded():
+    return {{module for module in {wanted!r} if sys.modules.get(module)}}
+environments.make_vector('CartPole-v1', 2).reset(seed=0)
+assert not loaded(), loaded()
 for module, (env_id, package) in {wanted!r}.items():
     sys.modules[module] = None  # As if it were not installed.
     try:
@@ -273,18 +160,6 @@ for module, (env_id, package) in {wanted!r}.items():
     except ValueError as error:
         print(f"pip install {{package}}." in str(error))
     del sys.modules[module]
-"""
-    assert in_a_process(code).split() == ["True"] * len(wanted)
-
-
-def test_packages_are_imported_on_demand_and_kept_quiet() -> None:
-    code = """
-import sys
-from quarl_tf import environments
-def loaded():
-    return {'ale_py', 'cv2', 'pybullet', 'Box2D'} & set(sys.modules)
-environments.make_vector('CartPole-v1', 2).reset(seed=0)
-assert not loaded(), loaded()
 for env_id in ('HalfCheetahBulletEnv-v0', 'PongNoFrameskip-v4', 'LunarLander-v3'):
     for env in (environments.make(env_id), environments.make_vector(env_id, 2)):
         for seed in (0, 1):
@@ -292,4 +167,8 @@ for env_id in ('HalfCheetahBulletEnv-v0', 'PongNoFrameskip-v4', 'LunarLander-v3'
         env.close()
 print(len(loaded()))
 """
-    assert in_a_process(code) == "4\n"
+    # Buffered as it is for users: what C libraries print then comes late.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = python(code, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["True"] * len(wanted) + ["4"]
