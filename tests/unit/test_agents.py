@@ -34,14 +34,14 @@ def build(
     return agents.build(algo, spec, preset, 0, watching(how))
 
 
-@pytest.mark.parametrize(("algo", "spec"), [("dqn", STEERED), ("ddpg", CART_POLE)])
-def test_actions_that_do_not_fit_are_refused(algo: str, spec: EnvSpec) -> None:
+@pytest.mark.parametrize(
+    ("algo", "spec", "other"), [("dqn", CART_POLE, STEERED), ("ddpg", STEERED, CART_POLE)]
+)
+def test_actions_that_do_not_fit_are_refused_and_what_is_forgotten_takes_no_memory(
+    algo: str, spec: EnvSpec, other: EnvSpec
+) -> None:
     with pytest.raises(UsageError, match=r"Received: actions='(discrete|continuous)'"):
-        build(algo, spec)
-
-
-@pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED)])
-def test_what_is_forgotten_takes_no_memory(algo: str, spec: EnvSpec) -> None:
+        build(algo, other)
     agent = build(algo, spec)
     replay = weakref.ref(agent._replay)
     agent.forget()
@@ -73,15 +73,15 @@ def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics
     np.testing.assert_allclose(found, [mean + 0.5, np.full(len(mean), variance**-0.5)], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("progress", "share"), [(0.0, 1.0), (0.1, 0.6), (0.2, 0.2), (1.0, 0.2)])
-def test_dqn_explores_less_and_less(progress: float, share: float) -> None:
+def test_dqn_explores_less_and_less() -> None:
     changes = {"num_envs": 10_000, "train_frequency": 10_000, "learning_starts": 20_000}
     explored = {"exploration_fraction": 0.2, "exploration_final": 0.2, "steps": 50_000}
-    preset: Any = presets.load("dqn", "CartPole-v1", changes | explored)
+    explore = epsilon_greedy(CART_POLE, presets.load("dqn", "CartPole-v1", changes | explored))
     best, random = np.ones(10_000, np.int64), np.random.default_rng(0)
-    actions = epsilon_greedy(CART_POLE, preset)(lambda: best, random, progress, False, None)
-    # Half of what is explored is the best action as well; four standard errors.
-    assert abs((actions == 0).mean() - share / 2) < 4 * 0.5 / 100
+    for progress, share in ((0.0, 1.0), (0.1, 0.6), (0.2, 0.2), (1.0, 0.2)):
+        actions = explore(lambda: best, random, progress, False, None)
+        # Half of what is explored is the best action as well; four standard errors.
+        assert abs((actions == 0).mean() - share / 2) < 4 * 0.5 / 100
 
 
 def explore(num_envs: int, **changes: Any) -> Any:
@@ -101,9 +101,7 @@ def test_ddpg_acts_uniformly_until_the_replay_is_warm() -> None:
 
 
 @pytest.mark.parametrize(("correlated", "expected"), [(True, 0.85), (False, 0.0)])
-def test_noise_is_as_wide_and_as_correlated_as_the_preset_says(
-    correlated: bool, expected: float
-) -> None:
+def test_noise_is_as_wide_and_correlated_as_preset(correlated: bool, expected: float) -> None:
     exploration = explore(400, noise=0.05, correlated_noise=correlated)
     best, random = np.array([1.0, 4.0], np.float32), np.random.default_rng(0)
     drawn = [exploration(lambda: best, random, 0.0, False) for _ in range(200)]
@@ -120,9 +118,6 @@ def test_ppo_samples_actions_in_proportion_to_their_probability() -> None:
     agent.refresh()
     share = agent.act(np.zeros((4000, 4), np.float32), 0.0).mean()
     assert abs(share - 0.2) < 4 * np.sqrt(0.8 * 0.2 / 4000)  # Four standard errors.
-
-
-def test_variance_of_discrete_actions_is_that_over_their_probabilities() -> None:
     logits = np.float32([[7 + np.log(3), 7], [1000, 0], [5, 5]])  # 0.75 and 0.25, 1 and 0, even.
     np.testing.assert_allclose(Categorical(2).variance(logits), [0.0625, 0.25, 0], rtol=1e-5)
 
@@ -166,11 +161,9 @@ def test_advantages_by_hand() -> None:
     second, last = 2 - 20, 4 + 0.5 * 50 - 40
     first = (1 + 0.5 * 20 - 10) + 0.25 * second
     np.testing.assert_allclose(found[[0, 1, 3]], [first, second, last], rtol=1e-6)
-
-
-def test_truncation_bootstraps_from_the_last_observation() -> None:
+    # Truncation bootstraps from the last observation; of the next episode (reward 5) nothing
+    # reaches the one before.
     found = _estimates([1, 0, 5], [10, 30, 7, 8], [False] * 3, [1, 0, 1], 0.9, 1.0)
-    # Nothing of the next episode (reward 5) reaches the one before.
     np.testing.assert_allclose(found[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
 
 
@@ -237,9 +230,7 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED)])
-def test_reduced_precision_learns_nearly_what_float32_does(
-    algo: str, spec: EnvSpec, precision: str
-) -> None:
+def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec, precision: str) -> None:
     batch = transitions(spec)[-1]
 
     def learned(**changes: Any) -> tuple[float, Any, Any]:
@@ -247,11 +238,11 @@ def test_reduced_precision_learns_nearly_what_float32_does(
         before = np.concatenate([v.ravel() for v in values_of(agent.network)])
         loss = float(agent._learner.step(batch))
         after = np.concatenate([v.ravel() for v in values_of(agent.network)])
-        assert after.dtype == np.float32
         return loss, after, after - before
 
     (loss, exact, step), (reduced, near, taken) = learned(), learned(precision=precision)
     assert loss != reduced == pytest.approx(loss, rel=0.02)
+    assert exact.dtype == near.dtype == np.float32
     assert not np.array_equal(near, exact)
     # Adam's first step has one size; few gradients have another sign.
     assert np.mean(np.sign(step) == np.sign(taken)) > 0.95
@@ -278,16 +269,13 @@ def ppo_gradient(advantages: Any, **changes: Any) -> Any:
     return np.concatenate([np.ravel(gradient) for gradient in stepped(agent, given)[1]])
 
 
-def test_ppo_normalises_advantages_in_each_minibatch() -> None:
+def test_ppo_normalises_advantages_in_each_minibatch_and_clips_the_whole_gradient() -> None:
     normal = (ADVANTAGES - ADVANTAGES.mean()) / ADVANTAGES.std()
     plain = {"normalize_advantages": False, "gradient_clip": 1e9}
     by_hand, unlike = ppo_gradient(normal, **plain), ppo_gradient(3 + 5 * ADVANTAGES, **plain)
     found = ppo_gradient(3 + 5 * ADVANTAGES, normalize_advantages=True, gradient_clip=1e9)
     np.testing.assert_allclose(found, by_hand, rtol=1e-3, atol=1e-5)
     assert np.abs(unlike - by_hand).max() > 0.1
-
-
-def test_ppo_clips_the_norm_of_the_whole_gradient() -> None:
     whole = ppo_gradient(ADVANTAGES, gradient_clip=1e9)
     clipped = ppo_gradient(ADVANTAGES, gradient_clip=float(np.linalg.norm(whole) / 4))
     np.testing.assert_allclose(clipped, whole / 4, rtol=1e-4, atol=1e-7)
@@ -318,22 +306,12 @@ def batch(shared: Any) -> list[Any]:
     return [seen, actions, *(x.astype(np.float32) for x in (old, returns, advantages))]
 
 
-def test_heads_on_shared_layers_are_those_of_the_policy_network(
-    shared: Any, batch: list[Any]
-) -> None:
-    logits, values = shared._model.predict(batch[0])
-    np.testing.assert_allclose(logits, shared.network(batch[0]).numpy(), rtol=1e-4, atol=1e-6)
-    assert len(np.unique(values)) == 32
-    # All of the policy network is among what is learned and saved, and the value's head beside it.
-    names = [variable.name for variable in shared._model.variables]
-    assert len(set(names)) == len(names)
-    beside = set(names) - {variable.name for variable in shared.network.variables}
-    assert beside == {"value/kernel:0", "value/bias:0"}
-
-
 def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -> None:
     seen, actions, old, returns, advantages = batch
     logits, values = shared._model.predict(seen)
+    # The logits are those of the policy network.
+    np.testing.assert_allclose(logits, shared.network(seen).numpy(), rtol=1e-4, atol=1e-6)
+    assert len(np.unique(values)) == 32
     every = log_softmax(logits, axis=1)
     ratio = np.exp(np.take_along_axis(every, actions[:, None], axis=1)[:, 0] - old)
     assert ratio.min() < 0.9
@@ -343,6 +321,11 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
     np.testing.assert_allclose(stepped(shared, batch)[0], expected, rtol=1e-4)
+    # All of the policy network is among what is learned and saved, and the value's head beside it.
+    names = [variable.name for variable in shared._model.variables]
+    assert len(set(names)) == len(names)
+    beside = set(names) - {variable.name for variable in shared.network.variables}
+    assert beside == {"value/kernel:0", "value/bias:0"}
 
 
 def test_gradients_on_shared_layers_are_those_of_the_loss(shared: Any, batch: list[Any]) -> None:

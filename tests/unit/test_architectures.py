@@ -1,10 +1,9 @@
 """Networks by name are the papers': sizes and shapes by hand, layer by layer."""
 
 import pytest
-from samples import Capsys, refused
+from samples import refused
 
 from quarl_tf import presets
-from quarl_tf.cli import verbs
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.networks import Design, policy_factory
@@ -39,7 +38,6 @@ BY_HAND: dict[str, ByHand] = {
     "policy_iii": ([8 * 4096 + 4096, 4096 * 512 + 512, 512 * 1024 + 1024, 1024 * 4 + 4], []),
 }
 
-TRAIN = ["--algo", "dqn", "--env", "PongNoFrameskip-v4", "--dry-run"]
 
 #: What the papers say of Pong's networks, in millions.
 PUBLISHED = {"nature": 1.69, "li": 0.68, "policy_a": 1.25, "policy_b": 19.5, "policy_c": 129}
@@ -62,36 +60,17 @@ def test_named_networks_are_those_of_the_papers(name: str) -> None:
     assert network.output_shape == (None, spec.num_actions)
 
 
-def test_lists_are_fully_connected_layers() -> None:
-    assert architecture([5, 4]) == architecture((5, 4)) == Architecture((5, 4), ())
-    assert architecture("li").convolutions == (Convolution(16, 8, 4), Convolution(32, 4, 2))
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("natur", "Unknown network: did you mean nature? Received: network='natur'"),
-        ("Nature", "did you mean nature?"),
-        ("policy_d", "did you mean policy_"),
-        ("xyz", "choose from li, nature, policy_a, policy_b, policy_c, policy_i, policy_ii, "),
-    ],
-)
-def test_unknown_names_are_refused_naming_the_closest(name: str, message: str) -> None:
-    given = "dqn", "CartPole-v1", {"network": name}
-    assert message in refused(presets.load, *given, error=UsageError)
+@pytest.mark.parametrize("name", ["natur", "Nature"])
+def test_unknown_names_are_refused_naming_the_closest(name: str) -> None:
+    message = refused(presets.load, "dqn", "CartPole-v1", {"network": name}, error=UsageError)
+    assert message.endswith(f"did you mean nature? Received: network={name!r}")
 
 
 def test_presets_know_networks_by_name_and_by_list() -> None:
+    assert architecture([5, 4]) == architecture((5, 4)) == Architecture((5, 4), ())
+    assert architecture("li").convolutions == (Convolution(16, 8, 4), Convolution(32, 4, 2))
     pong = "PongNoFrameskip-v4"
     flat = {"network": [7, 3], "precision": "float32"}
     assert presets.load("dqn", pong).architecture == NAMED["nature"]
     assert presets.load("dqn", pong, {"network": "li"}).architecture == NAMED["li"]
     assert presets.load("dqn", pong, flat).architecture == Architecture((7, 3))
-
-
-@pytest.mark.parametrize("network", ["nature", "policy_ii", "[5,4]", "[5, 4]"])
-def test_command_line_takes_names_and_lists(network: str, capsys: Capsys) -> None:
-    # The preset's bfloat16 is for convolutions.
-    override = ["-p", f"network={network}", "-p", "precision=float32"]
-    assert verbs.main(["train", *TRAIN, *override]) == 0
-    assert "dqn-PongNoFrameskip-v4-s0-" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import Patch
+from samples import Patch, refused
 
 from quarl_tf import environments
 from quarl_tf.environments import make_vector
@@ -34,32 +34,26 @@ def lean(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
     return (observations @ np.array([0, 0, 1, 0]) > 0).astype(int)
 
 
-def test_an_episode_without_end_is_given_up(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
-    with pytest.raises(UsageError, match=r"limit of at most 39 .* Received: steps=40"):
-        rollout(make_vector(ENV_ID, 12), lean, seed=3)
-
-
-def test_rollout_is_one_episode_of_every_environment_stepped_by_hand() -> None:
+def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch: Patch) -> None:
     found = rollout(make_vector(ENV_ID, 12), lean, seed=3, keep=1000)
     returns, observations = [], []
     for e in range(12):
         env = gym.make(ENV_ID)
         observation, _ = env.reset(seed=3 + e)
-        rewards: list[float] = []
-        over = False
+        total, over = 0.0, False
         while not over:
-            observations.append(tuple(observation))
+            observations.append(observation.tolist())
             observation, reward, ended, cut, _ = env.step(int(lean(observation, np.array(True))))
-            rewards.append(float(reward))
+            total += float(reward)
             over = ended or cut
-        returns.append(sum(rewards))
+        returns.append(total)
     assert found.returns == returns
     assert min(returns) < LIMIT == max(returns)  # Both kinds of end are among them.
     # Those acted on, each once; an episode's last observation is not acted on.
-    assert sorted(map(tuple, found.observations.tolist())) == sorted(
-        tuple(map(float, observation)) for observation in observations
-    )
+    assert sorted(found.observations.tolist()) == sorted(observations)
+    # An episode without end is given up.
+    monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
+    assert "steps=40" in refused(rollout, make_vector(ENV_ID, 12), lean, seed=3, error=UsageError)
 
 
 class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
@@ -90,9 +84,7 @@ def stay(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
-def test_rollouts_keep_as_many_as_they_are_told(
-    lengths: list[int], keep: int, images: bool
-) -> None:
+def test_rollouts_keep_as_many_as_are_told(lengths: list[int], keep: int, images: bool) -> None:
     found = rollout(Ticking(lengths, images=images), stay, seed=0, keep=keep)
     assert found.returns == lengths
     assert len(found.observations) == min(keep, sum(lengths))
@@ -100,9 +92,7 @@ def test_rollouts_keep_as_many_as_they_are_told(
 
 @settings(max_examples=50)
 @given(st.integers(1, 3000), st.integers(2, 60))
-def test_half_is_kept_of_the_beginning_and_the_rest_is_spread_evenly(
-    length: int, keep: int
-) -> None:
+def test_half_is_kept_of_the_beginning_and_the_rest_is_spread(length: int, keep: int) -> None:
     found = rollout(Ticking([length], images=True), stay, seed=0, keep=keep)
     ticks = np.asarray(found.observations).reshape(-1, 2)[:, 0]
     assert len(ticks) == min(keep, length)
@@ -114,9 +104,7 @@ def test_half_is_kept_of_the_beginning_and_the_rest_is_spread_evenly(
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=4), st.integers(16, 60))
-def test_the_smallest_and_the_largest_of_each_feature_are_kept(
-    lengths: list[int], keep: int
-) -> None:
+def test_smallest_and_largest_of_each_feature_are_kept(lengths: list[int], keep: int) -> None:
     found = rollout(Ticking(lengths), stay, seed=0, keep=keep)
     kept = np.asarray(found.observations)
     np.testing.assert_array_equal(kept.min(axis=0), [0, 0])

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import seen, statistics
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import refused, seen, statistics
 
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.networks import (
     Design,
     NetworkFactory,
@@ -37,31 +38,24 @@ def random() -> np.random.Generator:
 
 def test_head_is_that_of_the_weights_by_hand() -> None:
     network, observations = build(), seen(40)
+    values = random_weights(network)
     statistics(observations).apply_to([network])
-    random = np.random.default_rng(1)
-    values = {
-        name: value if "normalizer" in name else random.normal(size=value.shape).astype("f4")
-        for name, value in networks.weights(network).items()
-    }
-    networks.set_weights(network, values)
     deviation = observations.astype(np.float64).std(axis=0)
     x = np.clip((observations - observations.mean(axis=0)) / deviation, -5, 5)
     for layer in ("hidden_0", "hidden_1"):
-        x = np.maximum(x @ values[f"{layer}/kernel:0"] + values[f"{layer}/bias:0"], 0)
-    expected = x @ values["head/kernel:0"] + values["head/bias:0"]
+        x = np.maximum(dense(x, values, layer), 0)
     found = inference.forward(network)(observations)
     assert found.shape == (40, 2)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, dense(x, values, "head"), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(network(observations).numpy(), found, rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_seed_gives_the_same_initial_weights() -> None:
     first, second = networks.weights(build()), networks.weights(build())
-    third = networks.weights(policy_factory(SPEC, MLP, seed=0)())
-    others = [
-        networks.weights(policy_factory(SPEC, MLP, seed=1)()),
-        networks.weights(policy_factory(SPEC, MLP, seed=0, purpose="value weights")()),
-    ]
+    third, *others = (
+        networks.weights(policy_factory(SPEC, MLP, **given)())
+        for given in ({"seed": 0}, {"seed": 1}, {"seed": 0, "purpose": "value weights"})
+    )
     assert set(first) == {
         *("normalizer/mean:0", "normalizer/inverse_deviation:0"),
         *(f"{layer}/{kind}:0" for layer in ("hidden_0", "hidden_1", "head") for kind in KINDS),
@@ -75,16 +69,12 @@ def test_the_same_seed_gives_the_same_initial_weights() -> None:
 
 def random_weights(network: Any, seed: int = 0) -> Weights:
     """Set every variable to random values, those of normalisers included; return them."""
-    random = np.random.default_rng(seed)
-    values = {
-        name: (random.normal(size=value.shape) / np.sqrt(max(1, value.size // value.shape[-1])))
-        for name, value in networks.weights(network).items()
-    }
-    # Deviations are positive.
-    values = {
-        name: (np.abs(value) + 0.1 if "deviation" in name else value).astype(np.float32)
-        for name, value in values.items()
-    }
+    random, values = np.random.default_rng(seed), networks.weights(network)
+    for name, value in values.items():
+        drawn = random.normal(size=value.shape) / np.sqrt(max(1, value.size // value.shape[-1]))
+        # Deviations are positive.
+        drawn = np.abs(drawn) + 0.1 if "deviation" in name else drawn
+        values[name] = drawn.astype(np.float32)
     networks.set_weights(network, values)
     return values
 
@@ -133,24 +123,23 @@ FRAMES = EnvSpec((4, 3, 2), "uint8", 2)
 STEERED = EnvSpec((3,), "float32", None, (-2.0, 0.0), (2.0, 10.0))
 DUELING = Design(architecture((6, 5)), 3, dueling=True)
 
+
+def mlp(*activation: Any, **more: Any) -> Design:
+    return Design(architecture((5, 4)), 2, *activation, **more)
+
+
 #: Every kind of network without convolutions.
 KINDS_OF_MLP: dict[str, tuple[EnvSpec, NetworkFactory]] = {
     "relu": (SPEC, build),
-    "tanh": (SPEC, policy_factory(SPEC, Design(architecture((5, 4)), 2, "tanh", 1.0), 0)),
-    "layer norm": (SPEC, policy_factory(SPEC, Design(architecture((5, 4)), 2, layer_norm=True), 0)),
-    "layer norm, tanh": (
-        SPEC,
-        policy_factory(SPEC, Design(architecture((5, 4)), 2, "tanh", layer_norm=True), 0),
-    ),
+    "tanh": (SPEC, policy_factory(SPEC, mlp("tanh", 1.0), 0)),
+    "layer norm": (SPEC, policy_factory(SPEC, mlp(layer_norm=True), 0)),
+    "layer norm, tanh": (SPEC, policy_factory(SPEC, mlp("tanh", layer_norm=True), 0)),
     "dueling": (SPEC, lambda: acting(policy_factory(SPEC, DUELING, 0)(), SPEC)),
     "bytes": (BYTES, policy_factory(BYTES, MLP, 0)),
     "frames": (FRAMES, policy_factory(FRAMES, MLP, 0)),
     "squashed action": (STEERED, actor_factory(STEERED, MLP, 0)),
     "open action": (STEERED, actor_factory(STEERED, MLP, 0, stochastic=True)),
-    "layer norm, squashed action": (
-        STEERED,
-        actor_factory(STEERED, Design(architecture((5, 4)), 2, layer_norm=True), 0),
-    ),
+    "layer norm, squashed": (STEERED, actor_factory(STEERED, mlp(layer_norm=True), 0)),
 }
 
 
@@ -174,9 +163,8 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
     # Every variable counts, those of the normaliser and of layer normalisation too.
     for variable in network.variables:
         before = snapshot(observations)
-        variable.assign_add(
-            np.linspace(0.1, 0.5, variable.shape.num_elements()).reshape(variable.shape)
-        )
+        more = np.linspace(0.1, 0.5, variable.shape.num_elements())
+        variable.assign_add(more.reshape(variable.shape))
         np.testing.assert_array_equal(snapshot(observations), before)
         snapshot.refresh()
         after = network(observations).numpy()
@@ -185,26 +173,21 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
 
 
 def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
-    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC)
-    values = random_weights(network)
+    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
+    values, choosing = random_weights(network), acting(network, SPEC)
     scaled = network.get_layer("normalizer")(x).numpy()
     shared = np.maximum(dense(scaled, values, "hidden_0"), 0)
     advantage = dense(np.maximum(dense(shared, values, "hidden_1"), 0), values, "head")
     value = dense(np.maximum(dense(shared, values, "value_hidden"), 0), values, "value")
-    assert (advantage.shape, value.shape) == ((50, 3), (50, 1))
+    assert (advantage.shape, value.shape) == ((2000, 3), (2000, 1))
     expected = value + advantage - advantage.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_acting_part_of_a_dueling_network_shares_its_weights_and_has_no_value() -> None:
-    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
-    choosing = acting(network, SPEC)
-    random_weights(network, 3)
-    heads, values = choosing(x).numpy(), network(x).numpy()
-    np.testing.assert_array_equal(heads.argmax(axis=1), values.argmax(axis=1))
+    # What acts shares the weights and has no value.
+    heads = choosing(x).numpy()
+    np.testing.assert_array_equal(heads.argmax(axis=1), network(x).numpy().argmax(axis=1))
     assert len(np.unique(heads.argmax(axis=1))) == 3
-    assert not np.allclose(heads, values, atol=0.1)
-    without = set(networks.weights(network)) - set(networks.weights(choosing))
+    assert not np.allclose(heads, expected, atol=0.1)
+    without = set(values) - set(networks.weights(choosing))
     assert {name.split("/")[0] for name in without} == {"value_hidden", "value"}
 
 
@@ -261,26 +244,61 @@ def test_weights_survive_their_file(tmp_path: Path) -> None:
     # Their hash names the network, so the same weights have to be the same bytes.
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     networks.set_weights(second, networks.load_weights(tmp_path / "a.npz"))
-    for name, value in networks.weights(first).items():
-        np.testing.assert_array_equal(networks.weights(second)[name], value)
     np.testing.assert_array_equal(second(seen(5)).numpy(), first(seen(5)).numpy())
 
 
-@pytest.mark.parametrize("change", ["shape", "missing", "unknown", "other layers"])
-def test_weights_of_another_network_are_refused(change: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values | {"head/kernel:0": np.zeros((4, 3), np.float32)},
+        lambda values: {n: value for n, value in values.items() if n != "head/bias:0"},
+        lambda values: values | {"extra/bias:0": np.zeros(2, np.float32)},
+        lambda _: networks.weights(policy_factory(SPEC, Design(architecture((5,)), 2), seed=0)()),
+    ],
+)
+def test_weights_of_another_network_are_refused(change: Any) -> None:
     network = build()
     before = networks.weights(network)
-    values = networks.weights(network)
-    if change == "shape":
-        values["head/kernel:0"] = np.zeros((4, 3), np.float32)
-    elif change == "missing":
-        del values["head/bias:0"]
-    elif change == "unknown":
-        values["extra/bias:0"] = np.zeros(2, np.float32)
-    else:
-        values = networks.weights(policy_factory(SPEC, Design(architecture((5,)), 2), seed=0)())
-    with pytest.raises(QuarlError, match=r"do not fit the network .* Received: ") as error:
-        networks.set_weights(network, values)
-    assert "\n" not in str(error.value)
+    assert "do not fit the network" in refused(networks.set_weights, network, change(before))
     for name, value in networks.weights(network).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 2**16))
+def test_statistics_are_of_all_observations_however_they_came(sizes: list[int], seed: int) -> None:
+    observations = seen(sum(sizes), seed)
+    collected = statistics(*np.split(observations, np.cumsum(sizes)[:-1]))
+    exact, found = observations.astype(np.float64), collected.squares / collected.count
+    assert collected.count == len(observations)
+    np.testing.assert_allclose(collected.mean, exact.mean(axis=0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found, exact.var(axis=0), rtol=1e-9, atol=1e-9)
+
+
+def test_statistics_are_exact_far_from_zero() -> None:
+    observations = (seen(1000) + np.float32(1e6)).astype(np.float32)
+    collected = statistics(*np.split(observations, 100))
+    exact = observations.astype(np.float64).std(axis=0)
+    np.testing.assert_allclose(np.sqrt(collected.squares / 1000), exact, rtol=1e-6)
+
+
+def test_normaliser_cuts_off_at_five_deviations() -> None:
+    network = build()
+    layer = network.get_layer("normalizer")
+    layer.mean.assign([1.0, 2.0, 3.0])
+    layer.inverse_deviation.assign([1.0, 0.5, 2.0])
+    observation = np.array([[7.0, 11.0, 1.0], [-3.5, 3.0, -1e9]], np.float32)
+    expected = [[5.0, 4.5, -4.0], [-4.5, 0.5, -5.0]]
+    np.testing.assert_array_equal(layer(observation).numpy(), expected)
+    # A feature that never moved is not blown up.
+    statistics(np.full((50, 3), 7, np.float32)).apply_to([network])
+    assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
+
+
+def test_all_bytes_are_spread_evenly_over_0_to_1() -> None:
+    network = policy_factory(EnvSpec((256,), "uint8", 2), MLP, seed=0)()
+    every = np.arange(256, dtype=np.uint8)[None]
+    scaled = network.get_layer("byte_scaling")(every).numpy()
+    np.testing.assert_allclose(scaled, every / 255, rtol=1e-6)
+    assert (scaled.max(), network.input.dtype) == (1, "uint8")
+    # A byte's range is known: there is nothing to normalise with.
+    assert not [name for name in networks.weights(network) if "normalizer" in name]

@@ -242,9 +242,7 @@ def test_continuous_actions_are_kept_whole() -> None:
 @pytest.mark.parametrize(
     ("env_id", "length"), [("CartPole-v1", 120), ("BreakoutNoFrameskip-v4", 450)]
 )
-def test_transitions_of_real_environments_are_those_that_were_seen(
-    env_id: str, length: int
-) -> None:
+def test_transitions_of_real_environments_are_those_seen(env_id: str, length: int) -> None:
     spec, random = env_spec(env_id), np.random.default_rng(0)
     envs, rows = make_vector(env_id, 2, training=True), length // 2
     numbered = EnvSpec(spec.observation_shape, spec.observation_dtype, 10**6, None, None, 4)
