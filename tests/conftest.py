@@ -86,16 +86,10 @@ class Network:
 
 def sidecar_for(content: bytes, **changes: Any) -> Sidecar:
     """Describe a flatbuffer for CartPole, but for what is given in `changes`."""
-    found = flatbuffer.audit(content)
-    values: dict[str, Any] = {
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "size_bytes": len(content),
-        "tensor_dtypes": found.tensor_dtypes,
-        "weight_dtypes": found.weight_dtypes,
-        "operators": found.operators,
-        "check": {},
-    }
-    return replace(SIDECAR, **values | changes)
+    found, hashed = flatbuffer.audit(content), hashlib.sha256(content).hexdigest()
+    types = {"tensor_dtypes": found.tensor_dtypes, "weight_dtypes": found.weight_dtypes}
+    values = {"sha256": hashed, "size_bytes": len(content), "operators": found.operators}
+    return replace(SIDECAR, **{**values, **types, "check": {}, **changes})
 
 
 @pytest.fixture(scope="session")
@@ -192,24 +186,13 @@ def describe(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def tiny_run() -> Run:
     """Return a run that trains in a second, for what does not depend on what is learned."""
-    overrides = {
-        "steps": 1200,
-        "num_envs": 4,
-        # Kernels of fewer than 1024 weights stay in float in dynamic_int8.
-        "network": [32, 32],
-        "learning_starts": 200,
-        # Less than is added, so that the ring wraps.
-        "buffer_size": 800,
-        "batch_size": 16,
-        "n_step": 2,
-        "train_frequency": 64,
-        "gradient_steps": 8,
-        "target_update": 20,
-        "evaluation_every": 400,
-        "evaluation_episodes": 8,
-        "checkpoint_every": 400,
-    }
-    return Run("dqn", "CartPole-v1", 0, overrides)
+    # Kernels of fewer than 1024 weights stay in float in dynamic_int8.
+    sizes = {"steps": 1200, "num_envs": 4, "network": [32, 32], "learning_starts": 200}
+    # The ring holds less than is added, so that it wraps.
+    replay = {"buffer_size": 800, "batch_size": 16, "n_step": 2, "target_update": 20}
+    often = {"train_frequency": 64, "gradient_steps": 8, "checkpoint_every": 400}
+    evaluated = {"evaluation_every": 400, "evaluation_episodes": 8}
+    return Run("dqn", "CartPole-v1", 0, sizes | replay | often | evaluated)
 
 
 @pytest.fixture(scope="session")

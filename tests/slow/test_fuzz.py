@@ -10,7 +10,6 @@ import os
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -44,16 +43,8 @@ class KeptPool:
     def __enter__(self) -> Any:
         return KeptPool.pool
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
-
-    @classmethod
-    def close(cls) -> None:
-        if cls.pool is not None:
-            cls.pool.shutdown()
-            cls.pool = None
 
 
 def damaged(content: bytes, random: np.random.Generator) -> bytes:
@@ -65,9 +56,8 @@ def damaged(content: bytes, random: np.random.Generator) -> bytes:
         for place in random.integers(len(content), size=random.integers(1, 9)):
             changed[place] ^= 1 << random.integers(8)
     elif how == 1:
-        word = int(
-            random.choice([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, random.integers(2**32)])
-        )
+        words = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, random.integers(2**32)]
+        word = int(random.choice(words))
         changed[at // 4 * 4 : at // 4 * 4 + 4] = word.to_bytes(4, "little")
     elif how == 2:
         del changed[at:]
@@ -108,15 +98,11 @@ def test_damage_is_one_line_and_never_accepted(
         assert said_wrong.count("\n") == (code > 0), f"{where}: {said_wrong}"
         if code == 0 and command[0] in ("quantize", "evaluate"):
             assert first == content, where
-            assert read(second) == read(sidecar), where
+            assert json.loads(second) == json.loads(sidecar), where
         if code == 0 and command[0] == "adopt":
-            assert first == content or "sha256" not in read(second), where
+            assert first == content or "sha256" not in json.loads(second), where
             # What was taken is taken on.
             assert main(("export", "adopted-CartPole-v1-s0-fuzzed", "--schemes", "int8")) < 3, where
             assert capsys.readouterr().err.count("\n") < 2, where
         shutil.rmtree("tflite_models", ignore_errors=True)
-    KeptPool.close()
-
-
-def read(content: bytes) -> Any:
-    return json.loads(content)
+    KeptPool.pool.shutdown()

@@ -60,25 +60,11 @@ def tasks() -> Iterator[None]:
     del gym.registry["Corridor-v0"], gym.registry["Approach-v0"]
 
 
-_COMMON = {
-    "steps": 3000,
-    "num_envs": 4,
-    "network": [32],
-    "discount": 0.95,
-    "evaluation_every": 1000,
-    "evaluation_episodes": 2,
-    "checkpoint_every": 1000,
-    "learning_rate": 0.003,
-    "learning_rate_decay": False,
-}
-_OFF_POLICY = {
-    "learning_starts": 200,
-    "buffer_size": 3000,
-    "batch_size": 32,
-    "n_step": 1,
-    "train_frequency": 32,
-    "gradient_steps": 16,
-}
+_COMMON: dict[str, Any] = {"steps": 3000, "num_envs": 4, "network": [32], "discount": 0.95}
+_COMMON |= {"evaluation_every": 1000, "evaluation_episodes": 2, "checkpoint_every": 1000}
+_COMMON |= {"learning_rate": 0.003, "learning_rate_decay": False}
+_OFF_POLICY = {"learning_starts": 200, "buffer_size": 3000, "batch_size": 32, "n_step": 1}
+_OFF_POLICY |= {"train_frequency": 32, "gradient_steps": 16}
 _DQN = {"target_update": 32, "exploration_fraction": 0.5}
 _DDPG = {"critic_learning_rate": 0.003, "target_tau": 0.05, "noise": 0.2, "layer_norm": False}
 _PPO = {"train_frequency": 128, "minibatch_size": 64, "epochs": 10, "gae_lambda": 0.95}
@@ -95,9 +81,7 @@ _A2C = {"train_frequency": 32, "minibatch_size": 32, "gae_lambda": 1.0, "steps":
         ("ppo", "Approach-v0", _PPO),
     ],
 )
-def test_every_algorithm_learns(
-    algo: str, env_id: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_one_learns(algo: str, env_id: str, changes: dict[str, Any], tmp_path: Path) -> None:
     preset_of = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
     preset = presets.load(algo, preset_of, {**_COMMON, **changes})
     run, workspace = Run(algo, env_id, 0), Workspace(tmp_path)

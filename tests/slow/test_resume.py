@@ -15,28 +15,16 @@ from quarl_tf.store.workspace import Workspace
 from quarl_tf.training.loop import train
 
 BREAKOUT = "BreakoutNoFrameskip-v4"
-_BRIEF = {
-    "steps": 512,
-    "num_envs": 2,
-    "network": [8],
-    "train_frequency": 64,
-    "evaluation_every": 256,
-    "evaluation_episodes": 2,
-    "checkpoint_every": 256,
-}
+_BRIEF: dict[str, Any] = {"steps": 512, "num_envs": 2, "network": [8], "train_frequency": 64}
+_BRIEF |= {"evaluation_every": 256, "evaluation_episodes": 2, "checkpoint_every": 256}
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 16, "gradient_steps": 4}
 #: The ring wraps, and the exploration's schedule is under way at any cut.
 _DQN = {**_OFF_POLICY, "exploration_fraction": 1.0, "buffer_size": 400}
 _DDPG = {**_OFF_POLICY, "layer_norm": True}
 _PPO = {"minibatch_size": 32, "epochs": 2}
 _A2C = {"minibatch_size": 64}
-_IMAGES = {
-    "steps": 256,
-    "network": "li",
-    "train_frequency": 32,
-    "evaluation_every": 128,
-    "checkpoint_every": 128,
-}
+_IMAGES: dict[str, Any] = {"steps": 256, "network": "li", "train_frequency": 32}
+_IMAGES |= {"evaluation_every": 128, "checkpoint_every": 128}
 _DQN_IMAGES = {**_IMAGES, "batch_size": 4, "gradient_steps": 1, "buffer_size": 100, "dueling": True}
 _PPO_IMAGES = {**_IMAGES, "minibatch_size": 16, "epochs": 1, "precision": "bfloat16"}
 
@@ -58,9 +46,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_resumed_training_of_any_kind_ends_with_the_same_bytes(
-    kind: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
     # Games of 60 ticks.
     monkeypatch.setitem(registry.find(BREAKOUT).kwargs, "max_num_frames_per_episode", 240)
     # Zones rise within the training.
