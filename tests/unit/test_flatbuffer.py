@@ -1,55 +1,47 @@
-"""What an audit reads from flatbuffers, and that damage ends in one line, never in a crash."""
+"""What is read from flatbuffers: contents and memory; damage ends in one line, never in a crash."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import Artifacts, refused
+from samples import Artifacts, Patch, refused
 
+from quarl_tf.evaluation import memory
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.runtime.flatbuffer import audit, weights
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.flatbuffer import Activation, audit, byte_size, weights
 
-LAYERS = 3  # The network has 4·64 + 64·64 + 64·2 weights, and biases of 64 + 64 + 2.
-KERNELS = 4 * 64 + 64 * 64 + 64 * 2
-BIASES = 64 + 64 + 2
+LAYERS, KERNELS, BIASES = 3, 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 
 
-def test_float_network_is_float_throughout(artifacts: Artifacts) -> None:
+def test_audits_tell_types_operators_and_scales(artifacts: Artifacts) -> None:
     found = audit(artifacts["fp32"])
     assert set(found.tensor_dtypes) - {"int32"} == {"float32"}
     assert found.weight_dtypes["float32"] == KERNELS + BIASES
     assert found.operators.count("FULLY_CONNECTED float32") == LAYERS
-    (source,), (target,) = found.inputs, found.outputs
-    assert (source.shape, source.dtype, source.scale) == ((1, 4), "float32", None)
-    assert (target.shape, target.dtype, target.scale) == ((1, 2), "float32", None)
-
-
-def test_int8_network_computes_in_int8_between_float_ends(artifacts: Artifacts) -> None:
+    ends = [(spec.shape, spec.dtype, spec.scale) for spec in (*found.inputs, *found.outputs)]
+    assert ends == [((1, 4), "float32", None), ((1, 2), "float32", None)]
+    # int8 between float ends.
     found = audit(artifacts["int8"])
-    assert found.operators[0] == "QUANTIZE int8"
-    assert found.operators[-1] == "DEQUANTIZE float32"
+    assert (found.operators[0], found.operators[-1]) == ("QUANTIZE int8", "DEQUANTIZE float32")
     assert found.operators.count("FULLY_CONNECTED int8") == LAYERS
     assert found.weight_dtypes["int8"] == KERNELS
     assert found.weight_dtypes["int32"] >= BIASES
     assert "float32" not in found.weight_dtypes
-
-
-def test_quantised_interface_shows_its_scale(artifacts: Artifacts) -> None:
+    # And without.
     found = audit(artifacts["int8_io"])
     for spec in (*found.inputs, *found.outputs):
         assert spec.dtype == "int8"
-        assert spec.scale is not None
-        assert 0 < spec.scale < 1
+        assert 0 < (spec.scale or 0) < 1
         assert -128 <= (spec.zero_point or 0) <= 127
     assert "float32" not in found.tensor_dtypes
 
 
-def test_weights_are_those_of_the_network_in_its_order(
-    artifacts: Artifacts, networks: dict[str, Any]
-) -> None:
+def test_weights_are_those_of_the_network(artifacts: Artifacts, networks: dict[str, Any]) -> None:
     kernels = [kernel.T for kernel, _ in networks["mlp"].layers]
     for scheme, exact in [("fp32", 0.0), ("fp16", 1e-3), ("dynamic_int8", 0.02), ("int8", 0.02)]:
         found = list(weights(artifacts[scheme]).values())
@@ -69,9 +61,7 @@ def test_truncated_content_is_refused(artifacts: Artifacts, name: str) -> None:
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 7)), min_size=1, max_size=8))
-def test_flipped_bits_never_end_in_anything_but_one_line(
-    artifacts: Artifacts, flips: list[tuple[int, int]]
-) -> None:
+def test_flipped_bits_are_one_line(artifacts: Artifacts, flips: list[tuple[int, int]]) -> None:
     content = bytearray(artifacts["int8"].read_bytes())
     for position, bit in flips:
         content[position % len(content)] ^= 1 << bit
@@ -96,3 +86,83 @@ def test_files_that_are_no_flatbuffers_are_refused(tmp_path: Path, read: Any) ->
     ]:
         path.write_bytes(content)
         assert received in refused(read, path)
+
+
+def test_numbers_are_as_large_as_they_are_stored() -> None:
+    for dtype, elements, size in (
+        *(("float32", 5, 20), ("float16", 5, 10), ("bfloat16", 5, 10), ("int64", 1, 8)),
+        *(("int8", 5, 5), ("int4", 5, 3), ("int4", 4, 2), ("int2", 4, 1), ("bool", 3, 3)),
+        ("float32", 0, 0),
+    ):
+        assert byte_size(dtype, elements) == size
+    for dtype in ("string", "resource", "variant"):
+        assert f"Received: dtype='{dtype}'" in refused(byte_size, dtype, 1)
+
+
+def test_tensors_live_from_their_operator_to_their_last_user(artifacts: Artifacts) -> None:
+    # 4 inputs, two hidden layers of 64, 2 outputs; inputs and outputs belong to the caller.
+    assert flatbuffer.activations(artifacts["fp32"]) == [
+        Activation(16, 0, 2),
+        Activation(256, 0, 1),
+        Activation(256, 1, 2),
+        Activation(8, 2, 2),
+    ]
+
+
+def test_the_arena_holds_what_lives_at_once(artifacts: Artifacts) -> None:
+    # Input at 0, first hidden layer at 64, second behind it at 320, output where the first was.
+    assert memory.arena_bytes(artifacts["fp32"]) == 320 + 256
+    # Hidden layers of bytes at 64 and 128; behind them the head as 2 bytes, which lives together
+    # with the second of them and with the output at 64.
+    assert memory.arena_bytes(artifacts["int8"]) == 128 + 64 + 2
+
+
+def test_a_tensor_goes_into_the_smallest_gap_that_fits(monkeypatch: Patch) -> None:
+    found = [
+        # In this order: at 0, 1024, 1536 and, as the first is gone by then, in front of them.
+        Activation(1000, 0, 1),
+        Activation(512, 1, 4),
+        Activation(100, 1, 4),
+        Activation(300, 2, 4),
+    ]
+    monkeypatch.setattr(flatbuffer, "activations", lambda _: found)
+    assert memory.arena_bytes(b"") == 1536 + 100
+    # Gaps of 448 and of 64 bytes, and what is behind.
+    taken = [(448, 64), (576, 64)]
+    assert [memory._place(size, taken) for size in (64, 65, 448, 449)] == [512, 0, 0, 640]
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8", "int8_io", "steering"])
+def test_the_arena_is_as_large_as_the_interpreters(artifacts: Artifacts, name: str) -> None:
+    # Delegates would take the tensors between the ends out of the arena.
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = Interpreter(str(artifacts[name]), experimental_op_resolver_type=plain)
+    constant = {t.name for t in flatbuffer.parsed(artifacts[name])[0].tensors if t.data is not None}
+    interpreter.allocate_tensors()
+    spans = []
+    for detail in interpreter.get_tensor_details():
+        if detail["name"] not in constant:
+            view = interpreter.tensor(detail["index"])()
+            start = view.__array_interface__["data"][0]
+            spans.append((start, start + view.nbytes))
+    starts, ends = zip(*spans, strict=True)
+    assert memory.arena_bytes(artifacts[name]) == max(ends) - min(starts)
+
+
+def test_a_process_grows_by_what_it_loads(artifacts: Artifacts) -> None:
+    assert memory.weight_bytes(artifacts["fp16"]) == 2 * (KERNELS + BIASES)
+    assert memory.weight_bytes(artifacts["int8"]) == KERNELS + 4 * BIASES
+    found = memory.measure(artifacts["fp32"])
+    assert found.file == artifacts["fp32"].stat().st_size
+    assert (found.weights, found.arena) == (4 * (KERNELS + BIASES), 576)
+    # More than the file, which it holds; less than another Python.
+    assert found.file < found.process < 20_000_000
+
+
+def test_files_that_cannot_run_are_one_line(artifacts: Artifacts, tmp_path: Path) -> None:
+    path = tmp_path / "x.tflite"
+    for measure in (memory.measure, memory.process_bytes, memory.arena_bytes):
+        assert "Received: path=" in refused(measure, path)
+    path.write_bytes(artifacts["fp32"].read_bytes()[:200])
+    assert "truncated or damaged" in refused(memory.measure, path)
+    assert f"Received: path='{path}'" in refused(memory.process_bytes, path)

@@ -1,5 +1,7 @@
 """Grids by hand, by their properties, and beside TensorFlow's fake quantisers."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -90,9 +92,7 @@ def test_zero_stays_zero_and_order_is_kept(values: np.ndarray, bits: int, kind: 
 
 @quick
 @given(tensors(), all_bits, all_kinds)
-def test_the_error_is_half_a_step_but_for_floor_and_moved_ends(
-    values: np.ndarray, bits: int, kind: str
-) -> None:
+def test_the_error_is_half_a_step_but_for_floor(values: np.ndarray, bits: int, kind: str) -> None:
     low, high = values.min().astype("f8"), values.max().astype("f8")
     low, high, step = grid_between(low, high, form(kind, bits))
     error = fake_quantize(values, form(kind, bits)).astype("f8") - values
@@ -106,17 +106,12 @@ def test_the_error_is_half_a_step_but_for_floor_and_moved_ends(
 
 @quick
 @given(tensors(), all_bits, all_kinds, st.data())
-def test_a_grid_a_channel_is_that_of_each_slice(
-    values: np.ndarray, bits: int, kind: str, data: st.DataObject
-) -> None:
+def test_channels_are_slices(values: np.ndarray, bits: int, kind: str, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
     found = fake_quantize(values, form(kind, bits), axis)
     for i in range(values.shape[axis]):
         alone = fake_quantize(values.take(i, axis), form(kind, bits))
         np.testing.assert_array_equal(found.take(i, axis), alone)
-
-
-# Errors, and IEEE half.
 
 
 @pytest.mark.parametrize(
@@ -131,14 +126,12 @@ def test_a_grid_a_channel_is_that_of_each_slice(
 )
 def test_what_cannot_be_quantised_is_named(values: list[float], received: str) -> None:
     for function in (lambda x: fake_quantize(x, form("paper", 8)), round_to_half):
-        with pytest.raises(ValueError, match="Received: ") as caught:
+        with pytest.raises(ValueError, match=re.escape(f"Received: {received}") + "$"):
             function(values)
-        assert str(caught.value).endswith(f"Received: {received}")
 
 
 @pytest.mark.parametrize("largest", [65520.0, -70000.0, 1e38])
 def test_half_overflow_names_the_largest_value(largest: float) -> None:
     assert round_to_half([65519.0]) == 65504
-    with pytest.raises(ValueError, match="65504") as caught:
+    with pytest.raises(ValueError, match=re.escape(f"largest value={np.float32(largest)}")):
         round_to_half([1.0, largest, 65000.0])
-    assert str(caught.value).endswith(f"largest value={np.float32(largest)}")
