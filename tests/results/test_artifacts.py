@@ -61,9 +61,7 @@ def test_what_is_kept_is_there_and_what_is_made_again_has_its_hash() -> None:
         "PongNoFrameskip-v4/ppo",
     ],
 )
-def test_constants_of_a_flatbuffer_are_the_network_that_a_training_can_start_from(
-    cell: str,
-) -> None:
+def test_constants_of_a_flatbuffer_are_a_network_to_start_from(cell: str) -> None:
     path = min((WORKSPACE.root / "tflite_models" / cell).glob(f"*/{REFERENCE}.tflite"))
     policy = Policy.load(path)
     run, spec = Run.from_dict(policy.sidecar.run), environments.env_spec(policy.sidecar.env_id)

@@ -1,4 +1,4 @@
-"""Behaviour of the intervals, the errors and the verdicts."""
+"""Intervals, errors and verdicts, and schemes summed up over cells."""
 
 import math
 import tracemalloc
@@ -10,6 +10,7 @@ import pytest
 from samples import EVALUATION, refused
 from scipy import stats
 
+from quarl_tf.evaluation.aggregate import Paired, aggregate, holm
 from quarl_tf.evaluation.compare import (
     DEFAULT_MARGIN_PERCENT,
     MIN_EPISODES,
@@ -92,9 +93,7 @@ def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
         (student_interval, 3, "normal"),
     ],
 )
-def test_19_of_20_intervals_hold_the_true_mean(
-    interval_of: IntervalOf, episodes: int, kind: str
-) -> None:
+def test_19_of_20_hold_the_true_mean(interval_of: IntervalOf, episodes: int, kind: str) -> None:
     draw, mean = getattr(np.random.default_rng(11), kind), float(kind == "exponential")
     intervals = [interval_of(draw(size=episodes)) for _ in range(200)]
     assert 0.88 <= np.mean([one.low <= mean <= one.high for one in intervals]) <= 0.99
@@ -222,9 +221,7 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
 
 
 @pytest.mark.parametrize("different", [2, 5, 20, 30])
-def test_intervals_of_repeated_games_hold_the_true_mean_as_often_as_they_say(
-    different: int,
-) -> None:
+def test_intervals_of_repeated_games_hold_the_true_mean(different: int) -> None:
     random = np.random.default_rng(0)
     held = unbounded = 0
     for _ in range(1000):
@@ -358,9 +355,7 @@ def test_what_an_undecided_comparison_needs_more() -> None:
 
 
 @pytest.mark.parametrize("chance", [0.005, 0.01, 0.02, 0.1, 0.3])
-def test_rare_failures_of_capped_returns_are_held_by_the_interval_or_the_bound(
-    chance: float,
-) -> None:
+def test_rare_failures_are_held_by_the_interval_or_the_bound(chance: float) -> None:
     random, held, claimed = np.random.default_rng(0), 0, 0
     for _ in range(100):
         fails = random.random(100) < chance
@@ -405,3 +400,64 @@ def test_pool_refuses_what_does_not_belong_together() -> None:
         [one, replace(one, margin_percent=5)],
     ):
         assert "Received: " in refused(pool, comparisons)
+
+
+def cell(difference: np.ndarray | float, others: float | None = None) -> Paired:
+    reference = np.full(50, 200.0)
+    return Paired(reference + difference, reference, 0.0, 50, () if others is None else [others])
+
+
+def test_sums_over_cells_by_hand() -> None:
+    cells = {"a": [cell(-4.0), cell(-8.0)], "b": [cell(6.0)]}
+    found = aggregate("int8", cells)
+    # Means are over cells; absolute values do not cancel: 3 % lost, 3 % gained.
+    assert (found.error.mean, found.absolute) == pytest.approx((0, 3))
+    assert (found.cells, found.noise) == (2, None)
+    # Of the first cell the trainings are resampled: 2, 3 or 4 %.
+    assert (found.error.low, found.error.high) == pytest.approx((-0.5, 0.5))
+    found = aggregate("int8", {**cells, "b": [cell(6.0), cell(0.0)]})
+    assert found.errors == pytest.approx([-3, 0, 2, 4])
+    # The lowest and the highest quarter are left out.
+    assert found.iqm.mean == pytest.approx(1.0)
+    # More than fp32 never in a, and in b in one of two; equal counts half.
+    assert found.improvement.mean == pytest.approx((0 + 75) / 2)
+    assert (found.improvement.low, found.improvement.high) == pytest.approx((25, 50))
+    # Shares of what a policy earns above a random one.
+    near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
+    assert near_zero.errors == pytest.approx(np.full(20, 10.0))
+
+
+def test_cells_that_all_agree_have_no_interval() -> None:
+    found = aggregate("fp16", {"a": [cell(0.0)] * 2, "b": [cell(0.0)]})
+    for of in (found.error, found.iqm, found.improvement):
+        assert not of.bounded
+        assert of.alike == 3
+    assert found.improvement.mean == 50
+
+
+def test_noise_is_what_fp32_differs_by_from_itself() -> None:
+    found = aggregate("int8", {"a": [cell(0.0, 190.0)], "b": [cell(0.0, 220.0)]})
+    assert found.noise == pytest.approx((5 + 10) / 2)
+    assert found.losses == []
+
+
+def test_intervals_over_cells_hold_the_true_mean() -> None:
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(40):
+        cells = {
+            f"{i}": [cell(rng.normal(rng.normal(-2, 2), 20, 50)) for _ in range(3)]
+            for i in range(8)
+        }
+        found = aggregate("x", cells)
+        held += found.error.low <= 1.0 <= found.error.high
+    assert held >= 38
+
+
+def test_only_losses_that_survive_the_correction_are_told() -> None:
+    assert holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == ["b", "c", "a"]
+    assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
+    # A game that was played again and again is one observation.
+    again = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)
+    assert aggregate("x", {"a": [again], "b": [cell(0.0)]}).losses == []
+    sure = [cell(np.linspace(-11, -9, 50)) for _ in range(1)]
+    assert aggregate("x", {"a": sure, "b": [cell(0.0)]}).losses == ["a"]

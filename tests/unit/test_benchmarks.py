@@ -1,0 +1,91 @@
+"""The benchmarks: what they ask and measure, and how it is summed up. Nothing is timed."""
+
+import mixed_precision
+import numpy as np
+import ours
+import peers
+from ai_edge_litert.interpreter import Interpreter
+from memory_limit import LIMITS_MIB, draw, float_policy
+
+from quarl_tf.export import integer
+from quarl_tf.foundation import native_output
+from quarl_tf.runtime import flatbuffer
+from quarl_tf.spec import Scheme
+
+WORKLOADS = ours.workloads()
+
+
+def head(content: bytes, observation: np.ndarray) -> np.ndarray:
+    with native_output.caught():
+        interpreter = Interpreter(model_content=content)
+        interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], observation)
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+
+def test_the_network_is_a_perceptron_with_relu() -> None:
+    content = float_policy((5, 16, 8, 3))
+    first, second, last = (k for k in flatbuffer.weights(content).values() if k.ndim == 2)
+    observation = np.random.default_rng(0).standard_normal((1, 5), np.float32)
+    hidden = np.maximum(np.maximum(observation @ first.T, 0) @ second.T, 0)
+    np.testing.assert_allclose(head(content, observation), hidden @ last.T, atol=1e-6)
+
+
+def test_the_network_becomes_int8() -> None:
+    seen = np.random.default_rng(0).standard_normal((64, 32), np.float32)
+    content = float_policy((32, 64, 64, 3))
+    int8 = integer.quantized(content, seen, Scheme.parse("int8").recipe)
+    assert flatbuffer.audit(int8).weight_dtypes["int8"] == 32 * 64 + 64 * 64 + 64 * 3
+    wanted, found = (head(each, seen[:1]) for each in (content, int8))
+    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
+def test_limits_that_nothing_was_measured_at_are_left_out() -> None:
+    row = {"file_bytes": 10**6, "median_ms": 1.0}
+    rows = [
+        {"inputs": inputs, "scheme": scheme, "limit_mib": limit, **row}
+        for inputs in (32, 39_427)
+        for scheme in ("fp32", "int8")
+        for limit in LIMITS_MIB
+    ]
+    del rows[-1]["median_ms"]
+    lines = [line for axes in draw(rows).axes for line in axes.lines]
+    assert [len(line.get_xdata()) for line in lines] == [9, 9, 9, 8]
+
+
+def test_the_warm_up_is_not_counted() -> None:
+    stamps = [(100, 0.0), (200, 10.0), (300, 11.0), (400, 13.0)]
+    assert peers.rate(stamps, warm_up=150) == 200 / 3
+
+
+def test_multiplications_are_counted() -> None:
+    # CartPole: 4 numbers, two actions, 256 by 256 in between; 64 transitions for two steps.
+    layers = 4 * 256, 256 * 256, 256 * 2
+    learning = 64 * 128 / 256 * (4 * sum(layers) - layers[0])
+    assert ours.multiplications(WORKLOADS["dqn-CartPole"]) == sum(layers) + learning
+    # Policy and value; 20 epochs.
+    first, rest = 2 * 4 * 64, 2 * 64 * 64 + 64 * 2 + 64
+    learning = 20 * (3 * (first + rest) - first)
+    assert ours.multiplications(WORKLOADS["ppo-CartPole"]) == first + rest + learning
+    # 2 numbers, one action, which the critic takes as well; 256 transitions a step.
+    actor, critic = (n * 400 + 400 * 300 + 300 for n in (2, 3))
+    learning = 256 * (4 * actor - 2 * 400 + 6 * critic - 3 * 400)
+    assert ours.multiplications(WORKLOADS["ddpg-MountainCarContinuous"]) == actor + learning
+    # Nature's network by hand, one pass to act and one to learn.
+    convolutions = 20 * 20 * 32 * 8 * 8 * 4, 9 * 9 * 64 * 4 * 4 * 32, 7 * 7 * 64 * 3 * 3 * 64
+    policy = sum(convolutions) + 3136 * 512 + 512 * 6
+    expected = 4 * policy - convolutions[0]
+    assert ours.multiplications(WORKLOADS["a2c-Pong"]) == expected
+
+
+def repetition(full: float, mixed: float) -> dict[str, dict[str, float]]:
+    rates = {"float32": full, "bfloat16": mixed}
+    names = ("gradient_steps", "environment_steps", "peak_mib")
+    return {precision: dict.fromkeys(names, rate) for precision, rate in rates.items()}
+
+
+def test_ratios_are_of_repetitions_side_by_side() -> None:
+    found = mixed_precision.summary([repetition(2, 3), repetition(4, 5), repetition(10, 20)])
+    assert found["bfloat16"]["peak_mib"] == 5
+    assert found["gradient_steps_ratio"] == [1.5, 1.25, 2]
