@@ -16,6 +16,12 @@ def is_convolutional(network: keras.Model) -> bool:
     return any(isinstance(unwrap(layer), keras.layers.Conv2D) for layer in network.layers)
 
 
+def _is_plain(network: keras.Model) -> bool:
+    """Tell whether a network is dense layers in float32, which XLA and NumPy are fast at."""
+    kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
+    return not is_convolutional(network) and {k.compute_dtype for k in kernels} <= {"float32"}
+
+
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
     """Compile a function of arrays about a network: by XLA, or for oneDNN's kernels.
 
@@ -28,7 +34,7 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
         tensors = [tf.constant(array) for array in arrays]
         kind = tuple(array.shape for array in arrays)
         if kind not in by_kind:
-            traced = tf.function(function, jit_compile=not _needs_tensorflow(network))
+            traced = tf.function(function, jit_compile=_is_plain(network))
             by_kind[kind] = traced.get_concrete_function(*tensors)
         # TensorFlow's own search for the trace that fits takes 200 us a call, and to match the
         # arguments with its signature as long again.
@@ -58,9 +64,7 @@ class Snapshot:
     """
 
     def __init__(self, network: keras.Model) -> None:
-        kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
-        small = not is_convolutional(network) and {k.compute_dtype for k in kernels} <= {"float32"}
-        self._compiled = None if small else forward(network)
+        self._compiled = None if _is_plain(network) else forward(network)
         # Kept, for Keras walks through all it contains whenever it is asked for variables.
         self.variables: Sequence[Any] = list(network.variables)
         self._layers = [(layer, list(layer.variables)) for layer in network.layers[1:]]
