@@ -11,15 +11,11 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats, Forward, unwrap
 
 
-def is_convolutional(network: keras.Model) -> bool:
-    """Tell whether a network has convolutions."""
-    return any(isinstance(unwrap(layer), keras.layers.Conv2D) for layer in network.layers)
-
-
 def _is_plain(network: keras.Model) -> bool:
     """Tell whether a network is dense layers in float32, which XLA and NumPy are fast at."""
     kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
-    return not is_convolutional(network) and {k.compute_dtype for k in kernels} <= {"float32"}
+    images = any(isinstance(layer, keras.layers.Conv2D) for layer in kernels)
+    return not images and {layer.compute_dtype for layer in kernels} <= {"float32"}
 
 
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
