@@ -174,7 +174,7 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
 
 def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
-    values, choosing = random_weights(network), acting(network, SPEC)
+    values, choosing = random_weights(network, 3), acting(network, SPEC)
     scaled = network.get_layer("normalizer")(x).numpy()
     shared = np.maximum(dense(scaled, values, "hidden_0"), 0)
     advantage = dense(np.maximum(dense(shared, values, "hidden_1"), 0), values, "head")
