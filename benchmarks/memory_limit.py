@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from quarl_tf.spec.architectures import architecture
 
 INPUTS = (32, 39_427)
 ACTIONS = 25
-LIMITS_MIB = (None, 1024, 768, 640, 512, 256, 192, 128, 32)
+LIMITS_MIB: tuple[int | None, ...] = (None, 1024, 768, 640, 512, 256, 192, 128, 32)
 
 _MIB, _SWAP_MIB = 2**20, 2048
 _GROUPS = Path("/sys/fs/cgroup")
@@ -186,6 +187,8 @@ def measure(path: Path, limit_mib: int | None) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired:
             return {"failure": f"not done in {_LONGEST} s"}
+    if done.returncode == -signal.SIGKILL:
+        return {"failure": "killed: the limit is below what Python and the interpreter need"}
     if done.returncode:
         return {"failure": f"exit code {done.returncode}"}
     found: dict[str, Any] = json.loads(done.stdout)
@@ -217,6 +220,17 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
+def _can_limit(stack: ExitStack, folder: Path) -> bool:
+    """Swap to this folder for as long as the stack lives; tell why where that or limits fail."""
+    try:
+        stack.enter_context(swap(folder))
+        with group(LIMITS_MIB[-1]):
+            return True
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"Limits are left out: control groups and swap need root on Linux ({error}).")
+        return False
+
+
 def main() -> None:
     """Measure, print and write what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -224,19 +238,15 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--folder", type=Path, help="where 3 GB are free (default: for the moment)")
     args = parser.parse_args()
-    limits: Sequence[int | None] = LIMITS_MIB
-    if os.geteuid() != 0:
-        print("Limits are left out: control groups and swap need root.")
-        limits = (None,)
     rows, where = [], machine()
-    with tempfile.TemporaryDirectory(dir=args.folder) as name:
-        paths = make(Path(name))
-        with swap(Path(name)) if len(limits) > 1 else nullcontext():
-            for limit, ((inputs, scheme), path) in product(limits, paths.items()):
-                size = path.stat().st_size
-                row = {"inputs": inputs, "scheme": scheme, "file_bytes": size, "limit_mib": limit}
-                rows.append(row | measure(path, limit))
-                print(rows[-1], flush=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.folder)))
+        limits = LIMITS_MIB if _can_limit(stack, folder) else (None,)
+        for limit, ((inputs, scheme), path) in product(limits, make(folder).items()):
+            size = path.stat().st_size
+            row = {"inputs": inputs, "scheme": scheme, "file_bytes": size, "limit_mib": limit}
+            rows.append(row | measure(path, limit))
+            print(rows[-1], flush=True)
     write_json(args.json, {"machine": where, "rows": rows})
     if args.figure is not None:
         write_bytes(args.figure, png(draw(read_json(args.json)["rows"])))

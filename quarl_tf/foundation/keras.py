@@ -60,7 +60,7 @@ try:
     with native_output.caught():
         import tensorflow as tf
         import tf_keras as keras
-        from tf_keras.src.mixed_precision import autocast_variable
+        from tf_keras.src.mixed_precision import autocast_variable, device_compatibility_check
 
         # Its first use looks for a GPU, and says that there is none.
         _DEVICES = {found.device_type for found in tf.config.list_logical_devices()}
@@ -70,6 +70,8 @@ except ModuleNotFoundError as error:
         f"the rest in the folder of quarl_tf: pip install '.[train]'. Received: {error}"
     ) from error
 
+# What float16 costs without a GPU the command says in one line.
+device_compatibility_check._logged_compatibility_check = True
 if tf.keras.Model is not keras.Model:
     raise QuarlError(
         "TensorFlow was loaded with Keras 3; import quarl_tf's training first or set "

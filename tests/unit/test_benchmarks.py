@@ -1,11 +1,16 @@
 """The benchmarks: what they ask and measure, and how it is summed up. Nothing is timed."""
 
+import sys
+from pathlib import Path
+
+import memory_limit
 import mixed_precision
 import numpy as np
 import ours
 import peers
 from ai_edge_litert.interpreter import Interpreter
 from memory_limit import LIMITS_MIB, draw, float_policy
+from samples import Capsys, Patch
 
 from quarl_tf.export import integer
 from quarl_tf.foundation import native_output
@@ -52,6 +57,24 @@ def test_limits_that_nothing_was_measured_at_are_left_out() -> None:
     del rows[-1]["median_ms"]
     lines = [line for axes in draw(rows).axes for line in axes.lines]
     assert [len(line.get_xdata()) for line in lines] == [9, 9, 9, 8]
+
+
+def test_a_limit_that_is_too_low_is_told(monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory_limit, "_WORKER", "import os; os.kill(os.getpid(), 9)")
+    assert memory_limit.measure(tmp_path, None)["failure"].startswith("killed: the limit is below")
+
+
+def test_limits_are_left_out_where_they_cannot_be_set(
+    monkeypatch: Patch, tmp_path: Path, capsys: Capsys
+) -> None:
+    monkeypatch.setattr(memory_limit, "_SWAP_MIB", 1)
+    monkeypatch.setattr(memory_limit, "_GROUPS", tmp_path / "no groups")
+    monkeypatch.setattr(memory_limit, "make", lambda _: {})
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "argv", ["", "--json", str(tmp_path / "it.json")])
+    memory_limit.main()
+    assert capsys.readouterr().out.startswith("Limits are left out: control groups and swap need")
+    assert [path.name for path in tmp_path.iterdir()] == ["it.json"]
 
 
 def test_the_warm_up_is_not_counted() -> None:
