@@ -8,7 +8,8 @@ differs by the kernels rather than by the processor is seen in a third replay, h
     apt-get install debootstrap qemu-user-static
     python benchmarks/arm.py --json benchmarks/arm.json
 
-The first time as root, to make Debian's root file system in `.arm/` (270 MB); it is kept.
+The first time as root, to make Debian's root file system in `.arm/` (270 MB); it is kept. Rows of
+runs that are not measured again stay in the file.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from quarl_tf import Policy, environments
 from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation import provenance
-from quarl_tf.foundation.files import write_json
+from quarl_tf.foundation.files import read_json, write_json
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime import flatbuffer
 
@@ -170,7 +171,7 @@ def step(content: bytes) -> float | None:
     return float(scales[0]) if scales.size else None
 
 
-Found = Mapping[str, NDArray[Any]]
+Found, Row = Mapping[str, NDArray[Any]], dict[str, Any]
 
 
 def comparison(here: Found, there: Found, unit: float | None) -> dict[str, Any]:
@@ -221,6 +222,12 @@ def measured(folders: Sequence[Path], board: Path, work: Path) -> dict[str, Any]
     return {**found, "rows": rows}
 
 
+def merged(known: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
+    """Return all rows by run and scheme, those measured now in place of what was known."""
+    rows = {(row["run_id"], row["scheme"]): row for row in (*known, *measured)}
+    return sorted(rows.values(), key=lambda row: (row["env_id"], row["run_id"], row["scheme"]))
+
+
 def main() -> None:
     """Print a line for each file; with `--json`, write all."""
     parser = argparse.ArgumentParser(
@@ -236,7 +243,9 @@ def main() -> None:
     for row in found["rows"]:
         print(json.dumps(row))
     if args.json:
-        write_json(args.json, {"commit": provenance.source_commit(), **found})
+        known = read_json(args.json)["rows"] if args.json.exists() else []
+        rows = merged(known, found["rows"])
+        write_json(args.json, {"commit": provenance.source_commit(), **found, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ def test_one_run_is_taken_of_each_network(tmp_path: Path) -> None:
     assert names == ["s0-wide", "s1"]
 
 
+def test_rows_that_are_not_measured_again_stay() -> None:
+    one, other = ({"run_id": run, "env_id": "a", "scheme": "int8", "n": 1} for run in "xy")
+    assert arm.merged([other, one], [{**one, "n": 2}]) == [{**one, "n": 2}, other]
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="apt-get install qemu-user-static debootstrap"):
