@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from quarl_tf.export import c_source
+from quarl_tf.export import c_source, integer
 from quarl_tf.runtime.policy import Policy
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
@@ -78,6 +78,17 @@ def run(
     )
     found = np.frombuffer(done.stdout, dtype).reshape(len(observations), 2, -1)
     return found.transpose(1, 0, 2)
+
+
+def around(artifact: Path, count: int) -> np.ndarray:
+    """Draw observations around the mean of the normaliser, some far beyond its range."""
+    graph = integer.Graph(artifact.read_bytes())
+    mean, inverse = (graph.constant(operator.inputs[1]) for operator in graph.operators[:2])
+    assert mean is not None
+    assert inverse is not None
+    random = np.random.default_rng(0)
+    shape = count, *Policy.load(artifact).sidecar.observation_shape
+    return (mean + random.normal(0, 2, shape) / inverse).astype(np.float32)
 
 
 def reference_heads(artifact: Path, observations: np.ndarray) -> np.ndarray:

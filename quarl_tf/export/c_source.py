@@ -26,7 +26,7 @@ from quarl_tf.store.records import Sidecar
 Array = NDArray[Any]
 _Shape = tuple[int, ...]
 
-_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int32": "int32_t", "float32": "float"}
+_TYPES = {"float32": "float"} | {t: f"{t}_t" for t in ("int8", "uint8", "int32", "int64")}
 
 #: What stands for 1 in Q16.16, and the integer beyond which an observation is cut.
 _ONE, _FARTHEST = 65536, 2**30 - 1
@@ -236,9 +236,9 @@ class _Writer:
         rest = f"(x - {scale!s}f * (float)({target}[i] - {zero})) * {times}f"
         if self._fixed:
             bits = math.frexp(times)[1] - 1
-            low, high, mean, multiplier, shift = self._fixed_input(size, float(scale))
-            first = [f"int32_t x = within({self._load}, {low}[i], {high}[i]) - {mean}[i];"]
-            near, rest = (f"rescale(x, {multiplier}[i], {shift}[i] - {n}, 0)" for n in (0, bits))
+            low, high, *line = self._fixed_input(size, float(scale))
+            first = [f"int32_t x = within({self._load}, {low}[i], {high}[i]);"]
+            near, rest = (_on_line("x", line, f" - {n}" * bool(n)) for n in (0, bits))
             rest += f" - {2**bits} * ({target}[i] - {zero})"
             near, fine = (f"(int8_t)within({x} + {zero}, -128, 127)" for x in (near, "x"))
         both = [f"x = {rest};", f"{target}[{size} + i] = {fine};"] if times != 1 else []
@@ -325,32 +325,33 @@ class _Writer:
             self._offset = self._offset + (second if kind == "ADD float32" else -second)
 
     def _fixed_input(self, size: int, scale: float) -> list[str]:
-        """Declare each integer's bounds, which of it stands for 0, and the factor to codes."""
+        """Declare bounds of each integer, and the line from there to codes."""
         factor, offset = self._each(size, self._factor / scale, self._offset / scale)
         mean, reach = -offset / factor, _ENDS / factor
-        low = np.maximum(self._low, mean - reach)
-        high = np.minimum(self._high, mean + reach)
         held = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
         if not held.all():
             raise _refusal(f"feature {held.argmin()}, which Q16.16 does not hold")
-        integers = [np.rint(x).astype(np.int32) for x in self._each(size, low, high, mean)]
-        return [*map(self._declare, integers), *self._multipliers(factor)]
+        ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
+        bounds = [np.rint(x).astype(np.int32) for x in self._each(size, *ends)]
+        return [*map(self._declare, bounds), *self._line(factor, offset)]
 
     def _fixed_head(self) -> None:
         size = math.prod(self._tensors[self._tensor].shape)
         factor, offset = self._each(size, self._factor * _ONE, self._offset * _ONE)
         if (factor < 1).any() or (factor * 128 + np.abs(offset)).max() > np.iinfo(np.int32).max:
             raise _refusal("a head that Q16.16 does not hold")
-        multiplier, shift = self._multipliers(factor)
-        more = self._declare(np.rint(offset).astype(np.int32))
-        self._loop(f"head[i] = rescale({self._load}, {multiplier}[i], {shift}[i], 0) + {more}[i];")
+        self._loop(f"head[i] = {_on_line(self._load, self._line(factor, offset))};")
 
     def _each(self, size: int, *values: Array | np.float64) -> list[Array]:
         return [np.broadcast_to(x, (1, size))[0] for x in values]
 
-    def _multipliers(self, ratios: Array) -> list[str]:
-        scaled = np.array([_multiplier(ratio, 0) for ratio in ratios.tolist()]).T
-        return [self._declare(scaled[0].astype(np.int32)), self._declare(scaled[1].astype(np.int8))]
+    def _line(self, factor: Array, offset: Array) -> list[str]:
+        """Declare factors and offsets as `line` in C takes them."""
+        scaled = np.array([_multiplier(ratio, 0) for ratio in factor.tolist()]).T
+        more = np.rint(offset * 2.0 ** scaled[1]).astype(np.int64)
+        return [
+            self._declare(x) for x in (scaled[0].astype(np.int32), scaled[1].astype(np.int8), more)
+        ]
 
     def _declare(self, values: Array) -> str:
         return self.constant(f"constant_{len(self.constants)}", values)
@@ -410,6 +411,11 @@ _NUMBERS = {
     "float": "-std=c99 or -ffp-contract=off keep floats as they are there.",
     "int32_t": "What is int32_t is of Q16.16: 65536 is 1.",
 }
+
+
+def _on_line(x: str, line: list[str], shifted: str = "") -> str:
+    multiplier, shift, more = line
+    return f"line({x}, {multiplier}[i], {shift}[i]{shifted}, {more}[i])"
 
 
 def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Shape:

@@ -30,17 +30,6 @@ CARTPOLE = MODELS / "CartPole-v1/dqn/s0/int8.tflite"
 PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
 
 
-def around(artifact: Path, count: int) -> np.ndarray:
-    """Draw observations around the mean of the normaliser, some far beyond its range."""
-    graph = integer.Graph(artifact.read_bytes())
-    mean, inverse = (graph.constant(operator.inputs[1]) for operator in graph.operators[:2])
-    assert mean is not None
-    assert inverse is not None
-    random = np.random.default_rng(0)
-    shape = count, *Policy.load(artifact).sidecar.observation_shape
-    return (mean + random.normal(0, 2, shape) / inverse).astype(np.float32)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -55,7 +44,7 @@ def test_heads_of_dense_policies_are_those_of_the_reference_kernels(
     name: str, tmp_path: Path
 ) -> None:
     artifact = compiled.copied(MODELS / f"{name}.tflite", tmp_path)
-    compiled.check(artifact, around(artifact, 2000))
+    compiled.check(artifact, compiled.around(artifact, 2000))
 
 
 def test_heads_of_images_are_those_of_the_reference_kernels(tmp_path: Path) -> None:
@@ -72,7 +61,7 @@ def test_two_codes_a_feature_one_scale_a_layer_and_a_float_head_sanitized(
     name: str, scheme: str, tmp_path: Path
 ) -> None:
     reference = compiled.copied(MODELS / name / "fp32.tflite", tmp_path)
-    observations = around(reference, 300)
+    observations = compiled.around(reference, 300)
     content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
     artifact = described(content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite")
     compiled.check(artifact, observations, compiled.SANITIZED)
@@ -89,7 +78,7 @@ def test_without_floats_actions_of_an_episode_are_the_same_but_near_ties(
         while len(states) < 200:
             states.append(env.step(policy.act(states[-1]))[0])
     # Floats see what 65,536ths hold; some lie where the normaliser cuts.
-    integers = np.rint(np.array([*states, *around(reference, 200) * 20]) * 65536)
+    integers = np.rint(np.array([*states, *compiled.around(reference, 200) * 20]) * 65536)
     content = quantized(reference.read_bytes(), Scheme.parse("int8"), np.array(states))
     artifact = described(content, policy.sidecar, tmp_path / "int8.tflite")
     heads, actions = compiled.run(artifact, integers / 65536)
@@ -183,7 +172,9 @@ def test_what_fixed_point_does_not_hold_is_named(
     far.set_constant(far.operators[0].inputs[1], np.array([0, 1e5, 0, 0], np.float32))
     far_file = described(far.pack(), Policy.load(CARTPOLE).sidecar, tmp_path / "far.tflite")
     reference = MODELS / "MountainCarContinuous-v0/ddpg/s0/fp32.tflite"
-    content = quantized(reference.read_bytes(), Scheme.parse("int8_head32"), around(reference, 100))
+    content = quantized(
+        reference.read_bytes(), Scheme.parse("int8_head32"), compiled.around(reference, 100)
+    )
     float_file = described(content, Policy.load(reference).sidecar, tmp_path / "head32.tflite")
     refused = {
         far_file: "Received: feature 1, which Q16.16 does not hold",
@@ -210,7 +201,7 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     assert "int8.c  (flash: 6,628 bytes" in shown
     shutil.copy(ROOT / "examples/main.c", shelf)
     subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
-    observations = around(shelf / "int8.tflite", 20)
+    observations = compiled.around(shelf / "int8.tflite", 20)
     lines = subprocess.check_output([shelf / "a"], input=observations.tobytes()).splitlines()
     acts = [int(line.split()[0]) for line in lines]
     policy = Policy.load(shelf / "int8.tflite")

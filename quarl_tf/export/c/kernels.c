@@ -67,3 +67,9 @@ static int32_t within(int32_t x, int32_t low, int32_t high)
 {
     return x < low ? low : x > high ? high : x;
 }
+
+/* (x multiplier + more) / 2^shift, to the nearest. */
+static int32_t line(int32_t x, int32_t multiplier, int32_t shift, int64_t more)
+{
+    return (int32_t)(((int64_t)x * multiplier + more + ((int64_t)1 << shift >> 1)) >> shift);
+}

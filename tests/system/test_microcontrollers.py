@@ -1,0 +1,91 @@
+"""Policies on what is not here: 32-bit Arm by QEMU, TensorFlow Lite Micro by its own wheel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import compiled
+import numpy as np
+import pytest
+
+from quarl_tf.export import boards
+from quarl_tf.runtime.policy import Policy
+
+MODELS = Path(__file__).parents[2] / "tflite_models"
+DENSE = ("CartPole-v1/dqn/s0", "LunarLander-v3/ppo/s0")
+
+#: A compiler for 32-bit Arm, and what runs its programs.
+ARM = ("arm-linux-gnueabihf-gcc", "qemu-arm-static")
+
+_REPLAY = """
+import sys
+import numpy as np
+from tflite_micro.python.tflite_micro import runtime
+
+interpreter, heads = runtime.Interpreter.from_file(sys.argv[1]), []
+for observation in np.load("observations.npy"):
+    interpreter.set_input(observation[None], 0)
+    interpreter.invoke()
+    heads.append(interpreter.get_output(0)[0])
+np.save("heads.npy", heads)
+"""
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("run", [*DENSE, "MountainCarContinuous-v0/ddpg/s0"])
+def test_32_bit_arm_computes_the_same_bits(run: str, fixed: bool, tmp_path: Path) -> None:
+    if None in map(shutil.which, ARM):
+        pytest.fail("install gcc-arm-linux-gnueabihf and qemu-user-static", pytrace=False)
+    artifact = compiled.copied(MODELS / run / "int8.tflite", tmp_path)
+    observations = compiled.around(artifact, 500) * (65536 if fixed else 1)
+    flags = (*compiled.STRICT, "-static")
+    here = compiled.run(artifact, observations, flags, fixed=fixed)
+    there = compiled.run(artifact, observations, flags, fixed=fixed, board=ARM)
+    np.testing.assert_array_equal(there.view(np.int32), here.view(np.int32))
+
+
+@pytest.fixture(scope="module")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a Python that has TensorFlow Lite Micro: QUARL_MICRO, or a new one."""
+    if given := os.environ.get("QUARL_MICRO"):
+        return given
+    folder = tmp_path_factory.mktemp("micro")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    words = [folder / "bin/pip", "install", "--quiet", "tflite-micro==0.dev20261023182759"]
+    subprocess.run(words, check=True)
+    return str(folder / "bin/python")
+
+
+def replayed(micro: str, artifact: Path, observations: np.ndarray, folder: Path) -> np.ndarray:
+    """Return the heads by TensorFlow Lite Micro: [n, outputs]."""
+    np.save(folder / "observations.npy", observations)
+    words = [micro, "-c", _REPLAY, artifact.resolve()]
+    subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    return np.load(folder / "heads.npy")
+
+
+@pytest.mark.parametrize("run", DENSE)
+def test_tensorflow_lite_micro_takes_the_same_actions(run: str, micro: str, tmp_path: Path) -> None:
+    artifact = MODELS / run / "int8.tflite"
+    observations = compiled.around(artifact, 200)
+    policy = Policy.load(artifact)
+    acted = [policy.act(observation) for observation in observations]
+    heads = replayed(micro, artifact, observations, tmp_path)
+    assert heads.argmax(axis=1).tolist() == acted
+
+
+def test_what_lacks_an_operator_does_not_run_there(
+    artifacts: dict[str, Path], micro: str, tmp_path: Path
+) -> None:
+    for scheme in ("fp32", "fp16", "int8", "dynamic_int8"):
+        shape = Policy.load(artifacts[scheme]).sidecar.observation_shape
+        observations = np.zeros((1, *shape), np.float32)
+        if boards.fits(artifacts[scheme], "esp32")[0].lacking:
+            with pytest.raises(subprocess.CalledProcessError):
+                replayed(micro, artifacts[scheme], observations, tmp_path)
+        else:
+            replayed(micro, artifacts[scheme], observations, tmp_path)
