@@ -32,20 +32,14 @@ _OU_DAMPING = 0.15
 
 def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFactory:
     """Return the factory of the actor."""
-    return networks.actor_factory(spec, _design(preset, spec.action_size), seed)
-
-
-def _design(preset: DdpgPreset, outputs: int) -> Design:
-    return Design(
-        preset.architecture, outputs, layer_norm=preset.layer_norm, precision=preset.precision
-    )
+    return networks.actor_factory(spec, Design.of(preset, spec.action_size), seed)
 
 
 def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent: actor and critic with their targets and optimizers."""
     observed, acted = tf_agents.observation_spec(spec), tf_agents.action_spec(spec)
     factory = network_factory(spec, preset, seed)
-    judge = networks.critic_factory(spec, _design(preset, 1), seed)
+    judge = networks.critic_factory(spec, Design.of(preset, 1), seed)
 
     def pair() -> list[tf_agents.FactoryNetwork]:
         return [

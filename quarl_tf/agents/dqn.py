@@ -30,13 +30,7 @@ from quarl_tf.presets import DqnPreset
 
 def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFactory:
     """Return the factory of the Q-network."""
-    design = Design(
-        preset.architecture,
-        spec.action_size,
-        layer_norm=preset.layer_norm,
-        precision=preset.precision,
-        dueling=preset.dueling,
-    )
+    design = Design.of(preset, spec.action_size, dueling=preset.dueling)
     return networks.policy_factory(spec, design, seed)
 
 

@@ -101,10 +101,9 @@ def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFacto
 
 
 def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
-    architecture = preset.architecture
     # As the papers' policies: Nature's network has rectifiers, the small ones tanh.
-    activation = "relu" if architecture.convolutions else "tanh"
-    return Design(architecture, outputs, activation, head_gain, preset.layer_norm, preset.precision)
+    activation = "relu" if preset.architecture.convolutions else "tanh"
+    return Design.of(preset, outputs, activation=activation, head_gain=head_gain)
 
 
 class ActorCritic(Agent):

@@ -131,7 +131,11 @@ class Replay:
         for name in self._FIELDS:
             getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
         for name, ring in self._observations.kept.items():
-            self._observations.kept[name] = _refilled(ring, arrays[name])
+            saved = arrays[name]
+            if len(saved) < len(ring):  # A full one is not copied, for it may be large.
+                ring[: len(saved)] = saved
+                saved = ring
+            self._observations.kept[name] = saved
 
     _FIELDS = ("actions", "rewards", "continues", "starts")
 
@@ -185,11 +189,3 @@ class _FrameStacks:
         # A game's first stacks are filled up with zeros.
         planes[back >= ages[row, env].reshape(-1, 1)] = 0
         return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)
-
-
-def _refilled(ring: npt.NDArray[Any], saved: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a ring with what was saved of it; a full one is not copied, for it may be large."""
-    if len(saved) == len(ring):
-        return saved
-    ring[: len(saved)] = saved
-    return ring

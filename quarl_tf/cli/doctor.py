@@ -52,11 +52,11 @@ def _requirements(package: str, extra: str) -> Iterator[Finding]:
         return
     for line in lines:
         requirement = Requirement(line)
-        marker = requirement.marker
-        wanted = marker is None or marker.evaluate({"extra": extra})
-        if not wanted or (extra and marker is not None and marker.evaluate({"extra": ""})):
-            continue
-        if (extra and marker is None) or requirement.name == package:
+        here, always = (
+            requirement.marker is None or requirement.marker.evaluate({"extra": name})
+            for name in (extra, "")
+        )
+        if not here or (extra and always) or requirement.name == package:
             continue
         version = _version(requirement.name)
         good = version is not None and requirement.specifier.contains(version, prereleases=True)

@@ -513,7 +513,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
         _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")
     environments.require_actions(algo, environments.env_spec(env_id))
     preset = presets.load(algo, env_id, overrides, args.presets)
-    if args.presets is not None and not presets.has_own(algo, env_id, args.presets):
+    if args.presets is not None and env_id not in presets.own_table(algo, args.presets):
         _warn(f"{args.presets} has no {algo} preset of {env_id}; going on with ours.")
     quantization = _quantization(args, algo, preset)
     own = None if args.presets is None else str(args.presets)

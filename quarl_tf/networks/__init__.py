@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from quarl_tf.foundation.files import atomic_path
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks.layers import ActionScaling, ByteScaling, Floats, ObservationNormalizer
+from quarl_tf.presets import Preset
 from quarl_tf.spec.architectures import Architecture
 
 NetworkFactory = Callable[[], "keras.Model"]
@@ -48,6 +49,12 @@ class Design:
     #: Gives a state's value and the actions' advantages a last hidden layer each (Wang et al.,
     #: arXiv 1511.06581); the head is then the advantages.
     dueling: bool = False
+
+    @classmethod
+    def of(cls, preset: Preset, outputs: int, **more: Any) -> Self:
+        """Return the design that a preset says, with so many outputs."""
+        same = {"layer_norm": preset.layer_norm, "precision": preset.precision}
+        return cls(preset.architecture, outputs, **same, **more)
 
 
 def policy_factory(
@@ -80,15 +87,13 @@ def actor_factory(
     return build
 
 
-def critic_factory(
-    spec: EnvSpec, design: Design, seed: int, purpose: str = "initial critic weights"
-) -> NetworkFactory:
+def critic_factory(spec: EnvSpec, design: Design, seed: int) -> NetworkFactory:
     """Return a factory of networks from observation and action to one value."""
     low, high = spec.bounds
     half = (high - low) / 2
 
     def build() -> keras.Model:
-        observation, layers = _observation(spec), _Layers(design, seed, purpose)
+        observation, layers = _observation(spec), _Layers(design, seed, "initial critic weights")
         action = keras.Input(half.shape, name="action")
         seen = tf.cast(layers.features(observation), tf.float32)
         value = layers.connected(tf.concat([seen, action / half], axis=-1))

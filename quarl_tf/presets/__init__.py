@@ -317,19 +317,12 @@ def load(
 
     A UsageError says that there is none, that the file is of no use, or that a value does not fit.
     """
-    table = _table(algo)
-    if file is not None:
-        table.update(_own_table(algo, file))
+    table = _table(algo) | own_table(algo, file)
     if env_id not in table:
         elsewhere = "Any other needs an entry in a file of yours, given with --presets."
         raise unknown(f"{algo} preset", env_id, table, elsewhere)
     values = {**table[env_id], **(overrides or {})}
     return ALGORITHMS[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
-
-
-def has_own(algo: str, env_id: str, file: Path) -> bool:
-    """Tell whether a file of the user's presets has one of an (algorithm, environment)."""
-    return env_id in _own_table(algo, file)
 
 
 def restore(algo: str, values: Mapping[str, Any]) -> Preset:
@@ -362,9 +355,8 @@ def available() -> list[tuple[str, str]]:
 
 def best(env_id: str, file: Path | None = None) -> str:
     """Return the algorithm for an environment: of those with a preset the most robust one."""
-    own = {} if file is None else tables.read(file, ALGORITHMS)
     for algo in dict.fromkeys((*_BY_ROBUSTNESS, *ALGORITHMS)):
-        if env_id in _table(algo) or env_id in own.get(algo, {}):
+        if env_id in _table(algo) or env_id in own_table(algo, file):
             return algo
     known = {name for _, name in available()}
     raise unknown("environment with a preset", env_id, known, "Or give --algo and --presets.")
@@ -380,5 +372,6 @@ def _table(algo: str) -> tables.Table:
     return tables.shipped(algo)
 
 
-def _own_table(algo: str, file: Path) -> tables.Table:
-    return tables.read(file, ALGORITHMS).get(algo, {})
+def own_table(algo: str, file: Path | None) -> tables.Table:
+    """Read an algorithm's presets in a file of the user's; none without a file."""
+    return {} if file is None else tables.read(file, ALGORITHMS).get(algo, {})

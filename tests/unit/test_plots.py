@@ -122,7 +122,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         [panel((*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED), 3)]
     ),
     "bits of many cells": lambda: return_against_bits(
-        [panel((*DEFAULT_SCHEMES, *TRAINED), 3, LONG) for _ in range(19)], "a study"
+        [panel((*DEFAULT_SCHEMES, *TRAINED), 3, LONG) for _ in range(19)]
     ),
     "action variance": lambda: mean_curves(groups(), VARIANCE, "step", TASK),
     "action variance in groups with long names": lambda: mean_curves(

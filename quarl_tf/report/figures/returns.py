@@ -59,10 +59,10 @@ class Panel:
 
 
 @styled
-def return_against_bits(panels: Sequence[Panel], title: str = "") -> Figure:
+def return_against_bits(panels: Sequence[Panel]) -> Figure:
     """Draw mean return against bits per weight, from many to few, one panel a cell."""
     columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
-    labels = (title, "bits per weight", "mean return per episode")
+    labels = ("", "bits per weight", "mean return per episode")
     figure, axes = grid(len(panels), columns, 3.4 if columns == 1 else 2.6, labels)
     schemes = {point.scheme.name: point.scheme for one in panels for point in one.points}
     widths = sorted({scheme.weight_bits for scheme in schemes.values()}, reverse=True)
