@@ -5,7 +5,6 @@ import time
 import timeit
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -64,7 +63,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
                     str(threads): percentiles(np.concatenate(timed[path, threads]))
                     for threads in sorted({1, cores})
                 },
-                "bytes": asdict(memory.measure(path)),
+                "bytes": memory.measure(path),
             }
             for path, sidecar in sidecars.items()
         ],

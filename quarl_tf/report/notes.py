@@ -1,7 +1,6 @@
 """Find what stands beside a cell's rows: notes, which a template words, and memory."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
@@ -76,7 +75,7 @@ def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> 
     # Only the hash of a flatbuffer may have been kept.
     absent += [run_id for run_id, path in paths.items() if not path.exists()]
     status = f"missing in {', '.join(map(str, dict.fromkeys(absent)))}" if absent else OK
-    measured = [] if absent else [asdict(memory.measure(path)) for path in paths.values()]
+    measured = [] if absent else [memory.measure(path) for path in paths.values()]
     row = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme, "status": status}
     means = {what: fmean(one[what] for one in measured) for what in (*measured, {})[0]}
     return row | {"bytes": means or None, "change_percent": None}

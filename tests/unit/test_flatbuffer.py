@@ -153,10 +153,10 @@ def test_a_process_grows_by_what_it_loads(artifacts: Artifacts) -> None:
     assert memory.weight_bytes(artifacts["fp16"]) == 2 * (KERNELS + BIASES)
     assert memory.weight_bytes(artifacts["int8"]) == KERNELS + 4 * BIASES
     found = memory.measure(artifacts["fp32"])
-    assert found.file == artifacts["fp32"].stat().st_size
-    assert (found.weights, found.arena) == (4 * (KERNELS + BIASES), 576)
+    assert found["file"] == artifacts["fp32"].stat().st_size
+    assert (found["weights"], found["arena"]) == (4 * (KERNELS + BIASES), 576)
     # More than the file, which it holds; less than another Python.
-    assert found.file < found.process < 20_000_000
+    assert found["file"] < found["process"] < 20_000_000
 
 
 def test_files_that_cannot_run_are_one_line(artifacts: Artifacts, tmp_path: Path) -> None:
