@@ -53,7 +53,7 @@ class Design:
     @classmethod
     def of(cls, preset: Preset, outputs: int, **more: Any) -> Self:
         """Return the design that a preset says, with so many outputs."""
-        same = {"layer_norm": preset.layer_norm, "precision": preset.precision}
+        same: dict[str, Any] = {"layer_norm": preset.layer_norm, "precision": preset.precision}
         return cls(preset.architecture, outputs, **same, **more)
 
 

@@ -82,5 +82,7 @@ def test_what_cannot_be_timed_gets_one_line(tmp_path: Path, capsys: Capsys) -> N
     words = ("bench", str(CART_POLE), str(damaged), "--json", str(target))
     assert "changed or damaged" in refusal(capsys, *words, code=1)
     assert not target.exists()
-    assert "calls=0" in refusal(capsys, "bench", str(CART_POLE), "--calls", "0")
+    assert "--calls: a whole number of 1 or more" in refusal(
+        capsys, "bench", str(CART_POLE), "--calls", "0"
+    )
     assert "did you mean" in refusal(capsys, "bench", "CartPole-v1/dqn/int9")
