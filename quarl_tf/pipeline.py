@@ -51,8 +51,7 @@ def train(
         return finished
     from quarl_tf.training import loop
 
-    if run.modules:
-        import_environments(run.modules)
+    import_environments(run.modules)
     return loop.train(workspace, run, update, preset)
 
 

@@ -133,7 +133,7 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    _import_modules(args)
+    environments.import_environments(args.modules)
     workspace, file, to_c = Workspace(args.root), Path(args.run), args.target == "c"
     if args.no_float and not to_c:
         raise UsageError("--no-float is for C; add --target c. Received: --target tflite")
@@ -165,7 +165,7 @@ def _write_c(artifact: Path, args: argparse.Namespace) -> None:
 
 
 def _adopt(args: argparse.Namespace) -> None:
-    _import_modules(args)
+    environments.import_environments(args.modules)
     schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *_schemes(args)]))
     workspace = Workspace(args.root)
     asked = {name: getattr(args, name) for name in ("name", "seed", "modules")}
@@ -179,12 +179,12 @@ def _adopt(args: argparse.Namespace) -> None:
 
 
 def _quantize(args: argparse.Namespace) -> None:
-    _import_modules(args)
+    environments.import_environments(args.modules)
     _say(f"quantised {quantize(args.artifact, Scheme.parse(args.scheme), args.output)}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    _import_modules(args)
+    environments.import_environments(args.modules)
     artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
     for path in artifacts:
         require_playable(path, args.chance)
@@ -226,7 +226,7 @@ def _watch(args: argparse.Namespace) -> None:
 
 
 def _shown(args: argparse.Namespace) -> list[Policy]:
-    _import_modules(args)
+    environments.import_environments(args.modules)
     workspace, paths = Workspace(args.root), []
     for given in args.policies:
         if "/" in given or given.endswith(".tflite"):
@@ -237,7 +237,7 @@ def _shown(args: argparse.Namespace) -> list[Policy]:
 
 
 def _blame(args: argparse.Namespace) -> None:
-    _import_modules(args)
+    environments.import_environments(args.modules)
     path = _artifact(args.artifact, args.shelf)
     policy = Policy.load(path)
     if policy.sidecar.scheme != REFERENCE:
@@ -501,7 +501,7 @@ def _doctor(args: argparse.Namespace) -> None:
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     device.use(args.device)
-    _import_modules(args)
+    environments.import_environments(args.modules)
     given = args.task or args.env
     env_id = environments.canonical_id(given)
     _tell_renamed({given: env_id})
@@ -578,10 +578,6 @@ def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quanti
     presets.require_possible_delay(delay, preset)
     values = {**options, "bits": args.bits, "delay": delay}
     return presets.quantization(algo, values)
-
-
-def _import_modules(args: argparse.Namespace) -> None:
-    environments.import_environments(args.modules)
 
 
 def _override(text: str, option: str = "-p") -> tuple[str, Any]:

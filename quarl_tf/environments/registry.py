@@ -76,7 +76,7 @@ def import_environments(modules: Sequence[str]) -> None:
     A UsageError says which of them, or of what they import, is not there or cannot be imported.
     """
     here = str(Path.cwd())
-    if here not in sys.path:
+    if modules and here not in sys.path:
         sys.path.append(here)
     for module in modules:
         try:
