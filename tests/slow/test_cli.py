@@ -533,7 +533,7 @@ def test_piped_output_has_paths_as_they_are(
 def test_evaluate_says_what_it_takes(loose: Path, capsys: Capsys) -> None:
     (loose / "int8.json").unlink()
     for given, said in (
-        (loose, "name a .tflite file"),
+        (loose, "(Is a directory)"),
         (loose / "int8.json", "int8.json"),
         (loose / "int8.tflite", "no sidecar int8.json"),
     ):
