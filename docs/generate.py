@@ -439,7 +439,7 @@ def deployment() -> str:
         "its arithmetic gains; where fp32 swaps and int8 does not, the factor is that of memory "
         "over disk.\n\n" + _limits() + "\n"
         "![Time of an inference against the memory of the process](../assets/memory_limit.png)\n"
-        "\n## On Arm\n\n" + another_board(_benchmark("arm"))
+        "\n## On Arm\n\n" + another_board(_benchmark("arm"), SHELF)
     )
 
 
@@ -483,11 +483,17 @@ def flights(pooled: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def another_board(found: dict[str, Any] | None) -> str:
-    """Return how many actions of an emulated Arm board are those of x86, and what differs."""
+def another_board(found: dict[str, Any] | None, known: Sequence[Entry]) -> str:
+    """Return how many actions of an emulated Arm board are those of x86, and what differs.
+
+    Policies that are `known` with an int8 file are named where they have no row.
+    """
     command = "`python benchmarks/arm.py --json benchmarks/arm.json`"
     if found is None:
         return f"Missing: {command} has not been run.\n"
+    wanted = [f"{e.run.algo} on {e.run.env_id}" for e in known if e.sidecar.scheme == "int8"]
+    measured = {f"{row['algo']} on {row['env_id']}" for row in found["rows"]}
+    missing = ", ".join(name for name in wanted if name not in measured)
     rows = []
     for row in found["rows"]:
         text = number_text if row["step"] is None else "{} steps".format
@@ -508,6 +514,7 @@ def another_board(found: dict[str, Any] | None) -> str:
         f"board. {command} makes the table.\n\n" + table(header, rows, 5) + "Where int8 differs "
         "from XNNPACK and not from the built-in kernels, it is their rounding that differs, not "
         "the processor: XNNPACK rounds a sum once, the others twice.\n"
+        + (f"\nMissing: {missing}.\n" if missing else "")
     )
 
 

@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from samples import EVALUATION, Patch
+from samples import EVALUATION, RUN, SIDECAR, Patch
 
+from quarl_tf.evaluation.shelf import Entry
 from quarl_tf.store.workspace import Workspace
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -99,13 +100,19 @@ def test_trainings_in_both_precisions_are_compared(
 
 
 def test_another_board_is_compared_with_both_kernels(generate: Any) -> None:
-    assert generate.another_board(None).startswith("Missing: ")
+    assert generate.another_board(None, []).startswith("Missing: ")
     alike = {"equal_actions": 1000, "difference": 0, "lead": 0}
     one = {"algo": "dqn", "env_id": "CartPole-v1", "network": [64], "scheme": "int8", "step": 0.1}
     one |= {"states": 1000, "built_in": alike}
     rows = [one | {"xnnpack": {"equal_actions": 998, "difference": 1, "lead": 2}}]
     board = {"processor": "cortex-a53", "emulator": "qemu", "tflite-runtime": "2", "numpy": "1"}
-    text = generate.another_board({"rows": rows, "arm": board, "xnnpack": {"ai-edge-litert": "2"}})
+    found = {"rows": rows, "arm": board, "xnnpack": {"ai-edge-litert": "2"}}
+    other = replace(RUN, algo="ppo")
+    known = [
+        Entry(Path("int8.tflite"), replace(SIDECAR, scheme="int8"), run) for run in (RUN, other)
+    ]
+    text = generate.another_board(found, known)
+    assert text.endswith("Missing: ppo on CartPole-v1.\n")
     assert row(text, "dqn on CartPole-v1")[2:] == [
         *("`int8`", "998", "1 steps", "1,000", "0 steps", "2 steps")
     ]
