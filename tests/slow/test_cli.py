@@ -444,7 +444,7 @@ def test_a_twin_may_be_left_out_once_evaluated(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
     twin = finished.copied(tmp_path).artifact_dir(finished.run_id)
-    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / finished.run_id)
     (twin / "fp32.tflite").unlink()
     words = ["run", *TINY, "--bits", "4", "--root", str(tmp_path), "--dry-run"]
     assert verbs.main(words) == 0
