@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -182,9 +183,12 @@ def _add_study(verbs: Any) -> None:
         _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
         _option("--address", help="ray: of a cluster (default: of this machine alone)"),
         _option("--cores", type=_COUNT, default=1, metavar="N", help="ray: cores of each run"),
+        _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
     )
+    about = "print a command for each run that lacks something, those with --bits last"
+    commands = _option("--commands", action="store_true", help=about)
     for name, help_, options in (
-        ("plan", "list every experiment, and how far it is", ()),
+        ("plan", "list every experiment, and how far it is", (commands,)),
         ("run", "do what is missing, also what failed before", (*how, _DRY_RUN)),
         ("status", "count the experiments by how far they are, show failures", ()),
         ("report", "write tables and figures, and what is missing", (_MARGIN, _DRY_RUN)),
@@ -192,6 +196,13 @@ def _add_study(verbs: Any) -> None:
         example = f"study {name} studies/qat.yaml"
         added = _add_verb(actions, name, help_, example, (file, _ROOT, *options))
         added.set_defaults(verb=f"study {name}")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"a shard is I/N, with I from 1 to N: {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def _option(*flags: str, **settings: Any) -> _Option:

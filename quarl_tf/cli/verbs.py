@@ -291,7 +291,14 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _study_plan(args: argparse.Namespace) -> None:
-    plan = study.plan(Workspace(args.root), _read_study(args.study))
+    workspace, wanted = Workspace(args.root), _read_study(args.study)
+    if args.commands:
+        print(*engine.commands(workspace, wanted), sep="\n")
+        return
+    _print_plan(study.plan(workspace, wanted))
+
+
+def _print_plan(plan: Sequence[Status]) -> None:
     table = Table("run", "scheme", "state")
     for one in plan:
         state = f"[{_STATE_COLOURS[one.state]}]{one.state}"
@@ -312,15 +319,15 @@ def _counts(plan: Sequence[Status]) -> str:
 
 
 def _study_run(args: argparse.Namespace) -> None:
-    if args.dry_run:
-        _study_plan(args)
-        return
     workspace, wanted = Workspace(args.root), _read_study(args.study)
+    if args.dry_run:
+        _print_plan(study.plan(workspace, wanted))
+        return
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
     _tell_slow(pipeline.preset_of(run) for run in new)
     with progress_bar(f"study {wanted.name}") as update:
-        plan = engine.run(workspace, wanted, _engine(args), _say, update)
+        plan = engine.run(workspace, wanted, _engine(args), _say, update, args.shard)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
     waiting = sum(one.state not in (State.EVALUATED, State.FAILED) for one in plan)

@@ -125,11 +125,11 @@ def sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, refusal: str) -> Iterator[None]:
+def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None]:
     """Keep other processes out of a folder, which is made, while the block runs.
 
-    The folder itself is locked, and the lock ends with the process at the latest. A QuarlError says
-    `refusal` where another process has it.
+    The folder itself is locked, and the lock ends with the process at the latest; a `shared` one
+    lets those in that share it, too. A QuarlError says `refusal` where another process has it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
         raise unwritable(folder, error) from error
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise QuarlError(refusal) from error
         except OSError:

@@ -28,6 +28,7 @@ from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State
 from quarl_tf.store.workspace import Workspace
+from quarl_tf.study.claims import Claims
 from quarl_tf.study.file import Study
 from quarl_tf.study.status import Status, failure_path, plan
 
@@ -39,6 +40,11 @@ _THREADS = (
     "TF_NUM_INTEROP_THREADS",
 )
 _SECONDS_BETWEEN = 0.2
+#: It looks at the files of all that waits.
+_SECONDS_OF_A_SHARD = 2.0
+
+#: The command in Python's words; -P: not by whatever package of this name lies in the folder.
+_QUARL = ("-P", "-m", "quarl_tf.cli")
 _PR_SET_PDEATHSIG = 1
 
 #: How often Ray starts a task again whose node or worker was lost.
@@ -83,11 +89,18 @@ def available_cores() -> list[int]:
 
 
 def run(
-    workspace: Workspace, study: Study, engine: Engine, say: Callable[[str], None], update: Update
+    workspace: Workspace,
+    study: Study,
+    engine: Engine,
+    say: Callable[[str], None],
+    update: Update,
+    shard: tuple[int, int] | None = None,
 ) -> list[Status]:
     """Do what is missing of a study, what failed before as well; return how far all is now.
 
-    `say` is given a line for every job that ends, `update` how many experiments are done.
+    `say` is given a line for every job that ends, `update` how many experiments are done. With a
+    `shard`, (i, n), this is one of n workers that share the workspace: each begins with its part
+    of the runs, goes on with what others have not claimed, and waits until all is done.
 
     Raises:
         QuarlError: Another process is running this study, or the workspace cannot be written.
@@ -96,34 +109,96 @@ def run(
         "Another process is running this study; wait for it, or follow it with `quarl study "
         f"status`. Received: study={study.name!r}"
     )
-    with locked(workspace.run_dir(f".study-{study.name}"), busy):
-        for one in study.experiments():
-            failure_path(workspace, one.run).unlink(missing_ok=True)
-        found = plan(workspace, study)
-        done = sum(one.state == State.EVALUATED for one in found)
-        schemes = Counter(one.run.run_id for one in found)
-        waiting, running = _jobs(workspace, study, found), set[str]()
+    folder = workspace.run_dir(f".study-{study.name}")
+    with locked(folder, busy, shared=shard is not None):
+        pool = _Pool(workspace, study, engine, say, shard)
         try:
-            while waiting or running:
-                names = {job.run_id for job in waiting} | running
-                for job in [job for job in waiting if job.after not in names]:
-                    if not engine.has_room():
-                        break
-                    waiting.remove(job)
-                    running.add(job.run_id)
-                    engine.start(job)
-                for job, code in engine.ended():
-                    running.remove(job.run_id)
-                    done += 0 if code else schemes[job.run_id]
-                    say(_ending(job, code))
-                    for other in [one for one in waiting if code and one.after == job.run_id]:
-                        waiting.remove(other)
-                        say(f"waiting   {other.run_id}  (its reference failed)")
-                update(done, len(found), ", ".join(sorted(running)))
-                time.sleep(_SECONDS_BETWEEN)
+            while pool.waiting or pool.running:
+                pool.start()
+                pool.collect()
+                update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
+                time.sleep(_SECONDS_BETWEEN if shard is None else _SECONDS_OF_A_SHARD)
         finally:
             engine.stop()
+            pool.claims.release_all()
     return plan(workspace, study)
+
+
+class _Pool:
+    """What is left of a study: jobs that wait, and those that this process runs."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        study: Study,
+        engine: Engine,
+        say: Callable[[str], None],
+        shard: tuple[int, int] | None,
+    ) -> None:
+        """Look what is done; in a shard, its own part comes first and only its failures go."""
+        self._workspace, self._study, self._engine, self._say = workspace, study, engine, say
+        runs = {one.run.run_id: one.run for one in study.experiments()}
+        first, workers = shard or (1, 1)
+        turn = {run_id: (i - first + 1) % workers for i, run_id in enumerate(runs)}
+        for run_id, run in runs.items():
+            if turn[run_id] == 0:
+                failure_path(workspace, run).unlink(missing_ok=True)
+        found = plan(workspace, study)
+        self.claims, self._sharing = Claims(), shard is not None
+        #: Experiments that are evaluated, by run.
+        self.done = Counter(one.run.run_id for one in found if one.state == State.EVALUATED)
+        self.total = len(found)
+        self.running: set[str] = set()
+        self.waiting = sorted(_jobs(workspace, study, found), key=lambda job: turn[job.run_id])
+
+    def start(self) -> None:
+        """Start what waits for nothing, as far as there is room and no other worker has it."""
+        self.claims.renew()
+        names = {job.run_id for job in self.waiting} | self.running
+        for job in [job for job in self.waiting if job.after not in names]:
+            if not self._engine.has_room():
+                break
+            if self._sharing and not self._claimed(job):
+                continue
+            self.waiting.remove(job)
+            self.running.add(job.run_id)
+            self._engine.start(job)
+
+    def _claimed(self, job: Job) -> bool:
+        """Claim a job and tell whether it is left to do, which others may have done meanwhile."""
+        folder = job.log.parent
+        if not self.claims.take(folder):
+            return False
+        found = plan(self._workspace, self._study, job.run_id)
+        failed = any(one.failure is not None for one in found)
+        left = not failed and any(one.state != State.EVALUATED for one in found)
+        if not left:
+            self.claims.release(folder)
+            self.waiting.remove(job)
+            self._settle(job, found, failed=failed)
+        return left
+
+    def collect(self) -> None:
+        """Take note of the jobs that have ended."""
+        for job, code in self._engine.ended():
+            self.running.remove(job.run_id)
+            self._say(_ending(job, code))
+            if self._sharing:
+                self.claims.release(job.log.parent)
+            self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
+
+    def _settle(self, job: Job, found: Sequence[Status], *, failed: bool) -> None:
+        """Count what is done of a job, and give up what a failed one would be compared with."""
+        self.done[job.run_id] = sum(one.state == State.EVALUATED for one in found)
+        for other in [one for one in self.waiting if failed and one.after == job.run_id]:
+            self.waiting.remove(other)
+            self._say(f"waiting   {other.run_id}  (its reference failed)")
+
+
+def commands(workspace: Workspace, study: Study) -> list[str]:
+    """Return the command line of every run that lacks something, plain ones first."""
+    jobs = _jobs(workspace, study, plan(workspace, study))
+    return [shlex.join(["quarl", *job.command[len(_QUARL) :]]) for job in jobs]
 
 
 def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[Job]:
@@ -139,8 +214,7 @@ def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[J
         schemes = [one.scheme.name for one in found if one.run.run_id == run.run_id]
         words = [*shlex.split(run.command("run"))[1:], "--schemes", ",".join(schemes)]
         words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
-        # -P: not by whatever package of this name lies in the current folder.
-        command = ("-P", "-m", "quarl_tf.cli", *words, "--root", f"{workspace.root.resolve()}")
+        command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
         first = run.quantization is None or run.plain.run_id in compared_with
         log = failure_path(workspace, run).with_name("run.log")
         jobs.append(Job(run.run_id, command, log, None if first else run.plain.run_id))

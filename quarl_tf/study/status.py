@@ -34,10 +34,11 @@ def failure_path(workspace: Workspace, run: Run) -> Path:
     return workspace.run_dir(run.run_id) / "failure.log"
 
 
-def plan(workspace: Workspace, study: Study) -> list[Status]:
-    """Tell of every experiment how far it is, in the order of `Study.experiments`."""
+def plan(workspace: Workspace, study: Study, run_id: str | None = None) -> list[Status]:
+    """Tell of every experiment, or of a run's, how far it is, as `Study.experiments` has them."""
     episodes = study.episodes + study.skip_episodes
-    return [_status(workspace, *one, episodes) for one in study.experiments()]
+    wanted = (one for one in study.experiments() if run_id in (None, one.run.run_id))
+    return [_status(workspace, *one, episodes) for one in wanted]
 
 
 def _status(workspace: Workspace, run: Run, scheme: Scheme, episodes: int) -> Status:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import Capsys, Patch
+from samples import Capsys, Patch, refusal
 
 from quarl_tf import study
 from quarl_tf.cli import verbs
@@ -196,6 +197,93 @@ def test_two_at_once_are_refused(finished: Finished, capsys: Capsys) -> None:
     assert "Another process is running this study" in capsys.readouterr().err
 
 
+#: Stands for Python: does a run by copying what came of it, and tells when it begins and ends.
+_COPYING = """#!/bin/sh
+folder=$(dirname $(readlink /proc/$$/fd/1)); run=$(basename $folder)
+echo $run >> {root}/begun
+sleep 2
+for part in runs/$run tflite_models/CartPole-v1/ppo/${{run#ppo-CartPole-v1-}}; do
+  mkdir -p {root}/$part && cp {done}/$part/*.* {root}/$part/
+done
+echo $run >> {root}/ended
+"""
+_WORKER = """
+import sys
+from quarl_tf.cli import verbs
+from quarl_tf.study import claims, engine
+claims.SILENCE, engine._SECONDS_OF_A_SHARD, engine.sys.executable = 3.0, 0.2, sys.argv.pop(1)
+sys.exit(verbs.main(sys.argv[1:]))
+"""
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
+    finished: Finished, tmp_path: Path
+) -> None:
+    path = write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")])
+    python = tmp_path / "python"
+    python.write_text(_COPYING.format(root=tmp_path, done=finished[1]))
+    python.chmod(0o755)
+    words = ["study", "run", str(path), "--root", str(tmp_path), "--jobs", "1", "--shard"]
+    command = [sys.executable, "-c", _WORKER, str(python), *words]
+    first = subprocess.Popen([*command, "1/4"], stdout=subprocess.DEVNULL)
+    while not (begun := lines(tmp_path / "begun")):
+        time.sleep(0.05)
+    others = [subprocess.Popen([*command, f"{i}/4"], stdout=subprocess.PIPE) for i in (2, 3, 4)]
+    first.kill()
+    first.wait()
+    said = [worker.communicate()[0].decode() for worker in others]
+    assert [worker.returncode for worker in others] == [0, 0, 0], said
+    jobs = {one.run.run_id for one in study.read(path).experiments()}
+    assert sorted(lines(tmp_path / "ended")) == sorted(jobs)
+    assert sorted(lines(tmp_path / "begun")) == sorted([*jobs, *begun])
+    assert sorted(re.findall(r"^done +(\S+)", "".join(said), re.MULTILINE)) == sorted(jobs)
+    assert states(tmp_path, study.read(path)) == ["evaluated"] * 6
+    assert not list(tmp_path.glob("runs/*/claim.*"))
+
+
+def test_workers_do_not_share_a_study_with_a_plain_run_of_it(
+    finished: Finished, capsys: Capsys
+) -> None:
+    path, root, _ = finished
+    words = ["study", "run", str(path), "--root", str(root)]
+    with locked(root / "runs" / ".study-tiny", "held by the test", shared=True):
+        assert verbs.main(words) == 1
+    assert "Another process is running this study" in capsys.readouterr().err
+    assert "from 1 to N: '3/2'" in refusal(capsys, *words, "--shard", "3/2")
+
+
+def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_path: Path) -> None:
+    wanted = study.read(write(tmp_path, BASE + "bits: [4]\n"))
+    plain, aware = (one.run for one in wanted.experiments()[::2])
+    failure = study.status.failure_path(Workspace(tmp_path), plain)
+    failure.parent.mkdir(parents=True)
+    failure.write_text("")
+    recorders = _Recorder(1), _Recorder(1)
+    for i, recorder in zip((2, 1), recorders, strict=True):
+        engine.run(Workspace(tmp_path), wanted, recorder, print, print, (i, 2))
+    assert [recorder.started for recorder in recorders] == [[], [plain.run_id, aware.run_id]]
+
+
+def test_the_commands_of_a_study_do_it_plain_ones_first(finished: Finished, capsys: Capsys) -> None:
+    path, root, _ = finished
+    words = ["study", "plan", str(path), "--commands", "--root"]
+    assert verbs.main([*words, str(root / "anew")]) == 0
+    found = capsys.readouterr().out.splitlines()
+    assert ["--bits" in line for line in found] == [False, False, False, True, True, True]
+    assert found[0].startswith("quarl run --algo ppo --env CartPole-v1 --seed 0 -p ")
+    assert found[0].endswith(
+        f"--schemes fp32,int8 --episodes 2 --no-report --root {root.resolve() / 'anew'}"
+    )
+    assert all(verbs.main([*shlex.split(line)[1:], "--dry-run"]) == 0 for line in found[:3])
+    capsys.readouterr()
+    assert verbs.main([*words, str(root)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2  # What diverged, and what waits for it.
+
+
 class _Recorder:
     """An engine that does nothing: jobs end in the order they were started."""
 
@@ -213,8 +301,8 @@ class _Recorder:
         job.log.write_text("")
 
     def ended(self) -> list[tuple[engine.Job, int]]:
-        job = self._running.pop(0)
-        return [(job, int(job.run_id == self._failing))]
+        ended, self._running = self._running[:1], self._running[1:]
+        return [(job, int(job.run_id == self._failing)) for job in ended]
 
     def stop(self) -> None:
         assert not self._running
