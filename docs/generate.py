@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import csv
+import heapq
 import io
 import json
 import re
@@ -22,13 +23,23 @@ import seaborn
 from matplotlib.ticker import ScalarFormatter
 from scipy.stats import spearmanr
 
+from quarl_tf import study
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation.compare import compare, pool
 from quarl_tf.evaluation.shelf import Entry, entries, shelf
+from quarl_tf.pipeline import preset_of
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.page import limits, number_text, percent, size
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import CALIBRATED, DEFAULT_SCHEMES, QAT_BITS, LayerFormat, Scheme, TensorFormat
+from quarl_tf.spec import (
+    CALIBRATED,
+    DEFAULT_SCHEMES,
+    QAT_BITS,
+    LayerFormat,
+    Run,
+    Scheme,
+    TensorFormat,
+)
 from quarl_tf.store.records import Evaluation
 from quarl_tf.store.workspace import Workspace
 
@@ -674,6 +685,89 @@ def _limits() -> str:
     return table(["limit, MiB", *names], rows, 7)
 
 
+#: How many trainings run at a time; each rate is of one on two cores.
+_AT_A_TIME = {"2 cores": 1, "32 cores": 16, "ten machines of 32 cores": 160}
+
+
+def costs() -> str:
+    """Return what QuaRL's matrix takes to train, by rates that were measured."""
+    studies = {name: study.read(ROOT / f"studies/{name}.yaml") for name in ("quarl", "classic")}
+    hours = {name: _training_hours(one) for name, one in studies.items()}
+    whole = [
+        [f"`{name}.yaml`", len(studies[name].experiments()), len(found)]
+        + [f"{_makespan(found, slots):,.1f}" for slots in _AT_A_TIME.values()]
+        for name, found in hours.items()
+    ]
+    cells: dict[tuple[str, str], list[float]] = {}
+    for run, one in hours["quarl"]:
+        cells.setdefault((run.algo, run.env_id), []).append(one)
+    rows = []
+    for (algo, env_id), found in cells.items():
+        measured, rate = _closest(algo, env_id, _rates())
+        origin = "measured" if measured == env_id else f"of {measured}, the closest"
+        cell = f"{algo} on {env_id}"
+        rows.append([cell, origin, len(found), f"{rate:,.0f}", f"{sum(found):,.2f}"])
+    return (
+        "## What QuaRL's matrix takes\n\n`studies/quarl.yaml` has the papers' whole matrix, "
+        "`studies/classic.yaml` its part without games. Hours of training alone: environment steps "
+        "of the presets by the [measured rates](../results/benchmarks.md) of one training on two "
+        "cores, times what quantisation-aware training was measured to take longer; as many "
+        "trainings at a time as there are pairs of cores, each after its plain reference.\n\n"
+        + table(["study", "experiments", "trainings", *_AT_A_TIME], whole, 5)
+        + table(["cell", "rate", "trainings", "steps/s", "hours on 2 cores"], rows, 3)
+    )
+
+
+def _rates() -> dict[tuple[str, str], float]:
+    found = json.loads((ROOT / "benchmarks/training_throughput.json").read_text()).values()
+    return {
+        (one["algo"], one["env_id"]): statistics.median(one["steps_per_second"]["ours"])
+        for one in found
+    }
+
+
+def _slowdowns() -> dict[tuple[str, str], float]:
+    """Return how many times as long quantisation-aware training takes, half of it delay."""
+    cases = json.loads((ROOT / "benchmarks/qat_overhead.json").read_text())["cases"]
+    return {
+        (name.split()[0], name.split()[1]): statistics.fmean(
+            statistics.median(one[part]) for part in ("before", "after")
+        )
+        for name, one in cases.items()
+    }
+
+
+def _closest(algo: str, env_id: str, known: dict[tuple[str, str], float]) -> tuple[str, float]:
+    """Return what is known of an environment, else of one like it, a game for games."""
+    alike = sorted(
+        (other != env_id, ("NoFrameskip" in other) != ("NoFrameskip" in env_id), other)
+        for one, other in known
+        if one == algo
+    )
+    other = alike[0][-1]
+    return other, known[algo, other]
+
+
+def _training_hours(wanted: study.Study) -> list[tuple[Run, float]]:
+    rates, slowdowns, found = _rates(), _slowdowns(), {}
+    for run, _ in wanted.experiments():
+        hours = preset_of(run).steps / _closest(run.algo, run.env_id, rates)[1] / 3600
+        if run.quantization is not None:
+            hours *= _closest(run.algo, run.env_id, slowdowns)[1]
+        found[run.run_id] = run, hours
+    return list(found.values())
+
+
+def _makespan(jobs: list[tuple[Run, float]], slots: int) -> float:
+    """Return after how many hours all is done, the plain and the longest first."""
+    free, ends = [0.0] * slots, dict[str, float]()
+    for run, hours in sorted(jobs, key=lambda job: (job[0].quantization is not None, -job[1])):
+        start = max(heapq.heappop(free), ends.get(run.plain.run_id, 0.0))
+        ends[run.run_id] = start + hours
+        heapq.heappush(free, ends[run.run_id])
+    return max(ends.values())
+
+
 def policies() -> str:
     """Return the shelf as a table, one row a task and algorithm, and write a card for each."""
     rows = []
@@ -837,8 +931,8 @@ records = f"## A sidecar\n\n{fields('Sidecar')}\n## An evaluation\n\n{fields('Ev
 write("reference/files.md", records, after=True)
 for algo in ALGORITHMS:
     write(f"algorithms/{algo}.md", algorithm(algo), after=True)
-for study in STUDIES:
-    write(f"results/{study}.md", result(study))
+for name in STUDIES:
+    write(f"results/{name}.md", result(name))
 write("results/index.md", results_index())
 write("results/int8.md", int8())
 write("results/papers.md", papers())
@@ -847,4 +941,5 @@ write("results/deployment.md", deployment())
 write("results/half-the-bits.md", half_the_bits())
 write("results/trade-offs.md", trade_offs())
 write("policies/index.md", policies())
+write("guide/studies.md", costs(), after=True)
 write("design/rooms.svg", rooms())

@@ -1,5 +1,7 @@
 """What a study's file says, and what is refused in it."""
 
+import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from samples import Capsys
 from quarl_tf import study
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import UsageError
+from quarl_tf.store.workspace import Workspace
+from quarl_tf.study import State
 
 BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
 
@@ -182,3 +186,24 @@ def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
 )
 def test_shipped_studies_are_sound(path: Path) -> None:
     assert study.read(path).name == path.stem
+
+
+def test_quarls_matrix_is_whole_and_classic_its_part_without_games(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    with (root / "docs/results/quarl_table2.csv").open(newline="") as file:
+        papers = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
+    whole, classic = (study.read(root / f"studies/{n}.yaml") for n in ("quarl", "classic"))
+    cells = {
+        (cell.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", cell.env_id)): cell
+        for cell in whole.cells
+    }
+    assert cells.keys() == papers
+    for (algo, _), cell in cells.items():
+        assert {"fp32", "fp16", "int8", "ptq_w8"} <= set(cell.schemes)
+        bits = [] if algo == "dqn" else [8, 7, 6, 5, 4, 3, 2]
+        assert ([one.bits for one in cell.quantizations], cell.seeds) == (bits, (0, 1, 2))
+    planned = study.plan(Workspace(tmp_path), whole)
+    assert len({(one.run.run_id, one.scheme.name) for one in planned}) == len(planned) > 350
+    assert {one.state for one in planned} == {State.MISSING}
+    rest = [one for one in whole.experiments() if "NoFrameskip" not in one.run.env_id]
+    assert classic.experiments() == rest
