@@ -14,6 +14,7 @@ from quarl_tf.spec import DEFAULT_EPISODES, GREEDY, Chance, Run, Scheme, require
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
     from quarl_tf.store.records import Evaluation, TrainingRecord
+    from quarl_tf.store.workspace import Workspace
 
 
 def _silent(*_: Any) -> None:
@@ -28,24 +29,39 @@ def preset_of(run: Run) -> Preset:
     return presets.load(run.algo, run.env_id, run.overrides, own)
 
 
+def with_origin(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
+    """Return a run that starts from a finished training, or goes on from a saved one's `.npz`.
+
+    Raises:
+        QuarlError: It is not there or of other settings.
+    """
+    from quarl_tf.store.state import starting_from
+    from quarl_tf.training import checkpoint
+
+    if origin.endswith(".npz"):
+        return checkpoint.going_on(Path(origin), run, preset)
+    return starting_from(workspace, origin, run, preset)
+
+
 def train(
     run: Run, *, root: Path | str = ".", origin: str | None = None, update: Any = _silent
 ) -> TrainingRecord:
     """Train a run into `runs/<run_id>/` below the root, or go on where it was.
 
-    It starts with the network of the finished training `origin`, if one is named. `update` is
-    called with the steps done, all steps, and a note.
+    It starts with the network of the finished training `origin`, if one is named, or goes on from
+    a file of `quarl checkpoint save`. `update` is called with the steps done, all steps, and a
+    note.
 
     Raises:
         QuarlError: The run or its folder is not fit; see `training.loop.train`.
     """
     from quarl_tf.environments import import_environments
-    from quarl_tf.store.state import finished_training, starting_from
+    from quarl_tf.store.state import finished_training
     from quarl_tf.store.workspace import Workspace
 
     workspace, preset = Workspace(Path(root)), preset_of(run)
     if origin is not None:
-        run = starting_from(workspace, origin, run, preset)
+        run = with_origin(workspace, origin, run, preset)
     finished = finished_training(workspace, run, preset)
     if finished is not None:
         return finished

@@ -104,6 +104,11 @@ class Agent(ABC):
             arrays |= {f"{name}/{key}": array for key, array in part.arrays().items()}
         return arrays
 
+    def copies(self) -> list[str]:
+        """Return the names, among `arrays`, of what targets copy from the network."""
+        copied = {id(variable) for target in self.targets for variable in target.variables}
+        return [f"variable/{i}" for i, v in enumerate(self._variables()) if id(v) in copied]
+
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take the state of a checkpoint back."""
         states = json.loads(arrays["generators"].tobytes())

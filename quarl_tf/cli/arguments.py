@@ -43,6 +43,7 @@ def build() -> argparse.ArgumentParser:
         _add_verb(verbs, name, help_, example, options)
 
     _add_making(verb, train, run)
+    _add_checkpoint(verbs)
     _add_quantising(verb)
     _add_playing(verb)
     verb(
@@ -173,6 +174,20 @@ def _add_verb(
     return added
 
 
+def _add_checkpoint(verbs: Any) -> None:
+    about, example = "save a training under way, to go on with it elsewhere", "checkpoint save"
+    example += " dqn-CartPole-v1-s0 dqn.npz"
+    group = _add_verb(verbs, "checkpoint", about, example)
+    actions = group.add_subparsers(title="actions", required=True, metavar="ACTION")
+    options = (
+        _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0"),
+        _file_option("file", "FILE", "what to write, .npz, 20 MB at most: no replay"),
+    )
+    help_ = "save the newest checkpoint; `quarl train … --from FILE` goes on"
+    added = _add_verb(actions, "save", help_, example, (*options, _ROOT))
+    added.set_defaults(verb="checkpoint save")
+
+
 def _add_study(verbs: Any) -> None:
     about = "plan, run and report the experiments that a file names"
     study = _add_verb(verbs, "study", about, "study run studies/qat.yaml --jobs 4")
@@ -183,6 +198,7 @@ def _add_study(verbs: Any) -> None:
         _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
         _option("--address", help="ray: of a cluster (default: of this machine alone)"),
         _option("--cores", type=_COUNT, default=1, metavar="N", help="ray: cores of each run"),
+        _option("--gather", action="store_true", help="ray: nodes share no folder"),
         _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
     )
     about = "print a command for each run that lacks something, those with --bits last"
@@ -291,7 +307,10 @@ _RUN = (
         help="of hidden layers in training (-p precision=…); what is exported is float32 first",
     ),
     _option(
-        "--from", dest="origin", metavar="RUN", help="start with a finished training's network"
+        "--from",
+        dest="origin",
+        metavar="RUN",
+        help="start with a finished training's network, or go on from a saved one's FILE.npz",
     ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
     _option("--quant-delay", type=int, metavar="STEPS", help="steps before that (default: half)"),

@@ -39,11 +39,13 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import (
     Workspace,
     checked_report_name,
+    checkpoint_dir,
     evaluation_path,
     report_name,
     sidecar_path,
 )
 from quarl_tf.study import State, Status, Study, engine
+from quarl_tf.training import checkpoint
 
 #: Columns of a terminal below which the table of results leaves out what matters least.
 _NARROW = 120
@@ -130,6 +132,15 @@ def _train(args: argparse.Namespace) -> None:
         print(f"train    {workspace.run_dir(run.run_id)}")
         return
     _train_one(workspace, run, preset)
+
+
+def _checkpoint_save(args: argparse.Namespace) -> None:
+    if args.file.suffix != ".npz":
+        raise UsageError(f"The name of the file ends in .npz. Received: file={str(args.file)!r}")
+    folder = Workspace(args.root).run_dir(args.run)
+    run = checkpoint.save_to_go_on(checkpoint_dir(folder), args.file)
+    _say(f"saved     {args.file}  ({args.file.stat().st_size:,} bytes)")
+    _say(f"go on by  {run.command('train')}")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -349,7 +360,8 @@ def _study_run(args: argparse.Namespace) -> None:
 
 def _engine(args: argparse.Namespace) -> engine.Engine:
     if args.engine == "ray":
-        return engine.RayEngine(args.address, args.cores)
+        gather_in = args.root.resolve() if args.gather else None
+        return engine.RayEngine(args.address, args.cores, gather_in)
     return engine.LocalEngine(args.jobs or len(engine.available_cores()))
 
 
@@ -527,7 +539,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     modules = tuple(args.modules)
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
     if args.origin is not None:
-        run = state.starting_from(Workspace(args.root), args.origin, run, preset)
+        run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
     return run, preset
 
 
@@ -653,6 +665,7 @@ def _write_report(run_ids: Sequence[str], args: argparse.Namespace) -> None:
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "run": _run,
     "train": _train,
+    "checkpoint save": _checkpoint_save,
     "export": _export,
     "adopt": _adopt,
     "quantize": _quantize,

@@ -26,7 +26,7 @@ class Run:
     """One training: an algorithm on an environment from a seed, with overrides of its preset.
 
     With a `quantization` it is quantisation-aware; with an `origin` it starts from the network of
-    another training. The user's modules that register environments
+    another training, or goes on where one was saved. The user's modules that register environments
     and file of presets belong to its command, not to its name. Of an `ADOPTED` policy there is a
     flatbuffer and no training: its overrides are the `name` and the `head` it was adopted with.
     """
@@ -51,15 +51,15 @@ class Run:
                 f"Received: name={name!r}"
             )
         if self.origin is not None:
-            self._check_origin(self.origin.run)
+            self._check_origin(self.origin.run, saved=self.origin.step > 0)
 
-    def _check_origin(self, origin: Run) -> None:
+    def _check_origin(self, origin: Run, *, saved: bool) -> None:
         if (origin.algo, origin.env_id) != (self.algo, self.env_id):
             raise UsageError(
                 "A training starts from a network of its own algorithm and environment. "
                 f"Received: --algo {self.algo} --env {self.env_id} from {origin.run_id}"
             )
-        if origin.quantization is not None:
+        if origin.quantization is not None and not saved:
             raise UsageError(
                 "A training starts from one that is not quantisation-aware. "
                 f"Received: run={origin.run_id!r}"
@@ -107,7 +107,7 @@ class Run:
     def plain(self) -> Run:
         """What it is compared with: where it starts, or the same training without quantisation."""
         if self.quantization is not None and self.origin is not None:
-            return self.origin.run
+            return self.origin.run.plain
         return replace(self, quantization=None)
 
     @property
@@ -131,7 +131,7 @@ class Run:
         if self.presets is not None:
             words += ["--presets", self.presets]
         if self.origin is not None:
-            words += ["--from", self.origin.run.run_id]
+            words += ["--from", self.origin.file or self.origin.run.run_id]
         if self.quantization is not None:
             words += ["--bits", f"{self.quantization.bits}"]
             words += ["--quant-delay", f"{self.quantization.delay}"]
@@ -157,16 +157,23 @@ class Run:
         known = None if quantization is None else Quantization.restore(quantization)
         modules = tuple(values.get("modules", ()))
         start = values.get("origin")
-        origin = start and Origin(Run.from_dict(start["run"]), start["network_sha256"])
+        origin = start and Origin(**{**start, "run": Run.from_dict(start["run"])})
         return cls(**{**values, "quantization": known, "modules": modules, "origin": origin})
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The network of another training that one starts from."""
+    """The network of another training that one starts from, or the file that it was saved to.
+
+    Attributes:
+        network_sha256: Of the network, or of that file.
+        step: Environment steps after which it goes on; 0 where it begins with the network alone.
+    """
 
     run: Run
     network_sha256: str
+    step: int = 0
+    file: str = field(default="", compare=False)
 
     @property
     def tag(self) -> str:
@@ -175,7 +182,8 @@ class Origin:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
-        return {"run": self.run.to_dict(), "network_sha256": self.network_sha256}
+        start = {"run": self.run.to_dict(), "network_sha256": self.network_sha256}
+        return start | ({"step": self.step, "file": self.file} if self.step else {})
 
 
 def _written(value: Any) -> str:

@@ -196,24 +196,25 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
 
 
 def require_same_settings(
-    folder: Path, recorded: Mapping[str, Any], run: Run, preset: Preset
+    path: Path,
+    recorded: Mapping[str, Any],
+    run: Run,
+    preset: Preset,
+    remedy: str = "move it away or use another --root",
 ) -> None:
-    """Refuse a folder whose recorded `run` and `preset` are others: a QuarlError names the keys."""
+    """Refuse what was recorded at a path of another `run` and `preset`: a QuarlError names keys."""
     asked = presets.settings(run, asdict(preset))
     try:
         found = presets.settings(Run.from_dict(recorded["run"]), recorded["preset"])
     except (KeyError, UsageError) as error:
         raise QuarlError(
-            f"{folder} was trained by another version; move it away or use another --root. "
+            f"{path} was trained by another version; move it away or use another --root. "
             f"Received: {error}"
         ) from error
     keys = sorted(k for k in {*found, *asked} if found.get(k) != asked.get(k))
     if keys:
         received = ", ".join(f"{k}={asked.get(k)!r} for {found.get(k)!r}" for k in keys)
-        raise QuarlError(
-            f"{folder} was trained with other settings; move it away or use another --root. "
-            f"Received: {received}"
-        )
+        raise QuarlError(f"{path} was trained with other settings; {remedy}. Received: {received}")
 
 
 def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:

@@ -13,17 +13,18 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import locked
+from quarl_tf.foundation.files import locked, write_bytes
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State
@@ -42,6 +43,7 @@ _THREADS = (
 _SECONDS_BETWEEN = 0.2
 #: It looks at the files of all that waits.
 _SECONDS_OF_A_SHARD = 2.0
+_SECONDS_OF_A_NODE = 2.0
 
 #: The command in Python's words; -P: not by whatever package of this name lies in the folder.
 _QUARL = ("-P", "-m", "quarl_tf.cli")
@@ -59,12 +61,14 @@ class Job:
         command: What does it, without the interpreter.
         log: Where it says what it does.
         after: The plain run that comes first; None if its fp32 is evaluated.
+        folders: What it reads and writes, below the root: its run's, and those of flatbuffers.
     """
 
     run_id: str
     command: tuple[str, ...]
     log: Path
     after: str | None
+    folders: tuple[Path, ...] = ()
 
 
 class Engine(Protocol):
@@ -217,7 +221,10 @@ def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[J
         command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
         first = run.quantization is None or run.plain.run_id in compared_with
         log = failure_path(workspace, run).with_name("run.log")
-        jobs.append(Job(run.run_id, command, log, None if first else run.plain.run_id))
+        ids = run.run_id, run.plain.run_id
+        folders = [workspace.run_dir(run.run_id), *map(workspace.artifact_dir, dict.fromkeys(ids))]
+        below = tuple(folder.relative_to(workspace.root) for folder in folders)
+        jobs.append(Job(run.run_id, command, log, None if first else run.plain.run_id, below))
     return sorted(jobs, key=lambda job: job.after is not None)
 
 
@@ -295,14 +302,61 @@ def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subproce
         )
 
 
-class RayEngine:
-    """Tasks on a Ray cluster, whose nodes share the workspace's folder under one path.
+def _changed(root: Path, folders: Sequence[Path], seen: dict[Path, int]) -> dict[Path, bytes]:
+    """Return the files that are not as last seen, oldest first: what says *done* comes last."""
+    found = {}
+    with suppress(FileNotFoundError):  # One that is just being replaced is there the next time.
+        files = [path for one in folders for path in (root / one).glob("[!.]*") if path.is_file()]
+        for when, path in sorted((path.stat().st_mtime_ns, path) for path in files):
+            if seen.get(path) != when:
+                found[path.relative_to(root)], seen[path] = path.read_bytes(), when
+    return found
 
-    A task whose node or worker is lost starts again elsewhere, and goes on from its checkpoints.
+
+class _Files:
+    """The files of a workspace, for nodes that have folders of their own; a Ray actor beside it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def fetch(self, folders: Sequence[Path]) -> dict[Path, bytes]:
+        return _changed(self._root, folders, {})
+
+    def keep(self, files: Mapping[Path, bytes]) -> None:
+        for path, content in files.items():
+            write_bytes(self._root / path, content)
+
+
+def _apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
+    """Do a job in a folder of this node, and send back what is finished; `call` a `_Files`."""
+    with tempfile.TemporaryDirectory(prefix="quarl-") as name:
+        here, seen = Path(name), dict[Path, int]()
+        for path, content in call("fetch", job.folders).items():
+            write_bytes(here / path, content)
+        _changed(here, job.folders, seen)
+        log = here / job.folders[0] / job.log.name
+        moved = replace(job, command=(*job.command[:-1], name), log=log)
+        process = start_process(moved, cores)
+        while True:
+            time.sleep(_SECONDS_OF_A_NODE)
+            code = process.poll()
+            call("keep", _changed(here, job.folders, seen))
+            if code is not None:
+                return code
+
+
+class RayEngine:
+    """Tasks on a Ray cluster; one whose node or worker is lost starts again elsewhere.
+
+    Nodes share the workspace's folder under one path, and a task goes on from its checkpoints. Or
+    files are gathered: nodes have folders of their own, and a task goes on from the stages whose
+    files were sent back.
     """
 
-    def __init__(self, address: str | None, cores: int) -> None:
+    def __init__(self, address: str | None, cores: int, gather_in: Path | None = None) -> None:
         """Connect, or without an address start a cluster of this machine.
+
+        `gather_in` is the workspace's root where nodes do not share it.
 
         Raises:
             QuarlError: Ray is not installed, or there is no cluster.
@@ -324,10 +378,21 @@ class RayEngine:
                 f"Received: address={address!r} ({error})"
             ) from error
 
+        files = None if gather_in is None else self._beside(gather_in)
+
         def work(job: Job) -> int:
-            return start_process(job, cores).wait()
+            if files is None:
+                return start_process(job, cores).wait()
+            return _apart(job, cores, lambda do, given: ray.get(getattr(files, do).remote(given)))
 
         self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
+
+    def _beside(self, root: Path) -> Any:
+        """Start the actor for a workspace on this node, where it is."""
+        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            self._ray.get_runtime_context().get_node_id(), soft=False
+        )
+        return self._ray.remote(num_cpus=0, scheduling_strategy=here)(_Files).remote(root)
 
     def has_room(self) -> bool:
         """Tell that Ray has: it keeps what waits for cores."""

@@ -1,6 +1,7 @@
 """Checkpoints of a training: one `.npz` each, whole or absent, the newest two kept.
 
-A zip archive carries a checksum of every member, by which a damaged file is found.
+A zip archive carries a checksum of every member, by which a damaged file is found. A checkpoint
+may be saved without what is large, for a training that goes on on another machine.
 """
 
 from __future__ import annotations
@@ -8,14 +9,21 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.foundation.files import atomic_path
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.files import atomic_path, sha256
+from quarl_tf.presets import Preset
+from quarl_tf.spec import Origin, Run
+from quarl_tf.store.state import require_same_settings
 
+#: Bytes of what is saved to go on elsewhere, at most.
+LIMIT = 20_000_000
 _KEPT = 2
 _STATE = "state.json"
 
@@ -25,16 +33,74 @@ _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZip
 
 def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> Path:
     """Write the checkpoint of a step, then delete all but it and the one before."""
-    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
     path = folder / f"{step:012d}.npz"
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays, **{_STATE: text})  # type: ignore[arg-type]
+        np.savez(file, **arrays, **{_STATE: _text(state)})  # type: ignore[arg-type]
     checkpoints = _newest_first(folder)
     place = checkpoints.index(path)
     # A training goes on from the newest good one: those of later steps are damaged.
     for superseded in checkpoints[:place] + checkpoints[place + _KEPT :]:
         superseded.unlink(missing_ok=True)
     return path
+
+
+def _text(state: Any) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(state).encode(), np.uint8)
+
+
+def save_to_go_on(folder: Path, file: Path) -> Run:
+    """Save the newest checkpoint to a file that a training goes on from; return that training.
+
+    Left out are the replay, copies of the network and the best network so far.
+
+    Raises:
+        QuarlError: There is no checkpoint, or too much of it; the file cannot be written.
+    """
+    found = load_newest(folder)
+    if found is None:
+        raise QuarlError(
+            "This run has no checkpoint: it is not begun, or finished, and --from takes its id. "
+            f"Received: folder={str(folder)!r}"
+        )
+    arrays, state = found
+    out = {name for name in arrays if name.startswith(("replay/", "best/"))}
+    out |= set(state.get("copies", ()))  # Earlier versions did not tell.
+    kept = {name: array for name, array in arrays.items() if name not in out}
+    state |= {"best": [float("-inf"), state["step"]], "lacking": sorted(out)}
+    with atomic_path(file) as temporary:
+        with temporary.open("wb") as target:
+            np.savez_compressed(target, **kept, **{_STATE: _text(state)})  # type: ignore[arg-type]
+        if (size := temporary.stat().st_size) > LIMIT:
+            raise QuarlError(
+                f"What is to be saved is larger than {LIMIT:,} bytes; copy the run folder instead. "
+                f"Received: bytes={size:,}"
+            )
+    run = Run.from_dict(state["run"])
+    return replace(run, origin=Origin(run, sha256(file), state["step"], str(file)))
+
+
+def load_to_go_on(file: Path) -> tuple[dict[str, npt.NDArray[Any]], Any]:
+    """Return arrays and state of a saved checkpoint; a QuarlError if it is none or damaged."""
+    found = load(file)
+    if found is None or "lacking" not in found[1]:
+        raise QuarlError(
+            "This is no whole file of `quarl checkpoint save`; save it again. "
+            f"Received: path={str(file)!r}"
+        )
+    return found
+
+
+def going_on(file: Path, run: Run, preset: Preset) -> Run:
+    """Return a run that goes on where another one was saved.
+
+    Raises:
+        QuarlError: The file is damaged, or of other settings.
+    """
+    _, state = load_to_go_on(file)
+    origin = Origin(Run.from_dict(state["run"]), sha256(file), state["step"], str(file))
+    found = replace(run, origin=origin)
+    require_same_settings(file, state, run, preset, "give the same ones")
+    return found
 
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:

@@ -69,7 +69,7 @@ def train(
         return finished
     refuse_overwrite(workspace, run.run_id)
     training = _Training(folder, run, preset)
-    if run.origin is not None:
+    if run.origin is not None and not run.origin.step:
         training.start_from(workspace, run.origin)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with locked(folder, busy):
@@ -185,12 +185,14 @@ class _Training:
         self.best = _Best(networks.weights(self.agent.network))
 
     def resume(self) -> None:
-        """Go on from the newest good checkpoint, with fresh episodes.
+        """Go on from the newest good checkpoint, or from where it was saved; episodes are fresh.
 
         Raises:
             QuarlError: The checkpoint is of other settings, or of another version of this program.
         """
-        found = checkpoint.load_newest(self._checkpoints)
+        found, origin = checkpoint.load_newest(self._checkpoints), self._run.origin
+        if found is None and origin is not None and origin.step:
+            found = checkpoint.load_to_go_on(Path(origin.file))
         rows: list[dict[str, Any]] = []
         if found is not None:
             require_same_settings(self._folder, found[1], self._run, self._preset)
@@ -212,12 +214,17 @@ class _Training:
         """Take the state of a checkpoint; return its rows of progress."""
         if state["quantized"]:
             self._quantize()
+        if "lacking" in state:
+            arrays = {**self.agent.arrays(), **arrays}
         self.agent.restore(arrays)
+        for copy in self.agent.targets if "lacking" in state else ():
+            networks.set_weights(copy, networks.weights(self.agent.network))
         self.collector.restore(state)
         self._seconds = state["seconds"]
         for name, now in self._origins.items():
             self._origins[name] = list(dict.fromkeys([*state[name], *now]))
-        self.best = _Best(agents.section(arrays, "best"), *state["best"])
+        best = agents.section(arrays, "best") or networks.weights(self.agent.network)
+        self.best = _Best(best, *state["best"])
         return state["rows"]
 
     def burst(self) -> None:
@@ -324,6 +331,7 @@ class _Training:
             "seconds": self._elapsed(),
             **self._origins,
             "best": [self.best.score, self.best.step],
+            "copies": self.agent.copies(),
         }
         best = {f"best/{name}": value for name, value in self.best.weights.items()}
         checkpoint.save(self._checkpoints, self.step, {**self.agent.arrays(), **best}, state)

@@ -22,6 +22,19 @@ cells: [{algo: ppo, env: CartPole-v1}]
 """
 
 
+#: Ten short trainings, each once more at 4 bits.
+TWENTY = """
+name: twenty
+seeds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+bits: [4]
+episodes: 2
+overrides:
+  {steps: 600, network: [8], num_envs: 4, train_frequency: 64, minibatch_size: 64, epochs: 1,
+   evaluation_every: 300, evaluation_episodes: 4}
+cells: [{algo: ppo, env: CartPole-v1}]
+"""
+
+
 def networks(root: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in root.glob("runs/*/network.npz")}
 
@@ -61,3 +74,31 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     again = engine.run(there, wanted, engine.LocalEngine(2), said.append, lambda *_: None)
     assert again == found
     assert not [path for path in there.root.rglob("*.tflite") if path.stat().st_mtime > before]
+
+
+def test_nodes_with_folders_of_their_own_send_back_what_they_make(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(TWENTY)
+    wanted, workspace = study.read(path), Workspace(tmp_path / "gathered")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    said: list[str] = []
+    at_the_kill: list[int] = []
+
+    def kill(*_: object) -> None:
+        if not at_the_kill and len(said) >= 3:
+            at_the_kill.append(len(said))
+            cluster.remove_node(nodes[0], allow_graceful=False)
+
+    try:
+        on_ray = engine.RayEngine(cluster.address, 1, workspace.root)
+        found = engine.run(workspace, wanted, on_ray, said.append, kill)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert at_the_kill
+    assert {one.state for one in found} == {State.EVALUATED}
+    assert sorted(said) == sorted(f"done      {run}" for run in {one.run.run_id for one in found})
+    assert len(said) == len(networks(workspace.root)) == 20
+    # Trained in folders of the nodes: checkpoints and curves for TensorBoard stay there.
+    assert not list(workspace.root.glob("runs/*/*/"))

@@ -1,0 +1,113 @@
+"""A training that was saved goes on elsewhere where it was, as a run that says so."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import Capsys, Patch, refusal
+
+from quarl_tf import networks, presets
+from quarl_tf.cli import verbs
+from quarl_tf.foundation.files import sha256
+from quarl_tf.spec import Origin, Run
+from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.workspace import Workspace, checkpoint_dir
+from quarl_tf.training import checkpoint, loop
+
+_BRIEF = {
+    "steps": 512,
+    "num_envs": 2,
+    "network": [8],
+    "train_frequency": 64,
+    "evaluation_every": 128,
+    "evaluation_episodes": 2,
+    "checkpoint_every": 256,
+}
+_DQN = {**_BRIEF, "learning_starts": 64, "batch_size": 16, "gradient_steps": 4, "target_update": 6}
+_FOUR_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
+RUNS = {
+    "ppo": Run("ppo", "CartPole-v1", 3, {**_BRIEF, "minibatch_size": 32, "epochs": 2}),
+    "dqn": Run("dqn", "CartPole-v1", 3, _DQN),
+    "dqn at 4 bits": Run("dqn", "CartPole-v1", 3, _DQN, _FOUR_BITS),
+}
+
+
+def saved(run: Run, folder: Path, file: Path) -> tuple[dict[str, np.ndarray], Any]:
+    """Train, and save the checkpoint in the middle; return all of that."""
+    whole: list[Any] = []
+
+    def save(step: int, *_: object) -> None:
+        if not whole and step > 256:
+            words = ["checkpoint", "save", run.run_id, str(file), "--root", str(folder)]
+            assert verbs.main(words) == 0
+            whole.extend(
+                checkpoint.load_newest(checkpoint_dir(Workspace(folder).run_dir(run.run_id))) or ()
+            )
+
+    loop.train(Workspace(folder), run, save)
+    arrays, state = whole
+    return arrays, state
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys: Capsys) -> None:
+    run, file = RUNS[kind], tmp_path / "saved.npz"
+    arrays, state = saved(run, tmp_path / "here", file)
+    command = shlex.split(capsys.readouterr().out.partition("go on by ")[2].splitlines()[0])[1:]
+    origin = Origin(run, sha256(file), state["step"], str(file))
+    expected = Run(run.algo, run.env_id, 3, run.overrides, run.quantization, origin=origin)
+    assert expected.run_id.startswith(f"{run.run_id}-from")
+    assert expected.plain == (expected if run.quantization is None else run.plain)
+    # What it starts with.
+    preset, there = presets.load(run.algo, run.env_id, run.overrides), Workspace(tmp_path / "there")
+    begun = loop._Training(there.run_dir("begun"), expected, preset)
+    begun.resume()
+    assert begun.step == state["step"] > 256
+    assert begun.collector.episodes == state["episodes"]
+    copies, found = set(state["copies"]), begun.agent.arrays()
+    assert bool(copies) == (run.algo == "dqn")
+    for name in arrays.keys() - copies:
+        if not name.startswith(("replay/", "best/")):
+            np.testing.assert_array_equal(found[name], arrays[name], err_msg=name)
+    for target in begun.agent.targets:
+        for name, value in networks.weights(target).items():
+            np.testing.assert_array_equal(value, networks.weights(begun.agent.network)[name])
+    # As the command that was printed has it, to the end.
+    assert verbs.main([*command, "--root", str(there.root)]) == 0
+    record = TrainingRecord.load(there.run_dir(expected.run_id) / "training.json")
+    assert record.run == expected.to_dict()
+    assert record.best_step > state["step"]
+    here, on = (
+        (folder / "progress.csv").read_text().splitlines()
+        for folder in (tmp_path / "here/runs" / run.run_id, there.run_dir(expected.run_id))
+    )
+    shared = len(state["rows"]) + 1
+    assert on[:shared] == here[:shared]
+    assert [line.split(",")[0] for line in on] == [line.split(",")[0] for line in here]
+
+
+def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
+    run, file = RUNS["ppo"], tmp_path / "saved.npz"
+    saved(run, tmp_path, file)
+    capsys.readouterr()
+    words = ["checkpoint", "save", run.run_id, "--root", str(tmp_path)]
+    assert "has no checkpoint" in refusal(capsys, *words, str(file), code=1)
+    assert "ends in .npz" in refusal(capsys, *words, "saved.zip")
+    asked = [*shlex.split(run.command("train"))[1:], "--from", str(file), "--dry-run"]
+    assert verbs.main(asked) == 0
+    capsys.readouterr()
+    message = refusal(capsys, *asked, "-p", "discount=0.5", code=1)
+    assert "with other settings; give the same ones. Received: discount=0.5 for 0.98" in message
+    assert "of its own algorithm" in refusal(capsys, *(w.replace("ppo", "a2c") for w in asked))
+    arrays, state = checkpoint.load_to_go_on(file)
+    monkeypatch.setattr(checkpoint, "LIMIT", 1000)
+    whole = checkpoint.save(tmp_path / "large", 256, arrays, state)
+    with pytest.raises(checkpoint.QuarlError, match="larger than 1,000 bytes"):
+        checkpoint.save_to_go_on(whole.parent, tmp_path / "large.npz")
+    assert not (tmp_path / "large.npz").exists()
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "no whole file of `quarl checkpoint" in refusal(capsys, *asked, code=1)
