@@ -304,7 +304,8 @@ def _report(args: argparse.Namespace) -> None:
 def _study_plan(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     if args.commands:
-        print(*engine.commands(workspace, wanted), sep="\n")
+        for line in engine.commands(workspace, wanted):
+            print(line)
         return
     _print_plan(study.plan(workspace, wanted))
 
