@@ -114,16 +114,17 @@ def test_what_the_converter_makes_is_written_too(
 def test_the_header_tells_where_it_is_from_and_what_it_takes(tmp_path: Path) -> None:
     artifact = compiled.copied(CARTPOLE, tmp_path)
     summary = c_source.write(artifact)
-    # Weights; bias, multiplier and shift of each output; the normaliser's four means and factors.
-    weights = 4 * 256 + 256 * 256 + 256 * 2
-    constants = weights + (4 + 4 + 1) * (256 + 256 + 2) + 2 * 4 * 4
+    # Weights, two of a feature; bias, multiplier and shift of each output; the normaliser's four
+    # means, factors and ends.
+    weights = 2 * 4 * 256 + 256 * 256 + 256 * 2
+    constants = weights + (4 + 4 + 1) * (256 + 256 + 2) + 4 * 4 * 4
     # Two hidden layers, and the head of which the best is looked for.
     buffers = 256 + 256 + 4 * 2
     assert re.findall(r"[\d,]+\b", summary) == [f"{n:,}" for n in (constants, buffers, weights)]
     header = artifact.with_suffix(".h").read_text()
     sidecar = Policy.load(artifact).sidecar
     graph = integer.Graph(artifact.read_bytes())
-    ends = graph.operators[2].outputs[0], graph.operators[-1].inputs[0]
+    ends = graph.operators[4].outputs[0], graph.operators[-1].inputs[0]
     grids = (graph.tensors[i].quantization for i in ends)
     codes = [f"scale {grid.scale[0]!s}, zero point {grid.zeroPoint[0]}" for grid in grids]
     for text in (sidecar.sha256, sidecar.run_id, "CartPole-v1", "dqn", summary, *codes):
@@ -198,7 +199,7 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     assert "int policy_act(const int32_t *observation)" in (shelf / "int8.h").read_text()
     assert main(export) == 0
     shown = capsys.readouterr().out
-    assert "int8.c  (flash: 6,628 bytes" in shown
+    assert f"int8.c  (flash: {c_source.size(shelf / 'int8.tflite').constants:,} bytes" in shown
     shutil.copy(ROOT / "examples/main.c", shelf)
     subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
     observations = compiled.around(shelf / "int8.tflite", 20)
