@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import check, int4, ptq
+from quarl_tf.export import check, int4, integer, ptq
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
@@ -211,31 +211,18 @@ def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
 
 def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert a quantisation-aware network as it trained; ranges and codes are its own."""
-    network = trained.network(trained.weights)
-    content = converted(_converter_of_quantized(trained, network, scheme))
-    return content, networks.acting(trained.network(trained.weights), trained.spec)
+    network, spec = trained.network(trained.weights), trained.spec
+    call = qat.exported(network, rounded=not scheme.native)
+    content = converted(of_function(call, spec.observation_shape, spec.observation_dtype))
+    if scheme.native and trained.run.quantization is not None:
+        content = integer.trained(content, trained.run.quantization.recipe, qat.grids(network))
+    return content, networks.acting(trained.network(trained.weights), spec)
 
 
 def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert as a simulated scheme, and store the kernels as integers."""
     content, expected = _aware(trained, replace(scheme, native=False))
     return int4.pack(content, qat.kernel_grids(expected)), expected
-
-
-def _converter_of_quantized(trained: TrainedNetwork, network: keras.Model, scheme: Scheme) -> Any:
-    """Return a converter of a network whose ranges are frozen."""
-    spec = trained.spec
-    of_bytes = scheme.native and spec.observation_dtype == "uint8"
-    dtype = "float32" if of_bytes else spec.observation_dtype
-    call = qat.exported(network, native=scheme.native)
-    converter = of_function(call, spec.observation_shape, dtype)
-    if scheme.native:
-        # Without observations to calibrate with, so that only what has a range becomes integer:
-        # what scales observations and actions stays in float.
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    if of_bytes:
-        converter.inference_input_type = tf.uint8
-    return converter
 
 
 _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {

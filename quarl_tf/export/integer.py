@@ -1,4 +1,4 @@
-"""Make an integer flatbuffer of a float one and observations, by NumPy and LiteRT alone.
+"""Make an integer flatbuffer of a float one, and of observations or trained grids, by NumPy.
 
 Weights, biases and activations become integers from the first layer to the head; what scales the
 observation in front of it and the action behind it stays in float, but for images, which go in as
@@ -74,6 +74,11 @@ class Graph:
         self.operators: list[Any] = graph.operators
         self.inputs, self.outputs = list(graph.inputs), list(graph.outputs)
         self._graph = graph
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether observations are float32, and not bytes."""
+        return bool(self.tensors[self.inputs[0]].type == schema.TensorType.FLOAT32)
 
     def name(self, operator: Any) -> str:
         """Return what an operator computes."""
@@ -248,9 +253,45 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
         name: round_kernel(graph, operator, observations, recipe.of(name).weights)
         for name, operator in graph.layers().items()
     }
-    writer = _Writer(graph, recipe, ranges(graph.pack(), observations), steps)
-    writer.write()
+    found = ranges(graph.pack(), observations)
+    _Writer(graph, recipe, _reaching(graph, found), steps).write()
     return graph.pack()
+
+
+def trained(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]]) -> bytes:
+    """Return a float32 flatbuffer with integers on the grids that a training had.
+
+    Args:
+        content: The flatbuffer; its kernels are on their grids.
+        recipe: Of 8 bits throughout.
+        grids: Those of each layer's "kernel" and "output", from the one that scales observations,
+            if that has one, to the last.
+    """
+    graph = Graph(content)
+    _fold_byte_scaling(graph)
+    # What scales bytes is in the first kernel now, by the converter or by us.
+    factor = 1.0 if graph.takes_floats else 1 / 255
+    weighted = [grid for grid in grids if "kernel" in grid]
+    steps: dict[str, Array | None] = {}
+    of: dict[int, Grid] = {}
+    for (name, layer), grid in zip(graph.layers().items(), weighted, strict=True):
+        steps[name] = np.asarray(grid["kernel"].step, np.float64) * factor
+        of[layer.outputs[0]], factor = grid["output"], 1.0
+    _Writer(graph, recipe, lambda index, _: of.get(index, grids[0]["output"]), steps).write()
+    return graph.pack()
+
+
+def _reaching(graph: Graph, ranges_: Ranges) -> Callable[[int, TensorFormat], Grid]:
+    """Return what gives tensors the grids of their ranges, and of a tanh's table before it."""
+    before_tanh = {op.inputs[0] for op in graph.operators if graph.name(op) == "TANH"}
+
+    def grid(index: int, form: TensorFormat) -> Grid:
+        low, high = ranges_[index]
+        if index in before_tanh:
+            low, high = max(low, -_TANH_END), min(high, _TANH_END)
+        return grid_between(np.array(low, np.float32), np.array(high, np.float32), form)
+
+    return grid
 
 
 def round_kernel(
@@ -369,13 +410,16 @@ class _Writer:
     """Replaces operators by integer ones, and stands between integers and floats."""
 
     def __init__(
-        self, graph: Graph, recipe: Recipe, ranges_: Ranges, steps: Mapping[str, Array | None]
+        self,
+        graph: Graph,
+        recipe: Recipe,
+        grid: Callable[[int, TensorFormat], Grid],
+        steps: Mapping[str, Array | None],
     ) -> None:
-        """Take the ranges of activations, and the steps of kernels that are on their grids."""
-        self._graph, self._recipe, self._ranges, self._steps = graph, recipe, ranges_, steps
+        """Take what gives activations grids, and the steps of kernels that are on theirs."""
+        self._graph, self._recipe, self._grid, self._steps = graph, recipe, grid, steps
         self._names = {id(op): name for name, op in graph.layers().items()}
         self._producer = {i: op for op in graph.operators for i in op.outputs}
-        self._before_tanh = {op.inputs[0] for op in graph.operators if graph.name(op) == "TANH"}
         #: Integer tensors by the float tensor that each stands for.
         self._integers: dict[int, int] = {}
         self._written: list[Any] = []
@@ -415,18 +459,11 @@ class _Writer:
         if bias is not None:
             shifts = np.rint(bias.astype(np.float64) / scale)
             inputs[2] = graph.add(operator.inputs[2], np.int32, scale, 0, shifts)
-        target = self._output(operator.outputs[0], activations)
+        target = self._add(operator.outputs[0], activations)
         self._written.append(graph.operator(name, inputs, [target], operator))
 
-    def _output(self, index: int, form: TensorFormat) -> int:
-        low, high = self._ranges[index]
-        if index in self._before_tanh:
-            low, high = max(low, -_TANH_END), min(high, _TANH_END)
-        return self._add(index, low, high, form)
-
-    def _add(self, index: int, low: float, high: float, form: TensorFormat) -> int:
-        grid = grid_between(np.array(low, np.float32), np.array(high, np.float32), form)
-        self._integers[index] = self._graph.add_codes(index, grid)
+    def _add(self, index: int, form: TensorFormat) -> int:
+        self._integers[index] = self._graph.add_codes(index, self._grid(index, form))
         return self._integers[index]
 
     def _integer(self, index: int) -> int:
@@ -452,7 +489,7 @@ class _Writer:
             self._mark_bytes(source)
             self._integers[index] = self._graph.add(index, np.int8, np.ones(1), _LOWEST, None)
         else:
-            self._add(index, *self._ranges[index], self._recipe.observation.activations or _BYTE)
+            self._add(index, self._recipe.observation.activations or _BYTE)
         made = self._integers[index]
         self._written.append(self._graph.operator("QUANTIZE", [source], [made]))
         return made
@@ -535,8 +572,7 @@ def refined(content: bytes, observations: Array) -> bytes:
     graph = Graph(content)
     layer = next(iter(graph.layers().values()))
     source, kernel = layer.inputs[0], graph.constant(layer.inputs[1])
-    bytes_ = graph.tensors[graph.inputs[0]].type != schema.TensorType.FLOAT32
-    if bytes_ or kernel is None or kernel.ndim != 2:
+    if not graph.takes_floats or kernel is None or kernel.ndim != 2:
         return content
     low, high = np.array(ranges(content, observations)[source], np.float32)
     # The rest reaches half a step to either side.

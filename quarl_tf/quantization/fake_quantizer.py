@@ -178,23 +178,16 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         grid = self.grid(values)
         return lambda x: snap(x, grid, self.form)
 
-    def grid(self, values: Mapping[str, Floats], scale: Any = 1) -> Grid:
-        """Return the grid, stretched where its step is learned, and scaled."""
+    def grid(self, values: Mapping[str, Floats]) -> Grid:
+        """Return the grid, stretched where its step is learned."""
         stretch = np.exp(values.get("log_stretch", np.float32(0)))
-        low, high = (values[end] * stretch * scale for end in ("low", "high"))
+        low, high = (values[end] * stretch for end in ("low", "high"))
         return frozen_grid(low, high, self.form)
 
-    def exported(self, inputs: Any, grid: Grid, *, native: bool) -> Any:
-        """Quantise a tensor for the converter, by constants.
-
-        Args:
-            inputs: Tensor.
-            grid: The grid.
-            native: Whether as the operation that the converter makes an integer tensor of; else in
-                elementary operations, in the order of `grid.snap`.
-        """
+    def exported(self, inputs: Any, grid: Grid) -> Any:
+        """Quantise a tensor by constants, in elementary operations in the order of `grid.snap`."""
         low, high, step = grid
-        if native or self.form.rounding == "floor":
+        if self.form.rounding == "floor":
             return self.snap(inputs, tf.constant(low), tf.constant(high))
         clipped = tf.minimum(tf.maximum(inputs, low), high)
         inverse = 1 / step

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.inference import in_numpy
 from quarl_tf.networks.layers import CLIP_DEVIATIONS, Floats, Forward, ObservationNormalizer
@@ -151,47 +149,37 @@ class QuantizedLayer(_Wrapper):
         compute, output = in_numpy(self.layer, inner), on_grid("output")
         return lambda x: output(compute(x))
 
-    def grid(self, part: str, scale: Any = 1) -> Grid:
+    def grid(self, part: str) -> Grid:
         """Return the grid of the "kernel" or the "output"."""
         values = {name: variable.numpy() for name, variable in self.variables_of[part].items()}
-        return self.quantizers[part].grid(values, scale)
+        return self.quantizers[part].grid(values)
 
-    def exported(self, kernel_scale: float, *, native: bool) -> Callable[[Any], Any]:
+    def exported(self, *, rounded: bool) -> Callable[[Any], Any]:
         """Return what the layer computes, by constants, for the converter.
 
         Args:
-            kernel_scale: Factor of the kernel, whose codes stay as they are.
-            native: Whether for integer kernels; see `FakeQuantizer.exported`.
+            rounded: Whether the output is put on its grid.
         """
-        compute = self._by_constants(np.float32(kernel_scale), native=native)
-        quantizer = self.quantizers.get("output")
+        compute = self._by_constants()
+        quantizer = self.quantizers.get("output") if rounded else None
         if quantizer is None:
             return compute
         grid = self.grid("output")
-        return lambda x: quantizer.exported(compute(x), grid, native=native)
+        return lambda x: quantizer.exported(compute(x), grid)
 
-    def _by_constants(self, scale: np.float32, *, native: bool) -> Callable[[Any], Any]:
+    def _by_constants(self) -> Callable[[Any], Any]:
         layer = self.layer
         if isinstance(layer, ObservationNormalizer):
             mean, factor = (variable.numpy() for variable in layer.variables)
-            # The range of an integer input ends before the cut, which would be one more operator.
-            end = np.inf if native else CLIP_DEVIATIONS
-            return lambda x: _clipped((x - mean) * factor, end)
+            ends = -CLIP_DEVIATIONS, CLIP_DEVIATIONS
+            return lambda x: tf.clip_by_value((x - mean) * factor, *ends)
         if not hasattr(layer, "kernel"):
             return layer.call  # type: ignore[no-any-return]
         # On its grid already: training leaves weights right between two codes, where another order
         # of operations would round to the other one.
-        kernel = self._quantized("kernel", layer.kernel).numpy() * scale
+        kernel = self._quantized("kernel", layer.kernel).numpy()
         bias = layer.bias.numpy()
-        quantizer = self.quantizers.get("kernel") if native else None
-        ends = self.grid("kernel", scale)[:2] if quantizer else ()
-
-        def call(inputs: Any) -> Any:
-            constant = tf.constant(kernel)
-            on_grid = quantizer.snap(constant, *ends) if quantizer else constant
-            return _computed(layer, inputs, on_grid, tf.constant(bias))
-
-        return call
+        return lambda x: _computed(layer, x, tf.constant(kernel), tf.constant(bias))
 
 
 def _computed(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
@@ -200,7 +188,3 @@ def _computed(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
     convolve = isinstance(layer, keras.layers.Conv2D)
     product = layer.convolution_op(inputs, kernel) if convolve else tf.matmul(inputs, kernel)
     return layer.activation(tf.nn.bias_add(product, bias))
-
-
-def _clipped(values: Any, end: float) -> Any:
-    return values if np.isinf(end) else tf.clip_by_value(values, -end, end)

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNormalizer, unwrap
+from quarl_tf.foundation.keras import keras
+from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNormalizer
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
+from quarl_tf.quantization.grid import Grid
 from quarl_tf.quantization.layers import QuantizedLayer, WatchedLayer
 from quarl_tf.spec import LayerFormat, QatSchedule, Recipe, require_layers
 
@@ -140,25 +141,17 @@ def quantized_layers(network: keras.Model) -> list[QuantizedLayer]:
     return [layer for layer in network.layers if isinstance(layer, QuantizedLayer)]
 
 
-def exported(network: keras.Model, *, native: bool) -> Callable[[Any], Any]:
+def exported(network: keras.Model, *, rounded: bool) -> Callable[[Any], Any]:
     """Return the forward pass of a quantised network by constants, for the converter.
 
     Args:
         network: A network whose grids are set.
-        native: Whether for integer kernels, which take bytes (as floats) without scaling; else
-            quantisers are spelled out in float operations.
+        rounded: Whether activations are put on their grids, by float operations; kernels are.
     """
-    steps: list[Callable[[Any], Any]] = []
-    kernel_scale = 1.0
-    for layer in keras.Model(network.input, _choice(network)).layers[1:]:
-        if native and isinstance(unwrap(layer), ByteScaling):
-            steps.append(lambda x: tf.quantization.fake_quant_with_min_max_args(x, 0.0, 255.0))
-            kernel_scale = 1.0 / 255.0
-        elif isinstance(layer, QuantizedLayer):
-            steps.append(layer.exported(kernel_scale, native=native))
-            kernel_scale = 1.0
-        else:
-            steps.append(layer)
+    steps = [
+        layer.exported(rounded=rounded) if isinstance(layer, QuantizedLayer) else layer
+        for layer in keras.Model(network.input, _choice(network)).layers[1:]
+    ]
 
     def call(hidden: Any) -> Any:
         for step in steps:
@@ -172,6 +165,12 @@ def kernel_grids(network: keras.Model) -> list[tuple[int, bool]]:
     """Return each kernel's bits and whether each output has a grid of its own, in order."""
     found = (layer.quantizers.get("kernel") for layer in quantized_layers(network))
     return [(q.form.bits, q.per_channel) for q in found if q is not None]
+
+
+def grids(network: keras.Model) -> list[dict[str, Grid]]:
+    """Return the grids of each quantised layer's "kernel" and "output", in order."""
+    layers = quantized_layers(network)
+    return [{part: layer.grid(part) for part in layer.quantizers} for layer in layers]
 
 
 def head_step(network: keras.Model) -> float:

@@ -14,11 +14,13 @@ from quarl_tf.foundation.files import digest
 #: Widest grid that int4 holds.
 INT4_BITS = 4
 
+#: Width of integer kernels, which take a grid per output of fully-connected kernels too.
+_KERNEL_BITS = 8
 
-#: Widest grid of which a fully-connected kernel gets one per output unless told otherwise: at 2
-#: bits on a robot, two such trainings had the highest mean of all options (reports/options). 3 bits
-#: go with 2 untried; at 4 no option is known to be better than another.
-FEW_BITS = 3
+#: Widest grid but that of integer kernels of which a fully-connected kernel gets one per output
+#: unless told otherwise: at 2 bits on a robot, two such trainings had the highest mean of all
+#: options (reports/options). 3 bits go with 2 untried; at 4 no option is known to be better.
+_FEW_BITS = 3
 
 
 #: Widths that a quantisation-aware training may have.
@@ -201,7 +203,7 @@ _OPTIONS = {
     "rule": str,
     "ranges": str,
     "gradient": str,
-    "per_channel": bool,
+    "per_channel": bool,  # Or _FEW.
     "learned_steps": bool,
 }
 
@@ -252,7 +254,7 @@ class Quantization:
         | `edge_bits`, or `observation.bits` and `head.bits` | of the ends of the network, 8 |
         | `LAYER.bits` | of a single layer |
         | `rule` | "nearest", or "paper": the published formula, at the edges too |
-        | `per_channel` | a grid per output of fully-connected kernels; up to 3 bits |
+        | `per_channel` | a grid per output of fully-connected kernels; at 8 bits, and up to 3 |
         | `ranges`, `gradient`, `learned_steps` | see `QatSchedule`; learned steps clip |
 
         What is usual for an algorithm is up to `presets.quantization`.
@@ -264,8 +266,10 @@ class Quantization:
         bits, rule = values["bits"], values.get("rule", "nearest")
         if rule not in _RULES:
             raise unknown("rule", rule, _RULES)
-        few = rule != "paper" and bits <= FEW_BITS
-        form = partial(_RULES[rule], per_channel=values.get("per_channel", few))
+        few = rule != "paper" and bits <= _FEW_BITS
+        usual = few or (rule != "paper" and bits == _KERNEL_BITS)
+        per_channel = values.get("per_channel", usual)
+        form = partial(_RULES[rule], per_channel=few if per_channel == _FEW else per_channel)
         widths = {name.removesuffix(".bits"): v for name, v in values.items() if "." in name}
         for name, width in values.items():
             if name.endswith("bits") and width not in QAT_BITS:
@@ -307,8 +311,9 @@ class Quantization:
     def tag(self) -> str:
         """Name it for run ids: bits and delay, and a digest where more is not as usual."""
         name = f"q{self.bits}d{self.delay}"
-        # Whatever the algorithm, so that names last when what is usual for one changes.
-        usual = self.from_mapping({"bits": self.bits, "delay": self.delay})
+        # Whatever the algorithm, and by the first version's kernels, so that names last when what
+        # is usual changes.
+        usual = self.from_mapping({"bits": self.bits, "delay": self.delay, "per_channel": _FEW})
         return name if self == usual else f"{name}-{digest(self.to_dict())}"
 
     def options(self) -> dict[str, Any]:
@@ -338,6 +343,9 @@ class Quantization:
         }
 
 
+#: A grid per output up to `_FEW_BITS` only.
+_FEW = "few"
+
 #: What other options follow from.
 _LEADING = (("rule", "paper"), ("learned_steps", True))
 
@@ -353,7 +361,7 @@ def _require_sound(values: Mapping[str, Any]) -> None:
         wanted = int if re.fullmatch(r"[a-z]\w*\.bits", name) else _OPTIONS.get(name)
         if wanted is None:
             raise unknown("quantisation option", name, [*_OPTIONS, "head.bits"])
-        if type(value) is not wanted:
+        if type(value) is not wanted and (name, value) != ("per_channel", _FEW):
             kind = {int: "a whole number", bool: "true or false", str: "a name"}[wanted]
             raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
     if missing := [name for name in ("bits", "delay") if name not in values]:

@@ -52,7 +52,7 @@ _NATIVE = {
     "int8_head32": replace(_CHANNEL, head=LayerFormat()),
     "int8_stock": _uniform(integers(8, per_channel=True)),
     "int8_auto": _CHANNEL,
-    "qat_int8": _TENSOR,
+    "qat_int8": _uniform(integers(8, per_channel=True)),
     "qat_int4": _uniform(integers(INT4_BITS)),
 }
 
@@ -211,8 +211,7 @@ def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     if quantization is None:
         return DEFAULT_SCHEMES
     simulated = f"qat_w{quantization.bits}a{quantization.bits}"
-    # The converter takes no fully-connected kernels with several grids, and no other bits.
-    native = quantization.recipe == _NATIVE["qat_int8"]
+    native = quantization.recipe in (_NATIVE["qat_int8"], _TENSOR)
     return ("qat_int8", simulated) if native else (simulated,)
 
 

@@ -149,7 +149,7 @@ def test_quantised_values_are_those_of_numpy_bit_for_bit(
         quantized = activation(form, low, high)
         grid = quantized.quantizer.grid({k: v.numpy() for k, v in quantized.variables.items()})
         np.testing.assert_array_equal(quantized(values), snap(values, grid, form))
-        spelled_out = quantized.quantizer.exported(tf.constant(values), grid, native=False)
+        spelled_out = quantized.quantizer.exported(tf.constant(values), grid)
         np.testing.assert_array_equal(quantized(values), spelled_out)
         in_half = quantized.quantizer(tf.constant(values, tf.bfloat16), False, quantized.variables)
         assert in_half.dtype == tf.bfloat16
@@ -378,7 +378,7 @@ def test_every_way_of_computing_a_quantised_network_is_the_same(
     observations = seen(name, 1000)
     in_tensorflow = network(observations).numpy()
     step = qat.head_step(network)
-    ways = [Snapshot(network), qat.exported(network, native=False)]
+    ways = [Snapshot(network), qat.exported(network, rounded=True)]
     if options in ({}, {"learned_steps": True}):
         ways.append(inference.forward(network))  # By XLA.
     for way in ways:

@@ -14,7 +14,7 @@ from samples import Patch, observed, refused, settle, silent, write_training
 
 from quarl_tf import agents, networks, presets
 from quarl_tf.environments import env_spec
-from quarl_tf.export import convert, int4
+from quarl_tf.export import convert, int4, integer
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
@@ -142,6 +142,7 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
     [
         *((kind, {}) for kind in KINDS),
         *((kind, {"learned_steps": True}) for kind in ("values", "logits", "action", "images")),
+        *((kind, {"per_channel": False}) for kind in ("values", "images")),
     ],
 )
 def test_int8_flatbuffers_are_the_network_at_eight_bits(
@@ -154,6 +155,11 @@ def test_int8_flatbuffers_are_the_network_at_eight_bits(
     assert len(layers) >= 3
     assert all(op.endswith(" int8") for op in layers)
     assert compared.sidecar.native
+    graph = integer.Graph(compared.path.read_bytes())
+    for layer in graph.layers().values():
+        kernel = graph.tensors[layer.inputs[1]]
+        single = graph.name(layer) == "FULLY_CONNECTED" and "per_channel" in options
+        assert len(kernel.quantization.scale) == (1 if single else kernel.shape[0])
     (source,) = audit.inputs
     if kind == "images":
         assert (source.dtype, source.scale, source.zero_point) == ("uint8", 1.0, 0)
@@ -196,7 +202,7 @@ def test_schemes_of_another_training_are_refused(bench: Bench, scheme: str) -> N
     assert message.endswith(f"Received: scheme={scheme!r}")
 
 
-@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}, {"per_channel": True}])
+@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}])
 def test_what_integer_kernels_cannot_do_is_not_exported_for_them(
     bench: Bench, options: dict[str, Any]
 ) -> None:
@@ -222,10 +228,10 @@ def test_one_value_of_the_head_that_is_wrong_is_refused(
     run, _ = bench.run("values", bits)
     exported = qat.exported
 
-    def broken(network: Any, *, native: bool) -> Any:
+    def broken(network: Any, *, rounded: bool) -> Any:
         kernel = qat.quantized_layers(network)[-1].layer.kernel
         kernel.assign(kernel.numpy() * np.array([-1.0, *[1.0] * (kernel.shape[1] - 1)], np.float32))
-        return exported(network, native=native)
+        return exported(network, rounded=rounded)
 
     monkeypatch.setattr(convert.qat, "exported", broken)
     bench.workspace.artifact(run.run_id, scheme).unlink(missing_ok=True)

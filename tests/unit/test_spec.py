@@ -112,6 +112,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"per_channel": True},
     {"bits": 2, "per_channel": False},
     {"bits": 2},
+    {"bits": 8},
+    {"bits": 8, "per_channel": False},
     {"learned_steps": True},
     {"bits": 2, "learned_steps": True, "ranges": "moving_average"},
     {"rule": "paper", "edge_bits": 8},
@@ -195,7 +197,11 @@ def test_what_is_not_given_follows_from_the_rest() -> None:
         weights = quantised(**options).recipe.default.weights
         return weights is not None and weights.per_channel
 
-    assert [bits for bits in QAT_BITS if per_channel(bits=bits)] == [2, 3]
+    assert [bits for bits in QAT_BITS if per_channel(bits=bits)] == [2, 3, 8]
+    # The names of the first version's trainings mean what they did.
+    tags = [quantised(bits=8, per_channel=p).tag for p in (False, "few", True)]
+    assert [tag == "q8d100" for tag in tags] == [True, True, False]
+    assert [b for b in QAT_BITS if per_channel(bits=b, per_channel="few")] == [2, 3]
     assert not per_channel(bits=2, per_channel=False)
     assert not per_channel(bits=2, rule="paper")
     assert quantised().schedule == QatSchedule(delay=100, ranges="extremes")
