@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +30,7 @@ from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
-from quarl_tf.foundation.files import read_json, sha256, write_json
+from quarl_tf.foundation.files import read_json, sha256, write_csv, write_json
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -38,6 +39,7 @@ from quarl_tf.store import state
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import (
     Workspace,
+    blame_path,
     checked_report_name,
     checkpoint_dir,
     evaluation_path,
@@ -274,6 +276,8 @@ def _blame(args: argparse.Namespace) -> None:
         )
     _console.print(table)
     _say("without it: all layers in int8 but this one; returns on selection seeds, against int8")
+    write_csv(blame_path(path), [asdict(one) | {"sha256": policy.sidecar.sha256} for one in found])
+    _say(f"blame     {blame_path(path)}")
 
 
 def _artifact(path: Path, models: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +105,7 @@ def export(
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
     usual = _aware if scheme.aware else _calibrated if scheme.calibrated else _simulated
     convert = _CONVERTERS.get(scheme.name, usual)
-    content, expected = convert(trained, scheme)
+    content, expected, choice = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
     found = check.compare(
         Policy(content, sidecar),
@@ -113,7 +113,7 @@ def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
         trained.observations,
         aware=scheme.aware,
     )
-    write_artifact(path, content, replace(sidecar, check=found))
+    write_artifact(path, content, replace(sidecar, check={**found, **choice}))
 
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
@@ -151,21 +151,27 @@ def _action_std(trained: TrainedNetwork) -> list[float] | None:
     return None if logarithm is None else np.exp(logarithm).tolist()
 
 
-Converted = tuple[bytes, keras.Model]
+class Converted(NamedTuple):
+    """A flatbuffer, the network that it should compute, and how it was chosen, if it was."""
+
+    content: bytes
+    expected: keras.Model
+    choice: Mapping[str, Any] = {}
 
 
 def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
-    return converted(trained.converter(trained.weights)), trained.network(trained.weights)
+    content = converted(trained.converter(trained.weights))
+    return Converted(content, trained.network(trained.weights))
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     if scheme.single_layers:  # Of a flatbuffer's layers the names are not known.
         weights = quantize_weights(trained.weights, scheme.recipe)
-        return converted(trained.converter(weights)), trained.network(weights)
-    content, _ = _fp32(trained, scheme)
+        return Converted(converted(trained.converter(weights)), trained.network(weights))
+    content = _fp32(trained, scheme).content
     stored = _as_stored(trained, lambda weights: quantize_weights(weights, scheme.recipe))
-    return ptq.quantized(content, scheme), trained.network(stored)
+    return Converted(ptq.quantized(content, scheme), trained.network(stored))
 
 
 def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
@@ -180,7 +186,7 @@ def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
             "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
             f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
         ) from error
-    return converted(converter), trained.network(halves)
+    return Converted(converted(converter), trained.network(halves))
 
 
 def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
@@ -196,7 +202,7 @@ def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     del scheme
     converter = trained.converter(trained.weights)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    return converted(converter), trained.network(trained.weights)
+    return Converted(converted(converter), trained.network(trained.weights))
 
 
 def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
@@ -205,8 +211,8 @@ def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     expected = networks.acting(trained.network(trained.weights), spec)
     content = converted(of_function(expected, spec.observation_shape, spec.observation_dtype))
     policy = Policy(content, _describe(trained, Scheme.parse(REFERENCE), content))
-    made, _ = ptq.calibrated(content, scheme, trained.observations, policy)
-    return made, expected
+    made, choice = ptq.calibrated(content, scheme, trained.observations, policy)
+    return Converted(made, expected, choice)
 
 
 def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
@@ -216,13 +222,13 @@ def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     content = converted(of_function(call, spec.observation_shape, spec.observation_dtype))
     if scheme.native and trained.run.quantization is not None:
         content = integer.trained(content, trained.run.quantization.recipe, qat.grids(network))
-    return content, networks.acting(trained.network(trained.weights), spec)
+    return Converted(content, networks.acting(trained.network(trained.weights), spec))
 
 
 def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:
     """Convert as a simulated scheme, and store the kernels as integers."""
-    content, expected = _aware(trained, replace(scheme, native=False))
-    return int4.pack(content, qat.kernel_grids(expected)), expected
+    content, expected, _ = _aware(trained, replace(scheme, native=False))
+    return Converted(int4.pack(content, qat.kernel_grids(expected)), expected)
 
 
 _CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {

@@ -4,16 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from quarl_tf.evaluation.aggregate import Aggregate
 from quarl_tf.report.figures import curves, returns, weights
 from quarl_tf.report.figures.curves import Curve
+from quarl_tf.report.figures.layers import blamed_layers
 from quarl_tf.report.figures.returns import Panel, Point
 from quarl_tf.report.results import OK, CellResults, Result
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Run
-from quarl_tf.store.workspace import Workspace
+from quarl_tf.store.workspace import Workspace, blame_path
 
 #: Cells up to which a report draws single episodes and weights.
 _MOST_DETAILED = 3
@@ -97,6 +99,11 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
     if layers:
         figure = weights.weight_histograms(layers, f"fp32 weights of {run_id}")
         yield Picture("weight_histograms", number, figure)
+    if cell.references and blame_path(path).exists():
+        table = pd.read_csv(blame_path(path))
+        if set(table["sha256"]) == {cell.references[0].sidecar.sha256}:
+            figure = blamed_layers(table, f"int8 of {run_id}, layer by layer")
+            yield Picture("blamed_layers", number, figure)
 
 
 def _groups(cells: Sequence[CellResults]) -> _Groups:

@@ -47,6 +47,26 @@ def _notes_on_games(reference: Result) -> Iterator[dict[str, Any]]:
             yield {"key": "as_random", "run": run_id}
 
 
+def last_networks(cell: CellResults) -> list[dict[str, Any]]:
+    """Return the greedy returns in training of the best networks and of the last ones, by kind.
+
+    Means over trainings; nothing for a cell without quantisation-aware ones.
+    """
+    columns = cell.cell.columns
+    if not any(run.quantization for column in columns for run in column.runs):
+        return []
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for column in columns:
+        ids = tuple(run.run_id for run in column.runs)
+        curves = [cell.curves[run_id] for run_id in ids if run_id in cell.curves]
+        # Before the delay it was another network.
+        lines = [curve.line("greedy_return").loc[curve.delay or 0 :] for curve in curves]
+        if len(lines) == len(ids) and all(map(len, lines)):
+            best, last = fmean(x.max() for x in lines), fmean(x.iloc[-1] for x in lines)
+            found.setdefault(ids, {"label": column.label, "best": best, "last": last})
+    return list(found.values())
+
+
 def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:
     """Measure the flatbuffers of a cell and compare them with fp32.
 

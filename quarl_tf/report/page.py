@@ -61,7 +61,7 @@ def _environment() -> jinja2.Environment:
     environment.globals |= {"min_episodes": MIN_EPISODES, **verdicts}
     # Called from here, a macro gives plain text, which a page escapes as it does all other text.
     words = environment.get_template("words.j2").module
-    for name in ("note", "aside", "judged", "protocol", "caption", "provenance"):
+    for name in ("note", "aside", "judged", "protocol", "caption", "provenance", "last"):
         environment.filters[name] = getattr(words, name)
     return environment
 

@@ -19,7 +19,7 @@ from quarl_tf.presets import settings
 from quarl_tf.report import results
 from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
-from quarl_tf.report.notes import memory_rows, notes_on
+from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, REFERENCE, Chance, Run, Scheme
@@ -212,6 +212,7 @@ def _told(cell: CellResults) -> dict[str, Any]:
         "smallest": None if cell.smallest is None else cell.smallest.scheme,
         "fewest": {name: row and row.scheme for name, row in cell.fewest},
         "notes": list(notes_on(cell)),
+        "last_networks": last_networks(cell),
     }
 
 

@@ -81,6 +81,11 @@ def evaluation_path(artifact: Path, chance: Chance = GREEDY) -> Path:
     return artifact.with_suffix(f".{chance.name}.eval.json" if chance.name else ".eval.json")
 
 
+def blame_path(artifact: Path) -> Path:
+    """Return where the table of what int8 does to each layer of an fp32 flatbuffer lies."""
+    return artifact.with_suffix(".blame.csv")
+
+
 def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     """Return the fp32 flatbuffer that one is compared with.
 

@@ -1,5 +1,6 @@
 """Layers are judged one by one, and recipes chosen by return."""
 
+import pandas as pd
 import pytest
 from samples import Artifacts, Capsys, Copy
 
@@ -32,8 +33,14 @@ def test_the_recipe_that_earns_most_is_taken_and_the_others_are_told(copy_artifa
     assert earned["int8"] == max(earned.values())
 
 
-def test_blame_is_a_verb_for_float_files(artifacts: Artifacts, capsys: Capsys) -> None:
-    assert main(["blame", str(artifacts["fp32"]), "--episodes", "1"]) == 0
+def test_blame_is_a_verb_for_float_files_and_keeps_its_table(
+    artifacts: Artifacts, capsys: Capsys
+) -> None:
+    path = artifacts["fp32"]
+    assert main(["blame", str(path), "--episodes", "1"]) == 0
     assert "hidden_1" in capsys.readouterr().out
+    table = pd.read_csv(path.with_name("fp32.blame.csv"))
+    assert table["layer"].tolist() == ["hidden_0", "hidden_1", "head"]
+    assert set(table["sha256"]) == {Policy.load(path).sidecar.sha256}
     assert main(["blame", str(artifacts["int8"])]) == 2
     assert "scheme='int8'" in capsys.readouterr().err

@@ -27,6 +27,7 @@ from quarl_tf.report.figures.curves import (
     mean_curves,
     mean_line,
 )
+from quarl_tf.report.figures.layers import blamed_layers
 from quarl_tf.report.figures.returns import (
     Panel,
     Point,
@@ -251,6 +252,17 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
     axes = weight_histograms({"conv": kernel}).axes
     assert [float(line.get_xdata()[0]) for line in axes[1].lines] == [-2.0, -1.0, 0.0, 1.0]
     assert png(weight_histograms({"dead": np.zeros((3, 3), np.float32)}))
+
+
+def test_layers_stand_in_order_with_their_numbers() -> None:
+    columns = {"share": [0.25, 0.75], "saturated": [0.01, 0.0], "codes": [200, 256]}
+    table = pd.DataFrame({"layer": ["hidden_0", "head"], **columns})
+    figure = blamed_layers(table, "int8 of a run")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["hidden_0", "head"]
+    assert figure.axes[0].yaxis_inverted()
+    shown = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
+    assert shown == [[25, 75], [1, 0], [200, 256]]
+    assert png(figure)
 
 
 def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:

@@ -546,6 +546,25 @@ def test_a_run_of_one_seed_or_of_another_processor_is_noted(workspace: Workspace
     assert "Gamma" in page_of(workspace.report_dir(run.run_id))
 
 
+def test_last_networks_stand_beside_the_best_of_their_own_precision(workspace: Workspace) -> None:
+    plain, run = add_run(workspace), add_run(workspace, quantization=AWARE)
+    # The best before the delay was not quantised.
+    rows = [
+        {"step": step, "episode_return": 1, "greedy_return": greedy}
+        for step, greedy in ((20_000, 500), (30_000, 470), (40_000, 9))
+    ]
+    write_csv(workspace.artifact_dir(run.run_id) / "progress.csv", rows)
+    folder = write(workspace, run)
+    assert results_of(folder)["cells"][0]["last_networks"] == [
+        {"label": "fp32", "best": 480, "last": 480},
+        {"label": "qat_w4a4", "best": 470, "last": 9},
+    ]
+    text = "of the last one: fp32 480.0 and 480.0; qat_w4a4 470.0 and 9.00."
+    assert text in (folder / "report.md").read_text()
+    assert text in page_of(folder)
+    assert results_of(write(workspace, plain))["cells"][0]["last_networks"] == []
+
+
 def test_names(workspace: Workspace) -> None:
     cart = [add_run(workspace, seed) for seed in range(2)]
     slow = [add_run(workspace, seed, overrides={"learning_rate": 0.01}) for seed in range(2)]
