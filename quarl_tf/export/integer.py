@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.quantization.gptq import gptq
+from quarl_tf.quantization.gptq import fitted, gptq
 from quarl_tf.quantization.grid import Grid, grid_between, snap
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 from quarl_tf.spec import Recipe, TensorFormat, require_layers
@@ -314,6 +314,16 @@ def round_kernel(
         shift = (rounded - flat) @ seen.mean(axis=0)
         graph.set_constant(layer.inputs[2], (bias - shift).astype(np.float32))
     return grid.step
+
+
+def fit_kernel(graph: Graph, layer: Any, observations: Array, given: Array) -> None:
+    """Make a layer compute of what it meets what it would of `given`, its inputs in float."""
+    kernel, bias = (graph.constant(i) for i in [*layer.inputs, -1][1:3])
+    if kernel is not None and bias is not None:
+        flat = kernel.reshape(len(kernel), -1)
+        made, shift = fitted(flat, inputs(graph, layer, observations), given)
+        graph.set_constant(layer.inputs[1], made.reshape(kernel.shape))
+        graph.set_constant(layer.inputs[2], bias + shift)
 
 
 def _fold_byte_scaling(graph: Graph) -> None:

@@ -51,6 +51,8 @@ def quantized(
         UsageError: The scheme is none of these.
         QuarlError: The flatbuffer is damaged or none.
     """
+    if observations is not None:
+        _require_fitting(content, observations)
     if scheme.name in CALIBRATED and observations is not None:
         return _calibrated(content, scheme, observations, discrete=discrete)
     if scheme.calibrated and observations is not None:
@@ -71,6 +73,16 @@ def quantized(
         return fake_quantize(kernel, form, None if operator == "FULLY_CONNECTED" else 0)
 
     return flatbuffer.with_kernels(content, change)
+
+
+def _require_fitting(content: bytes, observations: Array) -> None:
+    """Refuse observations that are none, or of another environment."""
+    (wanted,) = flatbuffer.audit(content).inputs
+    if len(observations) == 0 or observations.shape[1:] != wanted.shape[1:]:
+        raise UsageError(
+            "Observations to calibrate with are those of the policy's environment, at least one: "
+            f"[n, {', '.join(map(str, wanted.shape[1:]))}]. Received: shape={observations.shape}"
+        )
 
 
 @flatbuffer.understood()
@@ -109,24 +121,31 @@ def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete
 
 
 def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
-    """Round each kernel, and what it is multiplied with, behind those rounded already."""
+    """Round each kernel, and what it is multiplied with, behind those rounded already.
+
+    Before it is rounded a kernel makes up for the rounding of what it is multiplied with.
+    """
     from quarl_tf.export import integer
 
-    graph = integer.Graph(integer.equalised(content))
+    content = integer.equalised(content)
+    graph, plain = integer.Graph(content), integer.Graph(content)
 
-    def round_tensor(owner: Any, side: str, form: TensorFormat | None) -> None:
-        if form is not None:
-            values = integer.held(graph, owner, side, observations).reshape(1, -1)
-            values = values[:, :: max(1, values.size // _MOST_VALUES)].astype(np.float64)
-            grid = best_grid(values, np.ones(values.size), form)
-            graph.round(getattr(owner, side)[0], Grid(*(end.item() for end in grid)))
+    def round_tensor(owner: Any, side: str, form: TensorFormat) -> None:
+        values = integer.held(graph, owner, side, observations).reshape(1, -1)
+        values = values[:, :: max(1, values.size // _MOST_VALUES)].astype(np.float64)
+        grid = best_grid(values, np.ones(values.size), form)
+        graph.round(getattr(owner, side)[0], Grid(*(end.item() for end in grid)))
 
     entering = scheme.recipe.observation.activations
     for name, operator in graph.layers().items():
-        round_tensor(operator, "inputs", entering)
+        if entering is not None:
+            round_tensor(operator, "inputs", entering)
+            given = integer.inputs(plain, plain.layers()[name], observations)
+            integer.fit_kernel(graph, operator, observations, given)
         entering = scheme.recipe.of(name).activations
         integer.round_kernel(graph, operator, observations, scheme.recipe.of(name).weights)
-    round_tensor(graph.layers()["head"], "outputs", entering)
+    if entering is not None:
+        round_tensor(graph.layers()["head"], "outputs", entering)
     return graph.pack()
 
 

@@ -14,6 +14,9 @@ from quarl_tf.spec import TensorFormat
 #: Added to the inputs' second moments, as a share of their mean, so that they can be inverted.
 _DAMPING = 0.01
 
+#: The same where a kernel is fitted, times inputs over observations.
+_FIT_DAMPING = 0.02
+
 #: Inputs that make up for each other's rounding. Their moments are a matrix of that size squared.
 _BLOCK = 2048
 
@@ -41,6 +44,30 @@ def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]
         block = slice(start, start + _BLOCK)
         rounded[:, block] = _round_block(weights[:, block], inputs[:, block], damping, grid, form)
     return rounded, grid
+
+
+def fitted(kernel: Array, seen: Array, given: Array) -> tuple[Array, Array]:
+    """Return the kernel that makes of the inputs that a layer meets most nearly what it should.
+
+    Least squares, by the change from the kernel as it is, which damping keeps small.
+
+    Args:
+        kernel: [outputs, inputs] float32 weights.
+        seen: [n, inputs] inputs that the layer meets, of rounded layers before it.
+        given: [n, inputs] inputs that it met when nothing was rounded.
+
+    Returns:
+        The kernel, and what the bias takes: [outputs].
+    """
+    weights, centre = kernel.astype(np.float64), seen.mean(axis=0, dtype=np.float64)
+    moved = seen - centre
+    missing = (given - given.mean(axis=0, dtype=np.float64) - moved) @ weights.T
+    moments = moved.T @ moved
+    # Few observations say little of many weights.
+    damping = _FIT_DAMPING * moments.shape[0] * max(np.diag(moments).mean(), 1e-12) / len(seen)
+    change = np.linalg.solve(moments + np.eye(len(moments)) * damping, moved.T @ missing).T
+    shift = given.mean(axis=0, dtype=np.float64) @ weights.T - centre @ (weights + change).T
+    return (weights + change).astype(np.float32), shift.astype(np.float32)
 
 
 def _round_block(

@@ -8,7 +8,8 @@ from samples import Artifacts
 
 from quarl_tf.export import integer
 from quarl_tf.export.ptq import quantized
-from quarl_tf.quantization.gptq import best_grid, gptq
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.quantization.gptq import best_grid, fitted, gptq
 from quarl_tf.quantization.grid import fake_quantize, snap
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -57,6 +58,43 @@ def test_kernels_on_a_grid_stay_as_they_are() -> None:
     kernel = np.array([[-7, 3, 7, 0], [0.5, -3.5, 1, 2]], np.float32)
     inputs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     np.testing.assert_allclose(gptq(kernel, inputs, FOUR)[0], kernel, atol=1e-6)
+
+
+def test_a_fitted_kernel_makes_up_for_inputs_that_changed() -> None:
+    rng = np.random.default_rng(0)
+    given, kernel = rng.normal(size=(2000, 4)), rng.normal(size=(3, 4)).astype(np.float32)
+    same, shift = fitted(kernel, given, given)
+    np.testing.assert_allclose(same, kernel, atol=1e-6)
+    np.testing.assert_allclose(shift, 0, atol=1e-6)
+    half, shift = fitted(kernel, 2 * given + 1, given)
+    np.testing.assert_allclose(half, kernel / 2, atol=1e-3)
+    np.testing.assert_allclose(shift, -kernel.sum(axis=1) / 2, atol=1e-2)
+
+
+def test_kernels_that_make_up_for_rounded_inputs_change_the_head_less(
+    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, sidecar = artifacts["fp32"].read_bytes(), Policy.load(artifacts["fp32"]).sidecar
+    seen = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
+
+    def error() -> float:
+        made = quantized(content, Scheme.parse("ptq_opt_w4a4"), seen[:500])
+        found, wanted = (
+            np.array([Policy(x, sidecar).head(one) for one in seen[500:]]) for x in (made, content)
+        )
+        return float(np.square(found - wanted).mean())
+
+    after = error()
+    monkeypatch.setattr(integer, "fit_kernel", lambda *_: None)
+    assert after < 0.8 * error()
+
+
+@pytest.mark.parametrize("shape", [(9, 8), (9,), (0, 4)])
+def test_observations_of_another_environment_are_refused(
+    artifacts: Artifacts, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(UsageError, match=r"\[n, 4\]. Received: shape="):
+        quantized(artifacts["fp32"].read_bytes(), Scheme.parse("int8"), np.zeros(shape, "f4"))
 
 
 @pytest.mark.parametrize("bits", [2, 4])
