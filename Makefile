@@ -7,7 +7,7 @@ DEMO := .demo
 PEERS := .venv-peers
 DOCS := .venv-docs
 
-.PHONY: demo quick test fuzz results docs site test-system peers lint format lock clean
+.PHONY: demo quick test fuzz results docs site test-system browser-test peers lint format lock clean
 
 demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a folder of its own.
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
@@ -33,9 +33,12 @@ docs: site  ## Build the documentation and show it in the browser.
 site: $(DOCS)/installed
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build --strict --quiet
 
-test-system: $(VENV)/installed  ## Test installations and clusters; needs the network.
+test-system: $(VENV)/installed  ## Test installations, clusters and the browser; needs the network and chromium.
 	$(BIN)/pip install --quiet --constraint requirements.txt --editable '.[cluster]'
 	$(BIN)/pytest tests/system
+
+browser-test: $(VENV)/installed  ## Play reports in headless Chromium (Debian's package chromium); screenshots go to build/browser.
+	$(BIN)/pytest tests/system/test_browser.py
 
 peers: $(PEERS)/installed  ## Install what benchmarks/training_throughput.py compares with.
 

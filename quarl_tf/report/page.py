@@ -16,6 +16,9 @@ from quarl_tf.report.results import Result
 
 _UNKNOWN = "\N{EN DASH}"
 
+#: Bytes of a page, above which it does without the policies that it would play.
+LARGEST_PLAYING = 1_000_000
+
 
 def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str, bytes]) -> Path:
     """Write pictures, report.md and index.html, and remove the pictures of an earlier report.
@@ -32,7 +35,10 @@ def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str,
         for file, content in pictures.items()
     }
     for template, file in (("report.md.j2", "report.md"), ("report.html.j2", "index.html")):
-        text = _environment().get_template(template).render(context, pictures=encoded)
+        page = _environment().get_template(template)
+        text = page.render(context, pictures=encoded)
+        if len(text.encode()) > LARGEST_PLAYING:
+            text = page.render({**context, "play": None}, pictures=encoded)
         write_text(folder / file, text)
     return folder / "index.html"
 

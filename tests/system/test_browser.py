@@ -1,0 +1,157 @@
+"""A report plays in a real browser: Debian's Chromium, told what to do over two pipes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quarl_tf.report import play
+from quarl_tf.report.write import write_report
+from quarl_tf.store.workspace import Workspace
+
+ROOT = Path(__file__).parents[2]
+#: Where screenshots are left.
+SHOTS = ROOT / "build/browser"
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --remote-debugging-pipe"
+).split()
+FLAWS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+DRAW_ALL = """for (const [id, state] of Object.entries(%s)) {
+  const canvas = document.querySelector("canvas");
+  TASKS[id].draw(penOn(canvas, TASKS[id].view), state, [1]);
+}"""
+#: What the page shows once this holds; a page that errs rejects.
+UNTIL = """new Promise((resolve, reject) => {
+  addEventListener("error", reject);
+  const texts = (name) => [...document.querySelectorAll(name)].map((one) => one.textContent);
+  const look = () => (%s ? resolve([...texts(".return"), ...texts(".arena small")])
+                         : requestAnimationFrame(look));
+  look();
+})"""
+BOTH_MOVE = 'texts(".return").every((shown) => shown !== "0")'
+BOTH_OVER = 'texts(".arena small").every((shown) => shown.startsWith("over"))'
+
+
+class Browser:
+    """A page of a headless Chromium."""
+
+    def __init__(self, profile: Path) -> None:
+        """Start it with an empty profile."""
+        (into, self._out), (self._in, out) = os.pipe(), os.pipe()
+        # It reads messages from 3 and answers into 4.
+        words = ["sh", "-c", f'exec "$@" 3<&{into} 4>&{out}', "sh", "chromium", *FLAGS]
+        with (profile / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*words, f"--user-data-dir={profile}"], pass_fds=(into, out), stderr=log
+            )
+        for end in (into, out):
+            os.close(end)
+        self._read, self._sent, self._page = b"", 0, {}
+        self.flaws: list[Any] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._page = {"sessionId": attached["sessionId"]}
+        for domain in ("Runtime", "Log", "Page"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._sent += 1
+        message = {"id": self._sent, "method": method, "params": params} | self._page
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._sent:
+            self.flaws += [answer] if answer.get("method") in FLAWS else []
+        assert "error" not in answer, answer
+        return dict(answer["result"])
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._read:
+            part = os.read(self._in, 1 << 20)
+            assert part, "Chromium ended"
+            self._read += part
+        message, _, self._read = self._read.partition(b"\0")
+        return dict(json.loads(message))
+
+    def run(self, code: str) -> Any:
+        done = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    def show(self, page: Path, width: int, scheme: str) -> None:
+        look = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **look)
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=media)
+        self.call("Page.navigate", url=page.as_uri())
+        ready = 'document.readyState === "complete" && document.querySelector(".toggle")'
+        self.run(UNTIL % ready)
+
+    def shoot(self, path: Path) -> None:
+        box = "(({ y, height, width }) => ({ x: 0, y: y + scrollY - 140, width: width + 80, height: height + 170, scale: 1 }))"
+        clip = self.run(f'{box}(document.getElementById("play").getBoundingClientRect())')
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def close(self) -> None:
+        self._page = {}
+        self.call("Browser.close")
+        assert self._process.wait() == 0
+        for end in (self._in, self._out):
+            os.close(end)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+def page_of(run_id: str, folder: Path) -> Path:
+    """Write the report of a run with its fp32 and int8."""
+    here, there = Workspace(folder), Workspace(ROOT).artifact_dir(run_id)
+    here.artifact_dir(run_id).mkdir(parents=True)
+    for path in (*there.glob("fp32.*"), *there.glob("int8.*"), there / "progress.csv"):
+        shutil.copy(path, here.artifact_dir(run_id))
+    page = write_report(here, [run_id], command="quarl report")
+    assert page.stat().st_size < 1_000_000
+    return page
+
+
+@pytest.mark.parametrize(
+    "run_id",
+    [
+        "dqn-CartPole-v1-s0",
+        "ppo-Acrobot-v1-s0",
+        "ppo-MountainCarContinuous-v0-s0",
+        "dqn-AirNav-v0-s0",
+    ],
+)
+def test_both_policies_play(browser: Browser, run_id: str, tmp_path: Path) -> None:
+    page = page_of(run_id, tmp_path)
+    for look, width, scheme in (("narrow", 390, "dark"), ("wide", 1280, "light")):
+        browser.show(page, width, scheme)
+        browser.run('document.querySelector(".toggle").click()')
+        browser.run(UNTIL % BOTH_MOVE)
+        browser.shoot(SHOTS / f"{run_id}-{look}-{scheme}.png")
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    fp32, int8, *told = browser.run(UNTIL % BOTH_OVER)
+    for shown, text in zip((fp32, int8), told, strict=True):
+        assert text.endswith(f"evaluation: return {shown}")
+    assert browser.flaws == []
+
+
+def test_every_environment_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    browser.show(page_of("ppo-Acrobot-v1-s0", tmp_path), 1280, "light")
+    browser.run(DRAW_ALL % json.dumps({name: play.start(name, 0) for name in play.ENVIRONMENTS}))
+    browser.shoot(SHOTS / "pendulum.png")
+    assert browser.flaws == []

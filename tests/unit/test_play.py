@@ -1,0 +1,187 @@
+"""The JavaScript of a page computes what the runtime and the environments compute."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from compiled import reference_heads
+from py_mini_racer import MiniRacer
+from samples import Patch, observed
+
+from quarl_tf.environments import airnav, make
+from quarl_tf.export.ptq import quantized
+from quarl_tf.report import page, play
+from quarl_tf.report.write import write_report
+from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import Scheme
+from quarl_tf.store.records import Evaluation
+from quarl_tf.store.workspace import Workspace, evaluation_path
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "tflite_models"
+RUN = "ppo-MountainCarContinuous-v0-s0"
+
+#: What a browser has and the engine has not.
+ATOB = """
+const atob = (text) =>
+  Array.from(Uint8Array.fromBase64(text), (byte) => String.fromCharCode(byte)).join("");
+"""
+COMPUTE = "(files, seen) => files.map((file) => seen.map(policy(file)))"
+STEP = """(env, cases) => cases.map(([state, action]) => {
+  const [next, reward, over] = TASKS[env].step(state, action);
+  return { next, reward, over, seen: TASKS[env].observe(next) };
+})"""
+PLAY = """({ env, policies, starts }) => policies.map((file) => starts.map(({ state }) => {
+  let game = { act: policy(file), state, total: 0, steps: 0, over: false };
+  while (!game.over) game = advance(TASKS[env], game);
+  return [game.total, game.steps];
+}))"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[MiniRacer]:
+    # Left open, it may keep the process from ending.
+    with MiniRacer() as made:
+        made.eval(ATOB)
+        made.eval((ROOT / "quarl_tf/report/templates/play.js").read_text())
+        yield made
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1/dqn", "Acrobot-v1/ppo", "MountainCarContinuous-v0/ppo"]
+)
+def test_heads_are_the_reference_kernels_and_actions_the_runtimes(
+    engine: MiniRacer, name: str, scheme: str, tmp_path: Path
+) -> None:
+    path = MODELS / name / "s0/fp32.tflite"
+    sidecar, content = Policy.load(path).sidecar, path.read_bytes()
+    seen = observed(sidecar.env_id, 10, 99)
+    if scheme == "int8":
+        content = quantized(content, Scheme.parse(scheme), seen)
+    (tmp_path / "policy.tflite").write_bytes(content)
+    heads = reference_heads(tmp_path / "policy.tflite", seen)
+    # With bounds that nothing meets, an action is the head.
+    wide = {"action_low": [-1e9] * heads.shape[1], "action_high": [1e9] * heads.shape[1]}
+    files = [play.policy(content, one) for one in (sidecar, replace(sidecar, **wide))]
+    actions, computed = engine.call(f"({COMPUTE})", files, seen.tolist())
+    margin = 0 if scheme == "int8" else 1e-6 * np.abs(heads).max()
+    np.testing.assert_allclose(computed, heads, rtol=0, atol=margin)
+    runtime = Policy(content, sidecar)
+    np.testing.assert_allclose(actions, [runtime.act(o) for o in seen], rtol=0, atol=1e-6)
+
+
+def flown(state: dict[str, Any], action: int) -> tuple[Any, float, bool, Any]:
+    """Take a step of AirNav."""
+    env = airnav.AirNavVector(1)
+    env.reset(seed=0)
+    env.missions = airnav.Missions(*(np.array([value]) for value in state.values()))
+    (seen,), (reward,), (over,), *_ = env.step(np.array([action]))
+    position, velocity, heading = (one[0] for one in env.missions[:3])
+    return [*position, *velocity, heading], reward, over, seen
+
+
+def stepped(env: Any, state: list[float], action: Any) -> tuple[Any, float, bool, Any]:
+    """Take a step of one of Gymnasium's environments."""
+    env.reset()
+    small = env.spec.id == "MountainCarContinuous-v0"
+    env.state = np.array(state, np.float32 if small else np.float64)
+    seen, reward, over, *_ = env.step(np.float32(action) if isinstance(action, list) else action)
+    return env.state, reward, over, seen
+
+
+@pytest.mark.parametrize(
+    ("env_id", "reach"),
+    [
+        ("Acrobot-v1", [np.pi, np.pi, 12, 28]),
+        ("CartPole-v1", [2.5, 3, 0.22, 3]),
+        ("MountainCarContinuous-v0", [1, 0.07]),
+        ("Pendulum-v1", [7, 8]),
+        ("AirNav-v0", [29, 29, 5, 5, np.pi]),
+    ],
+)
+def test_a_step_is_that_of_the_environment(
+    engine: MiniRacer, env_id: str, reach: list[float]
+) -> None:
+    random, env = np.random.default_rng(0), make(env_id).unwrapped
+    env.action_space.seed(0)
+    states: list[Any] = random.uniform(-1, 1, (200, len(reach))) * reach
+    if env_id == "MountainCarContinuous-v0":
+        states = (states - [0.3, 0]).clip(-1.2, 0.6)
+    states = states.astype(np.float32).tolist()
+    if env_id == "AirNav-v0":
+        states = [
+            play.start(env_id, seed) | {"position": s[:2], "velocity": s[2:4], "heading": s[4]}
+            for seed, s in enumerate(states)
+        ]
+    actions = [np.asarray(env.action_space.sample()).tolist() for _ in states]
+    cases, overs = list(zip(states, actions, strict=True)), 0
+    for (state, action), made in zip(cases, engine.call(f"({STEP})", env_id, cases), strict=True):
+        if env_id == "AirNav-v0":
+            expected, then = flown(state, action), made["next"]
+            made["next"] = [*then["position"], *then["velocity"], then["heading"]]
+        else:
+            expected = stepped(env, state, action)
+        overs += made["over"]
+        for key, value in zip(("next", "reward", "over", "seen"), expected, strict=True):
+            np.testing.assert_allclose(made[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
+    assert env_id == "Pendulum-v1" or 0 < overs < len(cases)
+
+
+def test_it_has_environments_with_their_limits(engine: MiniRacer) -> None:
+    limits = engine.execute("Object.entries(TASKS).map(([id, task]) => [id, task.limit])")
+    specs = [(id_, gym.spec(id_).max_episode_steps or airnav.LIMIT) for id_ in play.ENVIRONMENTS]
+    assert list(map(tuple, limits)) == specs
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    made = Workspace(tmp_path)
+    made.artifact_dir(RUN).mkdir(parents=True)
+    for name in ("fp32.*", "int8.*", "random.*"):
+        for path in Workspace(ROOT).artifact_dir(RUN).glob(name):
+            shutil.copy(path, made.artifact_dir(RUN))
+    return made
+
+
+def played(workspace: Workspace) -> Any:
+    """Write a report; return what its page plays."""
+    text = write_report(workspace, [RUN], command="quarl report").read_text()
+    found = re.search(r'<script type="application/json" id="played">(.*?)</script>', text)
+    assert (found is not None) == ("function policy(" in text) == (">At play<" in text)
+    return found and json.loads(found[1])
+
+
+def test_a_page_plays_the_episodes_of_the_evaluations(
+    engine: MiniRacer, workspace: Workspace
+) -> None:
+    returns = []
+    returns = engine.call(f"({PLAY})", played(workspace))
+    for scheme, episodes in zip(("fp32", "int8"), returns, strict=True):
+        told = Evaluation.load(evaluation_path(workspace.artifact(RUN, scheme)))
+        expected = list(zip(told.returns[:5], told.lengths[:5], strict=True))
+        np.testing.assert_allclose(episodes, expected, atol=0.01)
+
+
+def test_nothing_plays_where_a_file_is_not_there_or_the_page_is_large(
+    workspace: Workspace, monkeypatch: Patch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(page, "LARGEST_PLAYING", 100_000)
+        assert played(workspace) is None
+    workspace.artifact(RUN, "int8").unlink()
+    assert played(workspace) is None
+
+
+def test_a_policy_of_other_operators_does_not_play() -> None:
+    path = MODELS / "CartPole-v1/a2c/s0-e9aa79bd/fp32.tflite"
+    assert play.policy(path.read_bytes(), Policy.load(path).sidecar) is None
