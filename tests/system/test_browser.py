@@ -50,7 +50,7 @@ class Browser:
         """Start it with an empty profile."""
         (into, self._out), (self._in, out) = os.pipe(), os.pipe()
         # It reads messages from 3 and answers into 4.
-        words = ["sh", "-c", f'exec "$@" 3<&{into} 4>&{out}', "sh", "chromium", *FLAGS]
+        words = ["bash", "-c", f'exec "$@" 3<&{into} 4>&{out}', "bash", "chromium", *FLAGS]
         with (profile / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*words, f"--user-data-dir={profile}"], pass_fds=(into, out), stderr=log
