@@ -388,8 +388,9 @@ def inputs(graph: Graph, layer: Any, observations: Array) -> Array:
         options = layer.builtinOptions
         patches = patches[:, :: options.strideH, :: options.strideW].transpose(0, 1, 2, 4, 5, 3)
         values = patches.reshape(-1, height * width * values.shape[3])
-        values = values[:: max(1, len(values) // _PATCHES)]
-    return values
+        return values[:: max(1, len(values) // _PATCHES)]
+    # An image of one point is taken as it is, without being flattened.
+    return values.reshape(len(values), -1)
 
 
 def held(graph: Graph, owner: Any, side: str, observations: Array) -> Array:

@@ -108,6 +108,23 @@ def test_equalised_networks_compute_the_same_with_equal_channels(
         np.testing.assert_allclose(out, into, rtol=1e-3)
 
 
+def test_images_that_convolutions_leave_one_point_of() -> None:
+    spec = EnvSpec((20, 20, 4), "uint8", 4)
+    network = policy_factory(spec, Design(architecture("li"), 4), 0)()
+    content = converted(of_function(network, spec.observation_shape, "uint8"))
+    seen = np.random.default_rng(0).integers(0, 256, (50, 20, 20, 4)).astype(np.uint8)
+    sidecar = replace(
+        SIDECAR, num_actions=4, observation_shape=[20, 20, 4], observation_dtype="uint8"
+    )
+    wanted, found = (
+        np.array([Policy(each, sidecar).head(one) for one in seen])
+        for each in (content, quantized(content, Scheme.parse("int8"), seen))
+    )
+    # The mean over the actions is taken off.
+    wanted = wanted - wanted.mean(axis=1, keepdims=True)
+    assert np.abs(found - wanted).max() < 0.1 * np.ptp(wanted)
+
+
 def normalised(deviation: list[float], weight: float) -> bytes:
     """Return a policy of four features behind a normaliser; the last one's weights are larger."""
     design = Design(architecture([64, 64]), 2)

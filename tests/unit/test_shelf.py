@@ -1,8 +1,8 @@
 """The shelf picks by selection seeds, and says where a policy is."""
 
-import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from samples import refused
 from quarl_tf.evaluation.shelf import shelf, take
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime import POLICIES
+from quarl_tf.store.records import Sidecar
 
 NAME = "CartPole-v1/dqn/int8"
 
@@ -21,9 +22,9 @@ def models(tmp_path: Path) -> Path:
     for seed, greedy in ((0, 450.0), (1, 500.0)):
         folder = tmp_path / f"tflite_models/CartPole-v1/dqn/s{seed}"
         shutil.copytree(POLICIES / "CartPole-v1/dqn/s0", folder)
-        sidecar = json.loads((folder / "int8.json").read_text())
-        sidecar["run"]["seed"], sidecar["run_id"] = seed, f"dqn-CartPole-v1-s{seed}"
-        (folder / "int8.json").write_text(json.dumps(sidecar))
+        sidecar = Sidecar.load(folder / "int8.json")
+        run = {**sidecar.run, "seed": seed}
+        replace(sidecar, run=run, run_id=f"dqn-CartPole-v1-s{seed}").save(folder / "int8.json")
         rows = f"step,greedy_return\n1000,{greedy}\n2000,\n3000,100.0\n"
         (folder / "progress.csv").write_text(rows)
     return tmp_path / "tflite_models"
