@@ -77,12 +77,14 @@ def import_path() -> str:
 
 @cache
 def source_commit() -> str | None:
-    """Return the commit this code runs from, with `-dirty` for local changes; None if unknown."""
+    """Return the commit this code runs from, `-dirty` if it was changed since; None if unknown."""
     package = Path(__file__).resolve().parents[1]
     # Installed into an environment within another project, git would name that one's.
     if _git(package, "rev-parse", "--show-toplevel") != str(package.parent):
         return None
-    return _git(package, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    commit = _git(package, "rev-parse", "--short=12", "HEAD")
+    changed = _git(package, "status", "--short", ".")
+    return f"{commit}-dirty" if commit and changed else commit
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
