@@ -27,7 +27,7 @@ from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
-from quarl_tf.foundation import device, provenance
+from quarl_tf.foundation import device
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_csv, write_json
@@ -51,6 +51,9 @@ from quarl_tf.training import checkpoint
 
 #: Columns of a terminal below which the table of results leaves out what matters least.
 _NARROW = 120
+
+#: A precision is warned of where it takes so many times as long as float32.
+_SLOW = 1.5
 
 
 class _Console(Console):
@@ -559,16 +562,18 @@ def _tell_renamed(ids: Mapping[str, str]) -> None:
 
 
 def _tell_slow(used: Iterable[Preset]) -> None:
-    here, wanted = provenance.processor(), {one.precision for one in used}
-    lacking = {"bfloat16": "several"} if provenance.lacks_bfloat16(here) else {}
-    if device.chosen() == "cpu":
-        lacking["float16"] = "80"  # Of convolutions; TensorFlow has no kernels for it.
-    for precision in sorted(wanted & lacking.keys()):
-        _warn(
-            f"this processor ({here}) has no {precision}, in which hidden layers are to train: "
-            f"it may take {lacking[precision]} times as long as float32; to train in that, give "
-            "--precision float32 (in a study, overrides)."
-        )
+    precisions = {one.precision for one in used} - {"float32"}
+    if not precisions:
+        return
+    from quarl_tf.networks.precision import slowdown
+
+    for precision in sorted(precisions):
+        if (factor := slowdown(precision)) > _SLOW:
+            _warn(
+                f"on this machine a convolution's gradient takes {factor:.1f} times as long in "
+                f"{precision}, in which hidden layers are to train, as in float32; for that give "
+                "--precision float32 (in a study, overrides)."
+            )
 
 
 def _read_study(path: Path) -> Study:

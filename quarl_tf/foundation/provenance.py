@@ -16,10 +16,6 @@ from quarl_tf.foundation.files import digest, sha256
 #: Extensions by which libraries choose their kernels, best first: of x86, then of Arm.
 _EXTENSIONS = ("amx_bf16", "avx512_bf16", "avx512bw", "avx2", "bf16", "asimd")
 
-#: Those without arithmetic in bfloat16. With AVX2 alone TensorFlow 2.21 takes several times as
-#: long for a convolution's gradient as in float32.
-_WITHOUT_BFLOAT16 = ("avx512bw", "avx2", "asimd")
-
 
 @cache
 def processor() -> str:
@@ -37,11 +33,6 @@ def describe_processor(information: str) -> str:
     words = set(information.split())
     best = next((f" with {one}" for one in _EXTENSIONS if one in words), "")
     return next(iter(names), platform.machine()) + best
-
-
-def lacks_bfloat16(described: str) -> bool:
-    """Tell whether a processor, as described, is known to have no arithmetic in bfloat16."""
-    return described.rpartition(" with ")[2] in _WITHOUT_BFLOAT16
 
 
 _RECORDED_PACKAGES = (

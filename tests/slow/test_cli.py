@@ -18,7 +18,7 @@ from samples import Artifacts, Capsys, Copy, Patch, products, python, refusal, s
 
 from quarl_tf import presets
 from quarl_tf.cli import arguments, doctor, verbs
-from quarl_tf.foundation import display, provenance
+from quarl_tf.foundation import display
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, Chance, Run
@@ -347,26 +347,26 @@ def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "here", "lacking"),
+    ("overrides", "slow", "told"),
     [
-        ("", "X with avx2", ["bfloat16"]),
-        ("-p precision=float32", "X with avx2", []),
-        ("--precision float32", "X with avx2", []),
-        ("", "X with avx512_bf16", []),
-        ("--precision float16", "X with avx512_bf16", ["float16"]),
+        ("", {"bfloat16": 4.0}, "4.0 times as long in bfloat16"),
+        ("", {"bfloat16": 0.5}, None),
+        ("--precision float32", {}, None),
+        ("--precision float16", {"float16": 80.0}, "80.0 times as long in float16"),
     ],
 )
-def test_a_precision_that_the_processor_lacks_is_told_of_before_training(
-    overrides: str, here: str, lacking: Any, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
+def test_a_precision_that_is_slow_here_is_told_of_before_training(
+    overrides: str, slow: Any, told: str | None, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     def train(*_: object) -> None:
         raise QuarlError("Not now.")
 
-    monkeypatch.setattr(provenance, "processor", lambda: here)
+    monkeypatch.setattr("quarl_tf.networks.precision.slowdown", slow.__getitem__)
     monkeypatch.setattr("quarl_tf.training.loop.train", train)
     game = ["--algo", "ppo", "--env", "BreakoutNoFrameskip-v4", "--root", str(tmp_path)]
     assert verbs.main(["train", *game, *overrides.split()]) == 1
-    assert re.findall(r"has no (\w+),", capsys.readouterr().err) == lacking
+    line = capsys.readouterr().err
+    assert told in line if told else "times as long" not in line
 
 
 def test_a_lost_or_damaged_curve_is_fixed_by_export(finished: Finished) -> None:

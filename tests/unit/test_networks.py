@@ -23,6 +23,7 @@ from quarl_tf.networks import (
     policy_factory,
 )
 from quarl_tf.networks.inference import Snapshot
+from quarl_tf.networks.precision import slowdown
 from quarl_tf.spec.architectures import Architecture, Convolution, architecture
 
 SPEC = EnvSpec((3,), "float32", 2)
@@ -302,3 +303,8 @@ def test_all_bytes_are_spread_evenly_over_0_to_1() -> None:
     assert (scaled.max(), network.input.dtype) == (1, "uint8")
     # A byte's range is known: there is nothing to normalise with.
     assert not [name for name in networks.weights(network) if "normalizer" in name]
+
+
+def test_a_precision_is_measured_against_float32() -> None:
+    # TensorFlow has no kernels for convolutions in float16 on CPUs.
+    assert slowdown("float16") > 5 > slowdown("float32")

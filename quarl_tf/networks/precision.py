@@ -1,0 +1,37 @@
+"""Measure what a precision of hidden layers costs on this machine."""
+
+import time
+from typing import Any
+
+from quarl_tf.foundation.keras import tf
+
+_REPETITIONS = 4
+
+
+def slowdown(precision: str) -> float:
+    """Measure how many times as long as in float32 a convolution's gradient takes.
+
+    The layer is the first of Nature's network (Mnih et al. 2015); the time is the least of a few,
+    for other work on the machine only adds to it.
+    """
+    return _gradient_seconds(precision) / _gradient_seconds("float32")
+
+
+def _gradient_seconds(precision: str) -> float:
+    images = tf.ones([8, 84, 84, 4], precision)
+    kernel = tf.Variable(tf.ones([8, 8, 4, 32]))
+
+    @tf.function(autograph=False)  # type: ignore[misc]
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            product = tf.nn.conv2d(images, tf.cast(kernel, precision), strides=4, padding="VALID")
+            loss = tf.reduce_sum(tf.cast(product, tf.float32))
+        return tape.gradient(loss, kernel)
+
+    gradient()  # It is compiled.
+    seconds = []
+    for _ in range(_REPETITIONS):
+        start = time.perf_counter()
+        gradient().numpy()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
