@@ -12,8 +12,6 @@ The first time as root, to make Debian's root file system in `.arm/` (270 MB); i
 runs that are not measured again stay in the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

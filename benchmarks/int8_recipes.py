@@ -3,8 +3,6 @@
 python benchmarks/int8_recipes.py [--episodes N] [RUN ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

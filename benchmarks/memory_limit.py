@@ -11,8 +11,6 @@ file runs in a process of its own, in a control group that has so much memory an
 As root on Linux; elsewhere only what no limit holds back is measured. The swap file takes 2 GB.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

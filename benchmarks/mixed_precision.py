@@ -9,8 +9,6 @@ gradient steps to environment steps, and is timed once all is compiled.
 docs/results/half-the-bits.md shows what it wrote, QuaRL's minutes beside.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -1,7 +1,5 @@
 """Measure how fast we train, and where the time goes: our side of `training_throughput.py`."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

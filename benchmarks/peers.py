@@ -11,8 +11,6 @@ translated here, so that no hyper-parameter can differ by an oversight. What doe
 * Their Ornstein-Uhlenbeck noise moves in steps of 0.01, ours of 1; both draw as many numbers.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -8,8 +8,6 @@ train in float32 where the processor has no bfloat16.
     python benchmarks/qat_overhead.py --json benchmarks/qat_overhead.json
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable

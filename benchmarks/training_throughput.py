@@ -20,8 +20,6 @@ writes all figures, and the tables beside them as `.md`. A workload that is meas
 replaced whole; what the file has of others stays in it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
