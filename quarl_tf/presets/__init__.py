@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.kinds import COUNT, FLAG, Kind, number, one_of
 from quarl_tf.presets import tables
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.spec.architectures import Architecture, architecture
@@ -21,37 +22,26 @@ from quarl_tf.spec.architectures import Architecture, architecture
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
-class _Kind(NamedTuple):
-    """What a value must be."""
-
-    text: str
-    fits: Callable[[Any], bool]
-
-
-def _number(text: str, fits: Callable[[float], bool]) -> _Kind:
-    return _Kind(text, lambda value: type(value) is float and value < math.inf and fits(value))
-
-
 def _is_network(value: Any) -> bool:
     if type(value) is tuple:
         return all(type(units) is int and units > 0 for units in value)
     return type(value) is str
 
 
-_Count = Annotated[int, _Kind("a whole number above 0", lambda v: type(v) is int and v > 0)]
-_Flag = Annotated[bool, _Kind("true or false", lambda v: type(v) is bool)]
-_Number = Annotated[float, _number("a number of 0 or more", lambda v: v >= 0)]
-_Positive = Annotated[float, _number("a number above 0", lambda v: v > 0)]
-_Fraction = Annotated[float, _number("a number from 0 to 1", lambda v: 0 <= v <= 1)]
-_Share = Annotated[float, _number("a number above 0, at most 1", lambda v: 0 < v <= 1)]
+_Count = Annotated[int, COUNT]
+_Flag = Annotated[bool, FLAG]
+_Number = Annotated[float, number("a number of 0 or more", lambda v: v >= 0)]
+_Positive = Annotated[float, number("a number above 0", lambda v: v > 0)]
+_Fraction = Annotated[float, number("a number from 0 to 1", lambda v: 0 <= v <= 1)]
+_Share = Annotated[float, number("a number above 0, at most 1", lambda v: 0 < v <= 1)]
 _Network = Annotated[
-    str | tuple[int, ...], _Kind("a list of whole numbers above 0, or a name", _is_network)
+    str | tuple[int, ...], Kind("a list of whole numbers above 0, or a name", _is_network)
 ]
 _Goal = Annotated[
     float | None,
-    _Kind("a number", lambda v: v is None or (type(v) in (int, float) and abs(v) < math.inf)),
+    Kind("a number", lambda v: v is None or (type(v) in (int, float) and abs(v) < math.inf)),
 ]
-_Precision = Annotated[str, _Kind(" or ".join(PRECISIONS), lambda v: v in PRECISIONS)]
+_Precision = Annotated[str, one_of(PRECISIONS)]
 
 
 class _Rule(NamedTuple):
@@ -116,16 +106,13 @@ class Preset(ABC):
     def __post_init__(self) -> None:
         """Refuse values of another kind, and such that do not fit together (UsageError)."""
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
-            kind = next((k for k in getattr(hint, "__metadata__", ()) if type(k) is _Kind), None)
-            if kind is None:
-                continue
-            value = getattr(self, name)
-            if hint.__origin__ is float and type(value) is int:
-                value = float(value)
-            value = tuple(value) if type(value) is list else value
-            if not kind.fits(value):
-                raise UsageError(f"{name} must be {kind.text}. Received: {name}={value!r}")
-            object.__setattr__(self, name, value)
+            for kind in getattr(hint, "__metadata__", ()):
+                value = getattr(self, name)
+                if hint.__origin__ is float and type(value) is int:
+                    value = float(value)
+                value = tuple(value) if type(value) is list else value
+                kind.require(name, value)
+                object.__setattr__(self, name, value)
         architecture(self.network)
         for rule in (rule for base in type(self).__mro__ for rule in vars(base).get("RULES", ())):
             if not rule.holds(self):

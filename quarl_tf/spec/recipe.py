@@ -1,15 +1,14 @@
 """How the numbers of a network are represented, as plain data: formats, recipes, a schedule."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.foundation.files import digest
+from quarl_tf.foundation.kinds import FLAG, INTEGER, NAME, Kind, require_all
 
 #: Widest grid that int4 holds.
 INT4_BITS = 4
@@ -110,7 +109,7 @@ class Recipe:
         return values
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Take `to_dict` back."""
         entries = {name: _layer(form) for name, form in values.items() if name != "by_layer"}
         by_layer = {name: _layer(form) for name, form in values.get("by_layer", {}).items()}
@@ -195,16 +194,15 @@ def _require_known(owner: Any, **choices: tuple[str, ...]) -> None:
             raise unknown(name, value, known)
 
 
+#: A grid per output up to `_FEW_BITS` only.
+_FEW = "few"
+
 #: Options of a quantisation-aware training by name, beside the bits of single layers.
 _OPTIONS = {
-    "bits": int,
-    "delay": int,
-    "edge_bits": int,
-    "rule": str,
-    "ranges": str,
-    "gradient": str,
-    "per_channel": bool,  # Or _FEW.
-    "learned_steps": bool,
+    **dict.fromkeys(("bits", "delay", "edge_bits"), INTEGER),
+    **dict.fromkeys(("rule", "ranges", "gradient"), NAME),
+    "per_channel": Kind("true or false", lambda value: type(value) is bool or value == _FEW),
+    "learned_steps": FLAG,
 }
 
 
@@ -216,18 +214,9 @@ class Quantization:
     schedule: QatSchedule
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for widths that are not trained and steps that cannot be learned."""
-        recipe = self.recipe
-        named = {"bits": recipe.default, "observation.bits": recipe.observation}
-        named |= {"head.bits": recipe.head}
-        named |= {f"{layer}.bits": form for layer, form in recipe.by_layer.items()}
-        for name, form in named.items():
-            for tensor in (form.weights, form.activations):
-                if tensor is not None and tensor.bits not in QAT_BITS:
-                    raise UsageError(f"{name} must be 2 to 8. Received: {name}={tensor.bits}")
-        if recipe.default.weights is None:
-            raise UsageError("A recipe to train by needs weights. Received: default.weights=None")
-        if self.schedule.learned_steps and recipe.default.weights.rounding == "floor":
+        """Raise a UsageError for steps that cannot be learned."""
+        weights = self.recipe.default.weights
+        if self.schedule.learned_steps and weights is not None and weights.rounding == "floor":
             raise UsageError(
                 "Steps are learned only where values are rounded to the nearest; leave rule or "
                 "learned_steps out. Received: rule=paper, learned_steps=true"
@@ -245,7 +234,7 @@ class Quantization:
         return self.schedule.delay
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Quantization:
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from options by name; what is not given follows from them.
 
         | option | meaning |
@@ -293,12 +282,8 @@ class Quantization:
         return {"recipe": self.recipe.to_dict(), "schedule": asdict(self.schedule)}
 
     @classmethod
-    def restore(cls, values: Mapping[str, Any]) -> Quantization:
-        """Rebuild what a record keeps.
-
-        Raises:
-            UsageError: The record is of another version.
-        """
+    def restore(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild what a record keeps; a UsageError where that is of another version."""
         try:
             recipe, schedule = Recipe.from_dict(values["recipe"]), values["schedule"]
             return cls(recipe=recipe, schedule=QatSchedule(**schedule))
@@ -343,9 +328,6 @@ class Quantization:
         }
 
 
-#: A grid per output up to `_FEW_BITS` only.
-_FEW = "few"
-
 #: What other options follow from.
 _LEADING = (("rule", "paper"), ("learned_steps", True))
 
@@ -357,13 +339,8 @@ _EDGE_BITS = 8
 
 def _require_sound(values: Mapping[str, Any]) -> None:
     """Refuse names that are unknown, and values of another type."""
-    for name, value in values.items():
-        wanted = int if re.fullmatch(r"[a-z]\w*\.bits", name) else _OPTIONS.get(name)
-        if wanted is None:
-            raise unknown("quantisation option", name, [*_OPTIONS, "head.bits"])
-        if type(value) is not wanted and (name, value) != ("per_channel", _FEW):
-            kind = {int: "a whole number", bool: "true or false", str: "a name"}[wanted]
-            raise UsageError(f"{name} must be {kind}. Received: {name}={value!r}")
+    layers = {name: INTEGER for name in values if re.fullmatch(r"[a-z]\w*\.bits", name)}
+    require_all(values, {"head.bits": INTEGER, **layers, **_OPTIONS}, "quantisation option")
     if missing := [name for name in ("bits", "delay") if name not in values]:
         raise UsageError(
             f"A quantisation needs bits and a delay. Received: no {' and no '.join(missing)}"

@@ -1,7 +1,5 @@
 """Read a study's file: cells, each in every seed and scheme, and the experiments they make."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +7,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quarl_tf import environments, presets
-from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.kinds import (
+    COUNT,
+    FLAG,
+    MAPPING,
+    NAME,
+    TEXT,
+    WHOLE,
+    Kind,
+    listed,
+    one_of,
+    require_all,
+)
 from quarl_tf.presets import Preset, tables
 from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Run, Scheme, default_schemes
 from quarl_tf.store.workspace import checked_report_name
@@ -21,12 +31,28 @@ _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_DELAYS = (0.5,)
 _DELAY = "A delay is a number of steps, or a share of the training between 0 and 1"
 
-#: What stands at the top of a file; those of a cell may stand in it, too, and go before these.
-_OF_A_CELL = ("seeds", "schemes", "bits", "delays", "quantization", "overrides")
-_OF_A_STUDY = (
-    *("name", "title", "cells", "episodes", "skip_episodes"),
-    *("presets", "import", "memory", "x"),
-)
+#: Keys of a cell that may also stand at the top of a file, for all cells that have not their own.
+_SHARED = {
+    "seeds": listed("whole numbers", (int,)),
+    "schemes": listed("names", (str,)),
+    "bits": listed("whole numbers", (int,), least=0),
+    "delays": listed("numbers", (int, float)),
+    "quantization": MAPPING,
+    "overrides": MAPPING,
+}
+_OF_A_CELL = {"algo": NAME, "env": NAME, "remark": TEXT, **_SHARED}
+_OF_A_STUDY = {
+    "name": Kind("a name", lambda _: True),  # See `checked_report_name`.
+    "title": TEXT,
+    "cells": listed("cells", (dict,)),
+    "episodes": COUNT,
+    "skip_episodes": WHOLE,
+    "presets": TEXT,
+    "import": listed("names", (str,), least=0),
+    "memory": FLAG,
+    "x": one_of(X_AXES),
+    **_SHARED,
+}
 
 
 class Experiment(NamedTuple):
@@ -105,11 +131,7 @@ class Study:
 
 
 def read(path: Path) -> Study:
-    """Read a study's file and check it.
-
-    Raises:
-        UsageError: It cannot be read, or a value in it is missing, unknown or of no use.
-    """
+    """Read a study's file; a UsageError where a value is missing, unknown or of no use."""
     content = tables.parse_file(path, "a study")
     try:
         return _study(content, path.parent)
@@ -118,22 +140,15 @@ def read(path: Path) -> Study:
 
 
 def _study(content: Any, folder: Path) -> Study:
-    values = _mapping(content, "a study", (*_OF_A_STUDY, *_OF_A_CELL))
-    for key in ("name", "cells", "seeds"):
-        if key not in values and not (key == "seeds" and _all_have_seeds(values.get("cells"))):
-            raise UsageError(f"A study needs {key}. Received: {', '.join(values) or 'nothing'}")
+    values = _checked(content, "a study", _OF_A_STUDY, ("name", "cells"))
     name = checked_report_name(values["name"])
-    modules = _items(values.get("import", []), "import", str, may_be_empty=True)
+    modules = tuple(values.get("import", ()))
     environments.import_environments(modules)
-    own = values.get("presets")
-    if own is not None and not isinstance(own, str):
-        raise UsageError(f"presets must be the path of a file. Received: presets={own!r}")
-    own = None if own is None else str(folder / own)
-    shared = {key: values[key] for key in _OF_A_CELL if key in values}
+    own = str(folder / values["presets"]) if "presets" in values else None
+    shared = {key: values[key] for key in _SHARED if key in values}
     cells = []
-    for number, entry in enumerate(_list(values["cells"], "cells"), start=1):
+    for number, given in enumerate(values["cells"], start=1):
         try:
-            given = _mapping(entry, "a cell", ("algo", "env", "remark", *_OF_A_CELL))
             cells.append(_cell({**shared, **given}, modules, own))
             if not cells[-1].quantizations:
                 _require_no_bits_needed(given)
@@ -144,13 +159,24 @@ def _study(content: Any, folder: Path) -> Study:
     _require_no_repetition(cells)
     return Study(
         name=name,
-        title=_text(values, "title", "the report's heading", name),
+        title=values.get("title", name),
         cells=tuple(_titled(_titled(cells, _settings), _extent)),
-        episodes=_whole(values.get("episodes", DEFAULT_EPISODES), "episodes", least=1),
-        skip_episodes=_whole(values.get("skip_episodes", 0), "skip_episodes", least=0),
-        memory=_one_of((False, True), values.get("memory", False), "memory"),
-        x=_one_of(X_AXES, values.get("x", X_AXES[0]), "x"),
+        episodes=values.get("episodes", DEFAULT_EPISODES),
+        skip_episodes=values.get("skip_episodes", 0),
+        memory=values.get("memory", False),
+        x=values.get("x", X_AXES[0]),
     )
+
+
+def _checked(
+    content: Any, what: str, kinds: Mapping[str, Kind], needed: Sequence[str]
+) -> dict[str, Any]:
+    values = tables.mapping(content, what)
+    require_all(values, kinds, f"key of {what}")
+    for key in needed:
+        if key not in values:
+            raise UsageError(f"{what} needs {key}. Received: {', '.join(values) or 'nothing'}")
+    return values
 
 
 def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:
@@ -182,29 +208,22 @@ def _extent(cell: Cell) -> dict[str, str]:
     return {name: "/".join(map(str, dict.fromkeys(all_))) for name, all_ in several.items() if all_}
 
 
-def _all_have_seeds(cells: Any) -> bool:
-    return isinstance(cells, list) and all("seeds" in c for c in cells if isinstance(c, dict))
-
-
-def _cell(values: Mapping[str, Any], modules: tuple[str, ...], own: str | None) -> Cell:
-    for key in ("algo", "env"):
-        if not isinstance(values.get(key), str):
-            raise UsageError(f"A cell needs {key}, a name. Received: {key}={values.get(key)!r}")
-    remark = _text(values, "remark", "what the report should say", "")
+def _cell(given: Mapping[str, Any], modules: tuple[str, ...], own: str | None) -> Cell:
+    values = _checked(given, "a cell", _OF_A_CELL, ("algo", "env", "seeds"))
     algo, env_id = values["algo"], environments.canonical_id(values["env"])
-    overrides = tables.mapping(values.get("overrides", {}), "overrides")
+    overrides = values.get("overrides", {})
     preset = presets.load(algo, env_id, overrides, None if own is None else Path(own))
-    seeds = tuple(_whole(seed, "seeds", least=0) for seed in _items(values["seeds"], "seeds", int))
-    if len(set(seeds)) < len(seeds):
-        raise UsageError(f"A seed comes twice; keep one. Received: seeds={list(seeds)}")
-    schemes = _items(values.get("schemes", list(_DEFAULT_SCHEMES)), "schemes", str)
+    seeds = tuple(values["seeds"])
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
+    schemes = values.get("schemes", list(_DEFAULT_SCHEMES))
     for name in schemes:
         if Scheme.parse(name).aware:
             raise UsageError(
                 f"{name} is of quantisation-aware trainings, which `bits` asks for; leave it out "
-                f"of schemes. Received: schemes={list(schemes)}"
+                f"of schemes. Received: schemes={schemes}"
             )
-    options = tables.mapping(values.get("quantization", {}), "quantization")
+    options = values.get("quantization", {})
     quantizations = tuple(_quantizations(values, options, preset))
     return Cell(
         algo=algo,
@@ -215,7 +234,7 @@ def _cell(values: Mapping[str, Any], modules: tuple[str, ...], own: str | None) 
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
         options=options if quantizations else {},
         quantizations=quantizations,
-        remark=remark,
+        remark=values.get("remark", ""),
         modules=modules,
         presets=own,
     )
@@ -225,8 +244,7 @@ def _quantizations(
     values: Mapping[str, Any], options: Mapping[str, Any], preset: Preset
 ) -> Iterator[Quantization]:
     """Yield those of all bits and delays; a delay is a number of steps or a share of them."""
-    widths = _items(values.get("bits", []), "bits", int, may_be_empty=True)
-    delays = _items(values.get("delays", list(_DEFAULT_DELAYS)), "delays", int, float)
+    widths, delays = values.get("bits", []), values.get("delays", _DEFAULT_DELAYS)
     if odd := sorted({"bits", "delay"} & set(options)):
         raise UsageError(
             "The key `bits` says the bits and `delays` the delays, quantization the rest. "
@@ -235,7 +253,7 @@ def _quantizations(
     if widths and preset.layer_norm:
         raise UsageError(
             "Quantisation-aware training has no rule for layer_norm; leave out that or bits. "
-            f"Received: layer_norm=True, bits={list(widths)}"
+            f"Received: layer_norm=True, bits={widths}"
         )
     for delay in delays if widths else ():
         share = isinstance(delay, float)
@@ -274,49 +292,3 @@ def _require_no_repetition(cells: Sequence[Cell]) -> None:
                 "The same training comes twice; keep one of the cells, bits or delays that ask "
                 f"for it. Received: run={run_id}"
             )
-
-
-def _mapping(value: Any, what: str, known: Sequence[str]) -> dict[str, Any]:
-    values = tables.mapping(value, what)
-    for key in values:
-        if key not in known:
-            raise unknown(f"key of {what}", key, known)
-    return values
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise UsageError(f"{name} must be a list of one or more. Received: {name}={value!r}")
-    return value
-
-
-def _items(value: Any, name: str, *kinds: type, may_be_empty: bool = False) -> tuple[Any, ...]:
-    """Require a list of values of these types; True is no number."""
-    if may_be_empty and value == []:
-        return ()
-    for item in _list(value, name):
-        if isinstance(item, bool) or not isinstance(item, kinds):
-            wanted = "names" if str in kinds else "numbers" if float in kinds else "whole numbers"
-            raise UsageError(f"{name} must be a list of {wanted}. Received: {name}={value!r}")
-    return tuple(value)
-
-
-def _text(values: Mapping[str, Any], name: str, what: str, default: str) -> str:
-    value = values.get(name, default)
-    if not isinstance(value, str):
-        raise UsageError(f"{name} must be {what}. Received: {name}={value!r}")
-    return value
-
-
-def _one_of(known: Sequence[Any], value: Any, name: str) -> Any:
-    # 1 is equal to true, but is not what the file should say.
-    if type(value) is type(known[0]) and value in known:
-        return value
-    words = " or ".join(str(choice).lower() for choice in known)
-    raise UsageError(f"{name} must be {words}. Received: {name}={value!r}")
-
-
-def _whole(value: Any, name: str, *, least: int) -> int:
-    if type(value) is not int or value < least:
-        raise UsageError(f"{name} must be {least} or more. Received: {name}={value!r}")
-    return value
