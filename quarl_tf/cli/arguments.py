@@ -53,7 +53,7 @@ def build() -> argparse.ArgumentParser:
         _ROOT,
         _option("runs", metavar="RUN", nargs="+", help="run ids"),
         _option("--name", help="name of the report's folder (default: after the runs)"),
-        *(_chance, _MARGIN, _DRY_RUN),
+        *(_chance, _MARGIN),
     )
     _add_study(verbs)
     inspect = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
@@ -205,9 +205,9 @@ def _add_study(verbs: Any) -> None:
     commands = _option("--commands", action="store_true", help=about)
     for name, help_, options in (
         ("plan", "list every experiment, and how far it is", (commands,)),
-        ("run", "do what is missing, also what failed before", (*how, _DRY_RUN)),
+        ("run", "do what is missing, also what failed before", how),
         ("status", "count the experiments by how far they are, show failures", ()),
-        ("report", "write tables and figures, and what is missing", (_MARGIN, _DRY_RUN)),
+        ("report", "write tables and figures, and what is missing", (_MARGIN,)),
     ):
         example = f"study {name} studies/qat.yaml"
         added = _add_verb(actions, name, help_, example, (file, _ROOT, *options))

@@ -40,7 +40,6 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import (
     Workspace,
     blame_path,
-    checked_report_name,
     checkpoint_dir,
     evaluation_path,
     report_name,
@@ -293,19 +292,7 @@ def _artifact(path: Path, models: Path) -> Path:
 
 
 def _report(args: argparse.Namespace) -> None:
-    if args.name is not None:
-        checked_report_name(args.name)
-    if not args.dry_run:
-        _write_report(args.runs, args)
-        return
-    from quarl_tf.report.write import require_reference
-
-    workspace, name = Workspace(args.root), args.name or "(after the runs)"
-    for run_id in args.runs:
-        require_reference(workspace, run_id, args.chance)
-    if args.name is None and len(args.runs) == 1:
-        name = report_name(args.runs[0], args.chance)
-    print(f"report   {workspace.report_dir(name)}")
+    _write_report(args.runs, args)
 
 
 def _study_plan(args: argparse.Namespace) -> None:
@@ -314,14 +301,11 @@ def _study_plan(args: argparse.Namespace) -> None:
         for line in engine.commands(workspace, wanted):
             print(line)
         return
-    _print_plan(study.plan(workspace, wanted))
-
-
-def _print_plan(plan: Sequence[Status]) -> None:
+    plan = study.plan(workspace, wanted)
     table = Table("run", "scheme", "state")
     for one in plan:
-        state = f"[{_STATE_COLOURS[one.state]}]{one.state}"
-        table.add_row(one.run.run_id, one.scheme.name, state)
+        coloured = f"[{_STATE_COLOURS[one.state]}]{one.state}"
+        table.add_row(one.run.run_id, one.scheme.name, coloured)
     _console.print(table)
     _console.print(_counts(plan))
 
@@ -339,9 +323,6 @@ def _counts(plan: Sequence[Status]) -> str:
 
 def _study_run(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
-    if args.dry_run:
-        _print_plan(study.plan(workspace, wanted))
-        return
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
     _tell_slow(pipeline.preset_of(run) for run in new)
@@ -389,9 +370,6 @@ def _study_status(args: argparse.Namespace) -> None:
 
 def _study_report(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
-    if args.dry_run:
-        print(f"report   {workspace.report_dir(wanted.name)}")
-        return
     with spinner("report"):
         from quarl_tf.study.report import write_study_report
 

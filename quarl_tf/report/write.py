@@ -49,10 +49,12 @@ def write_report(
     """
     if not run_ids:
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
+    if name is not None:
+        checked_report_name(name)
     source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
     sidecars = [require_reference(workspace, run, chance) for run in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
-    chosen = _default_name(runs, chance) if name is None else checked_report_name(name)
+    chosen = name or _default_name(runs, chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
         # Only what differs in the seed alone may be pooled.

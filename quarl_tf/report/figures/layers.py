@@ -1,7 +1,5 @@
 """Draw what int8 does to each layer of a policy."""
 
-from __future__ import annotations
-
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
