@@ -1,7 +1,5 @@
 """Write the generated pages of the site: what the code, the presets and the records say."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import csv
@@ -129,7 +127,7 @@ def schemes() -> str:
     header = ["scheme", "layers", "observation", "head", "file"]
     return (
         "# Schemes\n\nA scheme is a named recipe and how its file stores it; its name parses to "
-        "the recipe and back. `ptq_wN`, `ptq_paper_wN` and `ptq_opt_wN` are there for N = 2 … 32; "
+        "the recipe. `ptq_wN`, `ptq_paper_wN` and `ptq_opt_wN` are there for N = 2 … 32; "
         "`ptq_w4-head=8` has 8 bits in the head. Grids are explained in "
         "[quantisers](../design/quantisers.md).\n\n" + table(header, rows)
     )

@@ -3,8 +3,6 @@
 python pipelines/index.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from quarl_tf.evaluation.shelf import Entry, shelf

@@ -1,7 +1,5 @@
 """Insert the rows of numbers into README.md, between its markers: `python pipelines/readme.py`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from quarl_tf.store.workspace import Workspace
 
 
-def _silent(*_: Any) -> None:
-    """Tell nobody how far a stage is."""
+def _silent(*_: Any) -> None: ...
 
 
 def preset_of(run: Run) -> Preset:
@@ -30,11 +29,7 @@ def preset_of(run: Run) -> Preset:
 
 
 def with_origin(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
-    """Return a run that starts from a finished training, or goes on from a saved one's `.npz`.
-
-    Raises:
-        QuarlError: It is not there or of other settings.
-    """
+    """Return a run that starts from a finished training, or goes on from a saved one's `.npz`."""
     from quarl_tf.store.state import starting_from
     from quarl_tf.training import checkpoint
 
@@ -102,7 +97,7 @@ def export(
     elif missing:
         from quarl_tf.export import convert
 
-        convert.export(workspace, run_id, parsed, update)
+        convert.export(workspace, run_id, missing, update)
     copy_curve(workspace, run_id)
     return [workspace.artifact(run_id, scheme.name) for scheme in parsed]
 

@@ -1,7 +1,5 @@
 """Policies in C, compiled as strictly as can be, and what they must compute."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quarl_tf import environments
+
 
 class Tick(NamedTuple):
     """What one action came to; in a vector environment every field is [num_envs, ...]."""
@@ -40,3 +42,33 @@ def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Ti
         yield Tick(observations, actions, rewards, terminated, starts, truncated, following, info)
         starts = np.logical_not(terminated | truncated)
         observations = following
+
+
+class Episode(NamedTuple):
+    """What an episode came to, and which of the game's starts it went on from."""
+
+    result: float
+    length: int
+    #: None where the environment does not tell.
+    success: bool | None
+    #: Steps at which several actions shared the best value.
+    ties: int = 0
+    start: int | None = None
+
+
+def play(env: Any, act: Callable[[Any], Any], observation: Any, seed: int) -> Episode:
+    """Play on from the reset by a seed to the end of the episode, its rewards summed.
+
+    Raises:
+        UsageError: It does not end.
+        QuarlError: Its return is not finite.
+    """
+    total, length, success = 0.0, 0, None
+    for length, tick in enumerate(ticks(env, act, observation), start=1):
+        environments.require_end(length)
+        total += float(tick.rewards)
+        if tick.done:
+            success = tick.info.get(environments.SUCCESS)
+            break
+    environments.require_finite(total, f"seed={seed}")
+    return Episode(total, length, None if success is None else bool(success))

@@ -30,11 +30,8 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
     Returned, ready for JSON, are the "artifacts", each with its "latency_us" by threads, "load_ms"
     with its bytes in the page cache and "bytes" as `memory.measure` has them; and how quiet the
     machine was: the "load_average" of a core in the minute before, the "spread" of a fixed loop's
-    durations (95th percentile over median), and "at_rest". Observations are random numbers.
-
-    Raises:
-        UsageError: No call is asked for.
-        QuarlError: A file is missing, damaged or not what its sidecar says.
+    durations (95th percentile over median), and "at_rest". Observations are random numbers. A
+    QuarlError says that a file is missing, damaged or not what its sidecar says.
     """
     sidecars = {path: Policy.load(path).sidecar for path in artifacts}
     cores, random = len(os.sched_getaffinity(0)), np.random.default_rng(0)

@@ -105,7 +105,7 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
     `observations` is how many those are worth (`effective_n`). There is none of values that are all
     equal, and below `MIN_EPISODES` repeated ones of these are no evidence.
     """
-    sample = _sample(values)
+    sample = np.asarray(values, dtype=np.float64)
     count, constant = observations or sample.size, sample.min() == sample.max()
     if constant and count < min(sample.size, MIN_EPISODES):
         return Interval(float(sample[0]), -math.inf, math.inf)
@@ -129,7 +129,7 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
 
     There is none below 2 observations, or of equal values; else as `mean_interval`.
     """
-    sample = _sample(values)
+    sample = np.asarray(values, dtype=np.float64)
     count = observations or sample.size
     if sample.min() == sample.max():
         # Not the mean: rounding in the sum would give equal values a mean that is none of them.
@@ -316,16 +316,10 @@ def effective_n(*played: Evaluation) -> float | None:
 
 
 def pool(comparisons: Sequence[Comparison]) -> Comparison:
-    """Summarise one scheme over the trained policies of one environment, each counting once.
+    """Summarise one scheme, by one margin, over the trained policies of a task.
 
-    Of 2 or more runs the intervals speak about trainings not yet made; of 1 they are the run's own.
+    Each counts once. Of 2 or more the intervals speak about trainings not yet made.
     """
-    kinds = {(c.scheme, c.margin_percent) for c in comparisons}
-    if len(kinds) != 1:
-        raise QuarlError(
-            "Only comparisons of one scheme with one margin can be pooled. "
-            f"Received: (scheme, margin_percent)={sorted(kinds)}"
-        )
     first, *others = comparisons
     if not others:
         return first
@@ -359,18 +353,6 @@ def _over_trainings(each: Sequence[Interval]) -> Interval:
     below = math.hypot(*(one.mean - one.low for one in varying)) / len(each)
     above = math.hypot(*(one.high - one.mean for one in varying)) / len(each)
     return Interval(mean, min(low, mean - below), max(high, mean + above))
-
-
-def _sample(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or array.size == 0:
-        raise QuarlError(
-            f"A mean needs a list of at least one value. Received: shape={array.shape}"
-        )
-    bad = array[~np.isfinite(array)]
-    if bad.size:
-        raise QuarlError(f"Returns must be finite; evaluate again. Received: value={bad[0]}")
-    return array
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:

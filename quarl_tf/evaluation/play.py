@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf import environments
-from quarl_tf.environments.acting import ticks
+from quarl_tf.environments.acting import Episode, play
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
@@ -39,17 +39,6 @@ _Act = Callable[[Any], Any]
 _Fact = TypeVar("_Fact")
 
 
-class _Episode(NamedTuple):
-    """What one episode came to, and which of the game's starts it went on from."""
-
-    result: float
-    length: int
-    #: None where the environment does not tell.
-    success: bool | None
-    ties: int = 0
-    start: int | None = None
-
-
 def evaluate(
     artifact: Path,
     seeds: Sequence[int],
@@ -65,8 +54,7 @@ def evaluate(
     states and count again and again.
 
     Raises:
-        UsageError: There are no seeds, a seed comes twice or is negative, the reference is of
-            another run, or the policy is no distribution to draw from.
+        UsageError: The policy is no distribution to draw from.
         QuarlError: A file is damaged, the reference is of another network, the environment is not
             the one the policy was made for, or a return is not finite.
     """
@@ -75,7 +63,6 @@ def evaluate(
     guide = None if reference is None else _load_reference(reference, sidecar)
     seen: list[NDArray[Any]] = []
     agreement = None
-    _check_seeds(seeds)
     with closing(matching_env(sidecar, chance)) as env:
         episodes = _play_all(env, policy, seeds, chance, seen, update)
         if guide is not None:
@@ -97,7 +84,7 @@ def evaluate(
     )
 
 
-def _evaluation(episodes: Sequence[_Episode], **facts: Any) -> Evaluation:
+def _evaluation(episodes: Sequence[Episode], **facts: Any) -> Evaluation:
     return Evaluation(
         returns=[episode.result for episode in episodes],
         lengths=[episode.length for episode in episodes],
@@ -123,14 +110,13 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
 
     Errors are those of `evaluate`.
     """
-    _check_seeds(seeds)
     episodes = []
     with closing(environments.make(env_id)) as env:
         for seed in seeds:
             # With the environment's own seed, actions would follow its starting state.
             env.action_space.seed(environment_seed(seed, "random actions"))
             observation, _ = env.reset(seed=seed)
-            episodes.append(_play(observation, env, lambda _: env.action_space.sample(), seed))
+            episodes.append(play(env, lambda _: env.action_space.sample(), observation, seed))
     return _evaluation(
         episodes,
         run_id=run_id,
@@ -152,8 +138,10 @@ def evaluate_and_save(
 
     Seeds follow from the run's, and the reference is the `reference_path`, if it exists. What was
     saved for these very bytes, rules and reference is returned as it is, if it has these episodes
-    or more. Errors are those of `evaluate`, and a QuarlError where a result cannot be written.
+    or more. Errors are those of `evaluate`, and a UsageError without an episode.
     """
+    if episodes < 1:
+        raise UsageError(f"An evaluation needs one episode or more. Received: episodes={episodes}")
     sidecar = Policy.load(artifact).sidecar
     run = Run.from_dict(sidecar.run)
     seeds = evaluation_seeds(run.seed, episodes)
@@ -187,24 +175,8 @@ def _listed(facts: Sequence[_Fact | None]) -> list[_Fact] | None:
     return known if len(known) == len(facts) else None
 
 
-def _check_seeds(seeds: Sequence[int]) -> None:
-    if not seeds:
-        raise UsageError("An evaluation needs one episode or more. Received: episodes=0")
-    if len(set(seeds)) < len(seeds):
-        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
-        raise UsageError(f"Every episode needs a seed of its own. Received: seed={twice} twice")
-    if min(seeds) < 0:
-        raise UsageError(f"Seeds must be 0 or more. Received: seed={min(seeds)}")
-
-
 def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
     reference = Policy.load(path)
-    if reference.sidecar.run_id not in (sidecar.run_id, Run.from_dict(sidecar.run).plain.run_id):
-        raise UsageError(
-            "Actions can be compared only with a policy of the same run; name that run's fp32 "
-            f"flatbuffer. Received: reference of {reference.sidecar.run_id}, artifact of "
-            f"{sidecar.run_id}"
-        )
     same_run = reference.sidecar.run_id == sidecar.run_id
     if same_run and reference.sidecar.network_sha256 != sidecar.network_sha256:
         raise QuarlError(
@@ -255,13 +227,13 @@ def _play_all(
     chance: Chance,
     seen: list[NDArray[Any]],
     update: Update,
-) -> list[_Episode]:
+) -> list[Episode]:
     """Play the episodes of an evaluation; `seen` takes the first observations met.
 
     A game has 30 starts and no chance: greedy episodes from one start are one, played once.
     """
-    episodes: list[_Episode] = []
-    by_start: dict[int | None, _Episode] = {}
+    episodes: list[Episode] = []
+    by_start: dict[int | None, Episode] = {}
 
     def act(observation: NDArray[Any], choose: _Act) -> Any:
         if len(seen) < _LATENCY_OBSERVATIONS:
@@ -276,26 +248,13 @@ def _play_all(
         if episode is None:
             ties = policy.ties
             choose = _actor(policy, seed, chance)
-            episode = _play(observation, env, partial(act, choose=choose), seed)
+            episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
         if start is not None:
             by_start[start] = episode
         episodes.append(episode)
         update(done, len(seeds))
     return episodes
-
-
-def _play(observation: Any, env: gym.Env[Any, Any], act: _Act, seed: int) -> _Episode:
-    """Play on from a reset to the end of the episode."""
-    total, length, success = 0.0, 0, None
-    for length, tick in enumerate(ticks(env, act, observation), start=1):
-        environments.require_end(length)
-        total += float(tick.rewards)
-        if tick.done:
-            success = tick.info.get(environments.SUCCESS)
-            break
-    environments.require_finite(total, f"seed={seed}")
-    return _Episode(total, length, None if success is None else bool(success))
 
 
 def _agreement(
@@ -316,5 +275,5 @@ def _agreement(
 
     for seed in seeds:
         observation, _ = env.reset(seed=seed)
-        _play(observation, env, partial(act_and_compare, act=_actor(guide, seed, chance)), seed)
+        play(env, partial(act_and_compare, act=_actor(guide, seed, chance)), observation, seed)
     return {"fraction": agreed / states, "states": states}

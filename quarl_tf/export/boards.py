@@ -1,7 +1,5 @@
 """Whether a microcontroller holds a policy: run by TensorFlow Lite Micro, or as C."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Their seeds are neither those of a training nor those of an evaluation.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 
@@ -12,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf import environments
-from quarl_tf.environments.acting import ticks
+from quarl_tf.environments.acting import play
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.training.rollout import rollout
@@ -46,10 +44,5 @@ def selection_returns(policy: Policy, episodes: int) -> list[float]:
         for number in range(episodes):
             seed = environment_seed(int(run["seed"]), "recipe selection", number)
             observation, _ = env.reset(seed=seed)
-            total = 0.0
-            for tick in ticks(env, policy.act, observation):
-                total += float(tick.rewards)
-                if tick.done:
-                    break
-            returns.append(total)
+            returns.append(play(env, policy.act, observation, seed).result)
     return returns

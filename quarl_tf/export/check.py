@@ -1,8 +1,5 @@
 """Check that a flatbuffer computes what its network does."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +8,6 @@ import numpy.typing as npt
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras
 from quarl_tf.quantization import qat
-from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import CALIBRATED, Scheme
 from quarl_tf.spec.actions import agreement
@@ -34,11 +30,7 @@ _STEPS_APART, _STEPS_APART_NATIVE = 0.02, 0.25
 def compare(
     policy: Policy, expected: keras.Model, observations: npt.NDArray[Any], *, aware: bool
 ) -> dict[str, Any]:
-    """Compare the flatbuffer's heads with those of the network it should equal.
-
-    Raises:
-        QuarlError: They differ by more than rounding though the scheme computes what it does.
-    """
+    """Compare heads with those of the network; a QuarlError where more than rounding differs."""
     seen = observations[:: max(1, len(observations) // _CHECKED)]
     # Not by XLA, which rounds a weight that training has left right between two codes to the other
     # one: it multiplies by the inverse of a step and adds in one operation.
@@ -70,26 +62,9 @@ def compare(
     if not same:
         raise QuarlError(
             f"The {name} flatbuffer does not compute what its network does; nothing was written: "
-            "export where it was trained, or report it. Received: " + _found(check)
+            "export where it was trained, or report it. Received: "
+            + ", ".join(f"{name}={value:g}" for name, value in check.items())
         )
     if policy.sidecar.num_actions is not None:
         check["action_agreement"] = agreement(heads, wanted, policy.sidecar.num_actions)
     return check
-
-
-def _found(check: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in check.items())
-
-
-def require_int8(audit: flatbuffer.FlatbufferAudit, observation_dtype: str) -> None:
-    """Refuse an int8 flatbuffer with a layer left in float, or another input than observations."""
-    layers = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D")
-    left = [op for op in audit.operators if op.startswith(layers) and not op.endswith(" int8")]
-    if left:
-        raise QuarlError(f"The converter left layers of the int8 flatbuffer in float: {left}")
-    # Floats meet the normaliser first, which stays in float.
-    if any(tensor.dtype != observation_dtype for tensor in audit.inputs):
-        raise QuarlError(
-            f"The int8 flatbuffer should take {observation_dtype} observations as they are. "
-            f"Received: operators={audit.operators}"
-        )

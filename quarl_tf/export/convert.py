@@ -4,8 +4,6 @@ A flatbuffer has one signature, observation to head, for one observation at a ti
 normaliser inside. What is quantised after training is made of the fp32 flatbuffer (`export.ptq`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +22,9 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
-from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, REFERENCE, Run, Scheme, require_possible
+from quarl_tf.spec import CALIBRATED, REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar, TrainingRecord
-from quarl_tf.store.state import not_exported
 from quarl_tf.store.workspace import Workspace, write_artifact
 
 
@@ -57,11 +53,7 @@ class TrainedNetwork:
 
 
 def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
-    """Load a finished training.
-
-    Raises:
-        QuarlError: The run is not there, not finished, or its files were changed.
-    """
+    """Load a finished training; a QuarlError where it is not there, or its files were changed."""
     folder = workspace.run_dir(run_id)
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
@@ -79,27 +71,13 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
     )
 
 
-def export(
-    workspace: Workspace, run_id: str, schemes: Sequence[Scheme], update: Update
-) -> list[Path]:
-    """Export a run in several schemes; what exists and is whole is left as it is.
-
-    Returns:
-        The flatbuffers, in the order of `schemes`.
-
-    Raises:
-        QuarlError: The run is not finished, the converter failed, or a flatbuffer does not compute
-            what its network does.
-    """
-    missing = not_exported(workspace, run_id, [scheme.name for scheme in schemes])
+def export(workspace: Workspace, run_id: str, schemes: Sequence[str], update: Update) -> None:
+    """Export a run in possible schemes; a QuarlError where a file is not what its network is."""
     trained = load(workspace, run_id)
-    require_possible(trained.run, schemes)
-    for i, scheme in enumerate(schemes):
-        update(i, len(schemes), scheme.name)
-        if scheme.name in missing:
-            _export_one(trained, scheme, workspace.artifact(run_id, scheme.name))
+    for done, scheme in enumerate(schemes):
+        update(done, len(schemes), scheme)
+        _export_one(trained, Scheme.parse(scheme), workspace.artifact(run_id, scheme))
     update(len(schemes), len(schemes), "")
-    return [workspace.artifact(run_id, scheme.name) for scheme in schemes]
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
@@ -117,8 +95,6 @@ def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
 
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
-    if scheme.name in ("int8", "int8_tensor", "qat_int8"):
-        check.require_int8(flatbuffer.audit(content), trained.spec.observation_dtype)
     record = trained.record
     return Sidecar(
         run=record.run,

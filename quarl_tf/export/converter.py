@@ -1,7 +1,5 @@
 """TensorFlow's converter; only this module and `convert` know it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +20,7 @@ def of_function(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: st
 
 
 def converted(converter: Any) -> bytes:
-    """Return the flatbuffer that a converter makes.
-
-    Raises:
-        QuarlError: It failed.
-    """
+    """Return the flatbuffer that a converter makes; a QuarlError where it fails."""
     with native_output.caught() as said, warnings.catch_warnings():
         # It takes whatever has ranges for a network with integer inputs; ours are floats, or bytes.
         warnings.filterwarnings("ignore", "Statistics for quantized inputs", UserWarning)

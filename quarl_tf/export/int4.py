@@ -6,8 +6,6 @@ which the grids behind them absorb. Kernels on finer grids, as those at the edge
 usually are, become int8. Like fp16 it saves size and not time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

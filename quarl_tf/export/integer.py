@@ -6,8 +6,6 @@ the bytes they are. Kernels have one scale per output channel, fully-connected o
 recipe says so, which fake-quantised graphs cannot express to the converter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -427,8 +425,9 @@ class _Writer:
         grid: Callable[[int, TensorFormat], Grid],
         steps: Mapping[str, Array | None],
     ) -> None:
-        """Take what gives activations grids, and the steps of kernels that are on theirs."""
-        self._graph, self._recipe, self._grid, self._steps = graph, recipe, grid, steps
+        #: What gives activations grids, and the steps of kernels that are on theirs.
+        self._grid, self._steps = grid, steps
+        self._graph, self._recipe = graph, recipe
         self._names = {id(op): name for name, op in graph.layers().items()}
         self._producer = {i: op for op in graph.operators for i in op.outputs}
         #: Integer tensors by the float tensor that each stands for.

@@ -1,7 +1,5 @@
 """int8 as TensorFlow's converter makes it, untouched: what a user gets without this package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,14 +20,8 @@ _ACTIVATIONS: Mapping[int, Callable[[Any], Any]] = {0: lambda x: x, 1: tf.nn.rel
 def quantized(content: bytes, observations: NDArray[Any]) -> bytes:
     """Convert a float flatbuffer's network: `Optimize.DEFAULT`, int8 in and out.
 
-    Args:
-        content: The flatbuffer.
-        observations: [n, ...] observations, of which evenly spread ones are the representative
-            dataset.
-
-    Raises:
-        QuarlError: The flatbuffer has an operator that no policy of ours has, or the converter
-            failed.
+    The representative dataset is evenly spread among the observations [n, ...]. A QuarlError says
+    that an operator is none of our policies', or that the converter failed.
     """
     seen = observations[:: max(1, len(observations) // _REPRESENTATIVE)].astype(np.float32)
 
@@ -45,11 +37,7 @@ def quantized(content: bytes, observations: NDArray[Any]) -> bytes:
 
 
 def function(content: bytes) -> Callable[[Any], Any]:
-    """Return what a float flatbuffer computes, in TensorFlow.
-
-    Raises:
-        QuarlError: It has an operator that no policy of ours has.
-    """
+    """Return what a float flatbuffer computes, in TensorFlow; errors as of `quantized`."""
     graph = Graph(content)
     for operator in graph.operators:
         if graph.name(operator) not in _OPERATIONS:

@@ -243,11 +243,6 @@ def time_calls(
 
     Observations are taken in turn, after a warm-up; ties that are met do not count.
     """
-    if not len(observations) or calls < 1:
-        raise UsageError(
-            "A latency needs an observation and a call or more. "
-            f"Received: observations={len(observations)}, calls={calls}"
-        )
     act: Callable[[NDArray[Any]], Any] = policy.act
     if random is not None:
         act = partial(policy.sample, random=random)

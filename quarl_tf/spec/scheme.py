@@ -1,12 +1,11 @@
 """The schemes: how the numbers of a flatbuffer are represented; the name says it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
-from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.errors import unknown
 from quarl_tf.spec.recipe import (
     INT4_BITS,
     PTQ_BITS,
@@ -21,10 +20,8 @@ from quarl_tf.spec.recipe import (
 #: The scheme that all others are compared with; every plain training has it.
 REFERENCE = "fp32"
 
-
 #: What evaluations of the random policy are called, which stand beside those of schemes.
 BASELINE = "random"
-
 
 _FLOAT16 = LayerFormat(weights=TensorFormat(bits=16, ieee=True))
 #: The runtime has one grid per output here, and quantises activations at each call.
@@ -58,7 +55,6 @@ _NATIVE = {
 
 #: Schemes whose activations are integers after training, with ranges from observations.
 CALIBRATED = ("int8", "int8_tensor", "int8_head32", "int8_stock", "int8_auto")
-
 
 #: What `quarl run` exports when nothing else is asked for.
 DEFAULT_SCHEMES = (
@@ -134,12 +130,8 @@ class Scheme:
         return differs and not self.calibrated
 
     @classmethod
-    def parse(cls, name: str) -> Scheme:
-        """Decode a scheme's name.
-
-        Raises:
-            UsageError: No scheme has that name; the closest are named.
-        """
+    def parse(cls, name: str) -> Self:
+        """Decode a scheme's name; a UsageError names the closest where it is none."""
         if name in _NATIVE:
             return cls(name, _NATIVE[name], native=True, aware=name.startswith("qat_"))
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
@@ -157,24 +149,6 @@ class Scheme:
             if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in PTQ_BITS):
                 return cls(name, _on_grid(int(match[2]), rounding, widths), native=False)
         raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE, *_QAT_SCHEMES})
-
-    @classmethod
-    def of(cls, recipe: Recipe, *, native: bool, aware: bool = False) -> Scheme:
-        """Return the scheme of a recipe; a UsageError where none has it."""
-        named = (*_NATIVE, *_QAT_SCHEMES, *_PTQ_SCHEMES)
-        for base in map(cls.parse, named):
-            if (base.recipe, base.native, base.aware) == (recipe, native, aware):
-                return base
-        uniform = replace(recipe, head=recipe.default, by_layer={})
-        single = {"head": recipe.head} if recipe.head != recipe.default else {}
-        weights = {k: v.weights for k, v in {**single, **recipe.by_layer}.items()}
-        suffix = "".join(f"-{k}={v.bits}" for k, v in sorted(weights.items()) if v is not None)
-        for base in map(cls.parse, named):
-            if (base.recipe, base.native, base.aware) == (uniform, native, aware):
-                scheme = cls.parse(base.name + suffix)
-                if scheme.recipe == recipe:
-                    return scheme
-        raise UsageError(f"No scheme has this recipe. Received: recipe={recipe.to_dict()}")
 
 
 def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
@@ -200,10 +174,6 @@ def _optimised(bits: int, *, rounded: bool) -> Recipe:
 _EDGE_BITS = 8
 
 _QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
-_PTQ_SCHEMES = (
-    *(f"ptq_{how}w{bits}" for how in ("", "paper_", "opt_") for bits in PTQ_BITS),
-    *(f"ptq_opt_w{bits}a{bits}" for bits in QAT_BITS),
-)
 
 
 def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ missing or local. Its owner touches it. One that nobody has touched for `SILENCE
 that is gone; the claim of the next number takes its place, which again only one can make.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress
@@ -22,17 +20,12 @@ class Claims:
     """The claims of one worker on the folders of runs."""
 
     def __init__(self) -> None:
-        """Start without claims."""
         self._mine: dict[Path, Path] = {}
         #: When others' claims were touched, and when that was first seen by our clock.
         self._seen: dict[Path, tuple[int, float]] = {}
 
     def take(self, folder: Path) -> bool:
-        """Claim a run; tell whether it is ours.
-
-        Raises:
-            QuarlError: The folder cannot be written.
-        """
+        """Claim a run; tell whether it is ours. A QuarlError where the folder is not writable."""
         last = max(_claims(folder), default=-1)
         if last >= 0 and not self._silent(folder / f"claim.{last}"):
             return False

@@ -5,8 +5,6 @@ run starts once its plain reference is done. What a run says lies in its folder,
 as `failure.log` if it failed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex
@@ -245,7 +243,6 @@ class LocalEngine:
     """Processes on this machine, each with its share of the cores."""
 
     def __init__(self, jobs: int) -> None:
-        """Keep how many may run at a time."""
         self._jobs = jobs
         self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
 
@@ -354,12 +351,9 @@ class RayEngine:
     """
 
     def __init__(self, address: str | None, cores: int, gather_in: Path | None = None) -> None:
-        """Connect, or without an address start a cluster of this machine.
+        """Connect, or without an address start a cluster of this machine, else a QuarlError.
 
         `gather_in` is the workspace's root where nodes do not share it.
-
-        Raises:
-            QuarlError: Ray is not installed, or there is no cluster.
         """
         try:
             import ray

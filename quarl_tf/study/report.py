@@ -1,7 +1,5 @@
 """Report on a study: its cells, as the report takes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from quarl_tf.report import write as report

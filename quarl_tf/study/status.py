@@ -1,7 +1,5 @@
 """Tell how far a study's experiments are, from the files of the workspace alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A zip archive carries a checksum of every member, by which a damaged file is fou
 may be saved without what is large, for a training that goes on on another machine.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Mapping
@@ -51,10 +49,8 @@ def _text(state: Any) -> npt.NDArray[np.uint8]:
 def save_to_go_on(folder: Path, file: Path) -> Run:
     """Save the newest checkpoint to a file that a training goes on from; return that training.
 
-    Left out are the replay, copies of the network and the best network so far.
-
-    Raises:
-        QuarlError: There is no checkpoint, or too much of it; the file cannot be written.
+    Left out are the replay, copies of the network and the best network so far. A QuarlError where
+    there is no checkpoint, or too much of it.
     """
     found = load_newest(folder)
     if found is None:
@@ -91,11 +87,7 @@ def load_to_go_on(file: Path) -> tuple[dict[str, npt.NDArray[Any]], Any]:
 
 
 def going_on(file: Path, run: Run, preset: Preset) -> Run:
-    """Return a run that goes on where another one was saved.
-
-    Raises:
-        QuarlError: The file is damaged, or of other settings.
-    """
+    """Return a run that goes on where another was saved; a QuarlError if with other settings."""
     _, state = load_to_go_on(file)
     origin = Origin(Run.from_dict(state["run"]), sha256(file), state["step"], str(file))
     found = replace(run, origin=origin)

@@ -7,8 +7,6 @@ the same network, bit for bit, as one that was not: on the same machine and, for
 threads, which convolutions add up their gradients by.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
@@ -64,9 +62,6 @@ def train(
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
-    finished = finished_training(workspace, run, preset)
-    if finished is not None:
-        return finished
     refuse_overwrite(workspace, run.run_id)
     training = _Training(folder, run, preset)
     if run.origin is not None and not run.origin.step:
@@ -185,11 +180,7 @@ class _Training:
         self.best = _Best(networks.weights(self.agent.network))
 
     def resume(self) -> None:
-        """Go on from the newest good checkpoint, or from where it was saved; episodes are fresh.
-
-        Raises:
-            QuarlError: The checkpoint is of other settings, or of another version of this program.
-        """
+        """Go on from the newest good checkpoint, or from where it was saved; episodes are fresh."""
         found, origin = checkpoint.load_newest(self._checkpoints), self._run.origin
         if found is None and origin is not None and origin.step:
             found = checkpoint.load_to_go_on(Path(origin.file))
@@ -277,11 +268,7 @@ class _Training:
         self.agent.refresh()
 
     def greedy(self, purpose: str, keep: int = 0) -> rollout.Rollout:
-        """Play a greedy episode in every trial environment, on the seeds of a purpose.
-
-        Raises:
-            QuarlError: The network's head, or a return, is not finite.
-        """
+        """Play a greedy episode in every trial environment, on the seeds of a purpose."""
         seed = environment_seed(self._run.seed, purpose, self.step)
         if self._exported is not self.agent.network:
             networks.set_weights(self._exported, networks.weights(self.agent.network))

@@ -1,7 +1,5 @@
 """Pages of the case studies show what was measured beside the papers, and name what is missing."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Environments of any spaces from training to evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path

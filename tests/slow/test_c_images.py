@@ -1,7 +1,5 @@
 """Policies that see images compute in C what LiteRT's reference kernels compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import compiled

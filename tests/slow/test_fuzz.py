@@ -3,8 +3,6 @@
 Set QUARL_FUZZ to how many are tried; each follows from its number.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch, observed, refused, settle, silent, write_training
+from samples import Patch, observed, refused, settle, write_training
 
-from quarl_tf import agents, networks, presets
+from quarl_tf import agents, networks, pipeline, presets
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert, int4, integer
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import Quantization, Run, default_schemes
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
@@ -74,7 +74,7 @@ class Bench:
         write_training(self.workspace, run, preset, networks.weights(network), seen)
 
     def export(self, run: Run, scheme: str) -> Path:
-        return convert.export(self.workspace, run.run_id, [Scheme.parse(scheme)], silent)[0]
+        return pipeline.export(run.run_id, [scheme], root=self.workspace.root)[0]
 
     def compared(self, kind: str, scheme: str, bits: int, **options: Any) -> Compared:
         run, network = self.run(kind, bits, **options)
@@ -215,8 +215,8 @@ def test_what_integer_kernels_cannot_do_is_not_exported_for_them(
 def test_plain_trainings_have_no_trained_schemes(
     trained: Workspace, tiny_run: Run, scheme: str
 ) -> None:
-    given = trained, tiny_run.run_id, [Scheme.parse(scheme)], silent
-    message = refused(convert.export, *given, error=UsageError)
+    given = tiny_run.run_id, [scheme]
+    message = refused(pipeline.export, *given, root=trained.root, error=UsageError)
     assert "exported as fp32, " in message
     assert message.endswith(f"Received: scheme={scheme!r}")
 

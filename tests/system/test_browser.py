@@ -1,7 +1,5 @@
 """A report plays in a real browser: Debian's Chromium, told what to do over two pipes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A policy of Stable-Baselines3, trained and converted in an environment of its own, is adopted."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Policies on what is not here: 32-bit Arm by QEMU, TensorFlow Lite Micro by its own wheel."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

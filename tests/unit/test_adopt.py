@@ -1,7 +1,5 @@
 """Policies that others trained become runs, once they have played; what cannot is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The benchmark of another processor: what is compared, without the emulator."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

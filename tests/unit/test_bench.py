@@ -1,7 +1,5 @@
 """Files are timed in turns, and a machine that is not at rest is told from one that is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which microcontrollers hold a policy."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

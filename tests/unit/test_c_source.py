@@ -1,7 +1,5 @@
 """A policy in C computes what LiteRT's reference kernels compute."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

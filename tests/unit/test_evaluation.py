@@ -115,9 +115,8 @@ def test_continuous_actions_agree_within_a_hundredth_of_their_range(
     assert result.agreement == {"fraction": fraction, "states": 999}
 
 
-def test_reference_of_another_run_is_refused(artifacts: Artifacts, describe: Describe) -> None:
-    other, fp32 = artifacts["steering"], artifacts["fp32"]
-    assert "of the same run" in refused(evaluate, fp32, SEEDS, reference=other, error=UsageError)
+def test_reference_of_another_network_is_refused(artifacts: Artifacts, describe: Describe) -> None:
+    fp32 = artifacts["fp32"]
     path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
     assert "of another network than int8" in refused(evaluate, path, SEEDS, reference=fp32)
 
@@ -283,15 +282,9 @@ def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: 
     assert _OfTwoStarts.played == 2 + 3
 
 
-@pytest.mark.parametrize(
-    ("seeds", "received"), [([], "episodes=0"), ([1, 2, 1], "seed=1 twice"), ([1, -2], "seed=-2")]
-)
-def test_impossible_seeds_are_refused(
-    artifacts: Artifacts, seeds: list[int], received: str
-) -> None:
-    for function, *given in ((evaluate, artifacts["fp32"]), (evaluate_random, "CartPole-v1", "x")):
-        message = refused(function, *given, seeds, error=UsageError)
-        assert message.endswith(f"Received: {received}")
+def test_an_evaluation_has_an_episode(artifacts: Artifacts) -> None:
+    message = refused(evaluate_and_save, artifacts["fp32"], 0, error=UsageError)
+    assert message.endswith("Received: episodes=0")
 
 
 def test_environment_of_another_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:

@@ -1,7 +1,5 @@
 """Examples that need what is not here do what can be tried: a ROS 2 node, a workflow."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -15,17 +15,16 @@ from samples import (
     observed,
     refused,
     settle,
-    silent,
     snapshot,
     write_network,
     write_training,
 )
 
-from quarl_tf import networks, presets
+from quarl_tf import networks, pipeline, presets
 from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
-from quarl_tf.export.convert import export, load
+from quarl_tf.export.convert import load
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
@@ -44,7 +43,7 @@ ALL = [*DEFAULT_SCHEMES, PAPER, MIXED]
 
 
 def make(workspace: Workspace, run: Run, *schemes: str) -> list[Path]:
-    return export(workspace, run.run_id, [Scheme.parse(name) for name in schemes], silent)
+    return pipeline.export(run.run_id, schemes, root=workspace.root)
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +371,7 @@ def test_flatbuffers_of_another_scheme_are_replaced(copy: Workspace, tiny_run: R
 
 
 def refusal(workspace: Workspace, run_id: str) -> str:
-    return refused(export, workspace, run_id, [Scheme.parse("fp32")], silent)
+    return refused(pipeline.export, run_id, ["ptq_w16"], root=workspace.root)
 
 
 def test_a_converter_that_fails_without_a_word_is_one_line(

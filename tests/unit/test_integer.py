@@ -14,7 +14,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.networks import Design, policy_factory
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, LayerFormat, Recipe, Scheme, TensorFormat
+from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat
 from quarl_tf.spec.architectures import architecture
 
 INT8 = Scheme.parse("int8").recipe
@@ -231,9 +231,3 @@ def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.nd
     recipe = Recipe(default=LayerFormat(weights=four, activations=four))
     with pytest.raises(QuarlError, match="weights of 4 bits"):
         integer.quantized(content, observations, recipe)
-
-
-def test_calibrated_schemes_have_names_of_their_own() -> None:
-    assert [Scheme.of(Scheme.parse(n).recipe, native=True).name for n in CALIBRATED[:3]] == [
-        *CALIBRATED[:3]
-    ]

@@ -1,7 +1,5 @@
 """The JavaScript of a page computes what the runtime and the environments compute."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Spaces of any kind: observations become one array of numbers, actions indices or a vector."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy

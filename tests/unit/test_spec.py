@@ -277,7 +277,6 @@ def test_every_scheme_is_a_named_recipe(name: str) -> None:
     scheme = Scheme.parse(name)
     recipe = Recipe.from_dict(json.loads(json.dumps(scheme.recipe.to_dict())))
     assert recipe == scheme.recipe
-    assert scheme == Scheme.of(recipe, native=scheme.native, aware=scheme.aware)
     assert (name, scheme.aware) == (scheme.name, name.startswith("qat_"))
     assert scheme.native == (name in NAMES[:6])
     digits = {"fp32": 32, "fp16": 16}.get(name) or int(re.findall(r"\d+", name)[-1])
@@ -289,16 +288,9 @@ def test_every_scheme_is_a_named_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", ["ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"])
 def test_single_layers_may_have_bits_of_their_own(name: str) -> None:
     scheme = Scheme.parse(name)
-    assert Scheme.of(scheme.recipe, native=False) == scheme
     head = scheme.recipe.of("head").weights
     assert head is not None
     assert (scheme.weight_bits, head.bits) == (4, 8)
-
-
-def test_a_recipe_without_a_scheme_is_refused() -> None:
-    odd = Recipe(default=LayerFormat(weights=TensorFormat(bits=4, symmetric=True)))
-    with pytest.raises(UsageError, match="No scheme has this recipe"):
-        Scheme.of(odd, native=False)
 
 
 @pytest.mark.parametrize(

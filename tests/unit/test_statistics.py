@@ -60,8 +60,6 @@ def test_what_both_intervals_have_in_common(interval_of: IntervalOf) -> None:
     # Nor has one value.
     assert limits(interval_of([7.0])) == (7.0, -math.inf, math.inf)
     assert not interval_of([7.0]).bounded
-    for values in ([], [[1.0, 2.0]], [1.0, math.nan], [math.inf, 1.0]):
-        assert "Received: " in refused(interval_of, values)
     # Three games of 11, 13 and 21, each played from several starts: repeats are no observations.
     interval = interval_of([11.0] * 24 + [13.0] * 23 + [21.0] * 53, 2.5)
     # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
@@ -390,16 +388,6 @@ def test_collapses_of_trainings_are_held_by_the_interval_or_the_bound(trainings:
         each = np.where(fails, -300.0, random.normal(size=trainings))
         missed += verdict(student_interval(each), 500, 2.0, 100) == "within margin"
     assert missed <= 65
-
-
-def test_pool_refuses_what_does_not_belong_together() -> None:
-    one = comparison(0.0)
-    for comparisons in (
-        [],
-        [one, replace(one, scheme="fp16")],
-        [one, replace(one, margin_percent=5)],
-    ):
-        assert "Received: " in refused(pool, comparisons)
 
 
 def cell(difference: np.ndarray | float, others: float | None = None) -> Paired:

@@ -1,7 +1,5 @@
 """Films show policies of one task on one seed, each with its name and its return."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator
