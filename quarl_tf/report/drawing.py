@@ -8,9 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from quarl_tf.evaluation.aggregate import Aggregate
-from quarl_tf.report.figures import curves, returns, weights
+from quarl_tf.report.figures import curves, layers, returns
 from quarl_tf.report.figures.curves import Curve
-from quarl_tf.report.figures.layers import blamed_layers
 from quarl_tf.report.figures.returns import Panel, Point
 from quarl_tf.report.results import OK, CellResults, Result
 from quarl_tf.runtime import flatbuffer
@@ -95,14 +94,14 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
     run_id = cell.cell.references[0].run_id
     path = workspace.artifact(run_id, REFERENCE)
     # Only its hash may have been kept.
-    layers = flatbuffer.weights(path.read_bytes()) if cell.references and path.exists() else {}
-    if layers:
-        figure = weights.weight_histograms(layers, f"fp32 weights of {run_id}")
+    kernels = flatbuffer.weights(path.read_bytes()) if cell.references and path.exists() else {}
+    if kernels:
+        figure = layers.weight_histograms(kernels, f"fp32 weights of {run_id}")
         yield Picture("weight_histograms", number, figure)
     if cell.references and blame_path(path).exists():
         table = pd.read_csv(blame_path(path))
         if set(table["sha256"]) == {cell.references[0].sidecar.sha256}:
-            figure = blamed_layers(table, f"int8 of {run_id}, layer by layer")
+            figure = layers.blamed_layers(table, f"int8 of {run_id}, layer by layer")
             yield Picture("blamed_layers", number, figure)
 
 

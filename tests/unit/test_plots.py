@@ -27,7 +27,7 @@ from quarl_tf.report.figures.curves import (
     mean_curves,
     mean_line,
 )
-from quarl_tf.report.figures.layers import blamed_layers
+from quarl_tf.report.figures.layers import blamed_layers, weight_histograms
 from quarl_tf.report.figures.returns import (
     Panel,
     Point,
@@ -36,7 +36,6 @@ from quarl_tf.report.figures.returns import (
     return_against_bits,
 )
 from quarl_tf.report.figures.style import png, scheme_colour
-from quarl_tf.report.figures.weights import weight_histograms
 from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
 
 OTHERS = DEFAULT_SCHEMES[1:]

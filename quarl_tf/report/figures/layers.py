@@ -1,10 +1,22 @@
-"""Draw what int8 does to each layer of a policy."""
+"""Draw the layers of a policy: weights beside the grids of few bits, and what int8 does to each."""
 
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from quarl_tf.report.figures.style import grid, scheme_colour, styled
+from quarl_tf.quantization.grid import grid_between
+from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled
+from quarl_tf.spec import Scheme
+
+#: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
+HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
 
 #: Columns of `quarl blame` by what is written below their panel, with their factors.
 _SHOWN = {
@@ -12,6 +24,59 @@ _SHOWN = {
     "outputs at the ends of the grid, %": ("saturated", 100),
     "codes used, of 256": ("codes", 1),
 }
+
+
+@styled
+def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str = "") -> Figure:
+    """Draw the weights of each layer, finite and of rank 2 or more, with the values of few bits."""
+    columns = len(HISTOGRAM_SCHEMES)
+    labels = (title, "weight", "number of weights (log scale)")
+    figure, panels = grid(columns * len(weights), columns, 2.0, labels, sharey="row")
+    for place, (name, values) in enumerate(weights.items()):
+        row = panels[columns * place : columns * (place + 1)]
+        for axes, scheme in zip(row, HISTOGRAM_SCHEMES, strict=True):
+            _draw_histogram(axes, values, scheme)
+        row[0].set_title(_layer_title(name, values), loc="left", fontsize="small")
+    handles = [
+        Line2D([], [], color=scheme_colour(name), label=f"the values of {name}")
+        for name in HISTOGRAM_SCHEMES
+    ]
+    legend_below(figure, handles)
+    return figure
+
+
+def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], scheme: str) -> None:
+    sns.histplot(values.ravel(), bins=80, ax=axes, color=GREY, element="step", linewidth=0.6)
+    for value in _grid_values(values, scheme):
+        axes.axvline(value, color=scheme_colour(scheme), lw=0.9)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
+    axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
+    axes.set_ylabel("")
+    axes.grid(visible=False)
+
+
+def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np.float64]:
+    """Return the values that a layer may take; of the widest channel of a convolution.
+
+    TensorFlow Lite stores convolutions as [channel, height, width, input].
+    """
+    if values.ndim > 2:
+        flat = values.reshape(len(values), -1)
+        values = flat[np.argmax(np.ptp(flat, axis=1))]
+    form = Scheme.parse(scheme).recipe.default.weights
+    if form is None:
+        return np.empty(0)
+    low, high = (end.astype(np.float64) for end in (values.min(), values.max()))
+    return grid_between(low, high, form).values()
+
+
+def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:
+    shape = " by ".join(map(str, values.shape))
+    # Converters join the paths of all operations they fused; the end of the first names the layer.
+    first = name.partition(";")[0]
+    short = first if len(first) <= 34 else f"…{first[-33:]}"
+    return f"{short} ({shape})"
 
 
 @styled
