@@ -98,9 +98,9 @@ def calibrated(
         policy: The fp32 flatbuffer, loaded.
     """
     if scheme.name == "int8_auto":
-        from quarl_tf.export import blame
+        from quarl_tf.export import auto
 
-        return blame.chosen(content, policy, observations)
+        return auto.chosen(content, policy, observations)
     discrete = policy.sidecar.num_actions is not None
     return quantized(content, scheme, observations, discrete=discrete), {}
 
