@@ -122,8 +122,8 @@ def _add_quantising(verb: _Verb) -> None:
         "blame",
         "tell which layer int8 hurts",
         "blame LunarLander-v3/dqn/fp32",
-        _file_option("artifact", "ARTIFACT", "an fp32 .tflite file, or its name on the shelf"),
-        *(_SHELF, _IMPORT),
+        _option("policy", metavar="POLICY", help="a run id, an fp32 file or its name on the shelf"),
+        *(_ROOT, _SHELF, _IMPORT),
         _option(
             "--episodes", type=_COUNT, default=20, help="of the worst three (default: 20 each)"
         ),

@@ -1,9 +1,12 @@
 """Sum up evaluations for the terminal, and hold them to a gate."""
 
+from __future__ import annotations
+
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -14,6 +17,9 @@ from quarl_tf.foundation.errors import GateError
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, sidecar_path
+
+if TYPE_CHECKING:
+    from quarl_tf.evaluation.blame import Blame
 
 
 def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
@@ -48,6 +54,31 @@ def bench_table(found: Mapping[str, Any]) -> Table:
         name = f"{escape(one['run_id'])} {one['scheme']}"
         made.add_row(name, *latencies, f"{one['load_ms']:.1f}", *sizes)
     return made
+
+
+def blame_table(layers: Sequence[Blame]) -> Table:
+    """Return a table of what `blame` found."""
+    columns = ("layer", "range", "codes", "at the ends", "signal to noise", "share of the error")
+    made = Table(*columns, "other actions without it", "return gained without it [95 %]")
+    for one in layers:
+        made.add_row(
+            one.layer,
+            f"{one.low:.3g} … {one.high:.3g}",
+            str(one.codes),
+            f"{one.saturated:.1%}",
+            f"{one.noise:.1f} dB",
+            f"{one.share:.1%}",
+            f"{one.disagreement:.1%}",
+            "" if one.gain is None else _difference_text(one.gain),
+        )
+    return made
+
+
+def blame_row(layer: Blame) -> dict[str, Any]:
+    """Return what `blame` found of a layer as a row of its file."""
+    gain = layer.gain
+    low, mean, high = (gain.low, gain.mean, gain.high) if gain else (None, None, None)
+    return asdict(layer) | {"gain": mean, "gain_low": low, "gain_high": high}
 
 
 def _row(artifact: Path, args: Namespace) -> list[str]:
@@ -109,7 +140,7 @@ def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
     error = comparison.reward_error
     return (
         "undefined" if error is None else f"{error:+.2f} %",
-        f"{comparison.difference.mean:+.2f} {_limits_text(comparison.difference, sign='+')}",
+        _difference_text(comparison.difference),
         comparison.verdict,
     )
 
@@ -117,3 +148,7 @@ def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
 def _limits_text(interval: Interval, sign: str = "") -> str:
     ends = f"[{interval.low:{sign}.2f}, {interval.high:{sign}.2f}]"
     return ends if interval.bounded else "all equal" if interval.alike else ""
+
+
+def _difference_text(difference: Interval) -> str:
+    return f"{difference.mean:+.2f} {_limits_text(difference, sign='+')}"

@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -242,43 +241,34 @@ def _watch(args: argparse.Namespace) -> None:
 
 def _shown(args: argparse.Namespace) -> list[Policy]:
     environments.import_environments(args.modules)
-    workspace, paths = Workspace(args.root), []
-    for given in args.policies:
-        if "/" in given or given.endswith(".tflite"):
-            paths.append(_artifact(Path(given), args.shelf))
-        else:
-            paths += [workspace.artifact(given, one.name) for one in _schemes(args)]
+    schemes = [one.name for one in _schemes(args)]
+    paths = [path for given in args.policies for path in _files(given, args, schemes)]
     return [Policy.load(path) for path in paths]
+
+
+def _files(given: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[Path]:
+    """Return the file that is named, also as on the shelf; of a run's id those of its schemes."""
+    if "/" in given or given.endswith(".tflite"):
+        return [_artifact(Path(given), args.shelf)]
+    return [Workspace(args.root).artifact(given, scheme) for scheme in schemes]
 
 
 def _blame(args: argparse.Namespace) -> None:
     environments.import_environments(args.modules)
-    path = _artifact(args.artifact, args.shelf)
+    (path,) = _files(args.policy, args, [REFERENCE])
     policy = Policy.load(path)
     if policy.sidecar.scheme != REFERENCE:
         raise UsageError(
             f"Name the {REFERENCE} file of a policy. Received: scheme={policy.sidecar.scheme!r}"
         )
     with spinner("blame"):
-        from quarl_tf.export.blame import blame
+        from quarl_tf.evaluation.blame import blame
 
         found = blame(flatbuffer.read(path), policy, args.episodes)
-    columns = ("layer", "range", "codes", "at the ends", "signal to noise", "share of the error")
-    table = Table(*columns, "other actions without it", "return gained without it")
-    for one in found:
-        table.add_row(
-            one.layer,
-            f"{one.low:.3g} … {one.high:.3g}",
-            str(one.codes),
-            f"{one.saturated:.1%}",
-            f"{one.noise:.1f} dB",
-            f"{one.share:.1%}",
-            f"{one.disagreement:.1%}",
-            "" if one.gain is None else f"{one.gain:+.2f}",
-        )
-    _console.print(table)
+    _console.print(summary.blame_table(found))
     _say("without it: all layers in int8 but this one; returns on selection seeds, against int8")
-    write_csv(blame_path(path), [asdict(one) | {"sha256": policy.sidecar.sha256} for one in found])
+    rows = [summary.blame_row(one) | {"sha256": policy.sidecar.sha256} for one in found]
+    write_csv(blame_path(path), rows)
     _say(f"blame     {blame_path(path)}")
 
 
@@ -526,6 +516,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
     if args.origin is not None:
         run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
+    presets.require_teacher(run, preset)
     return run, preset
 
 

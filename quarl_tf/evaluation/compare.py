@@ -14,10 +14,10 @@ averaged; the mean absolute error stands beside them.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -301,17 +301,26 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
 
 
 def effective_n(*played: Evaluation) -> float | None:
-    """Return what played games are worth in independent ones; None where each is its own.
+    """Return what evaluations on the same seeds are worth in independent games; see `different_n`.
 
-    Games differ where any of the evaluations, on the same seeds, tells them apart. Without chance
-    in the game, greedy games of equal returns are mostly one game played again. A mean in which
-    each different one weighs as often as it was played is as certain as the plain mean of n^2 /
-    (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
+    None where each episode is its own.
     """
     rules = played[0].protocol
-    if rules.game is None or rules.actions != "greedy" or rules.game["sticky_actions"]:
+    greedy = rules.actions == "greedy"
+    return different_n(rules.game, *(one.returns for one in played)) if greedy else None
+
+
+def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
+    """Return what greedy games are worth in independent ones; None where each is its own.
+
+    Games differ where any of the `returns`, on the same seeds, tells them apart. Without chance in
+    the game (its rules; None is no game), greedy games of equal returns are mostly one game played
+    again. A mean in which each different one weighs as often as it was played is as certain as the
+    plain mean of n^2 / (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
+    """
+    if game is None or game["sticky_actions"]:
         return None
-    counts = Counter(zip(*(one.returns for one in played), strict=True)).values()
+    counts = Counter(zip(*returns, strict=True)).values()
     return sum(counts) ** 2 / sum(count**2 for count in counts)
 
 

@@ -63,6 +63,7 @@ def train(
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
     refuse_overwrite(workspace, run.run_id)
+    presets.require_teacher(run, preset)
     training = _Training(folder, run, preset)
     if run.origin is not None and not run.origin.step:
         training.start_from(workspace, run.origin)

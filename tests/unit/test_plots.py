@@ -255,13 +255,21 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
 
 def test_layers_stand_in_order_with_their_numbers() -> None:
     columns = {"share": [0.25, 0.75], "saturated": [0.01, 0.0], "codes": [200, 256]}
+    columns |= {"gain": [2.0, 1.0], "gain_low": [-1.0, -np.inf], "gain_high": [4.0, np.inf]}
     table = pd.DataFrame({"layer": ["hidden_0", "head"], **columns})
     figure = blamed_layers(table, "int8 of a run")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["hidden_0", "head"]
     assert figure.axes[0].yaxis_inverted()
-    shown = [[bar.get_width() for bar in axes.patches] for axes in figure.axes]
+    *bars, gained = figure.axes
+    shown = [[bar.get_width() for bar in axes.patches] for axes in bars]
     assert shown == [[25, 75], [1, 0], [200, 256]]
+    assert gained.lines[-1].get_xdata().tolist() == [2, 1]
+    (ends,) = gained.collections
+    first, second = ends.get_segments()
+    assert first[:, 0].tolist() == [-1, 4]
+    assert not second.size  # Nothing bounds it.
     assert png(figure)
+    assert png(blamed_layers(table.drop(columns=["gain_low", "gain_high"])))
 
 
 def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:
