@@ -123,7 +123,7 @@ def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete
 def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
     """Round each kernel, and what it is multiplied with, behind those rounded already.
 
-    Before it is rounded a kernel makes up for the rounding of what it is multiplied with.
+    Before it is rounded a kernel makes up for all rounding before it.
     """
     from quarl_tf.export import integer
 
@@ -140,8 +140,8 @@ def _optimised(content: bytes, scheme: Scheme, observations: Array) -> bytes:
     for name, operator in graph.layers().items():
         if entering is not None:
             round_tensor(operator, "inputs", entering)
-            given = integer.inputs(plain, plain.layers()[name], observations)
-            integer.fit_kernel(graph, operator, observations, given)
+        given = integer.inputs(plain, plain.layers()[name], observations)
+        integer.fit_kernel(graph, operator, observations, given)
         entering = scheme.recipe.of(name).activations
         integer.round_kernel(graph, operator, observations, scheme.recipe.of(name).weights)
     if entering is not None:
