@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quarl_tf.agents.distillation import Distance, Teacher, squared_difference
 from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras
@@ -38,6 +39,8 @@ class Agent(ABC):
     network: keras.Model
     #: Copies of the network that follow it.
     targets: Sequence[keras.Model] = ()
+    #: What the head is held to, if anything.
+    teacher: Teacher | None = None
 
     def __init__(self, spec: EnvSpec, seed: int, draws: str) -> None:
         """Start without observations; `draws` names what is drawn to learn from."""
@@ -55,6 +58,20 @@ class Agent(ABC):
         """Return the variances [n] of the distributions that heads [n, ...] stand for, if any."""
         del heads
         return None
+
+    @property
+    def distance(self) -> Distance:
+        """How far a head is from a teacher's."""
+        return squared_difference
+
+    def hold_to(self, teacher: Teacher) -> None:
+        """Learn from now on with the head held to that of a network, which `start_from` sets."""
+        self.teacher = self._parts["teacher"] = teacher
+
+    def _held(self, loss: Any, observations: Any) -> Any:
+        """Return the loss of the network over a batch of observations, with the teacher's."""
+        held = self.teacher and self.teacher.loss(self.network, observations)
+        return loss if held is None else loss + held
 
     @abstractmethod
     def observe(self, tick: Tick) -> None:
@@ -81,7 +98,8 @@ class Agent(ABC):
 
     def start_from(self, weights: Weights, seen: int) -> None:
         """Begin with a trained network, whose normaliser has seen so many observations."""
-        for network in (self.network, *self.targets):
+        teachers = [self.teacher.network] if self.teacher else []
+        for network in (self.network, *self.targets, *teachers):
             variables = {variable.name: variable for variable in network.variables}
             for name, value in weights.items():
                 variables[name].assign(value)
@@ -127,6 +145,9 @@ def build(
 ) -> Agent:
     """Build the agent of an algorithm; `prepare` changes policy networks before they train."""
     agent: Agent = _module(algo, spec).build(spec, preset, seed, prepare)
+    if preset.distillation:
+        network = network_factory(algo, spec, preset, seed)()
+        agent.hold_to(Teacher(network, spec, preset.distillation, agent.distance))
     return agent
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.agents import tf_agents
+from quarl_tf.agents.distillation import squared_difference
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats
 from quarl_tf.spec.actions import split
@@ -38,6 +39,15 @@ class Categorical:
         odds = [np.exp(part - part.max(axis=1, keepdims=True)) for part in parts]
         variances = [(o / o.sum(axis=1, keepdims=True)).var(axis=1) for o in odds]
         return np.asarray(np.mean(variances, axis=0))
+
+    def distance(self, logits: Any, wanted: Any) -> Any:
+        """Return the mean Kullback-Leibler divergence from what is wanted to what there is."""
+        pairs = zip(split(wanted, self._choices), split(logits, self._choices), strict=True)
+        divergences = [
+            tf.reduce_sum(tf.nn.softmax(w) * (tf.nn.log_softmax(w) - tf.nn.log_softmax(f)), axis=-1)
+            for w, f in pairs
+        ]
+        return tf.reduce_mean(tf.add_n(divergences))
 
     def refresh(self) -> None:
         """Do nothing: all depends on the head."""
@@ -72,6 +82,8 @@ class Gaussian:
     def variance(self, means: Floats) -> Floats:
         """Return the variance of an action, the mean over its components; the same everywhere."""
         return np.full(len(means), (self._deviation**2).mean(), np.float32)
+
+    distance = staticmethod(squared_difference)
 
     def refresh(self) -> None:
         """Bring the widths up to date."""

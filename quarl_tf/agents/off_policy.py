@@ -105,7 +105,7 @@ class OffPolicyAgent(Agent):
         steps = self._preset.gradient_steps
         total = tf.constant(0.0)
         for i in tf.range(steps):
-            total += self._learner.step(transition(*(field[i] for field in batches)))
+            total += self._learner.step(transition(*(field[i] for field in batches)), self._held)
         return total / steps
 
     def refresh(self) -> None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from quarl_tf import networks
 from quarl_tf.agents import Agent, Change, tf_agents
+from quarl_tf.agents.distillation import Distance
 from quarl_tf.agents.distributions import Categorical, Gaussian
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
@@ -170,6 +171,11 @@ class ActorCritic(Agent):
         self._actor.model = self._model.policy
         self._round = inference.compiled(self._train_on, self.network)
 
+    @property
+    def distance(self) -> Distance:
+        """How far a head is from a teacher's: of discrete actions by their probabilities."""
+        return self._distribution.distance
+
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""
         del progress
@@ -246,7 +252,7 @@ class ActorCritic(Agent):
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
 
         def loss() -> Any:
-            return self._agent.get_loss(
+            found = self._agent.get_loss(
                 tf_agents.time_steps(self._model.features(seen)),
                 actions,
                 log_probabilities,
@@ -258,6 +264,7 @@ class ActorCritic(Agent):
                 debug_summaries=False,
                 training=True,
             ).loss
+            return self._held(found, seen)
 
         return self._step(loss, self._model.trainable_variables)
 

@@ -129,11 +129,19 @@ class Learner:
 
     # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    def step(self, batch: Any) -> Any:
-        """Take one gradient step on a batch of transitions; return the loss."""
+    def step(self, batch: Any, held: Callable[[Any, Any], Any]) -> Any:
+        """Take one gradient step on a batch of transitions; return the loss.
+
+        What is exported has a loss that is `held`: a function of it and the observations.
+        """
+
+        def whole(loss: Callable[[Any], Any], network: FactoryNetwork) -> Any:
+            found, exported = loss(batch), network is self.networks[0]
+            return held(found, batch.time_step.observation) if exported else found
+
         # The agent's own `train` neither scales a loss nor leaves a step out.
         losses = [
-            take(partial(loss, batch), network.model.trainable_variables)
+            take(partial(whole, loss, network), network.model.trainable_variables)
             for loss, network, take in self.steps
         ]
         self.agent.train_step_counter.assign_add(1)

@@ -535,6 +535,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
     if args.origin is not None:
         run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
+    presets.require_teacher(run, preset)
     return run, preset
 
 

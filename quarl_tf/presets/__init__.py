@@ -112,6 +112,9 @@ class Preset(ABC):
     #: Greedy return on selection seeds at which the training ends early; quantised, if it is
     #: quantisation-aware.
     until: _Goal = None
+    #: Weight in the loss of how far the head is from that of the network that the training starts
+    #: from: squared difference of values and actions, divergence of probabilities.
+    distillation: _Number = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values of another kind, and such that do not fit together (UsageError)."""
@@ -297,6 +300,15 @@ def require_possible_delay(delay: int, preset: Preset) -> None:
         raise UsageError(
             "Ranges are watched while the network learns, which begins at learning_starts; make "
             f"the delay longer. Received: delay={delay}, learning_starts={preset.learning_starts}"
+        )
+
+
+def require_teacher(run: Run, preset: Preset) -> None:
+    """Refuse distillation where a training starts from no network."""
+    if preset.distillation and run.origin is None:
+        raise UsageError(
+            "Distillation holds the head to that of the network that a training starts from; name "
+            f"it (--from RUN). Received: distillation={preset.distillation}"
         )
 
 

@@ -68,6 +68,7 @@ def train(
     if finished is not None:
         return finished
     refuse_overwrite(workspace, run.run_id)
+    presets.require_teacher(run, preset)
     training = _Training(folder, run, preset)
     if run.origin is not None and not run.origin.step:
         training.start_from(workspace, run.origin)

@@ -1,6 +1,7 @@
 """A training that was saved goes on elsewhere where it was, as a run that says so."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 from samples import Capsys, Patch, refusal
 
-from quarl_tf import networks, presets
+from quarl_tf import networks, pipeline, presets
 from quarl_tf.cli import verbs
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.records import TrainingRecord
@@ -86,6 +88,33 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     shared = len(state["rows"]) + 1
     assert on[:shared] == here[:shared]
     assert [line.split(",")[0] for line in on] == [line.split(",")[0] for line in here]
+
+
+def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Capsys) -> None:
+    first, held = RUNS["dqn"], {**_DQN, "distillation": 0.5}
+    run, preset = Run("dqn", "CartPole-v1", 3, held), presets.load("dqn", "CartPole-v1", held)
+    message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
+    assert "name it (--from RUN). Received: distillation=0.5" in message
+    with pytest.raises(UsageError, match="--from RUN"):
+        loop.train(Workspace(tmp_path), run, lambda *_: None)
+    assert not list(tmp_path.iterdir())
+    loop.train(Workspace(tmp_path), first, lambda *_: None)
+    run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
+    arrays, state = saved(run, tmp_path, tmp_path / "saved.npz")
+    # Elsewhere, where that network is not.
+    file = str(tmp_path / "saved.npz")
+    on = pipeline.with_origin(
+        Workspace(tmp_path / "there"), file, replace(run, origin=None), preset
+    )
+    begun = loop._Training(tmp_path / "there/runs/begun", on, preset)
+    begun.resume()
+    assert begun.step == state["step"]
+    start = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
+    teacher = networks.weights(begun.agent.teacher.network)
+    for name, value in start.items():
+        np.testing.assert_array_equal(teacher[name], value)
+        np.testing.assert_array_equal(arrays[f"teacher/{name}"], value)
+    assert not np.array_equal(start["head/kernel:0"], arrays["best/head/kernel:0"])
 
 
 def test_what_cannot_be_saved_or_gone_on_from_is_one_line(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from samples import Patch, products
 
-from quarl_tf import agents, environments, networks, presets
+from quarl_tf import agents, environments, networks, pipeline, presets
 from quarl_tf.environments import airnav, registry
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.workspace import Workspace
@@ -55,7 +55,19 @@ def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatc
     algo, env_id, changes, preset_of, quantization = KINDS[kind]
     preset = presets.load(algo, preset_of, {**_BRIEF, **changes})
     run = Run(algo, env_id, 3, {}, quantization)
-    whole, cut = Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
+    whole = cut_and_resumed(run, preset, tmp_path)
+    # All that can be learned has been.
+    factory = agents.network_factory(run.algo, environments.env_spec(run.env_id), preset, run.seed)
+    learned = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
+    for variable in factory().trainable_variables:
+        assert not np.array_equal(learned[variable.name], variable.numpy()), variable.name
+    curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
+    assert ("action_variance" in curve) == (run.algo in ("a2c", "ppo"))
+
+
+def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
+    """Train, whole and cut off after the last checkpoint; return where it is whole."""
+    whole, cut = Workspace(folder / "whole"), Workspace(folder / "cut")
 
     def keep(step: int, steps: int, _: str) -> None:
         if step >= steps:
@@ -67,10 +79,21 @@ def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatc
     train(cut, run, lambda done, *_: started.append(done), preset)
     assert preset.checkpoint_every < started[0] < 0.8 * preset.steps
     assert products(cut.run_dir(run.run_id)) == products(whole.run_dir(run.run_id))
-    # All that can be learned has been.
-    factory = agents.network_factory(run.algo, environments.env_spec(run.env_id), preset, run.seed)
-    learned = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
-    for variable in factory().trainable_variables:
-        assert not np.array_equal(learned[variable.name], variable.numpy()), variable.name
-    curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
-    assert ("action_variance" in curve) == (run.algo in ("a2c", "ppo"))
+    return whole
+
+
+def test_a_resumed_training_is_held_to_where_it_began(tmp_path: Path) -> None:
+    changes = {**_BRIEF, **_DQN}
+    first, there = Run("dqn", "CartPole-v1", 3, changes), Workspace(tmp_path / "whole")
+    train(there, first, lambda *_: None)
+    networks_of = {}
+    for coefficient in (0.0, 5.0):
+        held = {**changes, "distillation": coefficient}
+        preset = presets.load("dqn", "CartPole-v1", held)
+        run = Run("dqn", "CartPole-v1", 3, held, _FEW_BITS)
+        run = pipeline.with_origin(there, first.run_id, run, preset)
+        whole = cut_and_resumed(run, preset, tmp_path)
+        shutil.rmtree(tmp_path / "cut")
+        found = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
+        networks_of[coefficient] = found["head/kernel:0"]
+    assert not np.array_equal(*networks_of.values())

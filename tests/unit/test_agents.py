@@ -197,7 +197,7 @@ def test_loss_of_dqn_by_hand(double: bool) -> None:
     assert (values.argmax(axis=1) != target.argmax(axis=1)).any()
     goal = rewards + 0.99 * discounts * target[np.arange(64), chosen]
     estimates = agent.network(seen).numpy()[np.arange(64), actions]
-    loss = agent._learner.step(batch)
+    loss = agent._learner.step(batch, agent._held)
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
 
 
@@ -236,7 +236,7 @@ def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec, precisi
     def learned(**changes: Any) -> tuple[float, Any, Any]:
         agent = build(algo, spec, **changes)
         before = np.concatenate([v.ravel() for v in values_of(agent.network)])
-        loss = float(agent._learner.step(batch))
+        loss = float(agent._learner.step(batch, agent._held))
         after = np.concatenate([v.ravel() for v in values_of(agent.network)])
         return loss, after, after - before
 
@@ -253,6 +253,47 @@ def stepped(agent: Any, batch: Any) -> tuple[Any, list[Any]]:
     found: list[Any] = []
     agent._step._optimizer.apply_gradients = lambda pairs: found.extend(g for g, _ in pairs)
     return agent._gradient_step(*map(tf.constant, batch)), found
+
+
+SEVERAL = EnvSpec((4,), "float32", (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("algo", "spec"),
+    [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED), ("ppo", CART_POLE), ("a2c", SEVERAL)],
+)
+def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: EnvSpec) -> None:
+    agent, far = build(algo, spec, distillation=1e3), 0.1
+    scramble(agent.network)
+    agent.start_from(networks.weights(agent.network), 100)
+    for variable in agent.network.trainable_variables:
+        variable.assign_add(np.full(variable.shape, far))
+    seen = transitions(spec)[0]
+
+    def distance() -> float:
+        heads, wanted = agent.network(seen).numpy(), agent.teacher.network(seen).numpy()
+        if algo == "dqn" or spec.num_actions is None:
+            return float(np.square(heads - wanted).mean())
+        ends = [0, 2] if spec is CART_POLE else [0, 2, 5]
+        divergence = 0.0
+        for choice in map(slice, ends, ends[1:]):
+            found, by = (log_softmax(each[:, choice], axis=1) for each in (heads, wanted))
+            divergence += (np.exp(by) * (by - found)).sum(axis=1).mean()
+        return divergence
+
+    before, start = distance(), [v.copy() for v in values_of(agent.teacher.network)]
+    assert before > 0
+    assert float(agent._held(1.0, seen)) == pytest.approx(1 + 1e3 * before, rel=1e-4)
+    batch = transitions(spec)
+    for _ in range(5):
+        if algo in ("dqn", "ddpg"):
+            agent._learner.step(batch[-1], agent._held)
+        else:
+            actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[1]
+            agent._gradient_step(*map(tf.constant, (seen, actions, *[batch[2]] * 3)))
+    assert distance() < before
+    for now, was in zip(values_of(agent.teacher.network), start, strict=True):
+        np.testing.assert_array_equal(now, was)
 
 
 ADVANTAGES = np.random.default_rng(2).normal(size=32)
