@@ -71,14 +71,15 @@ def test_a_fitted_kernel_makes_up_for_inputs_that_changed() -> None:
     np.testing.assert_allclose(shift, -kernel.sum(axis=1) / 2, atol=1e-2)
 
 
-def test_kernels_that_make_up_for_rounded_inputs_change_the_head_less(
-    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scheme", ["ptq_opt_w3", "ptq_opt_w4", "ptq_opt_w4a4"])
+def test_kernels_that_make_up_for_the_rounding_before_them_change_the_head_less(
+    scheme: str, artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, sidecar = artifacts["fp32"].read_bytes(), Policy.load(artifacts["fp32"]).sidecar
     seen = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
 
     def error() -> float:
-        made = quantized(content, Scheme.parse("ptq_opt_w4a4"), seen[:500])
+        made = quantized(content, Scheme.parse(scheme), seen[:500])
         found, wanted = (
             np.array([Policy(x, sidecar).head(one) for one in seen[500:]]) for x in (made, content)
         )
