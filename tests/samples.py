@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,22 @@ EVALUATION = Evaluation(
     processor="a processor",
     sources="01234567",
 )
+
+
+class KeptPool:
+    """The pool of one process that adoptions go on with until it breaks: starting one is slow."""
+
+    pool: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        if KeptPool.pool is None or KeptPool.pool._broken:
+            KeptPool.pool = ProcessPoolExecutor(*arguments)
+
+    def __enter__(self) -> Any:
+        return KeptPool.pool
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def silent(*_: Any) -> None:

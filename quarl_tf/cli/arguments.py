@@ -95,10 +95,11 @@ def _add_making(verb: _Verb, train: str, run: str) -> None:
 def _add_quantising(verb: _Verb) -> None:
     verb(
         "adopt",
-        "take a float .tflite policy that others trained",
+        "take a float policy that others trained: .tflite, .keras, .h5, or a SavedModel",
         "adopt policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
         *(_ROOT, _IMPORT),
         _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
+        _option("--trust", action="store_true", help="run a SavedModel, which is a program"),
         _option("--env", metavar="ID", help="Gymnasium id (default: as FILE.json says)"),
         _option(
             "--head", choices=("logits", "q_values", "action"), help="(default: as FILE.json says)"

@@ -179,6 +179,11 @@ def _write_c(artifact: Path, args: argparse.Namespace) -> None:
 
 
 def _adopt(args: argparse.Namespace) -> None:
+    if args.file.is_dir() and not args.trust:
+        raise UsageError(
+            "A SavedModel is a program, which runs when it is converted; give --trust if you trust "
+            f"it. Received: {args.file}"
+        )
     environments.import_environments(args.modules)
     schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *_schemes(args)]))
     workspace = Workspace(args.root)

@@ -27,8 +27,8 @@ _GIF_ATTEMPTS = (
     *((32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5)),
 )
 
-#: Pixels of a screen, and frames of a second at most.
-_GIF_HEIGHT, _GIF_RATE, _HEIGHT = 300, 25, 400
+#: Pixels of a screen.
+_GIF_HEIGHT, _HEIGHT = 300, 400
 
 #: An Atari game shows 60 frames a second, of which a policy sees one in four.
 _GAME_RATE = 15
@@ -107,17 +107,25 @@ def record(scene: Scene, path: Path) -> None:
         raise UsageError(f"A film ends in .gif or .mp4. Received: path={str(path)!r}")
     if path.suffix == ".mp4":
         _write_mp4(scene, path)
-        return
-    stride = ceil(scene.rate / _GIF_RATE)
+    else:
+        write_bytes(path, gif(scene, GIF_LIMIT))
+
+
+def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
+    """Return a scene as a GIF of fewer bytes than a limit, and so many frames a second at most.
+
+    Raises:
+        QuarlError: It is too long for that.
+    """
+    stride = ceil(scene.rate / rate)
     images = list(scene.images(_GIF_HEIGHT, stride))
     for colours, every, scale in _GIF_ATTEMPTS:
         content = _gif(images[::every], scene.rate / stride / every, colours, scale)
-        if len(content) < GIF_LIMIT:
-            write_bytes(path, content)
-            return
+        if len(content) < limit:
+            return content
     raise QuarlError(
         "The episode is too long for a GIF; stop it earlier (--max-steps) or write .mp4. "
-        f"Received: {len(content):,} bytes, the limit is {GIF_LIMIT:,}"
+        f"Received: {len(content):,} bytes, the limit is {limit:,}"
     )
 
 

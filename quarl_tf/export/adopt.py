@@ -1,19 +1,21 @@
 """Adopt a policy that others trained: a float flatbuffer from an observation to a head.
 
-What the policy sees is what its environment gives: a normaliser belongs inside the flatbuffer, a
-stack of frames into the environment.
+A Keras file or a SavedModel becomes one first. What the policy sees is what its environment gives:
+a normaliser belongs inside the flatbuffer, a stack of frames into the environment.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from quarl_tf.export import calibration
 from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 from quarl_tf.foundation.files import read_json
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -36,6 +38,11 @@ _HEADS = {True: ("logits", "q_values"), False: ("action",)}
 
 #: Types of the constants of a float flatbuffer; whole numbers are shapes and axes.
 _FLOAT_FILE = {"float32", "int32", "int64", "bool"}
+
+#: How the names of Keras's files end.
+_KERAS = (".keras", ".h5", ".hdf5")
+
+_T = TypeVar("_T")
 
 
 def adopt(
@@ -51,13 +58,14 @@ def adopt(
 ) -> Run:
     """Write a flatbuffer as the fp32 of a run, once it has played in its environment.
 
-    What is None is as a JSON file of its name beside it says; the name is by default after its
-    hash. `schemes` is what it will be exported in.
+    A file of Keras is converted, and so is a folder, a SavedModel, which is a program that is run.
+    What is None is as a JSON file of its name beside it says; the name is by default after the hash
+    of the flatbuffer. `schemes` is what it will be exported in.
 
     Raises:
         QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
     """
-    content, source = flatbuffer.read(file), sidecar_path(file)
+    source = sidecar_path(file)
     said = read_json(source) if source.exists() else {}
     said_id, said_head = said.pop("env_id", None), said.pop("head", None)
     env_id, head = env_id or said_id, head or said_head
@@ -70,6 +78,7 @@ def adopt(
     spec = environments.env_spec(env_id)
     if head not in (heads := _HEADS[spec.num_actions is not None]):
         raise unknown(f"head of a policy for {env_id}", head, heads)
+    content = _content(file, spec)
     _require_interface(content, spec, env_id)
     facts = described(content)
     overrides = {"name": name or facts["sha256"][:12], "head": head}
@@ -99,7 +108,11 @@ def adopt(
             f"{target.parent} holds another policy; give another --name, or delete that folder. "
             f"Received: name={overrides['name']!r}"
         )
-    check = _in_a_child(content, sidecar, modules)
+    crash = (
+        "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
+        f"convert it anew. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
+    )
+    check = _in_a_child(crash, _play, content, sidecar, modules)
     write_artifact(target, content, replace(sidecar, check=check))
     return run
 
@@ -155,19 +168,50 @@ def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
     return replace(sidecar, action_std=wanted.action_std)
 
 
-def _in_a_child(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:
-    """Play in a process of its own: what another tool wrote may crash the interpreter."""
+def _content(file: Path, spec: EnvSpec) -> bytes:
+    """Return the flatbuffer that a file is or becomes."""
+    if file.suffix not in _KERAS and not file.is_dir():
+        return flatbuffer.read(file)
+    crash = f"TensorFlow crashed on the model; save it anew. Received: {file}"
+    return _in_a_child(crash, _converted, file, spec.observation_shape, spec.observation_dtype)
+
+
+def _converted(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
+    """Convert what Keras 3 loads, a file without code of its own, as a function of an observation.
+
+    Raises:
+        QuarlError: It does not load or is no such function, or TensorFlow is missing.
+    """
+    from quarl_tf.export import converter  # With Keras 2, which cannot be chosen after Keras 3.
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    with native_output.caught(), warnings.catch_warnings(action="ignore"):
+        import keras
+
+        try:
+            if file.is_dir():
+                network = keras.layers.TFSMLayer(file, "serving_default", name="model")
+            else:
+                network = keras.saving.load_model(file, compile=False, safe_mode=True)
+            unconverted = converter.of_function(network, shape, dtype)
+        except Exception as error:  # What a foreign file sets off nobody knows.
+            raise QuarlError(
+                f"{file} does not load as a function of one observation, {dtype} {[1, *shape]}; "
+                f"save it as one, of Keras's own layers. Received: {one_line(error)[:300]}"
+            ) from error
+    return converter.converted(unconverted)
+
+
+def _in_a_child(crash: str, work: Callable[..., _T], *given: Any) -> _T:
+    """Work in a process of its own: what another tool wrote may crash this one."""
     context = multiprocessing.get_context("spawn")
     # An interrupt ends the child without a word; the parent has the last one.
     quiet = signal.signal, (signal.SIGINT, signal.SIG_DFL)
     with ProcessPoolExecutor(1, context, *quiet) as pool:
         try:
-            return pool.submit(_play, content, sidecar, modules).result()
+            return pool.submit(work, *given).result()
         except BrokenProcessPool as error:
-            raise QuarlError(
-                "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
-                f"convert it anew. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
-            ) from error
+            raise QuarlError(crash) from error
 
 
 def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str, Any]:

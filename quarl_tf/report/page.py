@@ -16,7 +16,7 @@ from quarl_tf.report.results import Result
 
 _UNKNOWN = "\N{EN DASH}"
 
-#: Bytes of a page, above which it does without the policies that it would play.
+#: Bytes of a page, above which it does without the policies that it would play, or their film.
 LARGEST_PLAYING = 1_000_000
 
 
@@ -38,7 +38,7 @@ def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str,
         page = _environment().get_template(template)
         text = page.render(context, pictures=encoded)
         if len(text.encode()) > LARGEST_PLAYING:
-            text = page.render({**context, "play": None}, pictures=encoded)
+            text = page.render({**context, "play": None, "film": None}, pictures=encoded)
         write_text(folder / file, text)
     return folder / "index.html"
 

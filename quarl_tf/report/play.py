@@ -1,16 +1,21 @@
-"""Give a page what it takes to play fp32 and int8 side by side; `templates/play.js` does so."""
+"""Give a page what it takes to play fp32 and int8 side by side; `templates/play.js` does so.
+
+Where the page does not have the environment, it shows a film of an episode.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from quarl_tf.environments import make
 from quarl_tf.environments.airnav import AirNavVector
+from quarl_tf.evaluation import video
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export.integer import Graph
 from quarl_tf.foundation.errors import QuarlError
@@ -31,6 +36,9 @@ ENVIRONMENTS = (
 
 _SCHEMES, _STARTS = (REFERENCE, "int8"), 5
 
+#: Bytes of a film, its frames a second, and the most seconds that it takes of an episode.
+_FILM_BYTES, _FILM_RATE, _FILM_SECONDS = 400_000, 10, 20
+
 #: What the page computes; only a layer may end in a ReLU, which is 1 in the schema.
 _LAYERS = "FULLY_CONNECTED float32", "FULLY_CONNECTED int8"
 _FLOAT = "ADD", "SUB", "MUL", "MINIMUM", "MAXIMUM", "CONCATENATION", "RESHAPE", "TANH"
@@ -40,27 +48,59 @@ _FUSED = dict.fromkeys((*_OTHERS, *(f"{name} float32" for name in _FLOAT)), (0,)
 )
 
 
+def shown(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
+    """Return what a page shows at play, by the names its template has: a scene, else a film."""
+    played = scene(source, cells)
+    return {"play": played, "film": None if played else film(source, cells)}
+
+
 def scene(source: Source, cells: Sequence[CellResults]) -> dict[str, Any] | None:
     """Return what a page plays, as JSON has it: of a report's one cell the first training.
 
     There is None of several cells, of evaluations with chance, where the page does not have the
     environment or an operator, and where a file is not there.
     """
+    for pair in _pairs(source, cells):
+        with contextlib.suppress(QuarlError):
+            return _scene(source, pair)
+    return None
+
+
+def film(source: Source, cells: Sequence[CellResults]) -> dict[str, Any] | None:
+    """Return what a page shows instead: the run and, in base64, a GIF of an evaluation's start.
+
+    There is None of several cells, of evaluations with chance, where the environment draws nothing
+    or is not installed, and where a file is not there.
+    """
+    for pair in _pairs(source, cells):
+        paths = [_path(source, one) for one in pair]
+        with contextlib.suppress(QuarlError):
+            whole = video.scene([*map(Policy.load, paths)], pair[0].evaluation.seeds[0], 1)
+            start = whole._replace(max_steps=round(_FILM_SECONDS * whole.rate))
+            content = video.gif(start, _FILM_BYTES, _FILM_RATE)
+            return {"run_id": pair[1].sidecar.run_id, "gif": base64.b64encode(content).decode()}
+    return None
+
+
+def _pairs(source: Source, cells: Sequence[CellResults]) -> Iterator[list[Result]]:
+    """Yield fp32 and int8 of each training of a report's one cell, where there are both."""
     if len(cells) > 1 or source.chance != GREEDY:
-        return None
+        return
     for entries in cells[0].entries:
         found = {one.sidecar.scheme: one for one in entries if isinstance(one, Result)}
         if set(_SCHEMES) <= set(found):
-            with contextlib.suppress(QuarlError):
-                return _scene(source, [found[scheme] for scheme in _SCHEMES])
-    return None
+            yield [found[scheme] for scheme in _SCHEMES]
+
+
+def _path(source: Source, result: Result) -> Path:
+    return source.workspace.artifact(result.sidecar.run_id, result.sidecar.scheme)
 
 
 def _scene(source: Source, results: Sequence[Result]) -> dict[str, Any] | None:
     sidecars = [one.sidecar for one in results]
     if sidecars[0].env_id not in ENVIRONMENTS:
         return None
-    paths = [source.workspace.artifact(one.run_id, one.scheme) for one in sidecars]
+    paths = [_path(source, one) for one in results]
     policies = [policy(flatbuffer.read(path), Policy.load(path).sidecar) for path in paths]
     if None in policies:
         return None

@@ -21,7 +21,7 @@ from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
 from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
-from quarl_tf.report.play import scene
+from quarl_tf.report.play import shown
 from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Sidecar
@@ -130,7 +130,7 @@ def write(
         "made_by": [source.remedy] if source.remedy else made_by,
         "provenance": provenance([result for one in loaded for result in one.results]),
         "figures": pictures,
-        "play": scene(source, loaded),
+        **shown(source, loaded),
     }
     return write_pages(folder, context, {one.file: png(one.figure) for one in pictures})
 

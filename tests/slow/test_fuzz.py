@@ -6,13 +6,11 @@ Set QUARL_FUZZ to how many are tried; each follows from its number.
 import json
 import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from samples import Artifacts, Capsys, Patch
+from samples import Artifacts, Capsys, KeptPool, Patch
 
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
@@ -27,22 +25,6 @@ COMMANDS = (
     *[("evaluate", "fp32.tflite", "--episodes", "1")] * 2,
     ADOPT,
 )
-
-
-class KeptPool:
-    """The pool of one process that adoptions go on with until it breaks: starting one is slow."""
-
-    pool: Any = None
-
-    def __init__(self, *arguments: Any) -> None:
-        if KeptPool.pool is None or KeptPool.pool._broken:
-            KeptPool.pool = ProcessPoolExecutor(*arguments)
-
-    def __enter__(self) -> Any:
-        return KeptPool.pool
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def damaged(content: bytes, random: np.random.Generator) -> bytes:

@@ -1,5 +1,7 @@
 """The JavaScript of a page computes what the runtime and the environments compute."""
 
+import base64
+import io
 import json
 import re
 import shutil
@@ -12,10 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from compiled import reference_heads
+from PIL import Image
 from py_mini_racer import MiniRacer
 from samples import Patch, observed
 
 from quarl_tf.environments import airnav, make
+from quarl_tf.evaluation import video
 from quarl_tf.export.ptq import quantized
 from quarl_tf.report import page, play
 from quarl_tf.report.write import write_report
@@ -141,19 +145,27 @@ def test_it_has_environments_with_their_limits(engine: MiniRacer) -> None:
     assert list(map(tuple, limits)) == specs
 
 
+def copied(folder: Path, run_id: str) -> Workspace:
+    made = Workspace(folder)
+    made.artifact_dir(run_id).mkdir(parents=True)
+    for name in ("fp32.*", "int8.*", "random.*"):
+        for path in Workspace(ROOT).artifact_dir(run_id).glob(name):
+            shutil.copy(path, made.artifact_dir(run_id))
+    return made
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    made = Workspace(tmp_path)
-    made.artifact_dir(RUN).mkdir(parents=True)
-    for name in ("fp32.*", "int8.*", "random.*"):
-        for path in Workspace(ROOT).artifact_dir(RUN).glob(name):
-            shutil.copy(path, made.artifact_dir(RUN))
-    return made
+    return copied(tmp_path, RUN)
+
+
+def page_of(workspace: Workspace, run_id: str) -> str:
+    return write_report(workspace, [run_id], command="quarl report").read_text()
 
 
 def played(workspace: Workspace) -> Any:
     """Write a report; return what its page plays."""
-    text = write_report(workspace, [RUN], command="quarl report").read_text()
+    text = page_of(workspace, RUN)
     found = re.search(r'<script type="application/json" id="played">(.*?)</script>', text)
     assert (found is not None) == ("function policy(" in text) == (">At play<" in text)
     return found and json.loads(found[1])
@@ -183,3 +195,26 @@ def test_nothing_plays_where_a_file_is_not_there_or_the_page_is_large(
 def test_a_policy_of_other_operators_does_not_play() -> None:
     path = MODELS / "CartPole-v1/a2c/s0-e9aa79bd/fp32.tflite"
     assert play.policy(path.read_bytes(), Policy.load(path).sidecar) is None
+
+
+def test_of_another_environment_a_page_has_a_film(tmp_path: Path, monkeypatch: Patch) -> None:
+    run = "ppo-LunarLander-v3-s0"
+    workspace, shots = copied(tmp_path, run), list[video._Shot]()
+    compose = video._compose
+
+    def watched(names: Any, seen: Any, height: int) -> Image.Image:
+        shots[:] = seen
+        return compose(names, seen, height)
+
+    monkeypatch.setattr(video, "_compose", watched)
+    text = page_of(workspace, run)
+    assert len(text) < page.LARGEST_PLAYING
+    (content,) = re.findall(r'src="data:image/gif;base64,(.*?)"', text)
+    with Image.open(io.BytesIO(base64.b64decode(content))) as film:
+        assert film.n_frames > 20
+        assert film.info["duration"] == 100
+    for scheme, shot in zip(("fp32", "int8"), shots, strict=True):
+        first = Evaluation.load(evaluation_path(workspace.artifact(run, scheme))).returns[0]
+        assert shot.result == pytest.approx(first)
+    workspace.artifact(run, "int8").unlink()
+    assert "data:image/gif" not in page_of(workspace, run)

@@ -1,0 +1,121 @@
+"""Policies of Keras are adopted: files of Keras 3 and 2 in safe mode, a SavedModel if trusted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import Capsys, KeptPool, Patch, refusal
+
+from quarl_tf.cli import main
+from quarl_tf.export import adopt as adopting
+from quarl_tf.runtime.policy import Policy
+
+MINE = ("--env", "CartPole-v1", "--head", "logits", "--episodes", "1", "--name")
+
+#: Of version 2 or 3: a policy, the constants of its layers, and what is none.
+_SAVE = """
+import os, sys
+os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "1"}
+import numpy as np
+if sys.argv[1] == "2":
+    import tf_keras as keras
+else:
+    import keras
+layers = keras.layers
+
+def save(name, *others, size=4, outputs=1):
+    seen = keras.Input((size,))
+    hidden = layers.Dense(8, "tanh")(seen)
+    for layer in others:
+        hidden = layer(hidden)
+    heads = [layers.Dense(2)(hidden) for _ in range(outputs)]
+    made = keras.Model(seen, heads if outputs > 1 else heads[0])
+    made.save(name)
+    return made
+
+made = save(f"of_{sys.argv[1]}.h5", layers.Dropout(0.5))
+np.savez(f"of_{sys.argv[1]}.npz", *made.get_weights())
+if sys.argv[1] == "3":
+    made.save("of_3.keras")
+    made.export("program", verbose=False)
+    for name in ("lambda.keras", "lambda.h5"):
+        save(name, layers.Lambda(lambda x: 2 * x))
+    save("wide.keras", size=8)
+    save("several.keras", outputs=2)
+    with open("of_3.keras", "rb") as whole, open("damaged.keras", "wb") as part:
+        part.write(whole.read()[:-500])
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a folder of Keras's files; whatever is adopted from them is in one process."""
+    folder = tmp_path_factory.mktemp("keras")
+    for version in "32":
+        words = [sys.executable, "-c", _SAVE, version]
+        subprocess.run(words, cwd=folder, check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(adopting, "ProcessPoolExecutor", KeptPool)
+        yield folder
+    KeptPool.pool.shutdown()
+    KeptPool.pool = None
+
+
+@pytest.mark.parametrize(
+    ("file", "constants"),
+    [
+        ("of_3.keras", "of_3.npz"),
+        ("of_3.h5", "of_3.npz"),
+        ("of_2.h5", "of_2.npz"),
+        ("program", "of_3.npz"),
+    ],
+)
+def test_a_model_of_keras_becomes_a_run(models: Path, file: str, constants: str) -> None:
+    name = file.replace(".", "_")
+    assert main(["adopt", file, *MINE, name, "--trust", "--schemes", "int8"]) == 0
+    folder = Path("tflite_models/CartPole-v1/adopted", f"s0-{name}")
+    policy = Policy.load(folder / "fp32.tflite")
+    with np.load(models / constants) as found:
+        first, shift, last, bias = found.values()
+    for seen in np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32):
+        wanted = np.tanh(seen @ first + shift) @ last + bias
+        np.testing.assert_allclose(policy.head(seen), wanted, rtol=1e-5, atol=1e-6)
+    # The same model again is the same file.
+    assert main(["adopt", file, *MINE, name, "--trust"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "message"),
+    [
+        ("lambda.keras", 1, "`Lambda` layer"),
+        ("lambda.h5", 1, "`Lambda` layer"),
+        ("wide.keras", 1, "a function of one observation, float32 [1, 4]; "),
+        ("several.keras", 2, "one output, float32 [1, 2]. Received: input float32 [1, 4]; output"),
+        ("damaged.keras", 1, "damaged.keras does not load"),
+        ("none.h5", 1, "none.h5 does not load"),
+        ("program", 2, "give --trust if you trust it. Received: program"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_what_is_no_policy_gets_one_line(
+    capsys: Capsys, file: str, code: int, message: str
+) -> None:
+    assert message in refusal(capsys, "adopt", file, *MINE, "none", code=code)
+    assert not Path("tflite_models/CartPole-v1/adopted/s0-none").exists()
+
+
+@pytest.mark.usefixtures("models")
+def test_a_crash_of_the_conversion_is_one_line(capsys: Capsys, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(adopting, "_converted", _crash)
+    assert "TensorFlow crashed" in refusal(capsys, "adopt", "of_3.h5", *MINE, "none", code=1)
+
+
+def _crash(*_: object) -> None:
+    os.abort()
