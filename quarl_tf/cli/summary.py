@@ -43,13 +43,15 @@ def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
 
 def bench_table(found: Mapping[str, Any]) -> Table:
     """Return a table of what `bench` found."""
-    threads = list(found["artifacts"][0]["latency_us"])
+    ways = dict.fromkeys(way for one in found["artifacts"] for way in one["latency_us"])
     made = Table(title="µs of one call: median, 95 %, 99 %", title_justify="left")
     made.add_column("file")
-    for name in (*(f"threads: {one}" for one in threads), "load ms", "bytes", "arena", "process"):
+    timed = ["as C" if way == "C" else f"threads: {way}" for way in ways]
+    for name in (*timed, "load ms", "bytes", "arena", "process"):
         made.add_column(name, justify="right")
     for one in found["artifacts"]:
-        latencies = [" ".join(f"{v:.1f}" for v in us.values()) for us in one["latency_us"].values()]
+        us = [one["latency_us"].get(way, {}) for way in ways]
+        latencies = [" ".join(f"{v:.1f}" for v in of_way.values()) for of_way in us]
         sizes = [f"{one['bytes'][what]:,}" for what in ("file", "arena", "process")]
         name = f"{escape(one['run_id'])} {one['scheme']}"
         made.add_row(name, *latencies, f"{one['load_ms']:.1f}", *sizes)

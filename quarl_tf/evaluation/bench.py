@@ -1,21 +1,29 @@
 """Time flatbuffers in turns, so that whatever else the machine does meets all of them alike."""
 
 import os
+import shutil
+import subprocess
+import tempfile
 import time
 import timeit
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quarl_tf.evaluation import memory
+from quarl_tf.export import c_source
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime.policy import Policy, percentiles, time_calls
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.workspace import sidecar_path
 
 _TURNS = 5
 
@@ -23,30 +31,37 @@ _TURNS = 5
 _REST_LOAD, _REST_SPREAD = 0.25, 1.1
 _LOOP = "sum(range(20_000))"
 
+_TIMER = Path(c_source.__file__).with_name("c") / "timer.c"
+
 
 def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, Any]:
-    """Time so many `Policy.act` calls of each flatbuffer, by one thread and by all.
+    """Time so many `Policy.act` calls of each flatbuffer, by one thread and by all, and its C.
 
-    Returned, ready for JSON, are the "artifacts", each with its "latency_us" by threads, "load_ms"
-    with its bytes in the page cache and "bytes" as `memory.measure` has them; and how quiet the
-    machine was: the "load_average" of a core in the minute before, the "spread" of a fixed loop's
-    durations (95th percentile over median), and "at_rest". Observations are random numbers. A
-    QuarlError says that a file is missing, damaged or not what its sidecar says.
+    Returned, ready for JSON, are the "artifacts", each with its "latency_us" by threads, and as "C"
+    where it can be written so and `cc` compiles, of `policy_head`; "load_ms" with its bytes in the
+    page cache and "bytes" as `memory.measure` has them; and how quiet the machine was: the
+    "load_average" of a core in the minute before, the "spread" of a fixed loop's durations (95th
+    percentile over median), and "at_rest". Observations are random numbers. A QuarlError says that
+    a file is missing, damaged or not what its sidecar says.
     """
     sidecars = {path: Policy.load(path).sidecar for path in artifacts}
-    cores, random = len(os.sched_getaffinity(0)), np.random.default_rng(0)
+    cores = len(os.sched_getaffinity(0))
     load_average = os.getloadavg()[0] / cores
-    loops, loads, timed = [], defaultdict(list), defaultdict(list)
-    turns = list(product(range(_TURNS), sidecars, sorted({1, cores})))
-    for done, (_, path, threads) in enumerate(turns):
-        update(done, len(turns))
-        loops += timeit.repeat(_LOOP, number=1, repeat=50)
-        start = time.perf_counter()
-        policy = Policy.load(path, threads)
-        loads[path].append(1000 * (time.perf_counter() - start))
-        shape, dtype = (100, *policy.sidecar.observation_shape), policy.sidecar.observation_dtype
-        seen = list(random.integers(0, 256, shape).astype(dtype))
-        timed[path, threads].append(time_calls(policy, seen, -(-calls // _TURNS)))
+    loops, loads, timed = [], defaultdict(list), defaultdict[Path, dict[str, Any]](dict)
+    with tempfile.TemporaryDirectory() as folder:
+        programs = {
+            path: _program(path, sidecar, Path(tempfile.mkdtemp(dir=folder)))
+            for path, sidecar in sidecars.items()
+        }
+        turns = list(product(range(_TURNS), sidecars, sorted({1, cores})))
+        for done, (_, path, threads) in enumerate(turns):
+            update(done, len(turns))
+            loops += timeit.repeat(_LOOP, number=1, repeat=50)
+            start = time.perf_counter()
+            policy = Policy.load(path, threads)
+            loads[path].append(1000 * (time.perf_counter() - start))
+            for name, found in _turn(policy, threads, programs[path], -(-calls // _TURNS)):
+                timed[path].setdefault(name, []).append(found)
     spread = percentiles(loops)["p95"] / median(loops)
     return {
         "artifacts": [
@@ -57,8 +72,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
                 "sha256": sidecar.sha256,
                 "load_ms": median(loads[path]),
                 "latency_us": {
-                    str(threads): percentiles(np.concatenate(timed[path, threads]))
-                    for threads in sorted({1, cores})
+                    name: percentiles(np.concatenate(found)) for name, found in timed[path].items()
                 },
                 "bytes": memory.measure(path),
             }
@@ -71,3 +85,32 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
         "processor": provenance.processor(),
         "versions": provenance.package_versions(),
     }
+
+
+def _turn(
+    policy: Policy, threads: int, program: Path | None, calls: int
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield the microseconds of calls by what makes them: so many threads and, after one, the C."""
+    shape, dtype = policy.sidecar.observation_shape, policy.sidecar.observation_dtype
+    seen = np.random.default_rng(0).integers(0, 256, (100, *shape)).astype(dtype)
+    yield f"{threads}", time_calls(policy, list(seen), calls)
+    if threads == 1 and program is not None:
+        given = seen[np.arange(calls) % len(seen)].tobytes()
+        told = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True).stdout
+        yield "C", np.array(told.split(), np.float64) / 1000
+
+
+def _program(artifact: Path, sidecar: Sidecar, folder: Path) -> Path | None:
+    """Compile what times a flatbuffer as C; None where that cannot be."""
+    for path in (artifact, sidecar_path(artifact)):
+        shutil.copy(path, folder)
+    copy, program = folder / artifact.name, folder / "program"
+    try:
+        c_source.write(copy)
+    except UsageError:
+        return None
+    kind = "uint8_t" if sidecar.observation_dtype == "uint8" else "float"
+    words = ["cc", "-O2", f"-DTYPE={kind}", "-include", copy.with_suffix(".h"), _TIMER]
+    words += [copy.with_suffix(".c"), "-lm", "-o", program]
+    compiled = shutil.which("cc") and subprocess.run(words, capture_output=True, check=False)
+    return program if compiled and compiled.returncode == 0 else None

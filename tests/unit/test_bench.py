@@ -12,6 +12,7 @@ from quarl_tf.evaluation import bench as benches
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 
+ROOT = Path(__file__).parents[2]
 CART_POLE = POLICIES / "CartPole-v1/dqn/s0/int8.tflite"
 CAR = POLICIES / "MountainCarContinuous-v0/ddpg/s0/int8.tflite"
 
@@ -27,7 +28,7 @@ def test_files_are_timed_by_all_threads(tmp_path: Path, capsys: Capsys, monkeypa
     target = tmp_path / "new/bench.json"
     assert main(["bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target)]) == 0
     told = capsys.readouterr().out
-    assert all(text in told for text in ("threads: 1", "threads: 2", str(target)))
+    assert all(text in told for text in ("threads: 1", "threads: 2", "as C", str(target)))
     found = json.loads(target.read_text())
     assert found["calls"] == 20
     assert found["spread"] >= 1
@@ -37,7 +38,7 @@ def test_files_are_timed_by_all_threads(tmp_path: Path, capsys: Capsys, monkeypa
         assert one["sha256"] == sha256(path)
         assert one["load_ms"] > 0
         assert one["bytes"]["file"] == path.stat().st_size
-        assert set(one["latency_us"]) == {"1", "2"}
+        assert set(one["latency_us"]) == {"1", "2", "C"}
         for latency in one["latency_us"].values():
             assert 0 < latency["median"] <= latency["p95"] <= latency["p99"]
 
@@ -46,14 +47,23 @@ def test_files_take_turns(monkeypatch: Patch) -> None:
     order, load = [], benches.Policy.load
 
     def recorded(path: Path, threads: int = 1) -> benches.Policy:
-        order.append(path)
+        order.extend({path} & {CART_POLE, CAR})
         return load(path, threads)
 
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(benches.Policy, "load", recorded)
     found = benches.bench([CART_POLE, CAR], 5, lambda *_: None)
     assert order == [CART_POLE, CAR] * 6
-    assert [list(one["latency_us"]) for one in found["artifacts"]] == [["1"], ["1"]]
+    assert [list(one["latency_us"]) for one in found["artifacts"]] == [["1", "C"]] * 2
+
+
+def test_what_c_does_not_hold_or_nothing_compiles_is_timed_without(monkeypatch: Patch) -> None:
+    reference = ROOT / "tflite_models/CartPole-v1/dqn/s0/fp32.tflite"
+    found = benches.bench([reference, CART_POLE], 5, lambda *_: None)
+    assert ["C" in one["latency_us"] for one in found["artifacts"]] == [False, True]
+    monkeypatch.setattr(benches.shutil, "which", lambda _: None)
+    (alone,) = benches.bench([CART_POLE], 5, lambda *_: None)["artifacts"]
+    assert "C" not in alone["latency_us"]
 
 
 @pytest.mark.parametrize(("load", "slow", "at_rest"), [(0, 1, True), (2, 1, False), (0, 3, False)])
