@@ -23,6 +23,8 @@ COMMANDS = (
     *[("inspect", "fp32.tflite"), ("quantize", "fp32.tflite", "--scheme", "ptq_w4")] * 2,
     *[("quantize", "fp32.tflite", "--scheme", "int8")],
     *[("evaluate", "fp32.tflite", "--episodes", "1")] * 2,
+    ("inspect", "int8.tflite", "--board", "nano33ble"),
+    ("export", "int8.tflite", "--target", "c"),
     ADOPT,
 )
 
@@ -54,29 +56,30 @@ def test_damage_is_one_line_and_never_accepted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(adopting, "ProcessPoolExecutor", KeptPool)
-    content = artifacts["balancer"].read_bytes()
-    sidecar = artifacts["balancer"].with_suffix(".json").read_bytes()
+    whole = {"foreign": artifacts["balancer"], "fp32": artifacts["balancer"]}
+    whole["int8"] = artifacts["int8"]
     said = {"env_id": "CartPole-v1", "head": "logits"}
     hashed = said | {"sha256": sha256(artifacts["balancer"])}
     for trial in range(TRIALS):
         random = np.random.default_rng(trial)
         command = COMMANDS[trial % len(COMMANDS)]
-        about = said if random.integers(2) else hashed
+        file, about = Path(command[1]), said if random.integers(2) else hashed
+        content = whole[file.stem].read_bytes()
+        sidecar = whole[file.stem].with_suffix(".json").read_bytes()
         beside = json.dumps(about).encode() if command[0] == "adopt" else sidecar
         first, second = content, beside
         if which := random.integers(3):
             first = damaged(content, random)
         if which != 1:
             second = damaged(beside, random)
-        file = Path(command[1])
         file.write_bytes(first)
         file.with_suffix(".json").write_bytes(second)
         code = main(command)
         said_wrong = capsys.readouterr().err
         where = f"trial {trial}: {command}"
-        assert code in (0, 1, 2), where
+        assert code in (0, 1, 2, 3), where
         assert said_wrong.count("\n") == (code > 0), f"{where}: {said_wrong}"
-        if code == 0 and command[0] in ("quantize", "evaluate"):
+        if code == 0 and command[0] in ("quantize", "evaluate", "export"):
             assert first == content, where
             assert json.loads(second) == json.loads(sidecar), where
         if code == 0 and command[0] == "adopt":

@@ -24,9 +24,16 @@ FLAGS = [
     "--remote-debugging-pipe",
 ]
 FLAWS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-DRAW_ALL = """for (const [id, state] of Object.entries(%s)) {
-  const canvas = document.querySelector("canvas");
-  TASKS[id].draw(penOn(canvas, TASKS[id].view), state, [1]);
+#: In copies of an arena, which the page does not draw in by itself.
+DRAW_ALL = """const old = document.getElementById("play"), root = old.cloneNode(true);
+old.replaceWith(root);
+const place = root.querySelector(".arenas"), arena = place.firstElementChild;
+place.replaceChildren();
+for (const [id, state] of Object.entries(%s)) {
+  const one = place.appendChild(arena.cloneNode(true)), { view } = TASKS[id];
+  one.style.setProperty("--shape", (view[1] - view[0]) / (view[3] - view[2]));
+  one.querySelector("small").textContent = id;
+  TASKS[id].draw(penOn(one.querySelector("canvas"), view), state, [1]);
 }"""
 #: What the page shows once this holds.
 UNTIL = """new Promise((resolve) => {
@@ -154,8 +161,20 @@ def test_both_policies_play(browser: Browser, run_id: str, tmp_path: Path) -> No
     assert browser.events(*FLAWS) == []
 
 
+def test_a_film_stands_where_the_page_lacks_the_environment(
+    browser: Browser, tmp_path: Path
+) -> None:
+    page = page_of("ppo-LunarLander-v3-s0", tmp_path)
+    for look, width in (("narrow", 390), ("wide", 1280)):
+        browser.show(page, width, "light")
+        assert browser.run('document.querySelector("#play img").naturalWidth') > 300
+        browser.shoot(SHOTS / f"film-{look}.png")
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.events(*FLAWS) == []
+
+
 def test_every_environment_is_drawn(browser: Browser, tmp_path: Path) -> None:
     browser.show(page_of("ppo-Acrobot-v1-s0", tmp_path), 1280, "light")
     browser.run(DRAW_ALL % json.dumps({name: play.start(name, 0) for name in play.ENVIRONMENTS}))
-    browser.shoot(SHOTS / "pendulum.png")
+    browser.shoot(SHOTS / "all.png")
     assert browser.events(*FLAWS) == []

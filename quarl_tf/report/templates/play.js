@@ -180,18 +180,19 @@ const acrobot = {
 };
 
 const pendulum = {
-  limit: 200, rate: 20, view: [-2, 2, -1.3, 1.3],
+  limit: 200, rate: 20, view: [-2, 2, -1.45, 1.3],
   observe: ([angle, spin]) => [Math.cos(angle), Math.sin(angle), spin],
   step([angle, spin], [torque]) {
     const reward = -(wrapped(angle) ** 2 + 0.1 * spin * spin + 0.001 * torque * torque);
     const next = clip(spin + (15 * Math.sin(angle) + 3 * torque) * 0.05, -8, 8);
     return [[angle + 0.05 * next, next], reward, false];
   },
+  // Angles grow to the left, as there.
   draw(pen, [angle], action) {
     pen.line([[0, 1.05], [0, 1.2]], "good", 4);
-    pen.line([[0, 0], [Math.sin(angle), Math.cos(angle)]], "link", 16);
+    pen.line([[0, 0], [-Math.sin(angle), Math.cos(angle)]], "link", 16);
     pen.disc([0, 0], 0.06, "ink");
-    if (action) pen.arrow([0, -1.2], 0.4 * action[0]);
+    if (action) pen.arrow([0, -1.25], -0.4 * action[0]);
   },
 };
 
@@ -335,7 +336,8 @@ function play(root, data) {
   const find = (name) => root.querySelector(name);
   const acts = data.policies.map(policy), arenas = [...root.querySelectorAll(".arena")];
   const number = (value) =>
-    value.toLocaleString("en", { maximumFractionDigits: 1 }).replace("-", "\u2212");
+    value.toLocaleString("en", { maximumFractionDigits: 1, signDisplay: "negative" })
+      .replace("-", "\u2212");
   let start = 0, running = false, due = 0, agreed, games;
 
   function show() {
