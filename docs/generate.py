@@ -227,6 +227,7 @@ def results_index() -> str:
         "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
         "* [Options of quantisation-aware training](options.md)\n"
         "* [Flying among obstacles](airnav.md) and [under a memory limit](deployment.md)\n"
+        "* [Policies of Stable-Baselines3](sb3.md)\n"
         "* [Training in half the bits](half-the-bits.md)\n"
         "* [Size, speed and weights](trade-offs.md)\n"
         "* [The papers' table, and where it misleads](papers.md)\n* [Benchmarks](benchmarks.md)\n"
@@ -265,6 +266,25 @@ def int8() -> str:
         + "\n## Cells\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
     )
+
+
+def adopted() -> str:
+    """Return what schemes cost the policies of Stable-Baselines3."""
+    rows = [
+        [
+            f"{row['env_id']}, `{row['scheme']}`",
+            f"{row['episodes']:,}",
+            f"{number_text(row['return_mean'])} "
+            f"[{number_text(row['return_low'])}, {number_text(row['return_high'])}]",
+            DASH if row["scheme"] == "fp32" else percent(row["reward_error_percent"]),
+            row["verdict"],
+            size(row["size_bytes"]) if row["native"] else "simulated",
+            number_text(row["latency_median_us"]) if row["native"] else "",
+        ]
+        for row in json.loads((REPORTS / "sb3/results.json").read_text())["pooled"]
+    ]
+    header = ["policy", "episodes", "return, 95 % interval", "error", "verdict", "size", "µs"]
+    return "## What it costs\n\n" + table(header, rows, 2)
 
 
 def papers() -> str:
@@ -808,15 +828,20 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
     )
     evaluation = native.evaluation()
     protocol = json.dumps(vars(evaluation.protocol)) if evaluation else DASH
+    origin = [["algorithm", "adopted, as [others trained it](../results/sb3.md)"]]
+    if not native.run.adopted:
+        origin = [
+            ["algorithm", f"[{algo}](../algorithms/{algo}.md)"],
+            ["environment steps", f"{sidecar.preset['steps']:,}"],
+            ["network", sidecar.preset["network"]],
+            ["training", f"`{native.run.command('run')}`"],
+        ]
     facts = [
         ["task", env_id],
-        ["algorithm", f"[{algo}](../algorithms/{algo}.md)"],
+        *origin,
         ["observation", f"{sidecar.observation_shape} {sidecar.observation_dtype}"],
         ["action", f"{actions}; head: {sidecar.head}"],
-        ["environment steps", f"{sidecar.preset['steps']:,}"],
-        ["network", sidecar.preset["network"]],
         ["protocol", f"`{protocol}`"],
-        ["training", f"`{native.run.command('run')}`"],
         ["licence", "Apache-2.0"],
     ]
     header = ["scheme", "verdict", "run", "sha256", "return", "error", "size", "µs"]
@@ -933,6 +958,7 @@ for name in STUDIES:
     write(f"results/{name}.md", result(name))
 write("results/index.md", results_index())
 write("results/int8.md", int8())
+write("results/sb3.md", adopted(), after=True)
 write("results/papers.md", papers())
 write("results/benchmarks.md", benchmarks())
 write("results/deployment.md", deployment())

@@ -1,7 +1,10 @@
-"""A policy of Stable-Baselines3, trained and converted in an environment of its own, is adopted."""
+"""Policies of Stable-Baselines3, trained and converted where that is installed, are adopted."""
 
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,9 @@ import pytest
 
 from quarl_tf.cli import main
 
-EXAMPLE = Path(__file__).parents[2] / "examples/from_sb3.py"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/from_sb3.py"
+PAGE = (ROOT / "docs/results/sb3.md").read_text()
 
 _TRAIN = """
 import gymnasium
@@ -32,8 +37,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
         return given
     folder = tmp_path_factory.mktemp("sb3")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    for packages in (["torch==2.13.0"], ["stable-baselines3==2.9.2", "litert-torch==0.10"]):
-        subprocess.run([folder / "bin/pip", "install", "--quiet", *packages], check=True)
+    (packages,) = re.findall("^pip install (.+)$", PAGE, re.MULTILINE)
+    for names in ("torch==2.13.0", packages):
+        subprocess.run([folder / "bin/pip", "install", "--quiet", *names.split()], check=True)
     return str(folder / "bin/python")
 
 
@@ -54,3 +60,23 @@ def test_policies_of_stable_baselines3_are_adopted(
             Path(f"tflite_models/{env_id}/adopted/s0-{name}/int8.json").read_text()
         )
         assert sidecar["head"] == {"ppo": "logits", "sac": "action"}[name]
+
+
+def test_the_commands_of_the_docs_stand(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (EXAMPLE, ROOT / "examples/train_sb3.py"):
+        shutil.copy(path, tmp_path)
+    lines = re.findall(r"^(?:python|quarl) .+$", PAGE, re.MULTILINE)
+    assert len(lines) == 10
+    for program, verb, *words in map(shlex.split, lines):
+        if program == "python":
+            # Trained for less.
+            few = [re.sub(r"^\d+$", "300", word) for word in words]
+            subprocess.run([python, verb, *few], check=True)
+        else:
+            few = ["--episodes", "2"] if verb in ("adopt", "evaluate") else []
+            # int8 of a policy that has learned nothing may miss its gate.
+            assert main([verb, *words, *few]) in (0, 3)
+    assert Path("reports/sb3/report.md").exists()
