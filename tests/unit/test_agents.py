@@ -218,7 +218,7 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
     estimates = critic([seen, actions]).numpy().ravel()
     climbed = critic([seen, agent.network(seen)]).numpy().mean()
     before = [values_of(model) for model in (agent.targets[0], target_critic)]
-    loss = learner.step(batch)
+    loss = learner.step(batch, agent._held)
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
     assert critic([seen, agent.network(seen)]).numpy().mean() > climbed + 1e-5
     # Targets take over a quarter of what has been learned.
