@@ -169,7 +169,7 @@ def _add_verb(
         # The example stays on one line, to be copied.
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    added.set_defaults(verb=name)
+    added.set_defaults(verb=added.prog.removeprefix("quarl "))
     for add in options:
         add(added)
     return added
@@ -185,8 +185,7 @@ def _add_checkpoint(verbs: Any) -> None:
         _file_option("file", "FILE", "what to write, .npz, 20 MB at most: no replay"),
     )
     help_ = "save the newest checkpoint; `quarl train … --from FILE` goes on"
-    added = _add_verb(actions, "save", help_, example, (*options, _ROOT))
-    added.set_defaults(verb="checkpoint save")
+    _add_verb(actions, "save", help_, example, (*options, _ROOT))
 
 
 def _add_study(verbs: Any) -> None:
@@ -211,8 +210,7 @@ def _add_study(verbs: Any) -> None:
         ("report", "write tables and figures, and what is missing", (_MARGIN,)),
     ):
         example = f"study {name} studies/qat.yaml"
-        added = _add_verb(actions, name, help_, example, (file, _ROOT, *options))
-        added.set_defaults(verb=f"study {name}")
+        _add_verb(actions, name, help_, example, (file, _ROOT, *options))
 
 
 def _shard(text: str) -> tuple[int, int]:
