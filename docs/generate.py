@@ -279,12 +279,11 @@ def adopted() -> str:
             DASH if row["scheme"] == "fp32" else percent(row["reward_error_percent"]),
             row["verdict"],
             size(row["size_bytes"]) if row["native"] else "simulated",
-            number_text(row["latency_median_us"]) if row["native"] else "",
         ]
         for row in json.loads((REPORTS / "sb3/results.json").read_text())["pooled"]
     ]
-    header = ["policy", "episodes", "return, 95 % interval", "error", "verdict", "size", "µs"]
-    return "## What it costs\n\n" + table(header, rows, 2)
+    header = ["policy", "episodes", "return, 95 % interval", "error", "verdict", "size"]
+    return "## What it costs\n\n" + table(header, rows, 1)
 
 
 def papers() -> str:
