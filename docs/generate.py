@@ -451,7 +451,7 @@ _FLIGHTS = (
         "float32, on a board of 1 GB.",
     ),
 )
-_FLOWN = ("fp32", "int8", "int8_stock")
+_FLOWN = ("fp32", "int8", "int8_stock", "qat_int8")
 
 
 def deployment() -> str:
