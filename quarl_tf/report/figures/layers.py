@@ -20,8 +20,8 @@ HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
 
 #: Columns of `quarl blame` by what is written below their panel, with their factors.
 _SHOWN = {
-    "share of the head's error, %": ("share", 100),
-    "outputs at the ends of the grid, %": ("saturated", 100),
+    "share of the error, %": ("share", 100),
+    "at the grid's ends, %": ("saturated", 100),
     "codes used, of 256": ("codes", 1),
 }
 
