@@ -497,7 +497,7 @@ def flights(pooled: Sequence[dict[str, Any]]) -> str:
     header = ["policy", "QuaRL fp32", "int8", "trainings here", *_FLOWN]
     return (
         "\n## Success\n\n"
-        + table(header, success, 6)
+        + table(header, success, 7)
         + "`int8_stock` is TensorFlow's converter as it comes. "
         + (f"Missing: {'; '.join(missing)}. " if missing else "")
         + "`quarl study run studies/airnav.yaml` flies them.\n\n## Size and speed\n\n"
