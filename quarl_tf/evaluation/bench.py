@@ -110,14 +110,7 @@ def _program(artifact: Path, sidecar: Sidecar, folder: Path) -> Path | None:
     except UsageError:
         return None
     kind = "uint8_t" if sidecar.observation_dtype == "uint8" else "float"
-    words: list[str | Path] = [
-        "cc",
-        "-O2",
-        f"-DTYPE={kind}",
-        "-include",
-        copy.with_suffix(".h"),
-        _TIMER,
-    ]
-    words += [copy.with_suffix(".c"), "-lm", "-o", program]
+    words: list[str | Path] = ["cc", "-O2", f"-DTYPE={kind}", "-include", copy.with_suffix(".h")]
+    words += [_TIMER, copy.with_suffix(".c"), "-lm", "-o", program]
     compiled = shutil.which("cc") and subprocess.run(words, capture_output=True, check=False)
     return program if compiled and compiled.returncode == 0 else None
