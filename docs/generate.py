@@ -635,24 +635,27 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
     full, half = found.values()
     if not (seeds := sorted(full.keys() & half.keys())):
         return f"Missing: trainings in both precisions; {command} makes them.\n"
-    rows, compared = [], []
+    rows, compared, ratios = [], [], []
     for seed in seeds:
         pair = [folders[seed] for folders in (full, half)]
         compared.append(compare(*(Evaluation.load(one / "fp32.eval.json") for one in pair), None))
-        curves = [pandas.read_csv(one / "progress.csv") for one in pair]
-        minutes = [number_text(curve["seconds"].max() / 60) for curve in curves]
+        solved = [_solved(pandas.read_csv(one / "progress.csv")) for one in pair]
+        ratios.append(solved[1][1] / solved[0][1])
+        steps = [number_text(steps / 1e6) for steps, _ in solved]
+        minutes = [number_text(seconds / 60) for _, seconds in solved]
         means = map(number_text, (compared[-1].reference_mean, compared[-1].returns.mean))
-        rows.append([seed, *means, *minutes, *map(_minutes_to_goal, curves), compared[-1].verdict])
+        rows.append([seed, *steps, *minutes, *means, compared[-1].verdict])
     together = pool(compared)
     _draw("half-the-bits", _both_precisions(found, seeds))
-    header = ["seed", "return, float32", "bfloat16", "minutes, float32", "bfloat16"]
-    header += [f"minutes to {_GOAL}, float32", "bfloat16", "verdict"]
+    header = [f"{what}, {one}" for what in _CONVERGENCE for one in _PRECISIONS]
     return (
-        f"PPO on Pong, all else equal, each policy over {compared[0].episodes} games ({command}); "
-        f"minutes to {_GOAL} are until episodes in training returned so much on average.\n\n"
-        + table(header, rows)
-        + f"bfloat16 less float32 over {len(seeds)} trainings: "
-        f"{number_text(together.difference.mean)} {limits(together.difference)}, "
+        f"PPO on Pong, all else equal, until a mean greedy return of {_GOAL} on selection seeds, "
+        "each training on a core of its own; the return is of "
+        f"{compared[0].episodes} other games ({command}).\n\n"
+        + table(["seed", *header, "verdict"], rows)
+        + f"bfloat16 takes {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
+        f"{max(ratios):.2f}) times float32's minutes. Its return less float32's over {len(seeds)} "
+        f"trainings: {number_text(together.difference.mean)} {limits(together.difference)}, "
         f"{together.verdict}.\n\n"
         "![Returns in training against steps and minutes](half-the-bits.svg)\n"
     )
@@ -661,10 +664,13 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
 #: Pong is won by 21 points.
 _GOAL = 18
 
+_CONVERGENCE = ("million steps", "minutes", "return")
 
-def _minutes_to_goal(curve: pandas.DataFrame) -> str:
-    seconds = curve.loc[curve["episode_return"] >= _GOAL, "seconds"]
-    return number_text(seconds.min() / 60) if len(seconds) else DASH
+
+def _solved(curve: pandas.DataFrame) -> tuple[float, float]:
+    """Return the step and the seconds of the first greedy return of the goal; nan for none."""
+    solved = curve[curve["greedy_return"] >= _GOAL]
+    return solved["step"].min(), solved["seconds"].min()
 
 
 def _both_precisions(found: dict[str, dict[int, Path]], seeds: Sequence[int]) -> plt.Figure:

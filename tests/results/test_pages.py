@@ -89,11 +89,12 @@ def test_trainings_in_both_precisions_are_compared(
         returns = [20.0 - number - i % 2 for i in range(40)]
         played = {"env_id": "PongNoFrameskip-v4", "seeds": list(range(40)), "returns": returns}
         replace(EVALUATION, lengths=[9] * 40, **played).save(folder / "fp32.eval.json")
-        lines = ["step,seconds,episode_return", f"10,{60 - 30 * number},18.5", "20,120,19"]
+        lines = ["step,seconds,episode_return,greedy_return"]
+        lines += ["1000000,30,5,17", f"2000000,{120 - 60 * number},17,18", "3000000,180,19,19"]
         (folder / "progress.csv").write_text("\n".join(lines))
     text = generate.convergence(runs)
-    assert row(text, "0") == ["0", "19.5", "18.5", "2.00", "2.00", "1.00", "0.50", "loss"]
-    assert "bfloat16 less float32 over 1 trainings: " in text
+    assert row(text, "0") == ["0", "2.00", "2.00", "2.00", "1.00", "19.5", "18.5", "loss"]
+    assert "bfloat16 takes 0.50 (0.50 to 0.50) times float32's minutes." in text
     assert "1.00 [all equal], loss." in text
     assert generate.convergence(runs[:1]).startswith("Missing: trainings in both precisions")
 
