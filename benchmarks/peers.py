@@ -1,8 +1,11 @@
-"""Measure how fast Stable-Baselines3 or SBX trains: the peers' side of `training_throughput.py`.
+"""Measure how fast Stable-Baselines3 or SBX trains, or how soon it solves a task.
 
-Runs in the environment that `make peers` makes, in a fresh process for every measurement: a request
-as JSON is the one argument, the last line printed is the result as JSON. Our own preset is
-translated here, so that no hyper-parameter can differ by an oversight. What does differ:
+The peers' side of `training_throughput.py` and of `time_to_solve.py`. Runs in the environment that
+`make peers` makes, in a fresh process for every measurement: a request as JSON is the one argument,
+the last line printed is the result as JSON.
+
+For `training_throughput.py` our own preset is translated here, so that no hyper-parameter can
+differ by an oversight. What does differ:
 
 * Neither normalises observations; SBX's DQN and DDPG clip no gradients, nor does SB3's DDPG.
 * RMSprop's epsilon in A2C stands beside its root (SB3), ours under it.
@@ -14,7 +17,7 @@ translated here, so that no hyper-parameter can differ by an oversight. What doe
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, metadata
 from typing import Any
 
@@ -94,26 +97,39 @@ def rate(stamps: Sequence[tuple[int, float]], warm_up: int) -> float:
     return (last[0] - first[0]) / (last[1] - first[1])
 
 
-def environment(request: Mapping[str, Any]) -> Any:
+def environment(env_id: str, num_envs: int, seed: int, *, processes: bool = False) -> Any:
     """Make the vector environment as rl-zoo makes it."""
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
-    num_envs, seed = request["preset"]["num_envs"], request["seed"]
-    if request["preset"]["network"] != "nature":
-        return make_vec_env(request["env_id"], num_envs, seed)
-    kind = SubprocVecEnv if request["processes"] else DummyVecEnv
+    if not _is_game(env_id):
+        return make_vec_env(env_id, num_envs, seed)
+    kind = SubprocVecEnv if processes else DummyVecEnv
     # Gymnasium imports the module before the colon, which registers the games, in every process.
-    games = make_atari_env(f"ale_py:{request['env_id']}", num_envs, seed, vec_env_cls=kind)
+    games = make_atari_env(f"ale_py:{env_id}", num_envs, seed, vec_env_cls=kind)
     return VecFrameStack(games, 4)
+
+
+def _is_game(env_id: str) -> bool:
+    return "NoFrameskip" in env_id
+
+
+def _noise(envs: Any, deviation: float) -> Any:
+    import numpy as np
+    from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
+
+    zeros = np.zeros(envs.action_space.shape)
+    return OrnsteinUhlenbeckActionNoise(zeros, deviation + zeros)
+
+
+def _algorithm(library: str, algo: str) -> Any:
+    return getattr(import_module(_PACKAGES[library]), algo.upper())
 
 
 def measure(request: Mapping[str, Any]) -> float:
     """Train and return environment steps per second."""
-    import numpy as np
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
     class Stamps(BaseCallback):  # type: ignore[misc]
         """Reads the clock between acting and learning: both are then whole in what is counted."""
@@ -129,25 +145,79 @@ def measure(request: Mapping[str, Any]) -> float:
             return True
 
     torch.set_num_threads(request["threads"])
-    envs = environment(request)
-    given = arguments(request["library"], request["algo"], request["preset"])
+    preset, seed = request["preset"], request["seed"]
+    envs = environment(request["env_id"], preset["num_envs"], seed, processes=request["processes"])
+    given = arguments(request["library"], request["algo"], preset)
     if request["algo"] == "ddpg":
-        size = envs.action_space.shape
-        deviation = request["preset"]["noise"] * np.ones(size)
-        given["action_noise"] = OrnsteinUhlenbeckActionNoise(np.zeros(size), deviation)
-    algorithm = getattr(import_module(_PACKAGES[request["library"]]), request["algo"].upper())
-    model = algorithm(env=envs, seed=request["seed"], device="cpu", **given)
+        given["action_noise"] = _noise(envs, preset["noise"])
+    algorithm = _algorithm(request["library"], request["algo"])
+    model = algorithm(env=envs, seed=seed, device="cpu", **given)
     clock = Stamps()
     model.learn(request["warm_up"] + request["steps"], callback=clock)
     envs.close()
     return rate(clock.stamps, request["warm_up"])
 
 
+def zoo_arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an algorithm's arguments of an entry of the zoo: `lin_x` falls from x to 0."""
+    return {
+        name: _falling(float(value[4:])) if str(value).startswith("lin_") else value
+        for name, value in entry.items()
+        if name not in ("n_envs", "n_timesteps", "noise")
+    }
+
+
+def _falling(first: float) -> Callable[[float], float]:
+    return lambda remaining: remaining * first
+
+
+def solve(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Train until greedy episodes return the goal; seconds count from when the request was made."""
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    env_id, seed, zoo = request["env_id"], request["seed"], request["zoo"]
+    # Selection seeds are far from those of the training and of the confirmation.
+    looks = environment(env_id, min(request["look"], 8), 10_000 + seed)
+
+    class Until(BaseCallback):  # type: ignore[misc]
+        """Looks every so many steps, and ends the training at the goal."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.due, self.seconds, self.steps = request["every"], None, None
+
+        def _on_step(self) -> bool:
+            if self.num_timesteps < self.due:
+                return True
+            self.due += request["every"]
+            reached, _ = evaluate_policy(self.model, looks, request["look"])
+            if reached < request["goal"]:
+                return True
+            self.seconds, self.steps = time.time() - request["started"], self.num_timesteps
+            return False
+
+    envs = environment(env_id, zoo["n_envs"], seed)
+    given = zoo_arguments(zoo)
+    if "noise" in zoo:
+        given["action_noise"] = _noise(envs, zoo["noise"])
+    policy = "CnnPolicy" if _is_game(env_id) else "MlpPolicy"
+    algorithm = _algorithm(request["library"], request["algo"])
+    model = algorithm(policy, envs, seed=seed, device="cpu", **given)
+    until = Until()
+    model.learn(zoo["n_timesteps"], callback=until)
+    others = environment(env_id, 8, 20_000 + seed)
+    confirmed, _ = evaluate_policy(model, others, request["confirmed"])
+    for each in (envs, looks, others):
+        each.close()
+    return {"seconds": until.seconds, "steps": until.steps, "confirmed": float(confirmed)}
+
+
 def main() -> None:
     """Answer one request."""
-    speed = measure(json.loads(sys.argv[1]))
-    versions = {name: metadata.version(name) for name in _VERSIONS}
-    print(json.dumps({"steps_per_second": speed, "versions": versions}))
+    request = json.loads(sys.argv[1])
+    found = solve(request) if "goal" in request else {"steps_per_second": measure(request)}
+    print(json.dumps(found | {"versions": {name: metadata.version(name) for name in _VERSIONS}}))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import read_json, write_json, write_text
 
 #: Made by `make peers`.
-_PEERS_VENV = Path(__file__).parents[1] / ".venv-peers"
+PEERS_VENV = Path(__file__).parents[1] / ".venv-peers"
 
 PEERS = ("sb3", "sbx")
 
@@ -69,7 +69,7 @@ def peer(
         "processes": setting["processes"],
     }
     command = [
-        str(_PEERS_VENV / "bin/python"),
+        str(PEERS_VENV / "bin/python"),
         str(Path(__file__).with_name("peers.py")),
         json.dumps(request),
     ]
@@ -196,7 +196,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
+def listed(known: Sequence[str]) -> Callable[[str], list[str]]:
     """Return a parser of names separated by commas."""
 
     def names(text: str) -> list[str]:
@@ -212,8 +212,8 @@ def _listed(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def _parser(workloads: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--workloads", type=_listed([*workloads]), default=[*workloads])
-    parser.add_argument("--peers", type=_listed(PEERS), default=[*PEERS])
+    parser.add_argument("--workloads", type=listed([*workloads]), default=[*workloads])
+    parser.add_argument("--peers", type=listed(PEERS), default=[*PEERS])
     parser.add_argument("--repetitions", type=int, help="5, and 3 on Atari, unless given")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the steps to measure")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), help="of our convolutions")
@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"one repetition at least. Received: --repetitions {args.repetitions}")
     if not 0 < args.scale <= 1:
         parser.error(f"the scale is above 0 and at most 1. Received: --scale {args.scale}")
-    peers = args.peers if (_PEERS_VENV / "installed").exists() else []
+    peers = args.peers if (PEERS_VENV / "installed").exists() else []
     if len(peers) < len(args.peers):
         _say(
             "The peers are not installed, so ours is measured alone; install them by `make peers`."

@@ -1,0 +1,179 @@
+"""Measure how long a task takes to solve, beside Stable-Baselines3 (`sb3`) and SBX (`sbx`).
+
+A task is solved by a mean return of its goal over 20 greedy episodes on selection seeds. The clock
+is that of the user: from the start of the command to the end of the look that found the goal, with
+imports, compilation and the looks themselves. What was found plays 100 episodes of other seeds
+afterwards. Ours trains by its preset, the peers by the zoo's (`solving.yaml`). Every training is a
+process of its own, and the libraries take turns.
+
+    make peers
+    python benchmarks/time_to_solve.py --json benchmarks/time_to_solve.json
+
+writes all figures, and the table beside them as `.md`. A training that is in the file already is
+not made again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pandas
+import yaml
+from training_throughput import PEERS, PEERS_VENV, listed, machine
+
+from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import read_json, write_json, write_text
+
+LIBRARIES = ("ours", *PEERS)
+
+#: Episodes of a look, and of the confirmation.
+_LOOK, _CONFIRMED = 20, 100
+
+
+def tasks() -> dict[str, dict[str, Any]]:
+    """Read `solving.yaml`, by name."""
+    found: dict[str, dict[str, Any]]
+    found = yaml.safe_load(Path(__file__).with_name("solving.yaml").read_text())
+    return found
+
+
+def ours(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Train by our preset until the task is solved.
+
+    Returns:
+        `seconds` and `steps` to the goal, both None if it was not reached, and the mean return
+        `confirmed` on other seeds.
+    """
+    overrides = {
+        **task.get("overrides", {}),
+        "evaluation_every": task["every"],
+        "evaluation_episodes": _LOOK,
+        "until": task["goal"],
+    }
+    given = [text for name, value in overrides.items() for text in ("-p", f"{name}={value}")]
+    named = ["--algo", task["algo"], "--env", task["env_id"], "--seed", str(seed)]
+    with tempfile.TemporaryDirectory() as root:
+        start = time.perf_counter()
+        _quarl("train", *named, *given, "--root", root)
+        seconds = time.perf_counter() - start
+        (run,) = Path(root, "runs").iterdir()
+        _quarl("export", run.name, "--schemes", "fp32", "--root", root)
+        (file,) = Path(root, "tflite_models").rglob("fp32.tflite")
+        _quarl("evaluate", str(file), "--episodes", str(_CONFIRMED))
+        returns = read_json(file.with_suffix(".eval.json"))["returns"]
+        curve = pandas.read_csv(run / "progress.csv")
+    solved = curve.loc[curve["greedy_return"] >= task["goal"], "step"]
+    found = (seconds, int(solved.min())) if len(solved) else (None, None)
+    versions = provenance.package_versions()
+    return {
+        "seconds": found[0],
+        "steps": found[1],
+        "confirmed": mean(returns),
+        "versions": versions,
+    }
+
+
+def _quarl(*arguments: str) -> None:
+    command = [str(Path(sys.executable).with_name("quarl")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed.\n{done.stderr}")
+
+
+def peer(library: str, task: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Train by a peer until the task is solved; returns as `ours`."""
+    request = {
+        "library": library,
+        "seed": seed,
+        "look": _LOOK,
+        "confirmed": _CONFIRMED,
+        "started": time.time(),
+        **{name: task[name] for name in ("algo", "env_id", "goal", "every", "zoo")},
+    }
+    script = str(Path(__file__).with_name("peers.py"))
+    command = [str(PEERS_VENV / "bin/python"), script, json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{library} failed.\n{done.stderr}Received: {json.dumps(request)}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return seconds to the goal by task and library, and the ratios to ours of the same seed."""
+    lines = [
+        "Seconds from the start of the command to the goal: median [range] over trainings",
+        "",
+        "| task | goal | library | solved | seconds | thousand steps | confirmed | over ours |",
+        "|---|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    for (name, task), library in product(tasks().items(), LIBRARIES):
+        rows = [row for row in found if (row["task"], row["library"]) == (name, library)]
+        if not rows:
+            continue
+        solved = [row for row in rows if row["seconds"] is not None]
+        mine = {row["seed"]: row["seconds"] for row in found if _is_ours(row, name)}
+        ratios = [row["seconds"] / mine[row["seed"]] for row in solved if mine.get(row["seed"])]
+        cells = [
+            _summary([row["seconds"] for row in solved], 1),
+            _summary([row["steps"] / 1000 for row in solved], 0),
+            _summary([row["confirmed"] for row in solved], 1),
+            "" if library == "ours" else _summary(ratios, 2),
+        ]
+        count = f"{len(solved)} of {len(rows)}"
+        lines.append(f"| {name} | {task['goal']} | {library} | {count} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _is_ours(row: Mapping[str, Any], task: str) -> bool:
+    return row["library"] == "ours" and row["task"] == task
+
+
+def _summary(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "none"
+    middle, low, high = (
+        f"{value:,.{digits}f}" for value in (median(values), min(values), max(values))
+    )
+    return f"{middle} [{low}, {high}]"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is asked for, and print the table; with `--json`, write all figures as well."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    known = tasks()
+    parser.add_argument("--tasks", type=listed([*known]), default=[*known])
+    parser.add_argument("--libraries", type=listed(LIBRARIES), default=[*LIBRARIES])
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each library")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    if set(args.libraries) & set(PEERS) and not (PEERS_VENV / "installed").exists():
+        parser.error("the peers are not installed; install them by `make peers`")
+    rows = read_json(args.json)["rows"] if args.json is not None and args.json.exists() else []
+    have = {(row["task"], row["seed"], row["library"]) for row in rows}
+    for key in product(args.tasks, range(args.seeds), args.libraries):
+        if key in have:
+            continue
+        name, seed, library = key
+        row = {"task": name, "seed": seed, "library": library, "cores": os.cpu_count()}
+        row |= {"commit": provenance.source_commit(), **machine()}
+        found = ours(known[name], seed) if library == "ours" else peer(library, known[name], seed)
+        rows.append(row | found)
+        print(f"{name}, seed {seed}, {library}: {found['seconds']} s", file=sys.stderr, flush=True)
+        if args.json is not None:
+            write_json(args.json, {"rows": rows})
+            write_text(args.json.with_suffix(".md"), table(rows))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
