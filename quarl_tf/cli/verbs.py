@@ -1,6 +1,6 @@
-"""The command `quarl`: parse, call one function per verb, print where the result is.
+"""The verbs of the command `quarl`, one function each.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 a quality gate did not hold, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 130 interrupted.
 """
 
 import argparse
@@ -47,21 +47,21 @@ from quarl_tf.store.workspace import (
 from quarl_tf.study import State, Status, Study, engine
 from quarl_tf.training import checkpoint
 
-#: Columns of a terminal below which the table of results leaves out what matters least.
+#: Terminals with fewer columns get the table of results without its intervals.
 _NARROW = 120
 
-#: A precision is warned of where it takes so many times as long as float32.
+#: A warning is given for a precision that is slower than float32 by this factor.
 _SLOW = 1.5
 
 
 class _Console(Console):
-    """A console that leaves it to `main` what a closed pipe means; Rich's would exit with 1."""
+    """A console that leaves closed pipes to `main`; Rich's would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
-#: Wide enough for the tables when nobody's terminal sets a width.
+#: Where no terminal sets a width, it is wide enough for the tables.
 _console = _Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 
@@ -83,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
         _warn("interrupted; the same command goes on where it was.")
         return 130
     except BrokenPipeError:
-        # Whoever read the output (head, less) has seen enough; Python would complain at exit.
+        # The reader (head, less) has closed the pipe; Python would report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
@@ -91,14 +91,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     run, preset = _requested_run(args)
-    schemes = _schemes(args, run)
-    require_possible(run, schemes)
+    # fp32 is what all others are compared with.
+    schemes = _schemes(args, run, reference=run.quantization is None)
     environments.require_chance(run.env_id, args.chance, run.algo)
     workspace = Workspace(args.root)
-    if run.quantization is None:
-        # What all others are compared with.
-        schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
-    artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
     reference = state.state(workspace, run.plain, REFERENCE, chance=args.chance)
     if run.quantization and reference.sidecar is None:
         _check_network(run, preset)  # What cannot be quantised needs no reference.
@@ -111,6 +107,7 @@ def _run(args: argparse.Namespace) -> None:
     state.refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
+        artifacts = [workspace.artifact(run.run_id, scheme) for scheme in schemes]
         lines = [f"train    {workspace.run_dir(run.run_id)}"]
         lines += [f"export   {path}" for path in artifacts]
         lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts]
@@ -120,10 +117,10 @@ def _run(args: argparse.Namespace) -> None:
         print(*lines, sep="\n")
         return
     _train_one(workspace, run, preset)
-    _export_all(workspace, run.run_id, schemes)
+    artifacts = _export_all(workspace, run.run_id, schemes)
     _evaluate_all(artifacts, args)
     if not args.no_report:
-        _write_report([run.run_id], args)
+        _report(args, [run.run_id])
     summary.hold(artifacts, args)
 
 
@@ -154,18 +151,17 @@ def _export(args: argparse.Namespace) -> None:
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf), args)
         return
-    _schemes(args)  # Refuses names that are none, whatever the run.
+    _schemes(args)  # Refuses unknown names, whatever the run.
     run = state.known_run(workspace, args.run)
     if to_c and args.schemes is None:
         args.schemes = "int8" if run.quantization is None else "qat_int8"
     schemes = _schemes(args, run)
-    require_possible(run, schemes)
-    artifacts = [workspace.artifact(args.run, scheme.name) for scheme in schemes]
     if args.dry_run:
-        environments.env_spec(run.env_id)  # Refuses what is not registered.
+        environments.env_spec(run.env_id)  # Refuses an environment that is not registered.
+        artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
         print(*(f"export   {path}" for path in artifacts), sep="\n")
     else:
-        _export_all(workspace, args.run, schemes)
+        artifacts = _export_all(workspace, args.run, schemes)
     for path in artifacts if to_c else ():
         _write_c(path, args)
 
@@ -185,14 +181,13 @@ def _adopt(args: argparse.Namespace) -> None:
             f"it. Received: {args.file}"
         )
     environments.import_environments(args.modules)
-    schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *_schemes(args)]))
-    workspace = Workspace(args.root)
+    names, workspace = _schemes(args, reference=True), Workspace(args.root)
+    schemes = [Scheme.parse(name) for name in names]
     asked = {name: getattr(args, name) for name in ("name", "seed", "modules")}
     with spinner("adopt"):
         run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **asked)
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
-    _export_all(workspace, run.run_id, schemes)
-    artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
+    artifacts = _export_all(workspace, run.run_id, names)
     _evaluate_all(artifacts, args)
     summary.hold(artifacts, args)
 
@@ -246,13 +241,13 @@ def _watch(args: argparse.Namespace) -> None:
 
 def _shown(args: argparse.Namespace) -> list[Policy]:
     environments.import_environments(args.modules)
-    schemes = [one.name for one in _schemes(args)]
+    schemes = _schemes(args)
     paths = [path for given in args.policies for path in _files(given, args, schemes)]
     return [Policy.load(path) for path in paths]
 
 
 def _files(given: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[Path]:
-    """Return the file that is named, also as on the shelf; of a run's id those of its schemes."""
+    """Return the file that `given` names or, where it is a run id, those of its schemes."""
     if "/" in given or given.endswith(".tflite"):
         return [_artifact(Path(given), args.shelf)]
     return [Workspace(args.root).artifact(given, scheme) for scheme in schemes]
@@ -278,7 +273,7 @@ def _blame(args: argparse.Namespace) -> None:
 
 
 def _artifact(path: Path, models: Path) -> Path:
-    """Return a file as it is, and the file of a policy that is named as on the shelf."""
+    """Return the path of a file, which may be the name of a policy on the shelf."""
     if path.exists() or path.suffix or len(path.parts) != 3:
         return path
     found = shelf.take(path.as_posix(), models, Path("tflite_models"))
@@ -286,8 +281,17 @@ def _artifact(path: Path, models: Path) -> Path:
     return found
 
 
-def _report(args: argparse.Namespace) -> None:
-    _write_report(args.runs, args)
+def _report(args: argparse.Namespace, run_ids: Sequence[str] = ()) -> None:
+    with spinner("report"):
+        page = pipeline.report(
+            run_ids or args.runs,
+            root=args.root,
+            name=getattr(args, "name", None),
+            margin_percent=args.margin,
+            chance=args.chance,
+            command=args.command,
+        )
+    _say(f"report    {page}")
 
 
 def _study_plan(args: argparse.Namespace) -> None:
@@ -298,21 +302,17 @@ def _study_plan(args: argparse.Namespace) -> None:
         return
     plan = study.plan(workspace, wanted)
     table = Table("run", "scheme", "state")
+    colours = {State.MISSING: "default", State.EVALUATED: "green", State.FAILED: "red"}
     for one in plan:
-        coloured = f"[{_STATE_COLOURS[one.state]}]{one.state}"
+        coloured = f"[{colours.get(one.state, 'yellow')}]{one.state}"
         table.add_row(one.run.run_id, one.scheme.name, coloured)
     _console.print(table)
     _console.print(_counts(plan))
 
 
-_STATE_COLOURS: dict[State, str] = dict(
-    zip(State, ("default", "yellow", "yellow", "green", "red"), strict=True)
-)
-
-
 def _counts(plan: Sequence[Status]) -> str:
     counts = Counter(one.state for one in plan)
-    parts = [f"{counts[state]} {state}" for state in _STATE_COLOURS if counts[state]]
+    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
     return f"{len(plan)} experiments: {', '.join(parts)}"
 
 
@@ -350,7 +350,7 @@ def _engine(args: argparse.Namespace) -> engine.Engine:
 
 
 def _say(line: str) -> None:
-    """Print a line as it is and in one piece, for the paths in it to be copied."""
+    """Print a line without markup and line breaks, so that its paths can be copied."""
     _console.print(line, soft_wrap=True, markup=False)
 
 
@@ -368,12 +368,9 @@ def _study_report(args: argparse.Namespace) -> None:
     with spinner("report"):
         from quarl_tf.study.report import write_study_report
 
+        remedy = _study_command(args, "run")
         page = write_study_report(
-            workspace,
-            wanted,
-            margin_percent=args.margin,
-            command=args.command,
-            remedy=_study_command(args, "run"),
+            workspace, wanted, margin_percent=args.margin, command=args.command, remedy=remedy
         )
     _say(f"report    {page}")
     _console.print(_counts(study.plan(workspace, wanted)))
@@ -450,20 +447,21 @@ def _list(args: argparse.Namespace) -> None:
     reported = state.reported_runs(workspace)
     on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
     for run_id in workspace.run_ids():
-        trained = (workspace.run_dir(run_id) / "training.json").exists()
-        if on_shelf and not workspace.run_dir(run_id).exists():
+        folder = workspace.run_dir(run_id)
+        if on_shelf and not folder.exists():
             continue
         exported = list(workspace.artifact_dir(run_id).glob("*.tflite"))
-        evaluated = sum(map(state.is_evaluated, exported))
-        counts = f"{len(exported)}", f"{evaluated}"
-        found.add_row(run_id, _YES[trained], *counts, _YES[run_id in reported])
+        found.add_row(
+            run_id,
+            "yes" if (folder / "training.json").exists() else "no",
+            str(len(exported)),
+            str(sum(map(state.is_evaluated, exported))),
+            "yes" if run_id in reported else "no",
+        )
     if found.rows:
         _console.print(found)
     else:
         _say(f"no runs in {workspace.root.resolve()}")
-
-
-_YES = ("no", "yes")
 
 
 def _shelf_table(models: Path) -> Table:
@@ -565,7 +563,7 @@ def _check_network(run: Run, preset: Preset) -> None:
 
 
 def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:
-    """Build what `--bits` and what belongs to it ask for; None without it."""
+    """Return the quantisation of `--bits`, `--quant-delay` and `-q`; None without `--bits`."""
     options = dict(_override(text, "-q") for text in args.quantization)
     if args.bits is None:
         if args.quant_delay is not None or options:
@@ -579,8 +577,7 @@ def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quanti
             raise UsageError(f"Give it with {other}. Received: -q {name}={options[name]}")
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
     presets.require_possible_delay(delay, preset)
-    values = {**options, "bits": args.bits, "delay": delay}
-    return presets.quantization(algo, values)
+    return presets.quantization(algo, {**options, "bits": args.bits, "delay": delay})
 
 
 def _override(text: str, option: str = "-p") -> tuple[str, Any]:
@@ -593,13 +590,19 @@ def _override(text: str, option: str = "-p") -> tuple[str, Any]:
         raise UsageError(f"The value of an override is not readable. Received: {text!r}") from None
 
 
-def _schemes(args: argparse.Namespace, run: Run | None = None) -> list[Scheme]:
+def _schemes(
+    args: argparse.Namespace, run: Run | None = None, *, reference: bool = False
+) -> list[str]:
+    """Return the schemes asked for, which have to be those of a `run`; `reference` adds fp32."""
     usual = DEFAULT_SCHEMES if run is None else run.default_schemes
     given = usual if args.schemes is None else args.schemes.split(",")
-    names = list(dict.fromkeys(name for name in given if name))
+    names = [name for name in given if name]
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
-    return [Scheme.parse(name) for name in names]
+    parsed = [Scheme.parse(name) for name in names]
+    if run is not None:
+        require_possible(run, parsed)
+    return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in parsed]))
 
 
 def _root(args: argparse.Namespace) -> list[str]:
@@ -617,11 +620,11 @@ def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     )
 
 
-def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) -> None:
-    names = [scheme.name for scheme in schemes]
+def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[Path]:
     with progress_bar(f"export {run_id}") as update:
-        pipeline.export(run_id, names, root=workspace.root, update=update)
+        artifacts = pipeline.export(run_id, schemes, root=workspace.root, update=update)
     _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
+    return artifacts
 
 
 def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
@@ -633,37 +636,11 @@ def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
         _console.print(summary.table(of_one, args, narrow=_console.width < _NARROW))
 
 
-def _write_report(run_ids: Sequence[str], args: argparse.Namespace) -> None:
-    with spinner("report"):
-        page = pipeline.report(
-            run_ids,
-            root=args.root,
-            name=getattr(args, "name", None),
-            margin_percent=args.margin,
-            chance=args.chance,
-            command=args.command,
-        )
-    _say(f"report    {page}")
-
-
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
-    "run": _run,
-    "train": _train,
-    "checkpoint save": _checkpoint_save,
-    "export": _export,
-    "adopt": _adopt,
-    "quantize": _quantize,
-    "blame": _blame,
-    "evaluate": _evaluate,
-    "bench": _bench,
-    "record": _record,
-    "watch": _watch,
-    "report": _report,
-    "study plan": _study_plan,
-    "study run": _study_run,
-    "study status": _study_status,
-    "study report": _study_report,
-    "inspect": _inspect,
-    "list": _list,
-    "doctor": _doctor,
+    function.__name__[1:].replace("_", " "): function
+    for function in (
+        *(_run, _train, _checkpoint_save, _export, _adopt, _quantize, _blame, _evaluate, _bench),
+        *(_record, _watch, _report, _study_plan, _study_run, _study_status, _study_report),
+        *(_inspect, _list, _doctor),
+    )
 }
