@@ -321,8 +321,12 @@ def _study_run(args: argparse.Namespace) -> None:
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
     _tell_slow(pipeline.preset_of(run) for run in new)
+    pool: engine.Engine = engine.LocalEngine(args.jobs or len(engine.available_cores()))
+    if args.engine == "ray":
+        gather_in = args.root.resolve() if args.gather else None
+        pool = engine.RayEngine(args.address, args.cores, gather_in)
     with progress_bar(f"study {wanted.name}") as update:
-        plan = engine.run(workspace, wanted, _engine(args), _say, update, args.shard)
+        plan = engine.run(workspace, wanted, pool, _say, update, args.shard)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
     waiting = sum(one.state not in (State.EVALUATED, State.FAILED) for one in plan)
@@ -340,13 +344,6 @@ def _study_run(args: argparse.Namespace) -> None:
             f"run the same command again. Received: study={wanted.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")
-
-
-def _engine(args: argparse.Namespace) -> engine.Engine:
-    if args.engine == "ray":
-        gather_in = args.root.resolve() if args.gather else None
-        return engine.RayEngine(args.address, args.cores, gather_in)
-    return engine.LocalEngine(args.jobs or len(engine.available_cores()))
 
 
 def _say(line: str) -> None:
