@@ -32,7 +32,7 @@ def build() -> argparse.ArgumentParser:
         epilog=f"example: quarl run {_TASK_EXAMPLE}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
-    parser.set_defaults(verb=None)
+    parser.set_defaults(verb=None, dry_run=False)
     groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
     for name, help_, example, *options in _VERBS:
         group, _, last = name.rpartition(" ")

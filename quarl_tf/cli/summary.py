@@ -111,7 +111,7 @@ def _row(artifact: Path, args: Namespace) -> dict[str, str]:
 
 def hold(artifacts: Sequence[Path], args: Namespace) -> None:
     """Raise a GateError for flatbuffers that lose more of the fp32 return than the gate allows."""
-    if args.gate is None:
+    if args.gate is None or args.dry_run:
         return
     failing = []
     for path in artifacts:

@@ -104,34 +104,16 @@ def _run(args: argparse.Namespace) -> None:
             f"first: {command}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
             f"{workspace.root.resolve()}"
         )
-    state.refuse_overwrite(workspace, run.run_id)
-    if args.dry_run:
-        _check_network(run, preset)
-        artifacts = [workspace.artifact(run.run_id, scheme) for scheme in schemes]
-        lines = [f"train    {workspace.run_dir(run.run_id)}"]
-        lines += [f"export   {path}" for path in artifacts]
-        lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts]
-        if not args.no_report:
-            name = report_name(run.run_id, args.chance)
-            lines.append(f"report   {workspace.report_dir(name)}")
-        print(*lines, sep="\n")
-        return
-    _train_one(workspace, run, preset)
-    artifacts = _export_all(workspace, run.run_id, schemes)
-    _evaluate_all(artifacts, args)
+    _train_one(args, run, preset)
+    artifacts = _export_all(args, run.run_id, schemes)
+    _evaluate_all(args, artifacts)
     if not args.no_report:
         _report(args, [run.run_id])
     summary.hold(artifacts, args)
 
 
 def _train(args: argparse.Namespace) -> None:
-    (run, preset), workspace = _requested_run(args), Workspace(args.root)
-    state.refuse_overwrite(workspace, run.run_id)
-    if args.dry_run:
-        _check_network(run, preset)
-        print(f"train    {workspace.run_dir(run.run_id)}")
-        return
-    _train_one(workspace, run, preset)
+    _train_one(args, *_requested_run(args))
 
 
 def _checkpoint_save(args: argparse.Namespace) -> None:
@@ -145,23 +127,20 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     environments.import_environments(args.modules)
-    workspace, file, to_c = Workspace(args.root), Path(args.run), args.target == "c"
+    file, to_c = Path(args.run), args.target == "c"
     if args.no_float and not to_c:
         raise UsageError("--no-float is for C; add --target c. Received: --target tflite")
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf), args)
         return
     _schemes(args)  # Refuses unknown names, whatever the run.
-    run = state.known_run(workspace, args.run)
+    run = state.known_run(Workspace(args.root), args.run)
     if to_c and args.schemes is None:
         args.schemes = "int8" if run.quantization is None else "qat_int8"
     schemes = _schemes(args, run)
     if args.dry_run:
         environments.env_spec(run.env_id)  # Refuses an environment that is not registered.
-        artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
-        print(*(f"export   {path}" for path in artifacts), sep="\n")
-    else:
-        artifacts = _export_all(workspace, args.run, schemes)
+    artifacts = _export_all(args, args.run, schemes)
     for path in artifacts if to_c else ():
         _write_c(path, args)
 
@@ -187,8 +166,8 @@ def _adopt(args: argparse.Namespace) -> None:
     with spinner("adopt"):
         run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **asked)
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
-    artifacts = _export_all(workspace, run.run_id, names)
-    _evaluate_all(artifacts, args)
+    artifacts = _export_all(args, run.run_id, names)
+    _evaluate_all(args, artifacts)
     summary.hold(artifacts, args)
 
 
@@ -202,10 +181,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
     for path in artifacts:
         require_playable(path, args.chance)
-    if args.dry_run:
-        print(*(f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts), sep="\n")
-        return
-    _evaluate_all(artifacts, args)
+    _evaluate_all(args, artifacts)
     summary.hold(artifacts, args)
 
 
@@ -242,8 +218,7 @@ def _watch(args: argparse.Namespace) -> None:
 def _shown(args: argparse.Namespace) -> list[Policy]:
     environments.import_environments(args.modules)
     schemes = _schemes(args)
-    paths = [path for given in args.policies for path in _files(given, args, schemes)]
-    return [Policy.load(path) for path in paths]
+    return [Policy.load(path) for one in args.policies for path in _files(one, args, schemes)]
 
 
 def _files(given: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[Path]:
@@ -282,6 +257,10 @@ def _artifact(path: Path, models: Path) -> Path:
 
 
 def _report(args: argparse.Namespace, run_ids: Sequence[str] = ()) -> None:
+    if args.dry_run:  # Of `run`, which has one id.
+        name = report_name(run_ids[0], args.chance)
+        print(f"report   {Workspace(args.root).report_dir(name)}")
+        return
     with spinner("report"):
         page = pipeline.report(
             run_ids or args.runs,
@@ -606,7 +585,13 @@ def _root(args: argparse.Namespace) -> list[str]:
     return [] if args.root == Path() else ["--root", str(args.root)]
 
 
-def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
+def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
+    workspace = Workspace(args.root)
+    state.refuse_overwrite(workspace, run.run_id)
+    if args.dry_run:
+        _check_network(run, preset)
+        print(f"train    {workspace.run_dir(run.run_id)}")
+        return
     if not state.is_trained(workspace, run.run_id):
         _tell_slow([preset])
     with progress_bar(f"train {run.run_id}") as update:
@@ -617,14 +602,22 @@ def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     )
 
 
-def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> list[Path]:
+def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str]) -> list[Path]:
+    workspace = Workspace(args.root)
+    artifacts = [workspace.artifact(run_id, scheme) for scheme in schemes]
+    if args.dry_run:
+        print(*(f"export   {path}" for path in artifacts), sep="\n")
+        return artifacts
     with progress_bar(f"export {run_id}") as update:
-        artifacts = pipeline.export(run_id, schemes, root=workspace.root, update=update)
+        pipeline.export(run_id, schemes, root=workspace.root, update=update)
     _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
     return artifacts
 
 
-def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
+def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
+    if args.dry_run:
+        print(*(f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts), sep="\n")
+        return
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
