@@ -18,7 +18,6 @@ from samples import SIDECAR
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Run
-from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
 # Before anything imports TensorFlow: TF-Agents knows only Keras 2.
