@@ -1,6 +1,6 @@
-"""The stages as functions: files in, files out; a stage that is done returns at once.
+"""The stages as functions: files in, files out; a finished stage returns at once.
 
-TensorFlow is loaded where something is left to be trained or exported, not before.
+TensorFlow is loaded only where something is to be trained or exported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _silent(*_: Any) -> None: ...
 
 
 def preset_of(run: Run) -> Preset:
-    """Return the hyper-parameters of a run: of its own file, else the package's."""
+    """Return the hyper-parameters of a run, of its own file or the package's."""
     from quarl_tf import presets
 
     own = None if run.presets is None else Path(run.presets)
@@ -29,7 +29,7 @@ def preset_of(run: Run) -> Preset:
 
 
 def with_origin(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
-    """Return a run that starts from a finished training, or goes on from a saved one's `.npz`."""
+    """Return a run that starts from a finished training, or resumes a saved one (`.npz`)."""
     from quarl_tf.store.state import starting_from
     from quarl_tf.training import checkpoint
 
@@ -41,14 +41,13 @@ def with_origin(workspace: Workspace, origin: str, run: Run, preset: Preset) -> 
 def train(
     run: Run, *, root: Path | str = ".", origin: str | None = None, update: Any = _silent
 ) -> TrainingRecord:
-    """Train a run into `runs/<run_id>/` below the root, or go on where it was.
+    """Train a run into `runs/<run_id>/` below the root, or resume it.
 
-    It starts with the network of the finished training `origin`, if one is named, or goes on from
-    a file of `quarl checkpoint save`. `update` is called with the steps done, all steps, and a
-    note.
+    `origin` names a finished training, with whose network it starts, or a file of `quarl checkpoint
+    save`, which it resumes. `update` is called with the steps done, all steps, and a note.
 
     Raises:
-        QuarlError: The run or its folder is not fit; see `training.loop.train`.
+        QuarlError: The run or its folder cannot be used; see `training.loop.train`.
     """
     from quarl_tf.environments import import_environments
     from quarl_tf.store.state import finished_training
@@ -75,12 +74,12 @@ def export(
 ) -> list[Path]:
     """Export a trained or adopted run into its folder of `tflite_models/`, one flatbuffer a scheme.
 
-    Without schemes it is exported in the usual ones of such a training. Returns the flatbuffers in
-    the order of the schemes. `update` is called with the schemes done, all schemes, and the next.
+    `schemes` are by default the usual ones of such a training. Returns the flatbuffers in their
+    order. `update` is called with the schemes done, all schemes, and the next.
 
     Raises:
-        QuarlError: The run is not trained, a scheme is not of such a training, or a flatbuffer does
-            not compute what its network does.
+        QuarlError: The run is not trained, a scheme is not for such a training, or the outputs of a
+            flatbuffer differ from those of its network.
     """
     from quarl_tf.store.state import copy_curve, known_run, not_exported
     from quarl_tf.store.workspace import Workspace
@@ -109,10 +108,10 @@ def evaluate(
     chance: Chance = GREEDY,
     update: Any = _silent,
 ) -> Evaluation:
-    """Replay a flatbuffer in its environment, beside it its reference and the random baseline.
+    """Replay a flatbuffer in its environment, also its fp32 reference and the random policy.
 
-    Episodes are whole, on seeds that follow from the run's; `chance` is what they leave to
-    it. `update` is called with the episodes done and all episodes.
+    Episodes are whole, and their seeds follow from the run's; `chance` is what is random in them.
+    `update` is called with the episodes done and all episodes.
 
     Raises:
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
@@ -138,11 +137,11 @@ def report(
     chance: Chance = GREEDY,
     command: str = "quarl_tf.report(…)",
 ) -> Path:
-    """Write `reports/<name>/` on runs that are exported and evaluated; return its index.html.
+    """Write `reports/<name>/` on exported and evaluated runs; return its index.html.
 
-    The name is by default after the runs. `margin_percent` is the loss that does not matter, in
-    percent of the fp32 return; `chance` tells which evaluations are taken; `command` is
-    shown as what makes this report.
+    By default the name follows from the runs. `margin_percent` is the acceptable loss, in percent
+    of the fp32 return, `chance` selects the evaluations, and `command` is shown as the origin of
+    the report.
 
     Raises:
         QuarlError: A run has no fp32 result, or runs do not belong together.

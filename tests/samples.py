@@ -1,4 +1,4 @@
-"""What several tests take as given, and how they see that something is refused."""
+"""Records, helpers and checks that several tests share."""
 
 import csv
 import hashlib
@@ -97,8 +97,12 @@ EVALUATION = Evaluation(
 )
 
 
+#: The file of a study, to which keys can be added.
+STUDY = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
+
+
 class KeptPool:
-    """The pool of one process that adoptions go on with until it breaks: starting one is slow."""
+    """A pool of one process that is reused until it breaks, as starting one is slow."""
 
     pool: Any = None
 
@@ -120,11 +124,17 @@ def silent(*_: Any) -> None:
 def refused(
     function: Any, *arguments: Any, error: type[QuarlError] = QuarlError, **options: Any
 ) -> str:
-    """Call what has to raise this error; return its one line."""
+    """Call a function that has to raise this error; return its one line."""
     with pytest.raises(error) as caught:
         function(*arguments, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def printed(capsys: Capsys, *words: str) -> str:
+    """Run a command that has to succeed; return its output."""
+    assert main(words) == 0
+    return capsys.readouterr().out
 
 
 def refusal(capsys: Capsys, *words: str, code: int = 2) -> str:
@@ -136,20 +146,35 @@ def refusal(capsys: Capsys, *words: str, code: int = 2) -> str:
     return line
 
 
+def write_study(folder: Path, text: str) -> Path:
+    """Write the file of a study."""
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
 def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, where nothing is loaded yet."""
+    """Run code in a new process."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+def run_python(*words: str, folder: Path, code: int = 0) -> str:
+    """Run Python in a folder, which has to end with this code; return its output."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Return when every file was changed, and what is in it."""
+    """Return the modification time and the content of every file."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
 
 
 def products(folder: Path) -> list[bytes]:
-    """Return what a training leaves in its folder but for the time that it took."""
+    """Return what a training writes, except for its times."""
     with (folder / "progress.csv").open(newline="") as file:
         rows = [{**row, "seconds": ""} for row in csv.DictReader(file)]
     names = ("network.npz", "calibration.npz")
@@ -166,7 +191,7 @@ def observed(env_id: str, num_envs: int, ticks: int) -> np.ndarray:
 
 
 def settle(network: Any, observations: np.ndarray, seed: int) -> None:
-    """Give a new network what a trained one has: biases, and statistics of what was seen."""
+    """Set biases and the normaliser's statistics, as training does."""
     random, values = np.random.default_rng(seed), networks.weights(network)
     for name in values:
         if "bias" in name or "norm/" in name:
@@ -199,13 +224,13 @@ def write_network(folder: Path, weights: Weights) -> None:
 
 
 def seen(rows: int, seed: int = 0) -> np.ndarray:
-    """Return observations [rows, 3] whose features differ in place and size."""
+    """Return observations [rows, 3] whose features differ in mean and scale."""
     random = np.random.default_rng(seed)
     return random.normal([0, -3, 100], [1, 0.02, 30], (rows, 3)).astype(np.float32)
 
 
 def statistics(*batches: np.ndarray) -> RunningStatistics:
-    """Collect the statistics of batches of such observations."""
+    """Return the statistics of batches of such observations."""
     collected = RunningStatistics(EnvSpec((3,), "float32", 2))
     for batch in batches:
         collected.update(batch)

@@ -1,4 +1,4 @@
-"""What can be written on the command line: verbs, options and their help."""
+"""The parser of the command line: verbs, options and their help."""
 
 import argparse
 import math
@@ -15,8 +15,6 @@ from quarl_tf.presets import ALGORITHMS, PRECISIONS
 from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, REFERENCE, Chance
 
 _Option = Callable[[argparse.ArgumentParser], object]
-#: Adds a verb: its name, what it is for, an example and its options.
-_Verb = Callable[..., None]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,190 +25,31 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build() -> argparse.ArgumentParser:
-    """Build the parser; what it parses tells the `verb`, of a study with its action."""
-    train = "train --root mine --algo dqn --env CartPole-v1 --seed 0"
-    run = train.replace("train", "run", 1)
+    """Build the parser; `verb` is then the parsed verb, of a study with its action, or None."""
     parser = _Parser(
         prog="quarl",
         description="Shrink reinforcement-learning policies and prove what that costs.",
-        epilog=f"example: quarl {run}",
+        epilog=f"example: quarl run {_TASK_EXAMPLE}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
-    parser.set_defaults(verb=None)
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
-
-    def verb(name: str, help_: str, example: str, *options: _Option) -> None:
-        _add_verb(verbs, name, help_, example, options)
-
-    _add_making(verb, train, run)
-    _add_checkpoint(verbs)
-    _add_quantising(verb)
-    _add_playing(verb)
-    verb(
-        "report",
-        "write the report of one or more runs",
-        "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
-        _ROOT,
-        _option("runs", metavar="RUN", nargs="+", help="run ids"),
-        _option("--name", help="name of the report's folder (default: after the runs)"),
-        *(_chance, _MARGIN),
-    )
-    _add_study(verbs)
-    inspect = "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite"
-    about = "whether this board holds it; exit with 3 if not (esp32, nano33ble, pico and others)"
-    board = _option("--board", metavar="NAME", help=about)
-    verb("inspect", "show what a .tflite file really holds", inspect, _ARTIFACT, board)
-    about = "list the policies on the shelf, presets, schemes and runs"
-    verb("list", about, "list", _ROOT, _SHELF)
-    verb("doctor", "check versions and known clashes", "doctor")
+    parser.set_defaults(verb=None, dry_run=False)
+    groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
+    for name, help_, example, *options in _VERBS:
+        group, _, last = name.rpartition(" ")
+        verb = groups[group].add_parser(
+            last,
+            help=help_,
+            description=help_,
+            epilog=f"example: quarl {example}",
+            # The example stays on one line, to be copied.
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.set_defaults(verb=name)
+        if name in ("checkpoint", "study"):
+            groups[name] = verb.add_subparsers(title="actions", required=True, metavar="ACTION")
+        for add in options:
+            add(verb)
     return parser
-
-
-def _add_making(verb: _Verb, train: str, run: str) -> None:
-    about = "train, export, evaluate and report"
-    verb("run", about, run, _ROOT, *_RUN, _SCHEMES, *_EVALUATION, _NO_REPORT, _DRY_RUN)
-    verb("train", "train a policy, or go on training it", train, _ROOT, *_RUN, _DRY_RUN)
-    verb(
-        "export",
-        "export a trained policy to .tflite",
-        "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
-        *(_ROOT, _IMPORT),
-        _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0"),
-        _SCHEMES,
-        _option(
-            "--target",
-            choices=("tflite", "c"),
-            default="tflite",
-            help="c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf",
-        ),
-        _option(
-            "--no-float",
-            action="store_true",
-            help="C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)",
-        ),
-        *(_SHELF, _DRY_RUN),
-    )
-
-
-def _add_quantising(verb: _Verb) -> None:
-    verb(
-        "adopt",
-        "take a float policy that others trained: .tflite, .keras, .h5, or a SavedModel",
-        "adopt policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
-        *(_ROOT, _IMPORT),
-        _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
-        _option("--trust", action="store_true", help="run a SavedModel, which is a program"),
-        _option("--env", metavar="ID", help="Gymnasium id (default: as FILE.json says)"),
-        _option(
-            "--head", choices=("logits", "q_values", "action"), help="(default: as FILE.json says)"
-        ),
-        _option("--name", help="name of the run (default: 12 digits of the file's sha256)"),
-        _option("--seed", type=int, default=0, help="its training's number (default: 0)"),
-        _option(
-            "--schemes", metavar="LIST", default=REFERENCE, help="comma-separated (default: fp32)"
-        ),
-        *_EVALUATION,
-    )
-    verb(
-        "quantize",
-        "quantise an fp32 .tflite file, without its training",
-        "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
-        *(_ARTIFACT, _IMPORT),
-        _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_SIMULATED}"),
-        _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
-    )
-    verb(
-        "blame",
-        "tell which layer int8 hurts",
-        "blame LunarLander-v3/dqn/fp32",
-        _option("policy", metavar="POLICY", help="a run id, an fp32 file or its name on the shelf"),
-        *(_ROOT, _SHELF, _IMPORT),
-        _option(
-            "--episodes", type=_COUNT, default=20, help="of the worst three (default: 20 each)"
-        ),
-    )
-
-
-def _add_playing(verb: _Verb) -> None:
-    named = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
-    verb(
-        "evaluate",
-        "replay .tflite files, compare with fp32",
-        "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2",
-        _file_option("artifacts", "ARTIFACT", named, nargs="+"),
-        *(_SHELF, _IMPORT, *_EVALUATION, _DRY_RUN),
-    )
-    verb(
-        "bench",
-        "time .tflite files: latency, loading, memory",
-        "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
-        _file_option("artifacts", "ARTIFACT", named, nargs="+"),
-        _SHELF,
-        _option("--calls", type=_COUNT, default=2000, help="calls (default: %(default)s)"),
-        _file_option("--json", "FILE", "write the numbers to a file, too"),
-    )
-    about = "film policies side by side on one episode"
-    example = "ppo-LunarLander-v3-s5 --schemes fp32,int8"
-    out = "what to write, .gif (below 2 MB) or .mp4 (default: %(default)s)"
-    out_option = _file_option("--out", "FILE", out, default=Path("episode.gif"))
-    verb("record", about, f"record {example}", *_SHOW, out_option)
-    about = "show policies side by side on one episode, in a window"
-    verb("watch", about, f"watch {example}", *_SHOW)
-
-
-def _add_verb(
-    verbs: Any, name: str, help_: str, example: str, options: tuple[_Option, ...] = ()
-) -> argparse.ArgumentParser:
-    added: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=help_,
-        description=help_,
-        epilog=f"example: quarl {example}",
-        # The example stays on one line, to be copied.
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    added.set_defaults(verb=added.prog.removeprefix("quarl "))
-    for add in options:
-        add(added)
-    return added
-
-
-def _add_checkpoint(verbs: Any) -> None:
-    about, example = "save a training under way, to go on with it elsewhere", "checkpoint save"
-    example += " dqn-CartPole-v1-s0 dqn.npz"
-    group = _add_verb(verbs, "checkpoint", about, example)
-    actions = group.add_subparsers(title="actions", required=True, metavar="ACTION")
-    options = (
-        _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0"),
-        _file_option("file", "FILE", "what to write, .npz, 20 MB at most: no replay"),
-    )
-    help_ = "save the newest checkpoint; `quarl train … --from FILE` goes on"
-    _add_verb(actions, "save", help_, example, (*options, _ROOT))
-
-
-def _add_study(verbs: Any) -> None:
-    about = "plan, run and report the experiments that a file names"
-    study = _add_verb(verbs, "study", about, "study run studies/qat.yaml --jobs 4")
-    actions = study.add_subparsers(title="actions", required=True, metavar="ACTION")
-    file = _file_option("study", "STUDY", "the study's file, in YAML")
-    how = (
-        _option("--engine", choices=("local", "ray"), default="local", help="what runs them"),
-        _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
-        _option("--address", help="ray: of a cluster (default: of this machine alone)"),
-        _option("--cores", type=_COUNT, default=1, metavar="N", help="ray: cores of each run"),
-        _option("--gather", action="store_true", help="ray: nodes share no folder"),
-        _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
-    )
-    about = "print a command for each run that lacks something, those with --bits last"
-    commands = _option("--commands", action="store_true", help=about)
-    for name, help_, options in (
-        ("plan", "list every experiment, and how far it is", (commands,)),
-        ("run", "do what is missing, also what failed before", how),
-        ("status", "count the experiments by how far they are, show failures", ()),
-        ("report", "write tables and figures, and what is missing", (_MARGIN,)),
-    ):
-        example = f"study {name} studies/qat.yaml"
-        _add_verb(actions, name, help_, example, (file, _ROOT, *options))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -229,7 +68,7 @@ def _file_option(flag: str, metavar: str, help_: str | None = None, **settings: 
 
 
 def _number(kind: type, fits: Callable[[Any], bool], rule: str) -> Callable[[str], Any]:
-    """Return what reads an option's number; without one, or one that does not fit, the rule."""
+    """Return an option's type: a number that `fits`; the error for others is the `rule`."""
 
     def read(text: str) -> Any:
         try:
@@ -273,26 +112,29 @@ def _task(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--env", metavar="ID", help="the same")
 
 
-_SIMULATED = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
-_ARTIFACT = _file_option("artifact", "ARTIFACT")
+_TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _HERE = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
 _ROOT = _file_option("--root", "DIR", _HERE, default=Path())
 _POLICIES = "folder of trained policies (default: %(default)s, and those of the package)"
 _SHELF = _file_option("--shelf", "DIR", _POLICIES, default=Path("tflite_models"))
 _OWN = "import a module that registers environments of your own"
 _IMPORT = _several("--import", "MODULE", _OWN, "modules")
+_RUN_ID = _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
+_ARTIFACT = _file_option("artifact", "ARTIFACT")
+_NAMED = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
+_ARTIFACTS = _file_option("artifacts", "ARTIFACT", _NAMED, nargs="+")
 _SCHEMES = _option(
     "--schemes",
     metavar="LIST",
     help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
     "a quantisation-aware training is for)",
 )
-_LOSS = "loss that does not matter to you, in %% of fp32's return (default: %(default)s)"
+_LOSS = "acceptable loss, in %% of fp32's return (default: %(default)s)"
 _MARGIN = _option(
     "--margin", type=_PERCENT, default=DEFAULT_MARGIN_PERCENT, metavar="PERCENT", help=_LOSS
 )
-_NO_REPORT = _option("--no-report", action="store_true", help="leave the report out")
 _DRY_RUN = _option("--dry-run", action="store_true", help="print what would run")
+_SETTINGS = "LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
 _RUN = (
     _task,
     _option("--algo", help=f"{', '.join(ALGORITHMS)} (default: the most robust with a preset)"),
@@ -309,19 +151,13 @@ _RUN = (
         "--from",
         dest="origin",
         metavar="RUN",
-        help="start with a finished training's network, or go on from a saved one's FILE.npz",
+        help="start with a finished training's network, or resume a saved training (FILE.npz)",
     ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
     _option("--quant-delay", type=int, metavar="STEPS", help="steps before that (default: half)"),
-    _several(
-        "-q",
-        "KEY=VALUE",
-        "how: LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
-        "learned_steps",
-        "quantization",
-    ),
+    _several("-q", "KEY=VALUE", f"how: {_SETTINGS}learned_steps", "quantization"),
     _file_option(
-        "--presets", "FILE", "your own in YAML, by algorithm and environment; before ours"
+        "--presets", "FILE", "your own in YAML, by algorithm and environment; used before ours"
     ),
     _option("--device", choices=device.DEVICES, default="cpu", help="gpu is experimental"),
 )
@@ -332,6 +168,8 @@ _SHOW = (
     _option("--seed", type=int, default=0, help="seed of the episode (default: %(default)s)"),
     _option("--max-steps", type=int, default=1000, help="steps at most (default: %(default)s)"),
 )
+_SIDE_BY_SIDE = "policies side by side on one episode"
+_SHOW_EXAMPLE = "ppo-LunarLander-v3-s5 --schemes fp32,int8"
 _EVALUATION = (
     _option(
         "--episodes", type=_COUNT, default=DEFAULT_EPISODES, help="episodes (default: %(default)s)"
@@ -339,5 +177,146 @@ _EVALUATION = (
     _chance,
     _MARGIN,
     _option("--gate", type=_PERCENT, metavar="PERCENT", help="exit with 3 if a scheme loses more"),
-    _option("--confident", action="store_true", help="hold the interval's worse end to it"),
+    _option("--confident", action="store_true", help="apply the gate to the interval's worse end"),
+)
+_TARGET = "c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf"
+_IN_INTEGERS = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
+_HEADS = ("logits", "q_values", "action")
+_SIMULATED = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
+_SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz"
+_SAVED = "what to write, .npz, 20 MB at most: no replay"
+_ONE_POLICY = "a run id, an fp32 file or its name on the shelf"
+_FILM = "what to write, .gif (below 2 MB) or .mp4 (default: %(default)s)"
+_LACKING = "print a command for each unfinished run, those with --bits last"
+_COMMANDS = _option("--commands", action="store_true", help=_LACKING)
+_ENGINE = (
+    _option("--engine", choices=("local", "ray"), default="local", help="where runs are executed"),
+    _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
+    _option("--address", help="ray: address of a cluster (default: start one here)"),
+    _option("--cores", type=_COUNT, default=1, metavar="N", help="ray: cores of each run"),
+    _option("--gather", action="store_true", help="ray: nodes share no folder"),
+    _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
+)
+_BOARD = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
+
+
+def _study(action: str, help_: str, *options: _Option) -> tuple[Any, ...]:
+    file = _file_option("study", "STUDY", "the study's file, in YAML")
+    return f"study {action}", help_, f"study {action} studies/qat.yaml", file, _ROOT, *options
+
+
+#: Name, help, example and options of every verb; its actions follow a verb that has some.
+_VERBS: tuple[tuple[Any, ...], ...] = (
+    (
+        "run",
+        "train, export, evaluate and report",
+        f"run {_TASK_EXAMPLE}",
+        *(_ROOT, *_RUN, _SCHEMES, *_EVALUATION),
+        _option("--no-report", action="store_true", help="leave the report out"),
+        _DRY_RUN,
+    ),
+    (
+        "train",
+        "train a policy, or resume its training",
+        f"train {_TASK_EXAMPLE}",
+        *(_ROOT, *_RUN, _DRY_RUN),
+    ),
+    (
+        "export",
+        "export a trained policy to .tflite",
+        "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
+        *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
+        _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET),
+        _option("--no-float", action="store_true", help=_IN_INTEGERS),
+        *(_SHELF, _DRY_RUN),
+    ),
+    ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),
+    (
+        "checkpoint save",
+        "save the newest checkpoint; `quarl train … --from FILE` resumes it",
+        _SAVE_EXAMPLE,
+        *(_RUN_ID, _file_option("file", "FILE", _SAVED), _ROOT),
+    ),
+    (
+        "adopt",
+        "import a float policy trained elsewhere: .tflite, .keras, .h5, or a SavedModel",
+        "adopt policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
+        *(_ROOT, _IMPORT),
+        _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
+        _option("--trust", action="store_true", help="run a SavedModel, which is a program"),
+        _option("--env", metavar="ID", help="Gymnasium id (default: from FILE.json)"),
+        _option("--head", choices=_HEADS, help="(default: from FILE.json)"),
+        _option("--name", help="name of the run (default: 12 digits of the file's sha256)"),
+        _option("--seed", type=int, default=0, help="seed of the run (default: 0)"),
+        _option(
+            "--schemes", metavar="LIST", default=REFERENCE, help="comma-separated (default: fp32)"
+        ),
+        *_EVALUATION,
+    ),
+    (
+        "quantize",
+        "quantise an fp32 .tflite file, without its training",
+        "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
+        *(_ARTIFACT, _IMPORT),
+        _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_SIMULATED}"),
+        _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
+    ),
+    (
+        "blame",
+        "show how much int8 hurts each layer",
+        "blame LunarLander-v3/dqn/fp32",
+        _option("policy", metavar="POLICY", help=_ONE_POLICY),
+        *(_ROOT, _SHELF, _IMPORT),
+        _option(
+            "--episodes", type=_COUNT, default=20, help="of the worst three (default: 20 each)"
+        ),
+    ),
+    (
+        "evaluate",
+        "replay .tflite files, compare with fp32",
+        "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2",
+        *(_ARTIFACTS, _SHELF, _IMPORT, *_EVALUATION, _DRY_RUN),
+    ),
+    (
+        "bench",
+        "time .tflite files: latency, loading, memory",
+        "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
+        *(_ARTIFACTS, _SHELF),
+        _option("--calls", type=_COUNT, default=2000, help="calls (default: %(default)s)"),
+        _file_option("--json", "FILE", "write the numbers to a file, too"),
+    ),
+    (
+        "record",
+        f"film {_SIDE_BY_SIDE}",
+        f"record {_SHOW_EXAMPLE}",
+        *_SHOW,
+        _file_option("--out", "FILE", _FILM, default=Path("episode.gif")),
+    ),
+    ("watch", f"show {_SIDE_BY_SIDE}, in a window", f"watch {_SHOW_EXAMPLE}", *_SHOW),
+    (
+        "report",
+        "write the report of one or more runs",
+        "report dqn-CartPole-v1-s0 dqn-CartPole-v1-s1 --name cartpole",
+        _ROOT,
+        _option("runs", metavar="RUN", nargs="+", help="run ids"),
+        _option("--name", help="name of the report's folder (default: after the runs)"),
+        *(_chance, _MARGIN),
+    ),
+    (
+        "study",
+        "plan, run and report the experiments that a file names",
+        "study run studies/qat.yaml --jobs 4",
+    ),
+    _study("plan", "list all experiments and their states", _COMMANDS),
+    _study("run", "run missing and failed experiments", *_ENGINE),
+    _study("status", "count the experiments by state, show failures"),
+    _study("report", "write tables, figures, and the missing experiments", _MARGIN),
+    (
+        "inspect",
+        "show the content of a .tflite file",
+        "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite",
+        *(_ARTIFACT, _option("--board", metavar="NAME", help=_BOARD)),
+    ),
+    ("list", "list the policies on the shelf, presets, schemes and runs", "list", _ROOT, _SHELF),
+    ("doctor", "check versions and known clashes", "doctor"),
 )

@@ -1,4 +1,4 @@
-"""Check an installation: versions, and every clash between packages that is known."""
+"""Check an installation: versions, and known clashes between packages."""
 
 import importlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ PACKAGE = "quarl-tf"
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was looked at, what was found, and what to do if it is not good."""
+    """Result of one check; the remedy is for a failed one."""
 
     name: str
     good: bool
@@ -31,7 +31,7 @@ def examine() -> list[Finding]:
         found = "not installed: this machine can evaluate and report"
         return [*findings, Finding("training", True, found)]
     findings += _requirements(PACKAGE, extra="train")
-    # Its exact pin of typing-extensions is what most other machine-learning packages break.
+    # Many machine-learning packages break its exact pin of typing-extensions.
     findings += _requirements("tf-agents", extra="")
     return [*findings, _keras_2(), _pygame(), _atari()]
 
@@ -45,12 +45,10 @@ def _version(package: str) -> str | None:
 
 def _requirements(package: str, extra: str) -> Iterator[Finding]:
     """Check what a package requires; with an extra, only what that extra adds."""
-    try:
-        lines = metadata.requires(package) or []
-    except metadata.PackageNotFoundError:
+    if _version(package) is None:
         yield Finding(package, False, "not installed", f"pip install {package}")
         return
-    for line in lines:
+    for line in metadata.requires(package) or []:
         requirement = Requirement(line)
         here, always = (
             requirement.marker is None or requirement.marker.evaluate({"extra": name})

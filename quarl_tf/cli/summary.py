@@ -1,4 +1,4 @@
-"""Sum up evaluations for the terminal, and hold them to a gate."""
+"""Tables for the terminal, and the quality gate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,26 +24,23 @@ if TYPE_CHECKING:
 
 
 def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
-    """Return a table of flatbuffers in one folder; a narrow one has no intervals."""
+    """Return a table of the flatbuffers in one folder, a narrow one without intervals."""
     run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
     same = f"{args.episodes} episodes, the same for every scheme"
     title = f"{escape(run_id)}: {', '.join(filter(None, (same, args.chance.words)))}"
     made = Table(title=title, title_justify="left")
-    call = "sample µs" if args.chance.kind == "sampled" else "act µs"
-    wide = ("scheme", "bytes", call, "return", "[95 %]", "error", "difference [95 %]", "verdict")
-    left_out = [place for place, name in enumerate(wide) if narrow and "[95 %]" in name]
-    for place, name in enumerate(wide):
-        if place not in left_out:
-            named = name in ("scheme", "verdict")
-            made.add_column(name, justify="left" if named else "right", no_wrap=True)
-    for path in artifacts:
-        cells = _row(path, args)
-        made.add_row(*(text for place, text in enumerate(cells) if place not in left_out))
+    rows = [_row(path, args) for path in artifacts]
+    names = [name for name in rows[0] if not (narrow and "[95 %]" in name)]
+    for name in names:
+        justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
+        made.add_column(name, justify=justify, no_wrap=True)
+    for row in rows:
+        made.add_row(*(row[name] for name in names))
     return made
 
 
 def bench_table(found: Mapping[str, Any]) -> Table:
-    """Return a table of what `bench` found."""
+    """Return the table of `bench`."""
     ways = dict.fromkeys(way for one in found["artifacts"] for way in one["latency_us"])
     made = Table(title="µs of one call: median, 95 %, 99 %", title_justify="left")
     made.add_column("file")
@@ -59,7 +57,7 @@ def bench_table(found: Mapping[str, Any]) -> Table:
 
 
 def blame_table(layers: Sequence[Blame]) -> Table:
-    """Return a table of what `blame` found."""
+    """Return the table of `blame`."""
     columns = ("layer", "range", "codes", "at the ends", "signal to noise", "share of the error")
     made = Table(*columns, "other actions without it", "return gained without it [95 %]")
     for one in layers:
@@ -77,31 +75,43 @@ def blame_table(layers: Sequence[Blame]) -> Table:
 
 
 def blame_row(layer: Blame) -> dict[str, Any]:
-    """Return what `blame` found of a layer as a row of its file."""
+    """Return the row of a layer in the file of `blame`."""
     gain = layer.gain
     low, mean, high = (gain.low, gain.mean, gain.high) if gain else (None, None, None)
     return asdict(layer) | {"gain": mean, "gain_low": low, "gain_high": high}
 
 
-def _row(artifact: Path, args: Namespace) -> list[str]:
+def _row(artifact: Path, args: Namespace) -> dict[str, str]:
+    """Return the cells of a flatbuffer by column."""
     sidecar = Sidecar.load(sidecar_path(artifact))
     evaluation = Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")
     comparison = _comparison(artifact, args)
     returns = comparison.returns if comparison else compare.mean_return(evaluation)
-    return [
-        sidecar.scheme,
-        f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
-        f"{latency:.1f}" if latency is not None and sidecar.native else "",
-        f"{returns.mean:.2f}",
-        _limits_text(returns),
-        *_comparison_texts(comparison),
-    ]
+    error, difference, verdict = "", "", "no fp32 to compare with"
+    if comparison is not None and comparison.scheme == REFERENCE:
+        verdict = "reference"
+    elif comparison is not None:
+        percent = comparison.reward_error
+        error = "undefined" if percent is None else f"{percent:+.2f} %"
+        difference, verdict = _difference_text(comparison.difference), comparison.verdict
+    return {
+        "scheme": sidecar.scheme,
+        "bytes": f"{sidecar.size_bytes:,}" if sidecar.native else "simulated",
+        "sample µs" if args.chance.kind == "sampled" else "act µs": (
+            f"{latency:.1f}" if latency is not None and sidecar.native else ""
+        ),
+        "return": f"{returns.mean:.2f}",
+        "[95 %]": _limits_text(returns),
+        "error": error,
+        "difference [95 %]": difference,
+        "verdict": verdict,
+    }
 
 
 def hold(artifacts: Sequence[Path], args: Namespace) -> None:
-    """Refuse flatbuffers that lose more of the fp32 return than the gate allows, by a GateError."""
-    if args.gate is None:
+    """Raise a GateError for flatbuffers that lose more of the fp32 return than the gate allows."""
+    if args.gate is None or args.dry_run:
         return
     failing = []
     for path in artifacts:
@@ -115,7 +125,7 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
             )
         error = comparison.reward_error
         if error is not None and args.confident and comparison.scheme != REFERENCE:
-            # Of the difference the end that is worse.
+            # The worse end of the interval counts.
             difference, reference = comparison.difference, comparison.reference_mean
             worst = difference.mean if difference.alike else difference.low
             error = compare.reward_error(reference, reference + worst)
@@ -132,19 +142,6 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
 def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
     sidecar, how = Sidecar.load(sidecar_path(artifact)), (args.margin, args.chance, args.episodes)
     return compare.compare_saved(artifact, sidecar, *how)
-
-
-def _comparison_texts(comparison: Comparison | None) -> tuple[str, str, str]:
-    if comparison is None:
-        return "", "", "no fp32 to compare with"
-    if comparison.scheme == REFERENCE:
-        return "", "", "reference"
-    error = comparison.reward_error
-    return (
-        "undefined" if error is None else f"{error:+.2f} %",
-        _difference_text(comparison.difference),
-        comparison.verdict,
-    )
 
 
 def _limits_text(interval: Interval, sign: str = "") -> str:

@@ -1,6 +1,6 @@
-"""The command `quarl`: parse, call one function per verb, print where the result is.
+"""The verbs of the command `quarl`, one function each.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 a quality gate did not hold, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 130 interrupted.
 """
 
 import argparse
@@ -47,21 +47,21 @@ from quarl_tf.store.workspace import (
 from quarl_tf.study import State, Status, Study, engine
 from quarl_tf.training import checkpoint
 
-#: Columns of a terminal below which the table of results leaves out what matters least.
+#: Terminals with fewer columns get the table of results without its intervals.
 _NARROW = 120
 
-#: A precision is warned of where it takes so many times as long as float32.
+#: A warning is given for a precision that is slower than float32 by this factor.
 _SLOW = 1.5
 
 
 class _Console(Console):
-    """A console that leaves it to `main` what a closed pipe means; Rich's would exit with 1."""
+    """A console that leaves closed pipes to `main`; Rich's would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
-#: Wide enough for the tables when nobody's terminal sets a width.
+#: Where no terminal sets a width, it is wide enough for the tables.
 _console = _Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 
@@ -80,10 +80,10 @@ def main(words: Sequence[str] | None = None) -> int:
         _warn(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _warn("interrupted; the same command goes on where it was.")
+        _warn("interrupted; the same command resumes.")
         return 130
     except BrokenPipeError:
-        # Whoever read the output (head, less) has seen enough; Python would complain at exit.
+        # The reader (head, less) has closed the pipe; Python would report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
@@ -91,14 +91,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     run, preset = _requested_run(args)
-    schemes = _schemes(args, run)
-    require_possible(run, schemes)
+    # fp32 is what all others are compared with.
+    schemes = _schemes(args, run, reference=run.quantization is None)
     environments.require_chance(run.env_id, args.chance, run.algo)
     workspace = Workspace(args.root)
-    if run.quantization is None:
-        # What all others are compared with.
-        schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *schemes]))
-    artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
     reference = state.state(workspace, run.plain, REFERENCE, chance=args.chance)
     if run.quantization and reference.sidecar is None:
         _check_network(run, preset)  # What cannot be quantised needs no reference.
@@ -108,33 +104,17 @@ def _run(args: argparse.Namespace) -> None:
             f"first: {command}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
             f"{workspace.root.resolve()}"
         )
-    state.refuse_overwrite(workspace, run.run_id)
-    if args.dry_run:
-        _check_network(run, preset)
-        lines = [f"train    {workspace.run_dir(run.run_id)}"]
-        lines += [f"export   {path}" for path in artifacts]
-        lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts]
-        if not args.no_report:
-            name = report_name(run.run_id, args.chance)
-            lines.append(f"report   {workspace.report_dir(name)}")
-        print(*lines, sep="\n")
-        return
-    _train_one(workspace, run, preset)
-    _export_all(workspace, run.run_id, schemes)
-    _evaluate_all(artifacts, args)
+    _train_one(args, run, preset)
+    artifacts = _export_all(args, run.run_id, schemes)
+    _evaluate_all(args, artifacts)
     if not args.no_report:
-        _write_report([run.run_id], args)
+        args.runs, args.name = [run.run_id], None
+        _report(args)
     summary.hold(artifacts, args)
 
 
 def _train(args: argparse.Namespace) -> None:
-    (run, preset), workspace = _requested_run(args), Workspace(args.root)
-    state.refuse_overwrite(workspace, run.run_id)
-    if args.dry_run:
-        _check_network(run, preset)
-        print(f"train    {workspace.run_dir(run.run_id)}")
-        return
-    _train_one(workspace, run, preset)
+    _train_one(args, *_requested_run(args))
 
 
 def _checkpoint_save(args: argparse.Namespace) -> None:
@@ -143,29 +123,25 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
     folder = Workspace(args.root).run_dir(args.run)
     run = checkpoint.save_to_go_on(checkpoint_dir(folder), args.file)
     _say(f"saved     {args.file}  ({args.file.stat().st_size:,} bytes)")
-    _say(f"go on by  {run.command('train')}")
+    _say(f"resume by {run.command('train')}")
 
 
 def _export(args: argparse.Namespace) -> None:
     environments.import_environments(args.modules)
-    workspace, file, to_c = Workspace(args.root), Path(args.run), args.target == "c"
+    file, to_c = Path(args.run), args.target == "c"
     if args.no_float and not to_c:
         raise UsageError("--no-float is for C; add --target c. Received: --target tflite")
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf), args)
         return
-    _schemes(args)  # Refuses names that are none, whatever the run.
-    run = state.known_run(workspace, args.run)
+    _schemes(args)  # Refuses unknown names, whatever the run.
+    run = state.known_run(Workspace(args.root), args.run)
     if to_c and args.schemes is None:
         args.schemes = "int8" if run.quantization is None else "qat_int8"
     schemes = _schemes(args, run)
-    require_possible(run, schemes)
-    artifacts = [workspace.artifact(args.run, scheme.name) for scheme in schemes]
     if args.dry_run:
-        environments.env_spec(run.env_id)  # Refuses what is not registered.
-        print(*(f"export   {path}" for path in artifacts), sep="\n")
-    else:
-        _export_all(workspace, args.run, schemes)
+        environments.env_spec(run.env_id)  # Refuses an environment that is not registered.
+    artifacts = _export_all(args, args.run, schemes)
     for path in artifacts if to_c else ():
         _write_c(path, args)
 
@@ -185,15 +161,14 @@ def _adopt(args: argparse.Namespace) -> None:
             f"it. Received: {args.file}"
         )
     environments.import_environments(args.modules)
-    schemes = list(dict.fromkeys([Scheme.parse(REFERENCE), *_schemes(args)]))
-    workspace = Workspace(args.root)
+    names, workspace = _schemes(args, reference=True), Workspace(args.root)
+    schemes = [Scheme.parse(name) for name in names]
     asked = {name: getattr(args, name) for name in ("name", "seed", "modules")}
     with spinner("adopt"):
         run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **asked)
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
-    _export_all(workspace, run.run_id, schemes)
-    artifacts = [workspace.artifact(run.run_id, scheme.name) for scheme in schemes]
-    _evaluate_all(artifacts, args)
+    artifacts = _export_all(args, run.run_id, names)
+    _evaluate_all(args, artifacts)
     summary.hold(artifacts, args)
 
 
@@ -207,10 +182,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
     for path in artifacts:
         require_playable(path, args.chance)
-    if args.dry_run:
-        print(*(f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts), sep="\n")
-        return
-    _evaluate_all(artifacts, args)
+    _evaluate_all(args, artifacts)
     summary.hold(artifacts, args)
 
 
@@ -246,13 +218,12 @@ def _watch(args: argparse.Namespace) -> None:
 
 def _shown(args: argparse.Namespace) -> list[Policy]:
     environments.import_environments(args.modules)
-    schemes = [one.name for one in _schemes(args)]
-    paths = [path for given in args.policies for path in _files(given, args, schemes)]
-    return [Policy.load(path) for path in paths]
+    schemes = _schemes(args)
+    return [Policy.load(path) for one in args.policies for path in _files(one, args, schemes)]
 
 
 def _files(given: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[Path]:
-    """Return the file that is named, also as on the shelf; of a run's id those of its schemes."""
+    """Return the file that `given` names or, where it is a run id, those of its schemes."""
     if "/" in given or given.endswith(".tflite"):
         return [_artifact(Path(given), args.shelf)]
     return [Workspace(args.root).artifact(given, scheme) for scheme in schemes]
@@ -278,7 +249,7 @@ def _blame(args: argparse.Namespace) -> None:
 
 
 def _artifact(path: Path, models: Path) -> Path:
-    """Return a file as it is, and the file of a policy that is named as on the shelf."""
+    """Return the path of a file, which may be the name of a policy on the shelf."""
     if path.exists() or path.suffix or len(path.parts) != 3:
         return path
     found = shelf.take(path.as_posix(), models, Path("tflite_models"))
@@ -287,7 +258,20 @@ def _artifact(path: Path, models: Path) -> Path:
 
 
 def _report(args: argparse.Namespace) -> None:
-    _write_report(args.runs, args)
+    if args.dry_run:  # Of `run`, which has one run.
+        name = report_name(args.runs[0], args.chance)
+        print(f"report   {Workspace(args.root).report_dir(name)}")
+        return
+    with spinner("report"):
+        page = pipeline.report(
+            args.runs,
+            root=args.root,
+            name=args.name,
+            margin_percent=args.margin,
+            chance=args.chance,
+            command=args.command,
+        )
+    _say(f"report    {page}")
 
 
 def _study_plan(args: argparse.Namespace) -> None:
@@ -298,21 +282,17 @@ def _study_plan(args: argparse.Namespace) -> None:
         return
     plan = study.plan(workspace, wanted)
     table = Table("run", "scheme", "state")
+    colours = {State.MISSING: "default", State.EVALUATED: "green", State.FAILED: "red"}
     for one in plan:
-        coloured = f"[{_STATE_COLOURS[one.state]}]{one.state}"
+        coloured = f"[{colours.get(one.state, 'yellow')}]{one.state}"
         table.add_row(one.run.run_id, one.scheme.name, coloured)
     _console.print(table)
     _console.print(_counts(plan))
 
 
-_STATE_COLOURS: dict[State, str] = dict(
-    zip(State, ("default", "yellow", "yellow", "green", "red"), strict=True)
-)
-
-
 def _counts(plan: Sequence[Status]) -> str:
     counts = Counter(one.state for one in plan)
-    parts = [f"{counts[state]} {state}" for state in _STATE_COLOURS if counts[state]]
+    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
     return f"{len(plan)} experiments: {', '.join(parts)}"
 
 
@@ -320,14 +300,18 @@ def _study_run(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
-    _tell_slow(pipeline.preset_of(run) for run in new)
+    _warn_slow(pipeline.preset_of(run) for run in new)
+    pool: engine.Engine = engine.LocalEngine(args.jobs or len(engine.available_cores()))
+    if args.engine == "ray":
+        gather_in = args.root.resolve() if args.gather else None
+        pool = engine.RayEngine(args.address, args.cores, gather_in)
     with progress_bar(f"study {wanted.name}") as update:
-        plan = engine.run(workspace, wanted, _engine(args), _say, update, args.shard)
+        plan = engine.run(workspace, wanted, pool, _say, update, args.shard)
     _console.print(_counts(plan))
     failed = [one for one in plan if one.state == State.FAILED]
     waiting = sum(one.state not in (State.EVALUATED, State.FAILED) for one in plan)
     if failed:
-        also = f", and {waiting} more cannot do without them" if waiting else ""
+        also = f", and {waiting} more cannot run without them" if waiting else ""
         raise QuarlError(
             f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
             f"{failed[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
@@ -336,21 +320,15 @@ def _study_run(args: argparse.Namespace) -> None:
     if waiting:
         raise QuarlError(
             f"{waiting} of {len(plan)} experiments are not evaluated, though none failed: files "
-            f"they go by have changed meanwhile. See which by `{_study_command(args, 'plan')}` and "
-            f"run the same command again. Received: study={wanted.name!r}"
+            "they depend on have changed meanwhile. See which by "
+            f"`{_study_command(args, 'plan')}` and run the same command again. "
+            f"Received: study={wanted.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")
 
 
-def _engine(args: argparse.Namespace) -> engine.Engine:
-    if args.engine == "ray":
-        gather_in = args.root.resolve() if args.gather else None
-        return engine.RayEngine(args.address, args.cores, gather_in)
-    return engine.LocalEngine(args.jobs or len(engine.available_cores()))
-
-
 def _say(line: str) -> None:
-    """Print a line as it is and in one piece, for the paths in it to be copied."""
+    """Print a line without markup and line breaks, so that its paths can be copied."""
     _console.print(line, soft_wrap=True, markup=False)
 
 
@@ -368,12 +346,9 @@ def _study_report(args: argparse.Namespace) -> None:
     with spinner("report"):
         from quarl_tf.study.report import write_study_report
 
+        remedy = _study_command(args, "run")
         page = write_study_report(
-            workspace,
-            wanted,
-            margin_percent=args.margin,
-            command=args.command,
-            remedy=_study_command(args, "run"),
+            workspace, wanted, margin_percent=args.margin, command=args.command, remedy=remedy
         )
     _say(f"report    {page}")
     _console.print(_counts(study.plan(workspace, wanted)))
@@ -386,8 +361,7 @@ def _study_command(args: argparse.Namespace, action: str) -> str:
 def _inspect(args: argparse.Namespace) -> None:
     audit = flatbuffer.audit(args.artifact)
     table = Table(show_header=False)
-    size = args.artifact.stat().st_size
-    table.add_row("size", f"{size:,} bytes")
+    table.add_row("size", f"{args.artifact.stat().st_size:,} bytes")
     for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
         for tensor in tensors:
             text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
@@ -403,22 +377,18 @@ def _inspect(args: argparse.Namespace) -> None:
     _say(str(args.artifact))
     _console.print(table)
     if fits:
-        _console.print(_board_table(args.board, fits))
+        table = Table(f"on {args.board}", "flash", "RAM", "lacks", "verdict")
+        for fit in fits:
+            pairs = zip(fit.taken or (), fit.there, strict=False)
+            sizes = [f"{taken:,} of {there:,}" for taken, there in pairs] or ["", ""]
+            verdict = "[green]fits" if fit.holds else "[red]does not fit"
+            table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
+        _console.print(table)
     if fits and not any(fit.holds for fit in fits):
         raise GateError(
             "This board does not hold the policy; quantise it to int8, or take a smaller network "
             f"or another board. Received: board={args.board!r}"
         )
-
-
-def _board_table(board: str, fits: Sequence[boards.Fit]) -> Table:
-    table = Table(f"on {board}", "flash", "RAM", "lacks", "verdict")
-    for fit in fits:
-        pairs = zip(fit.taken or (), fit.there, strict=False)
-        sizes = [f"{taken:,} of {there:,}" for taken, there in pairs] or ["", ""]
-        verdict = "[green]fits" if fit.holds else "[red]does not fit"
-        table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
-    return table
 
 
 def _provenance(artifact: Path) -> list[tuple[str, str]]:
@@ -450,20 +420,21 @@ def _list(args: argparse.Namespace) -> None:
     reported = state.reported_runs(workspace)
     on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
     for run_id in workspace.run_ids():
-        trained = (workspace.run_dir(run_id) / "training.json").exists()
-        if on_shelf and not workspace.run_dir(run_id).exists():
+        folder = workspace.run_dir(run_id)
+        if on_shelf and not folder.exists():
             continue
         exported = list(workspace.artifact_dir(run_id).glob("*.tflite"))
-        evaluated = sum(map(state.is_evaluated, exported))
-        counts = f"{len(exported)}", f"{evaluated}"
-        found.add_row(run_id, _YES[trained], *counts, _YES[run_id in reported])
+        found.add_row(
+            run_id,
+            "yes" if (folder / "training.json").exists() else "no",
+            str(len(exported)),
+            str(sum(map(state.is_evaluated, exported))),
+            "yes" if run_id in reported else "no",
+        )
     if found.rows:
         _console.print(found)
     else:
         _say(f"no runs in {workspace.root.resolve()}")
-
-
-_YES = ("no", "yes")
 
 
 def _shelf_table(models: Path) -> Table:
@@ -504,7 +475,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     environments.import_environments(args.modules)
     given = args.task or args.env
     env_id = environments.canonical_id(given)
-    _tell_renamed({given: env_id})
+    _warn_renamed({given: env_id})
     overrides = dict(_override(text) for text in args.overrides)
     given_apart = {"until": args.until, "precision": args.precision}
     overrides |= {name: value for name, value in given_apart.items() if value is not None}
@@ -514,7 +485,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     environments.require_actions(algo, environments.env_spec(env_id))
     preset = presets.load(algo, env_id, overrides, args.presets)
     if args.presets is not None and env_id not in presets.own_table(algo, args.presets):
-        _warn(f"{args.presets} has no {algo} preset of {env_id}; going on with ours.")
+        _warn(f"{args.presets} has no {algo} preset of {env_id}; using the package's.")
     quantization = _quantization(args, algo, preset)
     own = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
@@ -529,13 +500,13 @@ def _warn(line: str) -> None:
     print(f"quarl: {line}", file=sys.stderr)
 
 
-def _tell_renamed(ids: Mapping[str, str]) -> None:
+def _warn_renamed(ids: Mapping[str, str]) -> None:
     for given, today in ids.items():
         if given != today:
-            _warn(f"{given} is {today} today; going on with that.")
+            _warn(f"{given} is now {today}, which is used.")
 
 
-def _tell_slow(used: Iterable[Preset]) -> None:
+def _warn_slow(used: Iterable[Preset]) -> None:
     precisions = {one.precision for one in used} - {"float32"}
     if not precisions:
         return
@@ -545,14 +516,14 @@ def _tell_slow(used: Iterable[Preset]) -> None:
         if (factor := slowdown(precision)) > _SLOW:
             _warn(
                 f"on this machine a convolution's gradient takes {factor:.1f} times as long in "
-                f"{precision}, in which hidden layers are to train, as in float32; for that give "
-                "--precision float32 (in a study, overrides)."
+                f"{precision}, the precision of the hidden layers, as in float32; to train in "
+                "float32 give --precision float32 (in a study, overrides)."
             )
 
 
 def _read_study(path: Path) -> Study:
     wanted = study.read(path)
-    _tell_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
+    _warn_renamed({cell.given_env_id: cell.base.env_id for cell in wanted.cells})
     return wanted
 
 
@@ -565,7 +536,7 @@ def _check_network(run: Run, preset: Preset) -> None:
 
 
 def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:
-    """Build what `--bits` and what belongs to it ask for; None without it."""
+    """Return the quantisation of `--bits`, `--quant-delay` and `-q`; None without `--bits`."""
     options = dict(_override(text, "-q") for text in args.quantization)
     if args.bits is None:
         if args.quant_delay is not None or options:
@@ -579,8 +550,7 @@ def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quanti
             raise UsageError(f"Give it with {other}. Received: -q {name}={options[name]}")
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
     presets.require_possible_delay(delay, preset)
-    values = {**options, "bits": args.bits, "delay": delay}
-    return presets.quantization(algo, values)
+    return presets.quantization(algo, {**options, "bits": args.bits, "delay": delay})
 
 
 def _override(text: str, option: str = "-p") -> tuple[str, Any]:
@@ -593,22 +563,34 @@ def _override(text: str, option: str = "-p") -> tuple[str, Any]:
         raise UsageError(f"The value of an override is not readable. Received: {text!r}") from None
 
 
-def _schemes(args: argparse.Namespace, run: Run | None = None) -> list[Scheme]:
+def _schemes(
+    args: argparse.Namespace, run: Run | None = None, *, reference: bool = False
+) -> list[str]:
+    """Return the schemes asked for, which have to be those of a `run`; `reference` adds fp32."""
     usual = DEFAULT_SCHEMES if run is None else run.default_schemes
     given = usual if args.schemes is None else args.schemes.split(",")
-    names = list(dict.fromkeys(name for name in given if name))
+    names = [name for name in given if name]
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
-    return [Scheme.parse(name) for name in names]
+    parsed = [Scheme.parse(name) for name in names]
+    if run is not None:
+        require_possible(run, parsed)
+    return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in parsed]))
 
 
 def _root(args: argparse.Namespace) -> list[str]:
     return [] if args.root == Path() else ["--root", str(args.root)]
 
 
-def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
+def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
+    workspace = Workspace(args.root)
+    state.refuse_overwrite(workspace, run.run_id)
+    if args.dry_run:
+        _check_network(run, preset)
+        print(f"train    {workspace.run_dir(run.run_id)}")
+        return
     if not state.is_trained(workspace, run.run_id):
-        _tell_slow([preset])
+        _warn_slow([preset])
     with progress_bar(f"train {run.run_id}") as update:
         record = pipeline.train(run, root=workspace.root, update=update)
     _say(
@@ -617,14 +599,22 @@ def _train_one(workspace: Workspace, run: Run, preset: Preset) -> None:
     )
 
 
-def _export_all(workspace: Workspace, run_id: str, schemes: Sequence[Scheme]) -> None:
-    names = [scheme.name for scheme in schemes]
+def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str]) -> list[Path]:
+    workspace = Workspace(args.root)
+    artifacts = [workspace.artifact(run_id, scheme) for scheme in schemes]
+    if args.dry_run:
+        print(*(f"export   {path}" for path in artifacts), sep="\n")
+        return artifacts
     with progress_bar(f"export {run_id}") as update:
-        pipeline.export(run_id, names, root=workspace.root, update=update)
+        pipeline.export(run_id, schemes, root=workspace.root, update=update)
     _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
+    return artifacts
 
 
-def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
+def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
+    if args.dry_run:
+        print(*(f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts), sep="\n")
+        return
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
@@ -633,37 +623,11 @@ def _evaluate_all(artifacts: Sequence[Path], args: argparse.Namespace) -> None:
         _console.print(summary.table(of_one, args, narrow=_console.width < _NARROW))
 
 
-def _write_report(run_ids: Sequence[str], args: argparse.Namespace) -> None:
-    with spinner("report"):
-        page = pipeline.report(
-            run_ids,
-            root=args.root,
-            name=getattr(args, "name", None),
-            margin_percent=args.margin,
-            chance=args.chance,
-            command=args.command,
-        )
-    _say(f"report    {page}")
-
-
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
-    "run": _run,
-    "train": _train,
-    "checkpoint save": _checkpoint_save,
-    "export": _export,
-    "adopt": _adopt,
-    "quantize": _quantize,
-    "blame": _blame,
-    "evaluate": _evaluate,
-    "bench": _bench,
-    "record": _record,
-    "watch": _watch,
-    "report": _report,
-    "study plan": _study_plan,
-    "study run": _study_run,
-    "study status": _study_status,
-    "study report": _study_report,
-    "inspect": _inspect,
-    "list": _list,
-    "doctor": _doctor,
+    function.__name__[1:].replace("_", " "): function
+    for function in (
+        *(_run, _train, _checkpoint_save, _export, _adopt, _quantize, _blame, _evaluate, _bench),
+        *(_record, _watch, _report, _study_plan, _study_run, _study_status, _study_report),
+        *(_inspect, _list, _doctor),
+    )
 }

@@ -1,10 +1,10 @@
-"""What is kept of trainings, flatbuffers and evaluations, and whether a file says it."""
+"""Records of trainings, flatbuffers and evaluations, and their checks when they are read."""
 
 import json
 import reprlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -13,29 +13,36 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import digest, read_json, sha256, write_json
 from quarl_tf.spec import Run
 
-#: Version of the rules that evaluations are played by; those of another are played again.
+#: Version of the evaluation rules; evaluations of another version are repeated.
 PROTOCOL_VERSION = 1
 
-#: What every record says about the run it belongs to, see `spec.Run`.
+#: Required fields of a record's `run`, see `spec.Run`.
 _RUN_FIELDS = {"algo": str, "env_id": str, "seed": int, "overrides": dict[str, Any]}
 
 
+@dataclass(frozen=True)
 class _JsonRecord:
-    """A dataclass kept as one JSON file."""
+    """A dataclass stored as one JSON file; a field with a default is stored where it differs."""
 
     def save(self, path: Path) -> None:
-        """Write the record, whole or not at all."""
-        write_json(path, asdict(self))  # type: ignore[call-overload]
+        """Write the record atomically."""
+        defaults = self._defaults()
+        values = asdict(self).items()
+        write_json(path, {k: v for k, v in values if k not in defaults or v != defaults[k]})
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the record; a QuarlError where the file does not hold this one, whole."""
+        """Read the record; a QuarlError where the file holds no valid one."""
         return cls.of(read_json(path), path)
 
     @classmethod
-    def of(cls, values: dict[str, Any], path: Path) -> Self:
-        """Build the record of what a file says; a QuarlError where that cannot be one."""
-        kinds = get_type_hints(cls)
+    def _defaults(cls) -> dict[str, Any]:
+        return {one.name: one.default for one in fields(cls) if one.default is not MISSING}
+
+    @classmethod
+    def of(cls, stored: dict[str, Any], path: Path) -> Self:
+        """Build the record of the values in a file; a QuarlError where they are not valid."""
+        kinds, values = get_type_hints(cls), cls._defaults() | stored
         if differing := kinds.keys() ^ values.keys():
             raise QuarlError(
                 f"{path} is no {cls.__name__} of this version; delete it and run again what made "
@@ -59,12 +66,12 @@ class _JsonRecord:
         )
 
     def _flaws(self) -> Iterator[tuple[str, str]]:
-        """Yield fields whose value cannot be, though its type is right, and the rule it broke."""
+        """Yield fields with an invalid value of the right type, and the rule that it breaks."""
         return iter(())
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a JSON value is of the type that a record's field is declared with."""
+    """Tell whether a JSON value has the declared type of a field."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType or kind is Any:
         return kind is Any or any(_fits(value, one) for one in arguments)
@@ -75,7 +82,7 @@ def _fits(value: Any, kind: Any) -> bool:
         hints = get_type_hints(kind)
         known = isinstance(value, dict) and value.keys() == hints.keys()
         return known and all(_fits(value[name], hint) for name, hint in hints.items())
-    if isinstance(value, bool):  # To Python, True is an int.
+    if isinstance(value, bool):  # A bool is an int, too.
         return kind is bool
     if kind is float:
         # Finite: json reads NaN and 1e999, which `write_json` never writes.
@@ -96,22 +103,21 @@ def _run_flaws(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class TrainingRecord(_JsonRecord):
-    """What a finished training was and made, kept as `training.json` in its run folder."""
+    """A finished training, stored as `training.json` in its run folder."""
 
     run: dict[str, Any]
     run_id: str
     preset: dict[str, Any]
-    #: Environment step of the network that was kept.
+    #: Environment step of the selected network.
     best_step: int
     #: Its mean greedy return on selection seeds: biased upwards, never a result.
     selection_return: float
     network_sha256: str
     calibration_sha256: str
-    #: Wall time of the training alone, of every part that its network comes from.
+    #: Wall time of the training alone, summed over the parts that its network comes from.
     seconds: float
     versions: dict[str, str]
-    #: What trained it, each part of a resumed training once: commits, digests of the sources, and
-    #: processors.
+    #: Of every part of a resumed training: commits, digests of the sources, processors.
     commits: list[str]
     sources: list[str]
     processors: list[str]
@@ -121,20 +127,18 @@ class TrainingRecord(_JsonRecord):
 
     def verify(self, folder: Path) -> None:
         """Raise a QuarlError where a file of the run folder is missing or was changed."""
-        for name, expected in (
-            ("network.npz", self.network_sha256),
-            ("calibration.npz", self.calibration_sha256),
-        ):
-            if sha256(folder / name) != expected:
+        for name in ("network", "calibration"):
+            path = folder / f"{name}.npz"
+            if sha256(path) != getattr(self, f"{name}_sha256"):
                 raise QuarlError(
-                    f"{folder / name} was changed or damaged after training; delete the run folder "
-                    f"and train again. Received: path={str(folder / name)!r}"
+                    f"{path} was changed or damaged after training; delete the run folder and "
+                    f"train again. Received: path={str(path)!r}"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sidecar(_JsonRecord):
-    """The truth about one flatbuffer, kept beside it as `<scheme>.json`."""
+    """Description of one flatbuffer, stored beside it as `<scheme>.json`."""
 
     run: dict[str, Any]
     run_id: str
@@ -143,33 +147,32 @@ class Sidecar(_JsonRecord):
     native: bool
     sha256: str
     size_bytes: int
-    #: What the head's numbers are: "q_values", "advantages" (Q-values less a part that all
-    #: actions share), "logits" or "action".
+    #: Meaning of the head: "q_values", "advantages" (Q-values up to an offset that all actions
+    #: share), "logits" or "action".
     head: str
-    #: Actions of a discrete space, of each of several (MultiDiscrete) a list, or null.
+    #: Number of discrete actions, a list for MultiDiscrete, or null.
     num_actions: int | list[int] | None
     #: Bounds of a continuous action space, or null.
     action_low: list[float] | None
     action_high: list[float] | None
-    #: Standard deviation of each component of a continuous action around the head, where the policy
-    #: is such a distribution; null where it is none, and for discrete actions.
+    #: Standard deviation of each component of a continuous action around the head; null for
+    #: deterministic policies and discrete actions.
     action_std: list[float] | None
     observation_shape: list[int]
     observation_dtype: str
-    #: Tensors in the file by dtype, read back from the flatbuffer.
+    #: Numbers of tensors and of weights (elements of constant tensors) by dtype, and operators in
+    #: order with the dtype each computes, all read back from the flatbuffer.
     tensor_dtypes: dict[str, int]
-    #: Weights (elements of constant tensors) in the file by dtype, read back from the flatbuffer.
     weight_dtypes: dict[str, int]
-    #: Operators in the file, in order, with the dtype each computes.
     operators: list[str]
-    #: Checks made at export against the network the flatbuffer came from.
+    #: Results of the checks at export against the network.
     check: dict[str, Any]
-    #: Hash of the trained network file the flatbuffer was made from.
+    #: Hash of the network file that was exported.
     network_sha256: str
     #: Hash of the calibration observations, for schemes that need them.
     calibration_sha256: str | None
     preset: dict[str, Any]
-    #: Commits and processors of the training, as its record has them.
+    #: Commits and processors of the training, from its record.
     trained_commits: list[str]
     trained_on: list[str]
     #: Of the export.
@@ -178,15 +181,15 @@ class Sidecar(_JsonRecord):
     sources: str
 
     def save(self, path: Path) -> None:
-        """Write the sidecar with a checksum over it, whole or not at all."""
+        """Write the sidecar and its checksum atomically."""
         values = json.loads(json.dumps(asdict(self)))
         write_json(path, values | {"checksum": digest(values)})
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the sidecar; a QuarlError where the file does not hold this one, unchanged."""
+        """Read the sidecar; a QuarlError where the file was changed or is not valid."""
         values = read_json(path)
-        # Former versions wrote none.
+        # Earlier versions wrote no checksum.
         if "checksum" in values and (said := values.pop("checksum")) != (found := digest(values)):
             raise QuarlError(
                 f"{path} was changed or damaged; make its flatbuffer again. "
@@ -205,10 +208,10 @@ class Sidecar(_JsonRecord):
 
 @dataclass(frozen=True)
 class Protocol:
-    """The rules that episodes are played by: whole ones, their rewards unclipped and summed.
+    """The rules of an evaluation: whole episodes, unclipped rewards.
 
-    Actions are "greedy", the best value and the lowest index on ties; "sampled" from the policy's
-    distribution; or "random". The rules of an Atari game are `environments.rules`; null elsewhere.
+    Actions are "greedy" (the best value; the lowest index on ties), "sampled" from the policy's
+    distribution, or "random". `game` holds the rules of an Atari game (`environments.rules`).
     """
 
     version: int
@@ -218,47 +221,38 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Evaluation(_JsonRecord):
-    """Every episode of one policy on given seeds, kept at `evaluation_path`."""
+    """Episodes of one policy on given seeds, stored at `evaluation_path`."""
 
     run_id: str
     env_id: str
-    #: A scheme's name, or "random" for the baseline that samples the action space.
+    #: Name of a scheme, or "random" for the random policy.
     scheme: str
-    #: Hash of the flatbuffer that acted; null for the random baseline.
+    #: Hash of the flatbuffer; null for the random policy.
     artifact_sha256: str | None
     protocol: Protocol
     seeds: list[int]
     returns: list[float]
     lengths: list[int]
-    #: Which of the game's starts each episode went on from; null where episodes are not told apart.
+    #: Frame at which each episode of an Atari game starts; null elsewhere.
     starts: list[int] | None
-    #: Steps at which two or more actions shared the best value.
+    #: Steps at which several actions had the best value.
     ties: int
-    #: Microseconds of one `Policy.act` or `Policy.sample` call, whichever chose the actions:
-    #: {"median": ..., "p95": ..., "p99": ...}; null for random.
+    #: Microseconds of one `Policy.act` or `Policy.sample` call: {"median": ..., "p95": ...,
+    #: "p99": ...}; null for the random policy.
     latency_us: dict[str, float] | None
-    #: Hash of the fp32 flatbuffer it was compared with; null where there was none.
+    #: Hash of the fp32 flatbuffer it is compared with; null where there was none.
     reference_sha256: str | None
     #: Actions equal to the fp32 policy's on the states that the fp32 policy visits:
-    #: {"fraction": ..., "states": ...}; null where there is nothing to compare with.
+    #: {"fraction": ..., "states": ...}; null without an fp32 policy.
     agreement: dict[str, float] | None
     versions: dict[str, str]
-    #: What it was measured on.
     processor: str
     sources: str
-    #: Whether each episode succeeded, where the environment tells (`info["is_success"]`); else
-    #: null, and not in the file.
+    #: Success of each episode, where the environment reports it (`info["is_success"]`).
     successes: list[bool] | None = None
 
-    def save(self, path: Path) -> None:
-        """Write the record, whole or not at all."""
-        values = asdict(self)
-        if self.successes is None:
-            del values["successes"]
-        write_json(path, values)
-
     def first(self, episodes: int | None, *, skip: int = 0) -> Self:
-        """Return it with its first episodes behind those skipped; ties and latency are of all."""
+        """Return the first episodes after those skipped; ties and latency stay those of all."""
         part = slice(skip, None if episodes is None else skip + episodes)
         return replace(
             self,
@@ -268,11 +262,6 @@ class Evaluation(_JsonRecord):
             starts=None if self.starts is None else self.starts[part],
             successes=None if self.successes is None else self.successes[part],
         )
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read the record; a QuarlError where the file does not hold this one, whole."""
-        return cls.of({"successes": None} | read_json(path), path)
 
     def _flaws(self) -> Iterator[tuple[str, str]]:
         if not self.seeds:

@@ -1,4 +1,4 @@
-"""Tell from the files of a workspace what is done and what belongs together: `state`."""
+"""Progress of experiments, from the files of a workspace: `state`."""
 
 import contextlib
 import shlex
@@ -25,7 +25,7 @@ from quarl_tf.store.workspace import (
 
 
 class State(StrEnum):
-    """How far an experiment, a run in a scheme, is."""
+    """Progress of an experiment, which is one run in one scheme."""
 
     MISSING = "missing"
     TRAINED = "trained"
@@ -36,10 +36,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Status:
-    """How far an experiment is, and its files as far as they belong together.
+    """Progress of an experiment, and its files where they are valid and match.
 
-    `reason` says why it is not evaluated, in words that follow the name of the scheme, and
-    `command` is the command line that brings it on.
+    `reason` follows the name of the scheme in messages; `command` does the next stage.
     """
 
     state: State
@@ -58,12 +57,12 @@ def state(
     preset: Preset | None = None,
     chance: Chance = GREEDY,
 ) -> Status:
-    """Tell how far an experiment is.
+    """Return the progress of an experiment.
 
-    An evaluation with this `chance` counts with so many `episodes` of the run's seeds, and a
-    training by this `preset`; None takes any. A large flatbuffer need not be kept once it was
-    evaluated: the hash in its sidecar and in the evaluation says what it was. Files that came
-    without their run folder, as in a clone, count.
+    With `episodes`, an evaluation counts if it has so many of the run's seeds; with a `preset`, a
+    training counts if it has the same settings. After its evaluation a flatbuffer may be deleted,
+    as its hash is in the sidecar and in the evaluation. Results count without the run folder, as
+    in a clone.
     """
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
@@ -82,14 +81,13 @@ def state(
 def _exported(
     workspace: Workspace, run: Run, scheme: str, record: TrainingRecord | None
 ) -> Sidecar | Status:
-    """Return the sidecar of a flatbuffer that is, or was, there and whole; else why it is not."""
+    """Return the sidecar of a valid flatbuffer, else the status before the export."""
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
     before = State.TRAINED if trained else State.MISSING
     command = export_command(workspace, run.run_id, f" --schemes {scheme}")
     kept = artifact.exists()
-    evaluated = is_evaluated(artifact)
-    if not sidecar_path(artifact).exists() or not (kept or evaluated):
+    if not sidecar_path(artifact).exists() or not (kept or is_evaluated(artifact)):
         return Status(before, "was not exported", command)
     sidecar = Sidecar.load(sidecar_path(artifact))
     expected = (run.run_id, scheme, sha256(artifact) if kept else sidecar.sha256)
@@ -128,7 +126,7 @@ def evaluation_flaw(
     seeds: Sequence[int] | None,
     chance: Chance,
 ) -> str | None:
-    """Return why an evaluation cannot stand for a flatbuffer on these seeds; None if it can."""
+    """Return why an evaluation is not valid for a flatbuffer on these seeds; None if it is."""
     if evaluation.artifact_sha256 != sidecar.sha256:
         return "has a stale evaluation, made with another flatbuffer"
     if not _keeps_rules(evaluation, reference, chance):
@@ -141,34 +139,34 @@ def evaluation_flaw(
 
 
 def protocol(env_id: str, actions: str, sticky: float = 0.0) -> Protocol:
-    """Return the rules that episodes are played by today."""
+    """Return the current evaluation rules."""
     return Protocol(PROTOCOL_VERSION, actions, environments.rules(env_id, sticky))
 
 
 def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None) -> bool:
-    """Tell whether episodes were played by today's rules; without chance at random."""
+    """Tell whether an evaluation has the current rules; `chance` is None for random actions."""
     actions, sticky = ("random", 0.0) if chance is None else (chance.actions, chance.sticky)
     rules = protocol(evaluation.env_id, actions, sticky)
     if not reference.exists():
-        # What cannot be played again with its reference stays by the rules of its time.
+        # It cannot be repeated with its reference, so its game's rules of that time count.
         rules = replace(rules, game=evaluation.protocol.game)
     return evaluation.protocol == rules
 
 
 def is_evaluated(artifact: Path) -> bool:
-    """Tell whether there is an evaluation of a flatbuffer, with any chance."""
+    """Tell whether a flatbuffer has an evaluation, of any `Chance`."""
     return any(artifact.parent.glob(f"{artifact.stem}.*eval.json"))
 
 
 def _reference_hashes(path: Path) -> set[str | None]:
     if not sidecar_path(path).exists():
         return {None}
-    # One that was left out can be compared with no more.
+    # A deleted reference cannot be compared with again.
     return {Sidecar.load(sidecar_path(path)).sha256} | (set() if path.exists() else {None})
 
 
 def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
-    """Return the random policy's evaluation on these seeds, which is kept as `artifact`'s."""
+    """Return the random policy's evaluation on these seeds, stored as that of `artifact`."""
     try:
         whole = Evaluation.load(evaluation_path(artifact))
     except QuarlError:
@@ -181,9 +179,9 @@ def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | Non
 
 
 def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:
-    """Return the record of a finished training; None if it is not, a QuarlError if it is another.
+    """Return the record of a finished training, else None; a QuarlError for other settings.
 
-    Checkpoints that it has left, as one does that was killed as it ended, are deleted.
+    Deletes checkpoints that remain where a process was killed at the end of the training.
     """
     folder = workspace.run_dir(run.run_id)
     if not (folder / "training.json").exists():
@@ -202,7 +200,7 @@ def require_same_settings(
     preset: Preset,
     remedy: str = "move it away or use another --root",
 ) -> None:
-    """Refuse what was recorded at a path of another `run` and `preset`: a QuarlError names keys."""
+    """Raise a QuarlError that names the settings of a record which differ from those asked for."""
     asked = presets.settings(run, asdict(preset))
     try:
         found = presets.settings(Run.from_dict(recorded["run"]), recorded["preset"])
@@ -218,7 +216,7 @@ def require_same_settings(
 
 
 def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
-    """Return the record of a training; a QuarlError if it does not exist or is not finished."""
+    """Return the record of a finished training, else a QuarlError."""
     folder = workspace.run_dir(run_id)
     if (folder / "training.json").exists():
         return TrainingRecord.load(folder / "training.json")
@@ -235,7 +233,7 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
 
 
 def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
-    """Return a run that starts from the finished training `origin`, a network like its own."""
+    """Return the run with the finished training `origin`, which has the same architecture."""
     path, record = origin_network(workspace, origin)
     found = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
     theirs, ours = (presets.settings(run, values) for values in (record.preset, asdict(preset)))
@@ -249,9 +247,10 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
 
 
 def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRecord | Sidecar]:
-    """Return where a training's network is kept, and what says so; else a QuarlError.
+    """Return the file of a finished training's network, and its record.
 
-    It is the run folder or, where only flatbuffers came, as in a clone, fp32.
+    Without the run folder, as in a clone, these are the fp32 flatbuffer and its sidecar. A
+    QuarlError where neither can be used.
     """
     folder, fp32 = workspace.run_dir(run_id), workspace.artifact(run_id, REFERENCE)
     if (folder / "training.json").exists() or not fp32.exists():
@@ -268,7 +267,7 @@ def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRec
 
 
 def known_run(workspace: Workspace, run_id: str) -> Run:
-    """Return a run that is trained or adopted; a QuarlError if it is neither, or not finished."""
+    """Return a run that is trained or adopted, else a QuarlError."""
     exported = exported_run(workspace, run_id)
     if exported is not None and exported.adopted:
         return exported
@@ -276,7 +275,7 @@ def known_run(workspace: Workspace, run_id: str) -> Run:
 
 
 def exported_run(workspace: Workspace, run_id: str) -> Run | None:
-    """Return the run that the flatbuffers under a run's id are of; None if there are none."""
+    """Return the run of the flatbuffers in a run's folder; None if there are none."""
     for path in sorted(workspace.artifact_dir(run_id).glob("*.json")):
         with contextlib.suppress(QuarlError):
             return Run.from_dict(Sidecar.load(path).run)
@@ -287,19 +286,18 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     """Return the schemes whose flatbuffer is missing, damaged or of an earlier network."""
     run = known_run(workspace, run_id)
     record = None if run.adopted else training_record(workspace, run_id)
-
-    def is_current(scheme: str) -> bool:
-        try:
+    missing = []
+    for scheme in schemes:
+        found = None
+        with contextlib.suppress(QuarlError):
             found = _exported(workspace, run, scheme, record)
-        except QuarlError:
-            return False
-        return isinstance(found, Sidecar) and workspace.artifact(run_id, scheme).exists()
-
-    return [scheme for scheme in schemes if not is_current(scheme)]
+        if not isinstance(found, Sidecar) or not workspace.artifact(run_id, scheme).exists():
+            missing.append(scheme)
+    return missing
 
 
 def is_trained(workspace: Workspace, run_id: str) -> bool:
-    """Tell whether a training is finished, or its flatbuffers came without it, as in a clone."""
+    """Tell whether a training is finished, or only its flatbuffers are here, as in a clone."""
     if _is_begun(workspace, run_id):
         return (workspace.run_dir(run_id) / "training.json").exists()
     return any(workspace.artifact_dir(run_id).glob("*.json"))
@@ -310,7 +308,7 @@ def _is_begun(workspace: Workspace, run_id: str) -> bool:
 
 
 def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
-    """Refuse to train where flatbuffers of a training lie that is not here, as in a clone."""
+    """Refuse to train over flatbuffers whose run folder is missing, as in a clone."""
     folder = workspace.artifact_dir(run_id)
     if not _is_begun(workspace, run_id) and any(folder.glob("*.tflite")):
         raise QuarlError(
@@ -320,7 +318,7 @@ def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
 
 
 def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
-    """Return the command line that exports a run from where we are."""
+    """Return the command line that exports a run from the current folder."""
     root = workspace.root
     here = root.resolve() == Path.cwd()
     return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
@@ -332,20 +330,18 @@ def evaluate_command(artifact: Path, chance: Chance = GREEDY) -> str:
 
 
 def copy_curve(workspace: Workspace, run_id: str) -> None:
-    """Bring the run's learning curve to its flatbuffers, where the report looks for it."""
-    name = "progress.csv"
-    with contextlib.suppress(FileNotFoundError):
-        curve = (workspace.run_dir(run_id) / name).read_bytes()
-        copy = workspace.artifact_dir(run_id) / name
-        if not copy.exists() or copy.read_bytes() != curve:
-            write_bytes(copy, curve)
+    """Copy the run's learning curve to its flatbuffers, where reports read it."""
+    curve = workspace.run_dir(run_id) / "progress.csv"
+    copy = workspace.artifact_dir(run_id) / curve.name
+    if curve.exists() and not (copy.exists() and copy.read_bytes() == curve.read_bytes()):
+        write_bytes(copy, curve.read_bytes())
 
 
 def reported_runs(workspace: Workspace) -> set[str]:
-    """Return the ids of all runs whose results are in a report."""
+    """Return the ids of all runs with results in a report."""
     found: set[str] = set()
-    for path in workspace.report_dir("x").parent.glob("*/results.json"):
-        # Whatever else has that name is none of ours.
+    for path in workspace.root.glob("reports/*/results.json"):
+        # Other files may have that name.
         with contextlib.suppress(QuarlError, AttributeError, KeyError, TypeError):
             rows = read_json(path)["runs"]
             found |= {row["run_id"] for row in rows if row["status"] == "ok"}

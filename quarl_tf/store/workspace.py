@@ -1,4 +1,4 @@
-"""The folders of a project: where runs, flatbuffers and reports lie."""
+"""Paths of runs, flatbuffers and reports."""
 
 import os
 import re
@@ -19,11 +19,11 @@ class Workspace:
     root: Path
 
     def run_dir(self, run_id: str) -> Path:
-        """Return the folder of one training; a UsageError where its id is no name of a folder."""
+        """Return the folder of one training; a UsageError for an id that is a path."""
         return self.root / "runs" / _checked_run_id(run_id)
 
     def artifact_dir(self, run_id: str) -> Path:
-        """Return the folder of one training's flatbuffers: by environment, algorithm, the rest."""
+        """Return the folder of a run's flatbuffers: environment / algorithm / seed and settings."""
         match = re.fullmatch(r"([^-]+)-(.+)-(s\d+.*)", _checked_run_id(run_id))
         if match is None:
             raise UsageError(
@@ -42,7 +42,7 @@ class Workspace:
         return sorted(trained | exported)
 
     def artifact(self, run_id: str, scheme: str) -> Path:
-        """Return the path of one flatbuffer; its sidecar and evaluations lie beside it."""
+        """Return the path of a flatbuffer; its sidecar and evaluations are beside it."""
         return self.artifact_dir(run_id) / f"{scheme}.tflite"
 
     def report_dir(self, name: str) -> Path:
@@ -62,45 +62,45 @@ def _checked_run_id(run_id: str) -> str:
 
 
 def checkpoint_dir(run_folder: Path) -> Path:
-    """Return where the checkpoints of a run lie."""
+    """Return the folder of a run's checkpoints."""
     return run_folder / "checkpoints"
 
 
 def delete_checkpoints(run_folder: Path) -> None:
-    """Delete what no training resumes from any more; with a replay it is hundreds of megabytes."""
+    """Delete the checkpoints of a run; with a replay they take hundreds of megabytes."""
     shutil.rmtree(checkpoint_dir(run_folder), ignore_errors=True)
 
 
 def sidecar_path(artifact: Path) -> Path:
-    """Return where the sidecar of a flatbuffer lies."""
+    """Return the path of a flatbuffer's sidecar."""
     return artifact.with_suffix(".json")
 
 
 def evaluation_path(artifact: Path, chance: Chance = GREEDY) -> Path:
-    """Return where the evaluation of a flatbuffer lies, those with chance apart."""
+    """Return the path of a flatbuffer's evaluation, one for each `Chance`."""
     return artifact.with_suffix(f".{chance.name}.eval.json" if chance.name else ".eval.json")
 
 
 def blame_path(artifact: Path) -> Path:
-    """Return where the table of what int8 does to each layer of an fp32 flatbuffer lies."""
+    """Return the path of an fp32 flatbuffer's table of int8 errors by layer."""
     return artifact.with_suffix(".blame.csv")
 
 
 def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     """Return the fp32 flatbuffer that one is compared with.
 
-    It lies beside it, but for a quantisation-aware training: there it is the plain training's.
+    It is in the same folder, or in that of the plain training for a quantisation-aware one.
     """
     run = Run.from_dict(sidecar.run)
     folder = artifact.parent
     if run.quantization is not None:
-        # Of "." and ".." the parent is not the folder that they lie in.
+        # `parent` alone is wrong for "." and "..".
         folder = Path(os.path.abspath(folder)).parent / run.plain.folder
     return folder / f"{REFERENCE}.tflite"
 
 
 def checked_report_name(name: object) -> str:
-    """Return the name of a report, which is that of its folder; a UsageError for another."""
+    """Return the name of a report; a UsageError where a folder cannot have it."""
     if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(
             "The name of a report is a folder's: letters, digits, '.', '_' and '-', beginning with "
@@ -110,15 +110,14 @@ def checked_report_name(name: object) -> str:
 
 
 def report_name(name: str, chance: Chance = GREEDY) -> str:
-    """Return what a report named after its runs is called, those with chance apart."""
+    """Return the default name of a report, one for each `Chance`."""
     return f"{name}-{chance.name}" if chance.name else name
 
 
 def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     """Write a flatbuffer and its sidecar.
 
-    The old sidecar goes first and the new one comes last: between the two nothing claims that the
-    flatbuffer is whole.
+    The old sidecar is deleted first, so that no sidecar describes another flatbuffer.
     """
     try:
         sidecar_path(path).unlink(missing_ok=True)

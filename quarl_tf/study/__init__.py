@@ -1,7 +1,7 @@
-"""A study: many experiments from one file, and what of them exists.
+"""A study: many experiments from one file, and their progress.
 
-An experiment is one run in one scheme. Which ones a study has follows from its file, and how far
-each is from the files of the workspace alone, so a study that was killed goes on where it was.
+An experiment is one run in one scheme. The file says which ones there are, the files of the
+workspace how far each is, so that a killed study resumes where it stopped.
 """
 
 from quarl_tf.store.state import State

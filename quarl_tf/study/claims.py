@@ -1,8 +1,8 @@
-"""Claims on runs, by which workers divide a study whose only link is a file system.
+"""Claims on runs, by which workers that share only a file system divide a study.
 
-A claim is a file that is made exclusively, which every file system can do, where locks may be
-missing or local. Its owner touches it. One that nobody has touched for `SILENCE` is of a worker
-that is gone; the claim of the next number takes its place, which again only one can make.
+A claim is a file made exclusively, which works on every file system, unlike locks. Its owner
+touches it. One untouched for `SILENCE` is abandoned, and the claim with the next number replaces
+it, which again only one worker can make.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quarl_tf.foundation.files import unwritable
 
-#: Seconds; a network file system may show the times of files a minute late.
+#: Seconds; on network file systems the times of files may be a minute late.
 SILENCE = 180.0
 
 
@@ -21,15 +21,15 @@ class Claims:
 
     def __init__(self) -> None:
         self._mine: dict[Path, Path] = {}
-        #: When others' claims were touched, and when that was first seen by our clock.
+        #: Of others' claims: time of the last touch, and when our clock first saw it.
         self._seen: dict[Path, tuple[int, float]] = {}
 
     def take(self, folder: Path) -> bool:
-        """Claim a run; tell whether it is ours. A QuarlError where the folder is not writable."""
-        last = max(_claims(folder), default=-1)
-        if last >= 0 and not self._silent(folder / f"claim.{last}"):
+        """Claim a run, and tell whether it is ours; a QuarlError where that cannot be written."""
+        last = max(folder.glob("claim.*"), key=_number, default=None)
+        if last is not None and not self._silent(last):
             return False
-        path = folder / f"claim.{last + 1}"
+        path = folder / f"claim.{0 if last is None else _number(last) + 1}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.touch(exist_ok=False)
@@ -50,27 +50,23 @@ class Claims:
         return time.monotonic() - self._seen[path][1] > SILENCE
 
     def renew(self) -> None:
-        """Touch all claims; those of a run folder that was deleted are gone."""
+        """Touch all claims, except those in deleted folders."""
         for path in self._mine.values():
             with suppress(FileNotFoundError):
                 os.utime(path)
 
     def release(self, folder: Path) -> None:
-        """Give a run back; what is done of it says so itself."""
+        """Give up the claim on a run."""
         mine = self._mine.pop(folder)
-        for number in _claims(folder):
-            # A later one is of who took it for abandoned.
-            if number <= _number(mine):
-                (folder / f"claim.{number}").unlink(missing_ok=True)
+        for claim in folder.glob("claim.*"):
+            # A later claim belongs to a worker that took ours for abandoned.
+            if _number(claim) <= _number(mine):
+                claim.unlink(missing_ok=True)
 
     def release_all(self) -> None:
-        """Give everything back."""
+        """Give up all claims."""
         for folder in list(self._mine):
             self.release(folder)
-
-
-def _claims(folder: Path) -> list[int]:
-    return [_number(path) for path in folder.glob("claim.*")]
 
 
 def _number(claim: Path) -> int:

@@ -1,8 +1,7 @@
-"""Run what a study lacks: a pool of `quarl run`, on this machine or on a Ray cluster.
+"""Run the missing experiments of a study: processes of `quarl run`, here or on a Ray cluster.
 
-The unit is one run in all its schemes, a process of its own that goes on where it was. A quantised
-run starts once its plain reference is done. What a run says lies in its folder, as `run.log`, and
-as `failure.log` if it failed.
+A job is one run in all its schemes, which resumes where it stopped. A quantised run starts after
+its plain reference. The output is in the run's folder: `run.log`, or `failure.log` if it failed.
 """
 
 import ctypes
@@ -31,7 +30,7 @@ from quarl_tf.study.claims import Claims
 from quarl_tf.study.file import Study
 from quarl_tf.study.status import Status, failure_path, plan
 
-#: What libraries read their number of threads from when they are loaded.
+#: Environment variables from which libraries read their number of threads.
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -39,27 +38,27 @@ _THREADS = (
     "TF_NUM_INTEROP_THREADS",
 )
 _SECONDS_BETWEEN = 0.2
-#: It looks at the files of all that waits.
+#: A shard reads the files of all waiting jobs.
 _SECONDS_OF_A_SHARD = 2.0
 _SECONDS_OF_A_NODE = 2.0
 
-#: The command in Python's words; -P: not by whatever package of this name lies in the folder.
+#: The command `quarl`; -P ignores a package of this name in the current folder.
 _QUARL = ("-P", "-m", "quarl_tf.cli")
 _PR_SET_PDEATHSIG = 1
 
-#: How often Ray starts a task again whose node or worker was lost.
+#: How often Ray restarts a task whose node or worker was lost.
 _RETRIES = 20
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that lacks something.
+    """A run with missing experiments.
 
     Attributes:
-        command: What does it, without the interpreter.
-        log: Where it says what it does.
-        after: The plain run that comes first; None if its fp32 is evaluated.
-        folders: What it reads and writes, below the root: its run's, and those of flatbuffers.
+        command: Command line without the interpreter.
+        log: File of its output.
+        after: The plain run that has to end first; None where its fp32 is evaluated.
+        folders: Folders it reads and writes, below the root; its own first.
     """
 
     run_id: str
@@ -70,7 +69,7 @@ class Job:
 
 
 class Engine(Protocol):
-    """What runs jobs: this machine or a cluster."""
+    """A machine or a cluster that runs jobs."""
 
     def has_room(self) -> bool:
         """Tell whether another job may be started."""
@@ -98,14 +97,14 @@ def run(
     update: Update,
     shard: tuple[int, int] | None = None,
 ) -> list[Status]:
-    """Do what is missing of a study, what failed before as well; return how far all is now.
+    """Run the missing and failed experiments of a study; return the new status of all.
 
-    `say` is given a line for every job that ends, `update` how many experiments are done. With a
-    `shard`, (i, n), this is one of n workers that share the workspace: each begins with its part
-    of the runs, goes on with what others have not claimed, and waits until all is done.
+    `say` gets a line for every job that ends, `update` the number of evaluated experiments. With
+    a `shard`, (i, n), this is one of n workers that share the workspace: each starts with its part
+    of the runs, continues with unclaimed ones, and waits until all are done.
 
     Raises:
-        QuarlError: Another process is running this study, or the workspace cannot be written.
+        QuarlError: Another process is running this study, or the workspace is not writable.
     """
     busy = (
         "Another process is running this study; wait for it, or follow it with `quarl study "
@@ -127,7 +126,7 @@ def run(
 
 
 class _Pool:
-    """What is left of a study: jobs that wait, and those that this process runs."""
+    """The unfinished jobs of a study: those that wait, and those that run here."""
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class _Pool:
         say: Callable[[str], None],
         shard: tuple[int, int] | None,
     ) -> None:
-        """Look what is done; in a shard, its own part comes first and only its failures go."""
+        """Read the progress; a shard starts with its part, and retries no failures but its own."""
         self._workspace, self._study, self._engine, self._say = workspace, study, engine, say
         runs = {one.run.run_id: one.run for one in study.experiments()}
         first, workers = shard or (1, 1)
@@ -147,14 +146,14 @@ class _Pool:
                 failure_path(workspace, run).unlink(missing_ok=True)
         found = plan(workspace, study)
         self.claims, self._sharing = Claims(), shard is not None
-        #: Experiments that are evaluated, by run.
+        #: Numbers of evaluated experiments by run.
         self.done = Counter(one.run.run_id for one in found if one.state == State.EVALUATED)
         self.total = len(found)
         self.running: set[str] = set()
         self.waiting = sorted(_jobs(workspace, study, found), key=lambda job: turn[job.run_id])
 
     def start(self) -> None:
-        """Start what waits for nothing, as far as there is room and no other worker has it."""
+        """Start jobs that are ready and unclaimed while the engine has room."""
         self.claims.renew()
         names = {job.run_id for job in self.waiting} | self.running
         for job in [job for job in self.waiting if job.after not in names]:
@@ -167,7 +166,7 @@ class _Pool:
             self._engine.start(job)
 
     def _claimed(self, job: Job) -> bool:
-        """Claim a job and tell whether it is left to do, which others may have done meanwhile."""
+        """Claim a job, and tell whether it is still to do."""
         folder = job.log.parent
         if not self.claims.take(folder):
             return False
@@ -181,7 +180,7 @@ class _Pool:
         return left
 
     def collect(self) -> None:
-        """Take note of the jobs that have ended."""
+        """Record the jobs that have ended."""
         for job, code in self._engine.ended():
             self.running.remove(job.run_id)
             self._say(_ending(job, code))
@@ -190,7 +189,7 @@ class _Pool:
             self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
 
     def _settle(self, job: Job, found: Sequence[Status], *, failed: bool) -> None:
-        """Count what is done of a job, and give up what a failed one would be compared with."""
+        """Count the evaluated experiments of a job; drop the jobs that wait for a failed one."""
         self.done[job.run_id] = sum(one.state == State.EVALUATED for one in found)
         for other in [one for one in self.waiting if failed and one.after == job.run_id]:
             self.waiting.remove(other)
@@ -198,44 +197,40 @@ class _Pool:
 
 
 def commands(workspace: Workspace, study: Study) -> list[str]:
-    """Return the command line of every run that lacks something, plain ones first."""
+    """Return the command lines of all runs with missing experiments, plain ones first."""
     jobs = _jobs(workspace, study, plan(workspace, study))
     return [shlex.join(["quarl", *job.command[len(_QUARL) :]]) for job in jobs]
 
 
 def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[Job]:
-    """Return a job for every run that lacks something, plain ones first."""
-    lacking = {one.run.run_id for one in found if one.state != State.EVALUATED}
-    compared_with = {
-        one.run.run_id
-        for one in found
-        if one.scheme.name == REFERENCE and one.state == State.EVALUATED
-    }
+    """Return a job for every run with missing experiments, plain ones first."""
+    done = {(one.run.run_id, one.scheme.name) for one in found if one.state == State.EVALUATED}
     jobs = []
-    for run in {one.run.run_id: one.run for one in found if one.run.run_id in lacking}.values():
-        schemes = [one.scheme.name for one in found if one.run.run_id == run.run_id]
+    for run_id, run in {one.run.run_id: one.run for one in found}.items():
+        schemes = [one.scheme.name for one in found if one.run.run_id == run_id]
+        if all((run_id, scheme) in done for scheme in schemes):
+            continue
         words = [*shlex.split(run.command("run"))[1:], "--schemes", ",".join(schemes)]
         words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
         command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
-        first = run.quantization is None or run.plain.run_id in compared_with
+        plain = run.plain.run_id
+        ready = run.quantization is None or (plain, REFERENCE) in done
         log = failure_path(workspace, run).with_name("run.log")
-        ids = run.run_id, run.plain.run_id
-        folders = [workspace.run_dir(run.run_id), *map(workspace.artifact_dir, dict.fromkeys(ids))]
-        below = tuple(folder.relative_to(workspace.root) for folder in folders)
-        jobs.append(Job(run.run_id, command, log, None if first else run.plain.run_id, below))
+        written = [workspace.artifact_dir(one) for one in dict.fromkeys((run_id, plain))]
+        folders = [one.relative_to(workspace.root) for one in (log.parent, *written)]
+        jobs.append(Job(run_id, command, log, None if ready else plain, tuple(folders)))
     return sorted(jobs, key=lambda job: job.after is not None)
 
 
 def _ending(job: Job, code: int) -> str:
-    """Keep the log of a job that failed as such; return a line on how it ended."""
+    """Return a line on how a job ended; the log of a failed one becomes its `failure.log`."""
     if code == 0:
         return f"done      {job.run_id}"
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("a") as log:
         log.write("" if code > 0 else f"quarl: {how}\n")
-    failure = job.log.with_name("failure.log")
-    job.log.replace(failure)
+    failure = job.log.replace(job.log.with_name("failure.log"))
     return f"failed    {job.run_id}  ({how}; {failure})"
 
 
@@ -251,12 +246,11 @@ class LocalEngine:
         return len(self._running) < self._jobs
 
     def start(self, job: Job) -> None:
-        """Start a job in the first free slot, on the cores of that slot."""
+        """Start a job in the first free slot, on that slot's cores."""
         slot = min(set(range(self._jobs)) - set(self._running))
         cores = available_cores()
-        mine = cores[slot * len(cores) // self._jobs : (slot + 1) * len(cores) // self._jobs]
-        if self._jobs > len(cores):
-            mine = []
+        share = slice(slot * len(cores) // self._jobs, (slot + 1) * len(cores) // self._jobs)
+        mine = cores[share] if self._jobs <= len(cores) else []
         threads = max(1, len(cores) // self._jobs)
         self._running[slot] = job, start_process(job, threads, mine)
 
@@ -266,7 +260,7 @@ class LocalEngine:
         return [(self._running.pop(slot)[0], n) for slot, n in codes.items() if n is not None]
 
     def stop(self) -> None:
-        """Kill what is running; it goes on from its checkpoints."""
+        """Kill the running jobs; they resume from their checkpoints."""
         for _, process in self._running.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -275,13 +269,13 @@ class LocalEngine:
 
 
 def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start a job's process, which ends with this one, on some cores or on all."""
+    """Start a job's process on the given cores, or on all; it ends with this process."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
     limits = dict.fromkeys(_THREADS, str(threads))
     library = ctypes.CDLL(None)
 
     def prepare() -> None:
-        # Killed with its parent, however that ends: another one will go on with the run.
+        # Killed with its parent, so that no two processes work on one run.
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if cores:
             os.sched_setaffinity(0, cores)
@@ -293,16 +287,16 @@ def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subproce
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **limits, "PYTHONPATH": import_path()},
-            # A group of its own: Ctrl-C is for the parent, which then ends the whole group.
+            # In its own group, as Ctrl-C is for the parent, which then kills the group.
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509
         )
 
 
 def _changed(root: Path, folders: Sequence[Path], seen: dict[Path, int]) -> dict[Path, bytes]:
-    """Return the files that are not as last seen, oldest first: what says *done* comes last."""
+    """Return the changed files, oldest first, so that records come after their files."""
     found = {}
-    with suppress(FileNotFoundError):  # One that is just being replaced is there the next time.
+    with suppress(FileNotFoundError):  # A file that is being replaced is read the next time.
         files = [path for one in folders for path in (root / one).glob("[!.]*") if path.is_file()]
         for when, path in sorted((path.stat().st_mtime_ns, path) for path in files):
             if seen.get(path) != when:
@@ -311,7 +305,7 @@ def _changed(root: Path, folders: Sequence[Path], seen: dict[Path, int]) -> dict
 
 
 class _Files:
-    """The files of a workspace, for nodes that have folders of their own; a Ray actor beside it."""
+    """The files of a workspace, for nodes with separate folders; a Ray actor beside it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -325,7 +319,7 @@ class _Files:
 
 
 def _apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
-    """Do a job in a folder of this node, and send back what is finished; `call` a `_Files`."""
+    """Do a job in a folder of this node, and send files back; `call` is for a `_Files`."""
     with tempfile.TemporaryDirectory(prefix="quarl-") as name:
         here, seen = Path(name), dict[Path, int]()
         for path, content in call("fetch", job.folders).items():
@@ -343,17 +337,16 @@ def _apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
 
 
 class RayEngine:
-    """Tasks on a Ray cluster; one whose node or worker is lost starts again elsewhere.
+    """Tasks on a Ray cluster; a lost one is restarted on another node.
 
-    Nodes share the workspace's folder under one path, and a task goes on from its checkpoints. Or
-    files are gathered: nodes have folders of their own, and a task goes on from the stages whose
-    files were sent back.
+    Nodes share the workspace's folder under one path, and a task resumes from its checkpoints. Or
+    nodes have separate folders, and a task resumes after the last stage whose files were sent back.
     """
 
     def __init__(self, address: str | None, cores: int, gather_in: Path | None = None) -> None:
-        """Connect, or without an address start a cluster of this machine, else a QuarlError.
+        """Connect, or start a cluster on this machine without an address; else a QuarlError.
 
-        `gather_in` is the workspace's root where nodes do not share it.
+        `gather_in` is the workspace's root where nodes have separate folders.
         """
         try:
             import ray
@@ -372,7 +365,13 @@ class RayEngine:
                 f"Received: address={address!r} ({error})"
             ) from error
 
-        files = None if gather_in is None else self._beside(gather_in)
+        files: Any = None
+        if gather_in is not None:
+            # On this node, where the workspace is.
+            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            )
+            files = ray.remote(num_cpus=0, scheduling_strategy=here)(_Files).remote(gather_in)
 
         def work(job: Job) -> int:
             if files is None:
@@ -381,15 +380,8 @@ class RayEngine:
 
         self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
 
-    def _beside(self, root: Path) -> Any:
-        """Start the actor for a workspace on this node, where it is."""
-        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            self._ray.get_runtime_context().get_node_id(), soft=False
-        )
-        return self._ray.remote(num_cpus=0, scheduling_strategy=here)(_Files).remote(root)
-
     def has_room(self) -> bool:
-        """Tell that Ray has: it keeps what waits for cores."""
+        """Return True, as Ray queues the tasks."""
         return True
 
     def start(self, job: Job) -> None:
@@ -405,14 +397,14 @@ class RayEngine:
         return [(self._running.pop(one), self._code(one)) for one in ready]
 
     def _code(self, task: Any) -> int:
-        """Return the exit code of a task that has ended; 1 where the cluster gave it up."""
+        """Return the exit code of a task that has ended; 1 where the cluster lost it."""
         try:
             return int(self._ray.get(task))
         except self._ray.exceptions.RayError:
             return 1
 
     def stop(self) -> None:
-        """Cancel what is running, and leave the cluster."""
+        """Cancel the running tasks, and disconnect."""
         for one in self._running:
             self._ray.cancel(one, force=True)
         self._ray.shutdown()

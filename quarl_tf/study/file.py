@@ -1,4 +1,4 @@
-"""Read a study's file: cells, each in every seed and scheme, and the experiments they make."""
+"""Read a study's file: its cells, each in every seed and scheme."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from quarl_tf.presets import Preset, tables
 from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Run, Scheme, default_schemes
 from quarl_tf.store.workspace import checked_report_name
 
-#: What the report may draw returns in training against.
+#: What the report may draw learning curves against.
 X_AXES = ("steps", "episodes", "seconds")
 
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_DELAYS = (0.5,)
 _DELAY = "A delay is a number of steps, or a share of the training between 0 and 1"
 
-#: Keys of a cell that may also stand at the top of a file, for all cells that have not their own.
+#: Keys of a cell that may also be at the top of a file, for all cells without them.
 _SHARED = {
     "seeds": listed("whole numbers", (int,)),
     "schemes": listed("names", (str,)),
@@ -67,40 +67,34 @@ class Cell:
     """One algorithm on one environment, in every seed and scheme.
 
     Attributes:
-        given_env_id: Id of the environment as the file has it, which may be an old one.
-        schemes: What plain trainings are exported in, fp32 first.
-        options: What the file says of how trainings are quantised, beside bits and delays.
-        quantizations: Those of the quantisation-aware trainings.
-        telling: What tells it from the study's other cells of the same algorithm and environment.
+        base: The plain training of seed 0, of which the others are variants.
+        given_env_id: Id of the environment in the file, which may be an old one.
+        schemes: Schemes of the plain trainings, fp32 first.
+        options: Options of quantisation in the file, besides bits and delays.
+        telling: What differs from the study's cells of the same algorithm and environment.
     """
 
-    algo: str
-    env_id: str
+    base: Run
     given_env_id: str
-    overrides: Mapping[str, Any]
     seeds: tuple[int, ...]
     schemes: tuple[str, ...]
     options: Mapping[str, Any]
     quantizations: tuple[Quantization, ...]
     remark: str
-    modules: tuple[str, ...]
-    presets: str | None
     telling: str = ""
 
     @property
     def title(self) -> str:
-        """Return what readers know it by."""
-        task = f"{self.algo} on {self.env_id}"
+        """Return its title in reports, which no other cell has."""
+        task = f"{self.base.algo} on {self.base.env_id}"
         return f"{task} ({self.telling})" if self.telling else task
 
     def run(self, seed: int, quantization: Quantization | None) -> Run:
         """Return the training of a seed."""
-        return Run(
-            self.algo, self.env_id, seed, self.overrides, quantization, self.modules, self.presets
-        )
+        return replace(self.base, seed=seed, quantization=quantization)
 
     def columns(self) -> list[tuple[Scheme, Quantization | None]]:
-        """Return the schemes, those of plain trainings first."""
+        """Return schemes and quantisations, those of plain trainings first."""
         named: list[tuple[str, Quantization | None]] = [(name, None) for name in self.schemes]
         named += [(name, one) for one in self.quantizations for name in default_schemes(one)]
         return [(Scheme.parse(name), one) for name, one in named]
@@ -108,19 +102,19 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What a study's file says, checked; read it with `read`."""
+    """The checked content of a study's file, see `read`."""
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     episodes: int
-    #: Episodes in front of those, which something was chosen by.
+    #: Episodes before those, by which something was selected.
     skip_episodes: int
     memory: bool
     x: str
 
     def experiments(self) -> list[Experiment]:
-        """Return every experiment; cells may share those of plain trainings, which come once."""
+        """Return all experiments, those once that cells share."""
         found: dict[tuple[str, str], Experiment] = {}
         for cell in self.cells:
             for scheme, quantization in cell.columns():
@@ -131,7 +125,7 @@ class Study:
 
 
 def read(path: Path) -> Study:
-    """Read a study's file; a UsageError where a value is missing, unknown or of no use."""
+    """Read a study's file; a UsageError where a value is missing, unknown or invalid."""
     content = tables.parse_file(path, "a study")
     try:
         return _study(content, path.parent)
@@ -180,7 +174,7 @@ def _checked(
 
 
 def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:
-    """Tell cells of the same title apart by what differs in what is told of each."""
+    """Add to the titles of cells that have the same one what differs between them."""
     titled = []
     for cell in cells:
         alike = [told(other) for other in cells if other.title == cell.title]
@@ -189,13 +183,13 @@ def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) ->
             for key, value in told(cell).items()
             if any(one.get(key) != value for one in alike)
         ]
-        told_before = [cell.telling] if cell.telling else []
-        titled.append(replace(cell, telling=", ".join(told_before + differing)))
+        telling = ", ".join(filter(None, (cell.telling, *differing)))
+        titled.append(replace(cell, telling=telling))
     return titled
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    return {**cell.overrides, **cell.options}
+    return {**cell.base.overrides, **cell.options}
 
 
 def _extent(cell: Cell) -> dict[str, str]:
@@ -226,24 +220,20 @@ def _cell(given: Mapping[str, Any], modules: tuple[str, ...], own: str | None) -
     options = values.get("quantization", {})
     quantizations = tuple(_quantizations(values, options, preset))
     return Cell(
-        algo=algo,
-        env_id=env_id,
+        base=Run(algo, env_id, 0, overrides, modules=modules, presets=own),
         given_env_id=values["env"],
-        overrides=overrides,
         seeds=seeds,
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
         options=options if quantizations else {},
         quantizations=quantizations,
         remark=values.get("remark", ""),
-        modules=modules,
-        presets=own,
     )
 
 
 def _quantizations(
     values: Mapping[str, Any], options: Mapping[str, Any], preset: Preset
 ) -> Iterator[Quantization]:
-    """Yield those of all bits and delays; a delay is a number of steps or a share of them."""
+    """Yield one for each delay and bits; a delay is a number of steps or a share of them."""
     widths, delays = values.get("bits", []), values.get("delays", _DEFAULT_DELAYS)
     if odd := sorted({"bits", "delay"} & set(options)):
         raise UsageError(
@@ -259,14 +249,13 @@ def _quantizations(
         share = isinstance(delay, float)
         if share and not 0 < delay < 1:
             raise UsageError(f"{_DELAY}. Received: delay={delay}")
-        # Whole steps, but 0.29 of 100, which is 28.999999999999996, is 29.
+        # Rounded down, except for errors of floats: 0.29 of 100 is 28.999999999999996.
         steps = int(round(delay * preset.steps, 6)) if share else delay
         if steps < 1:
             raise UsageError(f"{_DELAY}. Received: delay={delay}, steps={preset.steps}")
         presets.require_possible_delay(steps, preset)
         for bits in widths:
-            given = {**options, "bits": bits, "delay": steps}
-            yield presets.quantization(values["algo"], given)
+            yield presets.quantization(values["algo"], {**options, "bits": bits, "delay": steps})
 
 
 def _require_no_bits_needed(values: Mapping[str, Any]) -> None:
@@ -279,7 +268,7 @@ def _require_no_bits_needed(values: Mapping[str, Any]) -> None:
 
 
 def _require_no_repetition(cells: Sequence[Cell]) -> None:
-    """Refuse a quantisation-aware training that comes twice; plain ones may be shared."""
+    """Refuse the same quantisation-aware training twice; plain ones may be shared."""
     wanted = Counter(
         cell.run(seed, quantization).run_id
         for cell in cells

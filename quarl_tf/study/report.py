@@ -1,4 +1,4 @@
-"""Report on a study: its cells, as the report takes them."""
+"""Write the report of a study."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ _REASONS = {
 def write_study_report(
     workspace: Workspace, study: Study, *, margin_percent: float, command: str, remedy: str
 ) -> Path:
-    """Write the report of a study, see `quarl_tf.report.write`; return the path of index.html.
+    """Write the report of a study; return the path of index.html.
 
-    The margin is in percent of the fp32 return; `command` makes the report, and `remedy` what is
-    missing.
+    The margin is in percent of the fp32 return. `command` writes the report, and `remedy` runs the
+    missing experiments.
     """
     known = {
         (one.run.run_id, one.scheme.name): _REASONS.get(one.state, f"failed: {one.reason}")

@@ -1,4 +1,4 @@
-"""Tell how far a study's experiments are, from the files of the workspace alone."""
+"""Progress of a study's experiments, from the files of the workspace."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,7 @@ from quarl_tf.study.file import Study
 
 @dataclass(frozen=True)
 class Status:
-    """An experiment and how far it is.
-
-    Attributes:
-        reason: Why it failed, in a line.
-        failure: The log of the run that failed, if there is one.
-    """
+    """An experiment and its progress; of a failed one the reason, and the log if there is one."""
 
     run: Run
     scheme: Scheme
@@ -28,12 +23,12 @@ class Status:
 
 
 def failure_path(workspace: Workspace, run: Run) -> Path:
-    """Return where it is written what a run said that failed."""
+    """Return the path of the log of a failed run."""
     return workspace.run_dir(run.run_id) / "failure.log"
 
 
 def plan(workspace: Workspace, study: Study, run_id: str | None = None) -> list[Status]:
-    """Tell of every experiment, or of a run's, how far it is, as `Study.experiments` has them."""
+    """Return the progress of all experiments, or of those of one run, in the study's order."""
     episodes = study.episodes + study.skip_episodes
     wanted = (one for one in study.experiments() if run_id in (None, one.run.run_id))
     return [_status(workspace, *one, episodes) for one in wanted]
@@ -48,6 +43,6 @@ def _status(workspace: Workspace, run: Run, scheme: Scheme, episodes: int) -> St
     failure = failure_path(workspace, run)
     if found.state != State.EVALUATED and failure.exists():
         lines = failure.read_text(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line for line in reversed(lines) if line.strip()), "no output")
         return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
     return Status(run, scheme, found.state, found.reason if found.state == State.FAILED else "")

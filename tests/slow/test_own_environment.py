@@ -1,7 +1,6 @@
-"""An environment and presets of the user's own: the README's example, and what can go wrong."""
+"""Environments and presets of users: the example of the README, and errors."""
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from samples import Capsys, Patch, refusal
+from samples import Capsys, Patch, refusal, run_python
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -22,16 +21,15 @@ from quarl_tf.store.workspace import Workspace, evaluation_path
 
 ROOT = Path(__file__).parents[2]
 RUN_ID = "ppo-Docking-v0-s0"
+INT8 = str(Workspace(Path()).artifact(RUN_ID, "int8"))
 DOCKING = ["--algo", "ppo", "--env", "Docking-v0", "--presets", "examples/docking.yaml"]
 IMPORT = ["--import", "examples.docking"]
 TRAIN = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run"]
 
 
 def quarl(folder: Path, *arguments: str) -> None:
-    # -P, as for the script `quarl`: Python itself does not look for modules in the current folder.
-    command = [sys.executable, "-P", "-m", "quarl_tf.cli", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    # As for the script `quarl`, Python does not import from the current folder.
+    run_python("-P", "-m", "quarl_tf.cli", *arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     shutil.copytree(ROOT / "examples", folder / "examples")
     quarl(folder, "run", *DOCKING, *IMPORT, "--schemes", "fp32,int8", "--episodes", "50")
-    artifact = str(Workspace(Path()).artifact(RUN_ID, "int8"))
-    quarl(folder, "evaluate", artifact, *IMPORT, "--episodes", "200", "--gate", "5")
+    quarl(folder, "evaluate", INT8, *IMPORT, "--episodes", "200", "--gate", "5")
     return folder
 
 
@@ -57,22 +54,18 @@ def here(finished: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 
 def test_the_example_trains_a_flatbuffer_that_docks(finished: Path) -> None:
-    artifact = Workspace(finished).artifact(RUN_ID, "int8")
-    trained = Evaluation.load(evaluation_path(artifact))
-    chance = Evaluation.load(evaluation_path(artifact.with_name("random.tflite")))
-    assert len(trained.returns) == len(chance.returns) == 200
-    assert np.mean(chance.returns) < 10
-    assert np.mean(trained.returns) > 80
+    artifact = finished / INT8
+    trained = Evaluation.load(evaluation_path(artifact)).returns
+    random = Evaluation.load(evaluation_path(artifact.with_name("random.tflite"))).returns
+    assert len(trained) == len(random) == 200
+    assert np.mean(random) < 10
+    assert np.mean(trained) > 80
 
 
 def test_a_stage_imports_the_module_and_what_is_finished_needs_none(here: Path) -> None:
     assert verbs.main(["export", RUN_ID, "--schemes", "ptq_w8", *IMPORT]) == 0
     assert Workspace(here).artifact(RUN_ID, "ptq_w8").exists()
-    artifact = Workspace(here).artifact(RUN_ID, "int8")
-    assert verbs.main(["evaluate", str(artifact), "--episodes", "200"]) == 0
-
-
-INT8 = str(Workspace(Path()).artifact(RUN_ID, "int8"))
+    assert verbs.main(["evaluate", INT8, "--episodes", "200"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -105,11 +98,10 @@ def test_a_run_keeps_its_presets(here: Path, tmp_path: Path, capsys: Capsys) -> 
 
 
 def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: Capsys) -> None:
-    own = tmp_path / "own.yaml"
     for env_id, told in (("CartPole-V1", True), ("CartPole-v1", False)):
-        own.write_text(yaml.safe_dump({"ppo": {env_id: shipped(epochs=3)}}))
+        own = write(tmp_path / "own.yaml", shipped(epochs=3), env_id)
         assert verbs.main([*TRAIN, "--presets", str(own), "--root", str(tmp_path)]) == 0
-        line = f"quarl: {own} has no ppo preset of CartPole-v1; going on with ours.\n"
+        line = f"quarl: {own} has no ppo preset of CartPole-v1; using the package's.\n"
         assert capsys.readouterr().err == (line if told else "")
 
 
@@ -152,8 +144,8 @@ def test_an_environment_that_cannot_be_made_is_no_traceback(
     monkeypatch.setattr(sys, "path", [*sys.path, ""])
     gym.register("Mistaken-v0", entry_point, kwargs=options)
     own = yaml.safe_load(Path("examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
-    Path("mistaken.yaml").write_text(yaml.safe_dump({"ppo": {"Mistaken-v0": own}}))
-    given = ["--algo", "ppo", "--env", "Mistaken-v0", "--presets", "mistaken.yaml"]
+    file = write(Path("mistaken.yaml"), own, "Mistaken-v0")
+    given = ["--algo", "ppo", "--env", "Mistaken-v0", "--presets", str(file)]
     try:
         line = refusal(capsys, "train", *given, "--root", "elsewhere")
     finally:
@@ -162,14 +154,14 @@ def test_an_environment_that_cannot_be_made_is_no_traceback(
     assert "pip install" not in line
 
 
-def shipped(env_id: str = "CartPole-v1", **changes: Any) -> dict[str, Any]:
-    return asdict(presets.load("ppo", env_id)) | changes
+def shipped(**changes: Any) -> dict[str, Any]:
+    return asdict(presets.load("ppo", "CartPole-v1")) | changes
 
 
-def write(path: Path, content: Any) -> Path:
+def write(path: Path, content: Any, env_id: str = "CartPole-v1") -> Path:
     # Tuples are lists in YAML.
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in content.items()}
-    path.write_text(yaml.safe_dump({"ppo": {"CartPole-v1": plain}}))
+    path.write_text(yaml.safe_dump({"ppo": {env_id: plain}}))
     return path
 
 

@@ -1,4 +1,4 @@
-"""A study is a pool of runs: order, failures, kills, and what exists of it; its report."""
+"""Running studies: order, failures, kills, shards, progress, and the report."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import Capsys, Patch, refusal
+from samples import STUDY, Capsys, Patch, printed, refusal, write_study
 
 from quarl_tf import study
 from quarl_tf.cli import verbs
@@ -22,32 +22,24 @@ from quarl_tf.store import records
 from quarl_tf.store.workspace import Workspace, evaluation_path
 from quarl_tf.study import State, Study, engine
 
-#: A training of a second.
-TINY = """
-overrides: &tiny
-  {steps: 600, network: [8], num_envs: 4, train_frequency: 64, minibatch_size: 64, epochs: 1,
-   evaluation_every: 300, evaluation_episodes: 4, checkpoint_every: 200}
-"""
-TINY_STUDY = f"""
+#: Trainings of a second.
+SOUND_STUDY = """
 name: tiny
 title: A tiny study
 seeds: [0, 1]
 bits: [2]
 episodes: 2
-{TINY}
+overrides: &tiny
+  {steps: 600, network: [8], num_envs: 4, train_frequency: 64, minibatch_size: 64, epochs: 1,
+   evaluation_every: 300, evaluation_episodes: 4, checkpoint_every: 200}
 cells:
-  - {{algo: ppo, env: CartPole-v1}}
-  # Diverges, and what would be compared with it is not begun.
+  - {algo: ppo, env: CartPole-v1}
+"""
+#: Its second cell diverges, so that its quantised run is not started.
+TINY_STUDY = f"""{SOUND_STUDY}
   - {{algo: ppo, env: CartPole-v1, seeds: [0], overrides: {{<<: *tiny, learning_rate: 1e30}}}}
 """
 Finished = tuple[Path, Path, str]
-BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "study.yaml"
-    path.write_text(text)
-    return path
 
 
 def states(root: Path, wanted: Study) -> list[str]:
@@ -56,9 +48,9 @@ def states(root: Path, wanted: Study) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """Run the tiny study, kill it, run it to its end; return file, root and what was printed."""
+    """Run the tiny study, kill it, run it to its end; return file, root and output."""
     root = tmp_path_factory.mktemp("study")
-    path = write(root, TINY_STUDY)
+    path = write_study(root, TINY_STUDY)
     assert states(root, study.read(path)) == ["missing"] * 9
     command = [sys.executable, "-m", "quarl_tf.cli", "study", "run", str(path)]
     command += ["--root", str(root), "--jobs", "2"]
@@ -83,7 +75,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return state and parent of a process, and more; X where it is gone."""
+    """Return state, parent and more of a process; the state is X after its end."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -107,7 +99,7 @@ def test_a_killed_study_goes_on_and_a_failing_cell_leaves_the_others_alone(
     assert "Training diverged" in plan[6].reason
     assert plan[6].failure is not None
     last = printed.splitlines()[-1]
-    assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot do without them;")
+    assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot run without them;")
     assert f"read why in {plan[6].failure}" in last
     logs = [path.parent.name for path in root.glob("runs/*/run.log")]
     assert sorted(logs) == sorted({one.run.run_id for one in plan[:6]})
@@ -129,14 +121,14 @@ def test_a_finished_study_starts_nothing(
     finished: Finished, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     _, root, _ = finished
-    whole = write(root / "runs", TINY_STUDY[: TINY_STUDY.index("  # Diverges")])
+    whole = write_study(root / "runs", SOUND_STUDY)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    assert verbs.main(["study", "run", str(whole), "--root", str(root)]) == 0
-    assert "6 experiments: 6 evaluated" in capsys.readouterr().out
+    shown = printed(capsys, "study", "run", str(whole), "--root", str(root))
+    assert "6 experiments: 6 evaluated" in shown
 
 
 def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
@@ -144,13 +136,13 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
 ) -> None:
     _, root, _ = finished
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    wanted = study.read(write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")]))
+    wanted = study.read(write_study(tmp_path, SOUND_STUDY))
     workspace, cell = Workspace(tmp_path), wanted.cells[0]
     # Large files need not be kept.
     for scheme in ("int8", "fp32"):
         workspace.artifact(cell.run(0, None).run_id, scheme).unlink()
     assert states(tmp_path, wanted) == ["evaluated"] * 6
-    longer = study.read(write(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
+    longer = study.read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
     assert set(states(tmp_path, longer)[:6]) == {"exported"}
     path = evaluation_path(workspace.artifact(cell.run(1, None).run_id, "int8"))
     for change in (
@@ -164,39 +156,35 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
         path.write_text(saved)
 
 
-def test_states_follow_from_the_files_alone(finished: Finished) -> None:
+def test_states_follow_from_the_files_alone(finished: Finished, tmp_path: Path) -> None:
     path, root, _ = finished
-    wanted, workspace = study.read(path), Workspace(root)
-    artifact = workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8")
-    evaluation, flatbuffer = evaluation_path(artifact), artifact.read_bytes()
-    saved = evaluation.read_bytes()
-    evaluation.unlink()
-    assert states(root, wanted)[3] == "exported"
-    artifact.unlink()
-    assert states(root, wanted)[3] == "trained"
-    artifact.write_bytes(flatbuffer)
-    evaluation.write_bytes(saved)
-    assert states(root, wanted)[3] == "evaluated"
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    wanted = study.read(path)
+    artifact = Workspace(tmp_path).artifact(wanted.cells[0].run(1, None).run_id, "int8")
+    assert states(tmp_path, wanted)[3] == "evaluated"
+    for file, state in ((evaluation_path(artifact), "exported"), (artifact, "trained")):
+        file.unlink()
+        assert states(tmp_path, wanted)[3] == state
 
 
 def test_status_and_plan_show_states_and_failures(finished: Finished, capsys: Capsys) -> None:
     path, root, _ = finished
-    assert verbs.main(["study", "status", str(path), "--root", str(root)]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "study", "status", str(path), "--root", str(root))
     assert "1 missing, 6 evaluated, 2 failed" in shown
     assert shown.count("failure.log") == 1
-    assert verbs.main(["study", "plan", str(path), "--root", str(root)]) == 0
-    assert re.search(r"q2d300\S* \W+ qat_w2a2 \W+ evaluated", capsys.readouterr().out)
+    shown = printed(capsys, "study", "plan", str(path), "--root", str(root))
+    assert re.search(r"q2d300\S* \W+ qat_w2a2 \W+ evaluated", shown)
 
 
-def test_two_at_once_are_refused(finished: Finished, capsys: Capsys) -> None:
+@pytest.mark.parametrize("shared", [False, True])  # By a plain run, or by a shard.
+def test_two_at_once_are_refused(finished: Finished, capsys: Capsys, shared: bool) -> None:
     path, root, _ = finished
-    with locked(root / "runs" / ".study-tiny", "held by the test"):
-        assert verbs.main(["study", "run", str(path), "--root", str(root)]) == 1
-    assert "Another process is running this study" in capsys.readouterr().err
+    with locked(root / "runs" / ".study-tiny", "held by the test", shared=shared):
+        line = refusal(capsys, "study", "run", str(path), "--root", str(root), code=1)
+    assert "Another process is running this study" in line
 
 
-#: Stands for Python: does a run by copying what came of it, and tells when it begins and ends.
+#: Used as Python: copies the results of a run instead of doing it, and notes start and end.
 _COPYING = """#!/bin/sh
 folder=$(dirname $(readlink /proc/$$/fd/1)); run=$(basename $folder)
 echo $run >> {root}/begun
@@ -222,7 +210,7 @@ def lines(path: Path) -> list[str]:
 def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     finished: Finished, tmp_path: Path
 ) -> None:
-    path = write(tmp_path, TINY_STUDY[: TINY_STUDY.index("  # Diverges")])
+    path = write_study(tmp_path, SOUND_STUDY)
     python = tmp_path / "python"
     python.write_text(_COPYING.format(root=tmp_path, done=finished[1]))
     python.chmod(0o755)
@@ -244,19 +232,8 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     assert not list(tmp_path.glob("runs/*/claim.*"))
 
 
-def test_workers_do_not_share_a_study_with_a_plain_run_of_it(
-    finished: Finished, capsys: Capsys
-) -> None:
-    path, root, _ = finished
-    words = ["study", "run", str(path), "--root", str(root)]
-    with locked(root / "runs" / ".study-tiny", "held by the test", shared=True):
-        assert verbs.main(words) == 1
-    assert "Another process is running this study" in capsys.readouterr().err
-    assert "from 1 to N: '3/2'" in refusal(capsys, *words, "--shard", "3/2")
-
-
 def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_path: Path) -> None:
-    wanted = study.read(write(tmp_path, BASE + "bits: [4]\n"))
+    wanted = study.read(write_study(tmp_path, STUDY + "bits: [4]\n"))
     plain, aware = (one.run for one in wanted.experiments()[::2])
     failure = study.status.failure_path(Workspace(tmp_path), plain)
     failure.parent.mkdir(parents=True)
@@ -270,17 +247,15 @@ def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_p
 def test_the_commands_of_a_study_do_it_plain_ones_first(finished: Finished, capsys: Capsys) -> None:
     path, root, _ = finished
     words = ["study", "plan", str(path), "--commands", "--root"]
-    assert verbs.main([*words, str(root / "anew")]) == 0
-    found = capsys.readouterr().out.splitlines()
+    new = root / "new"
+    found = printed(capsys, *words, str(new)).splitlines()
     assert ["--bits" in line for line in found] == [False, False, False, True, True, True]
     assert found[0].startswith("quarl run --algo ppo --env CartPole-v1 --seed 0 -p ")
-    assert found[0].endswith(
-        f"--schemes fp32,int8 --episodes 2 --no-report --root {root.resolve() / 'anew'}"
-    )
+    assert found[0].endswith(f"--schemes fp32,int8 --episodes 2 --no-report --root {new.resolve()}")
     assert all(verbs.main([*shlex.split(line)[1:], "--dry-run"]) == 0 for line in found[:3])
     capsys.readouterr()
-    assert verbs.main([*words, str(root)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2  # What diverged, and what waits for it.
+    # The run that diverged, and the one that waits for it.
+    assert len(printed(capsys, *words, str(root)).splitlines()) == 2
 
 
 class _Recorder:
@@ -312,7 +287,7 @@ def play(root: Path, wanted: Study, recorder: _Recorder) -> None:
 
 
 def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
-    wanted = study.read(write(tmp_path, BASE.replace("[0]", "[0, 1]") + "bits: [4]\n"))
+    wanted = study.read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4]\n"))
     (cell,) = wanted.cells
     plain, aware = (
         [cell.run(seed, quantization).run_id for seed in (0, 1)]
@@ -327,14 +302,12 @@ def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
     assert log.parent.name == plain[0]
 
 
-def test_a_process_that_is_killed_is_a_failure_that_says_so(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_killed_process_is_a_failure_with_its_signal(tmp_path: Path, monkeypatch: Patch) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho out of memory\nkill -9 $$\n")
     python.chmod(0o755)
     monkeypatch.setattr(engine.sys, "executable", str(python))
-    path = write(tmp_path, BASE)
+    path = write_study(tmp_path, STUDY)
     assert verbs.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
     plan = study.plan(Workspace(tmp_path), study.read(path))
     assert {one.reason for one in plan} == {"killed by signal 9"}
@@ -354,36 +327,32 @@ def test_jobs_share_the_cores_and_run_this_code(tmp_path: Path, monkeypatch: Pat
     while len(ended) < jobs:
         ended += local.ended()
     assert [code for _, code in ended] == [0] * jobs
-    said = [(tmp_path / f"{number}" / "log").read_text().splitlines() for number in range(jobs)]
-    assert {lines[0] for lines in said} == {str(len(engine.available_cores()) // jobs)}
-    assert {lines[1].split(os.pathsep)[0] for lines in said} == {
-        str(Path(study.__file__).parents[2])
-    }
-    assert len({lines[2].split(": ")[1] for lines in said}) == jobs
+    logs = [(tmp_path / f"{number}" / "log").read_text().splitlines() for number in range(jobs)]
+    threads, paths, cores = (set(lines) for lines in zip(*logs, strict=True))
+    assert threads == {str(len(engine.available_cores()) // jobs)}
+    assert {path.split(os.pathsep)[0] for path in paths} == {str(Path(study.__file__).parents[2])}
+    assert len({line.split(": ")[1] for line in cores}) == jobs
 
 
 def test_a_cluster_needs_ray(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    path = write(tmp_path, BASE)
+    path = write_study(tmp_path, STUDY)
     words = ["study", "run", str(path), "--root", str(tmp_path), "--engine", "ray"]
-    assert verbs.main(words) == 1
-    assert "pip install 'quarl-tf[cluster]'" in capsys.readouterr().err
+    assert "pip install 'quarl-tf[cluster]'" in refusal(capsys, *words, code=1)
 
 
-def test_the_report_names_what_is_missing_and_averages_nothing_else(finished: Finished) -> None:
+def test_the_report_names_what_is_missing_and_averages_nothing_else(
+    finished: Finished, tmp_path: Path
+) -> None:
     path, root, _ = finished
-    wanted, workspace = study.read(path), Workspace(root)
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    wanted, workspace = study.read(path), Workspace(tmp_path)
     damaged = evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
-    saved = damaged.read_bytes()
-    damaged.write_bytes(saved[: len(saved) // 2])
-    contents = []
-    try:
-        for _ in range(2):
-            assert verbs.main(["study", "report", str(path), "--root", str(root)]) == 0
-            folder = workspace.report_dir("tiny")
-            contents.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
-    finally:
-        damaged.write_bytes(saved)
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    folder, contents = workspace.report_dir("tiny"), []
+    for _ in range(2):
+        assert verbs.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
+        contents.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
     assert contents[0] == contents[1]
     results = json.loads(contents[0]["results.json"])
     rows = {row["scheme"]: row for row in results["pooled"][:3]}
@@ -394,7 +363,7 @@ def test_the_report_names_what_is_missing_and_averages_nothing_else(finished: Fi
     assert len(results["runs"]) == 9
     text = contents[0]["report.md"].decode()
     assert all(f"{one['scheme']} of {one['run_id']} " in text for one in results["missing"])
-    assert f"quarl study run {path} --root {root}" in text
+    assert f"quarl study run {path} --root {tmp_path}" in text
     assert contents[0].keys() >= {
         *("return_against_bits.png", "1_learning_curves.png"),
         "action_variance_ppo_CartPole-v1.png",

@@ -1,10 +1,10 @@
-"""Examples that need what is not here do what can be tried: a ROS 2 node, a workflow."""
+"""Examples for software that is not installed here: a ROS 2 node, a workflow."""
 
 import shlex
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import compiled
 import numpy as np
@@ -23,45 +23,30 @@ MODELS = ROOT / "tflite_models"
 def test_the_node_publishes_the_action_of_each_observation(
     run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published: list[Any] = []
-    errors: list[str] = []
     artifact = MODELS / run / "int8.tflite"
     observations = compiled.around(artifact, 3)
+    rclpy, node = MagicMock(), MagicMock()
+    rclpy.create_node.return_value = node
+    node.declare_parameter.return_value.value = str(artifact)
 
-    class Node:
-        def __init__(self, name: str) -> None:
-            assert name == "policy"
-
-        def declare_parameter(self, name: str, default: str) -> SimpleNamespace:
-            assert (name, default) == ("policy", "int8.tflite")
-            return SimpleNamespace(value=str(artifact))
-
-        def create_publisher(self, kind: type, topic: str, depth: int) -> SimpleNamespace:
-            return SimpleNamespace(publish=published.append)
-
-        def create_subscription(self, kind: type, topic: str, answer: Any, depth: int) -> None:
-            self.answer = answer
-
-        def get_logger(self) -> SimpleNamespace:
-            return SimpleNamespace(error=errors.append)
-
-    def spin(node: Node) -> None:
+    def spin(node: MagicMock) -> None:
+        answer = node.create_subscription.call_args.args[2]
         for numbers in ([0.0], *observations.tolist(), [np.nan] * observations.shape[1]):
-            node.answer(SimpleNamespace(data=numbers))
+            answer(SimpleNamespace(data=numbers))
 
-    for name, values in {
-        "rclpy": {"init": lambda: None, "create_node": Node, "spin": spin},
-        "std_msgs.msg": {"Float32MultiArray": SimpleNamespace},
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(values)
-        monkeypatch.setitem(sys.modules, name, module)
+    rclpy.spin = spin
+    messages = SimpleNamespace(Float32MultiArray=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "rclpy", rclpy)
+    monkeypatch.setitem(sys.modules, "std_msgs.msg", messages)
     text = (EXAMPLES / "ros2_policy.py").read_text()
     exec(compile(text, "ros2_policy.py", "exec"), {"__name__": "__main__"})
+    rclpy.create_node.assert_called_once_with("policy")
+    node.declare_parameter.assert_called_once_with("policy", "int8.tflite")
     policy = Policy.load(artifact)
     wanted = [np.atleast_1d(policy.act(observation)).tolist() for observation in observations]
-    assert [message.data for message in published] == wanted
-    assert len(errors) == 2
+    published = node.create_publisher.return_value.publish.call_args_list
+    assert [call.args[0].data for call in published] == wanted
+    assert node.get_logger.return_value.error.call_count == 2
 
 
 def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""Files are whole or absent."""
+"""Files are written atomically."""
 
 import csv
 import errno
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,13 @@ from quarl_tf.store.records import TrainingRecord
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return a file that is there already, alone in its folder."""
+def path(tmp_path: Path) -> Iterator[Path]:
+    """Return a file that no failure may change, alone in its folder."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    return path
+    yield path
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -49,8 +52,6 @@ def test_failing_block_leaves_the_old_file(path: Path, failure: type[BaseExcepti
 
     with pytest.raises(failure):
         write()
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_full_disk_leaves_the_old_file_and_is_one_line(path: Path, monkeypatch: Patch) -> None:
@@ -60,11 +61,9 @@ def test_full_disk_leaves_the_old_file_and_is_one_line(path: Path, monkeypatch: 
     monkeypatch.setattr(os, "fsync", fsync)
     message = refused(write_bytes, path, b"new")
     assert f"Cannot write {path}: No space left on device" in message
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_killed_processes_left_is_removed_in_time(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed_in_time(tmp_path: Path) -> None:
     path = tmp_path / "file[1].json"
     long_ago = time.time() - 2 * 3600
     old, young = (tmp_path / f".file[1].json.{end}.tmp" for end in ("abcd_123", "efgh_456"))
@@ -78,19 +77,18 @@ def test_what_killed_processes_left_is_removed_in_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/deeper", "/proc", "/proc/quarl"])
-def test_folder_that_takes_no_files_is_refused(folder: str) -> None:
+def test_folders_that_are_not_writable_are_refused(folder: str) -> None:
     assert f"path='{folder}/x'" in refused(write_bytes, Path(folder) / "x", b"new")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_json_has_not_are_not_written(path: Path, value: float) -> None:
+def test_numbers_outside_json_are_not_written(path: Path, value: float) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(path, {"x": value})
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
 
 
-def test_csv_is_read_back_by_the_csv_module(path: Path) -> None:
+def test_csv_is_read_back_by_the_csv_module(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
     rows = [{"step": 1, "loss": None, "note": 'a "b", c'}, {"step": 2, "loss": 0.1, "note": "é\n"}]
     for written in (rows, []):
         write_csv(path, written)
@@ -103,8 +101,6 @@ def test_csv_is_read_back_by_the_csv_module(path: Path) -> None:
 def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
     assert f"path='{tmp_path}'" in refused(sha256, tmp_path)
     path = tmp_path / "nothing.json"
+    said = f"No such file or directory); name a file that was made. Received: path='{path}'"
     for function in (sha256, read_json, TrainingRecord.load):
-        assert (
-            f"No such file or directory); name a file that was made. Received: path='{path}'"
-            in refused(function, path)
-        )
+        assert said in refused(function, path)

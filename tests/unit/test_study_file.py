@@ -1,34 +1,28 @@
-"""What a study's file says, and what is refused in it."""
+"""Reading the file of a study, and errors in it."""
 
 import csv
 import re
 from pathlib import Path
 
 import pytest
-from samples import Capsys
+from samples import STUDY, Capsys, refusal, refused, write_study
 
 from quarl_tf import study
-from quarl_tf.cli import verbs
+from quarl_tf.cli import main
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import State
 
-BASE = "name: s\nseeds: [0]\ncells: [{algo: ppo, env: CartPole-v1}]\n"
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "study.yaml"
-    path.write_text(text)
-    return path
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 def test_a_file_names_every_experiment(tmp_path: Path) -> None:
-    text = BASE + "bits: [8, 3]\ndelays: [0.5, 10]\nquantization: {edge_bits: 4}\n"
-    found = study.read(write(tmp_path, text + "schemes: [int8]\n"))
+    text = STUDY + "bits: [8, 3]\ndelays: [0.57, 10]\nquantization: {edge_bits: 4}\n"
+    found = study.read(write_study(tmp_path, text + "schemes: [int8]\n"))
     (cell,) = found.cells
     assert cell.schemes == ("fp32", "int8")
     assert [(q.bits, q.delay) for q in cell.quantizations] == [
-        *((8, 50_000), (3, 50_000)),
+        *((8, 57_000), (3, 57_000)),  # As floats, 0.57 * 100000 is 56999.999999999993.
         *((8, 10), (3, 10)),
     ]
     assert {q.recipe.head.weights.bits for q in cell.quantizations} == {4}
@@ -36,12 +30,6 @@ def test_a_file_names_every_experiment(tmp_path: Path) -> None:
         *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
     ]
     assert found.episodes == 100
-
-
-def test_a_share_of_the_training_is_its_number_of_steps(tmp_path: Path) -> None:
-    # 0.57 times 100000 is 56999.999999999993.
-    (cell,) = study.read(write(tmp_path, BASE + "bits: [2]\ndelays: [0.57, 0.5]\n")).cells
-    assert [one.delay for one in cell.quantizations] == [57_000, 50_000]
 
 
 def test_cells_that_differ_in_quantization_share_their_plain_trainings(tmp_path: Path) -> None:
@@ -57,7 +45,7 @@ cells:
   # Has no use for delays and quantization; its training ends before the delay.
   - {algo: ppo, env: CartPole-v1, bits: [], overrides: {steps: 50000}}
 """
-    found = study.read(write(tmp_path, text))
+    found = study.read(write_study(tmp_path, text))
     assert [cell.title for cell in found.cells] == [
         "ppo on CartPole-v1 (ranges=extremes)",
         "ppo on CartPole-v1 (ranges=percentile, per_channel=True)",
@@ -81,10 +69,11 @@ cells:
   - {algo: dqn, env: CartPole-v1}
   - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
 """
-    first, second, third = study.read(write(tmp_path, text)).cells
-    assert (first.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
-    assert verbs.main(["study", "plan", str(tmp_path / "study.yaml")]) == 0
-    assert capsys.readouterr().err.count("LunarLander-v2 is LunarLander-v3 today") == 1
+    path = write_study(tmp_path, text)
+    first, second, third = study.read(path).cells
+    assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
+    assert main(["study", "plan", str(path)]) == 0
+    assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
     assert second.seeds == (0, 1, 2)
     assert (second.title, third.title) == (
         "dqn on CartPole-v1",
@@ -104,7 +93,7 @@ cells:
   - {algo: a2c, env: CartPole-v1, bits: []}
   - {algo: a2c, env: CartPole-v1, seeds: [0]}
 """
-    assert [cell.title for cell in study.read(write(tmp_path, text)).cells] == [
+    assert [cell.title for cell in study.read(write_study(tmp_path, text)).cells] == [
         "ppo on CartPole-v1 (delays=20000/50000)",
         "ppo on CartPole-v1 (delays=30000)",
         "ppo on CartPole-v1 (edge_bits=4)",
@@ -118,83 +107,70 @@ cells:
     [
         ("cells: [", "line 1"),
         ("- a", "a study must map names"),
-        (BASE + "seeds: [1]", "line 4: 'seeds' comes twice"),
-        (BASE + "episods: 3", "did you mean episodes"),
-        (BASE.replace("name: s", "name: a/b"), "name='a/b'"),
-        (BASE.replace("name: s\n", ""), "needs name"),
-        (BASE.replace("seeds: [0]\n", ""), "needs seeds"),
-        (BASE.replace("[0]", "[]"), "seeds must be a list of one or more"),
-        (BASE.replace("[0]", "[-1]"), "Received: seeds=[-1]"),
-        (BASE.replace("[0]", "[0, 0]"), "Received: seeds=[0, 0]"),
-        (BASE.replace("ppo", "ppx"), "cell 1: Unknown algorithm: did you mean ppo"),
-        (BASE.replace("CartPole-v1", "CartPol-v1"), "did you mean CartPole-v1"),
-        (BASE + "overrides: {step: 3}", "did you mean steps"),
-        (BASE + "schemes: [qat_int8]", "leave it out of schemes"),
-        (BASE + "bits: [9]", "bits=9"),
-        (BASE + "bits: [0.5]", "bits must be a list of whole numbers"),
-        (BASE + "bits: [4]\ndelays: [1.5]", "share of the training between 0 and 1. Rec"),
-        (BASE + "bits: [4]\ndelays: [.inf]", "delay=inf"),
-        (BASE + "bits: [4]\ndelays: [.nan]", "delay=nan"),
-        (BASE + "bits: [4]\ndelays: [0.000001]", "delay=1e-06, steps=100000"),
-        (BASE + "bits: [4]\noverrides: {layer_norm: true}", "has no rule for layer_norm"),
-        (BASE + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
-        (BASE + "delays: [5]", "are for trainings at `bits`"),
+        (STUDY + "seeds: [1]", "line 4: 'seeds' comes twice"),
+        (STUDY + "episods: 3", "did you mean episodes"),
+        (STUDY.replace("name: s", "name: a/b"), "name='a/b'"),
+        (STUDY.replace("name: s\n", ""), "needs name"),
+        (STUDY.replace("seeds: [0]\n", ""), "needs seeds"),
+        (STUDY.replace("[0]", "[]"), "seeds must be a list of one or more"),
+        (STUDY.replace("[0]", "[-1]"), "Received: seeds=[-1]"),
+        (STUDY.replace("[0]", "[0, 0]"), "Received: seeds=[0, 0]"),
+        (STUDY.replace("ppo", "ppx"), "cell 1: Unknown algorithm: did you mean ppo"),
+        (STUDY.replace("CartPole-v1", "CartPol-v1"), "did you mean CartPole-v1"),
+        (STUDY + "overrides: {step: 3}", "did you mean steps"),
+        (STUDY + "schemes: [qat_int8]", "leave it out of schemes"),
+        (STUDY + "bits: [9]", "bits=9"),
+        (STUDY + "bits: [0.5]", "bits must be a list of whole numbers"),
+        (STUDY + "bits: [4]\ndelays: [1.5]", "share of the training between 0 and 1. Rec"),
+        (STUDY + "bits: [4]\ndelays: [.nan]", "delay=nan"),
+        (STUDY + "bits: [4]\ndelays: [0.000001]", "delay=1e-06, steps=100000"),
+        (STUDY + "bits: [4]\noverrides: {layer_norm: true}", "has no rule for layer_norm"),
+        (STUDY + "bits: [4]\ndelays: [1000000]", "delay=1000000, steps=100000"),
+        (STUDY + "delays: [5]", "are for trainings at `bits`"),
         (
-            BASE.replace("v1}", "v1, delays: [5], bits: []}") + "bits: [4]",
+            STUDY.replace("v1}", "v1, delays: [5], bits: []}") + "bits: [4]",
             "cell 1: Delays and quantization are for trainings at `bits`",
         ),
-        (BASE + "bits: [4, 4]", "comes twice"),
+        (STUDY + "bits: [4, 4]", "comes twice"),
         (
-            BASE.replace("v1}", "v1}, {algo: ppo, env: CartPole-v1}") + "bits: [4]",
+            STUDY.replace("v1}", "v1}, {algo: ppo, env: CartPole-v1}") + "bits: [4]",
             "comes twice; keep one of the cells, bits or delays",
         ),
-        (BASE + "bits: [4]\nquantization: {edge_bit: 4}", "did you mean edge_bits"),
-        (BASE + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
-        (BASE + "episodes: 0", "episodes=0"),
-        (BASE + "title: [a]", "title must be text. Received: title=['a']"),
-        (BASE.replace("v1}", "v1, remark: [a]}"), "remark=['a']"),
-        (BASE + "memory: 1", "memory must be true or false. Received: memory=1"),
-        (BASE + "x: frames", "x must be steps or episodes or seconds. Received: x='frames'"),
-        (BASE + "import: [no_such_module]", "no_such_module"),
-        (BASE + "presets: none.yaml", "none.yaml"),
+        (STUDY + "bits: [4]\nquantization: {edge_bit: 4}", "did you mean edge_bits"),
+        (STUDY + "bits: [4]\nquantization: {delay: 4}", "`delays` the delays"),
+        (STUDY + "episodes: 0", "episodes=0"),
+        (STUDY + "title: [a]", "title must be text. Received: title=['a']"),
+        (STUDY.replace("v1}", "v1, remark: [a]}"), "remark=['a']"),
+        (STUDY + "memory: 1", "memory must be true or false. Received: memory=1"),
+        (STUDY + "x: frames", "x must be steps or episodes or seconds. Received: x='frames'"),
+        (STUDY + "import: [no_such_module]", "no_such_module"),
+        (STUDY + "presets: none.yaml", "none.yaml"),
     ],
 )
 def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        study.read(write(tmp_path, text))
-    message = str(caught.value)
+    path = write_study(tmp_path, text)
+    message = refused(study.read, path, error=UsageError)
     assert words in message
-    assert "study.yaml" in message
-    assert "\n" not in message
+    assert str(path) in message
 
 
 def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
     for action in ("plan", "run", "status", "report"):
-        assert verbs.main(["study", action, str(tmp_path / "none.yaml")]) == 2
-        assert "none.yaml" in capsys.readouterr().err
+        assert "none.yaml" in refusal(capsys, "study", action, str(tmp_path / "none.yaml"))
 
 
-@pytest.mark.parametrize(
-    "path",
-    # Presets of a study's own lie beside it.
-    [
-        path
-        for path in sorted((Path(__file__).parents[2] / "studies").glob("*.yaml"))
-        if not path.stem.endswith("-presets")
-    ],
-    ids=lambda path: path.stem,
-)
-def test_shipped_studies_are_sound(path: Path) -> None:
-    assert study.read(path).name == path.stem
+def test_shipped_studies_are_sound() -> None:
+    # Files of presets are beside them.
+    paths = [path for path in STUDIES.glob("*.yaml") if not path.stem.endswith("-presets")]
+    assert [study.read(path).name for path in paths] == [path.stem for path in paths]
 
 
 def test_quarls_matrix_is_whole_and_classic_its_part_without_games(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    with (root / "docs/results/quarl_table2.csv").open(newline="") as file:
+    with (STUDIES.parent / "docs/results/quarl_table2.csv").open(newline="") as file:
         papers = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
-    whole, classic = (study.read(root / f"studies/{n}.yaml") for n in ("quarl", "classic"))
+    whole, classic = (study.read(STUDIES / f"{name}.yaml") for name in ("quarl", "classic"))
     cells = {
-        (cell.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", cell.env_id)): cell
+        (cell.base.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", cell.base.env_id)): cell
         for cell in whole.cells
     }
     assert cells.keys() == papers

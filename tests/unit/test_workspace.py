@@ -1,4 +1,4 @@
-"""Everything has its place, and what is there is whole."""
+"""Paths of runs, flatbuffers and reports."""
 
 from pathlib import Path
 
@@ -21,22 +21,19 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     assert workspace.report_dir("x") == tmp_path / "reports" / "x"
 
 
-@pytest.mark.parametrize(
-    "run_id", ["ppo-Foo-s3-v1-s12", "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d", "a2c-a_b-v0-s1"]
-)
-def test_runs_are_listed_by_their_ids(tmp_path: Path, run_id: str) -> None:
+def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    workspace.artifact_dir(run_id).mkdir(parents=True)
-    assert workspace.run_ids() == [run_id]
+    ids = ["a2c-a_b-v0-s1", "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d", "ppo-Foo-s3-v1-s12"]
+    for run_id in ids:
+        workspace.artifact_dir(run_id).mkdir(parents=True)
+    assert workspace.run_ids() == ids
 
 
 @pytest.mark.parametrize(
     ("run_id", "hint"),
     [
-        *(
-            (path, "give dqn-CartPole-v1-s0")
-            for path in ("dqn-CartPole-v1-s0/", "runs/dqn-CartPole-v1-s0/")
-        ),
+        ("dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
+        ("runs/dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
         *((path, "`quarl list` names the runs") for path in ("/", "", ".", "..", "../..")),
     ],
 )
