@@ -1,4 +1,4 @@
-"""Draw returns against bits, what trainings keep, and every episode beside the one of fp32."""
+"""Draw returns against bits, the performance profile, and each episode beside that of fp32."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,14 @@ from quarl_tf.report.figures import style
 from quarl_tf.report.figures.style import GREY, Floats, grid, legend_below, styled
 from quarl_tf.spec import REFERENCE, Scheme
 
-_RANGE = (-20.0, 120.0)  # In percent; what lies beyond is drawn at the edge.
+_RANGE = (-20.0, 120.0)  # In percent; values beyond are drawn at the edge.
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one scheme earns.
+    """The mean return of a scheme, None if a training is missing, and those of its trainings.
 
-    Attributes:
-        delay: Step from which on the trainings were quantised, None for others.
-        returns: Mean return with its interval; None if a training is missing.
-        training_means: Mean return in each training that is there.
+    `delay` is the step at which quantisation-aware trainings began to quantise.
     """
 
     scheme: Scheme
@@ -37,11 +34,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """What the schemes of one cell earn, fp32 first; panels of a task share their axis of returns.
-
-    Attributes:
-        baseline: Mean return of a random policy, if known.
-    """
+    """The points of one cell, fp32 first, and the mean return of a random policy, if known."""
 
     title: str
     task: str
@@ -49,7 +42,7 @@ class Panel:
     baseline: float | None
 
     def values(self) -> list[float]:
-        """Return what must be seen: trainings, or a single one's interval; not what dwarfs them."""
+        """Return what must be visible: means of trainings, or the interval of a single one."""
         found = [] if self.baseline is None else [self.baseline]
         for point in self.points:
             found += point.training_means
@@ -60,7 +53,7 @@ class Panel:
 
 @styled
 def return_against_bits(panels: Sequence[Panel]) -> Figure:
-    """Draw mean return against bits per weight, from many to few, one panel a cell."""
+    """Draw mean return against bits per weight; panels of one task share their y limits."""
     columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
     labels = ("", "bits per weight", "mean return per episode")
     figure, axes = grid(len(panels), columns, 3.4 if columns == 1 else 2.6, labels)
@@ -73,19 +66,19 @@ def return_against_bits(panels: Sequence[Panel]) -> Figure:
             room = 0.08 * (max(values) - min(values)) or 1.0
             one.set_ylim(min(values) - room, max(values) + room)
         one.set_title(style.wrapped(panel.title, columns))
-    dot: dict[str, Any] = {"ls": "", "marker": "o", "ms": 6, "mec": "white"}
+    mark: dict[str, Any] = {"ms": 6, "mec": "white"}
     handles = [
-        Line2D([], [], color=style.scheme_colour(name), label=name, **dot)
+        Line2D([], [], color=style.scheme_colour(name), label=name, ls="", marker="o", **mark)
         for name, scheme in schemes.items()
         if scheme.native
     ]
     for kind, look in style.FAMILIES.items():
         names = [name for name, scheme in schemes.items() if style.family(scheme) == kind]
         if names:
-            colour = style.scheme_colour(names[len(names) // 2])
-            line: dict[str, Any] = {"ls": look.line, "marker": look.marker, "ms": 6, "color": GREY}
-            label = f"{kind}… (simulated)"
-            handles.append(Line2D([], [], mfc=colour, mec="white", label=label, **line))
+            line = Line2D([], [], color=GREY, ls=look.line, marker=look.marker, **mark)
+            line.set_markerfacecolor(style.scheme_colour(names[len(names) // 2]))
+            line.set_label(f"{kind}… (simulated)")
+            handles.append(line)
     if any(panel.baseline is not None for panel in panels):
         handles.append(Line2D([], [], color=GREY, ls="--", label="random policy"))
     legend_below(figure, handles)
@@ -113,7 +106,7 @@ def _draw_panel(axes: Axes, panel: Panel, widths: Sequence[int]) -> None:
 
 
 def _draw_line(axes: Axes, line: Sequence[tuple[float, Point]], look: str) -> None:
-    """Join the schemes of one family, broken where one is missing; lightly for each training."""
+    """Join the schemes of one family, with a gap where one is missing; each training in light."""
     x, points = zip(*sorted(line, key=lambda pair: pair[0]), strict=True)
     y = [math.nan if point.returns is None else point.returns.mean for point in points]
     axes.plot(x, y, color=GREY, ls=look, lw=1.2, zorder=2)
@@ -145,10 +138,10 @@ def _draw_point(axes: Axes, place: float, point: Point) -> None:
 
 
 def _dodge(point: Point, points: Sequence[Point]) -> float:
-    """Return the sideways shift that keeps schemes of equally many bits apart."""
+    """Return the horizontal offset that separates schemes of the same width."""
     peers = [p for p in points if p.scheme.weight_bits == point.scheme.weight_bits]
     native = [p for p in peers if p.scheme.native]
-    # Simulated schemes stand in the middle: their lines stay straight.
+    # Simulated schemes are in the middle, so that their lines stay straight.
     half = len(native) // 2
     order = [*native[:half], *(p for p in peers if not p.scheme.native), *native[half:]]
     place = next(i for i, one in enumerate(order) if one is point)
@@ -157,9 +150,9 @@ def _dodge(point: Point, points: Sequence[Point]) -> float:
 
 @styled
 def performance_profile(kept: Mapping[str, Floats]) -> Figure:
-    """Draw the share of trainings that keep so much of the return, in percent, one line a scheme.
+    """Draw the share of trainings against the return they keep, in percent, a line for each scheme.
 
-    The profile is that of Agarwal et al. (arXiv 2108.13264), over trainings and cells alike.
+    The profile is that of Agarwal et al. (arXiv 2108.13264), over the trainings of all cells.
     """
     labels = ("", "normalised return: 0 % a random policy, 100 % fp32", "trainings with as much")
     figure, (axes,) = grid(1, 1, 3.6, labels)
@@ -179,11 +172,10 @@ def performance_profile(kept: Mapping[str, Floats]) -> Figure:
 
 @styled
 def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str = "") -> Figure:
-    """Draw every episode twice, under fp32 and under a scheme, one panel per scheme.
+    """Draw each episode under fp32 and under a scheme, one panel for each scheme.
 
-    Episodes are sorted by both returns, so that even when nearly all returns are the same the few
-    that are not stand at one side. Pairs are by label, which begins with a scheme's name, the
-    returns of fp32 and of the scheme on the same seeds, each of shape [n].
+    Pairs are the returns [n] of fp32 and of the scheme on the same seeds, by a label that begins
+    with the scheme's name. Episodes are sorted by both returns.
     """
     columns = math.ceil(len(pairs) / math.ceil(len(pairs) / 5))
     labels = (title, "episodes, sorted", "return per episode")
@@ -202,9 +194,9 @@ def _draw_pairs(axes: Axes, name: str, reference: Floats, other: Floats) -> None
     before, after = reference[order], other[order]
     episodes = np.arange(1, len(order) + 1)
     colour = style.scheme_colour(name.partition(" ")[0])
-    # Many episodes need smaller dots, or they merge into a band.
+    # Dots of many episodes must be smaller to stay apart.
     size, width = float(np.clip(900 / len(order), 2.0, 14.0)), min(0.8, 50 / len(order))
-    # Unsnapped: on whole pixels, some neighbouring lines would merge and others not.
+    # Snapped to pixels, some neighbouring lines would merge.
     axes.vlines(episodes, before, after, color=colour, lw=width, alpha=0.6, snap=False)
     axes.scatter(episodes, before, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
     axes.scatter(episodes, after, s=size, color=colour, linewidth=0)

@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, sizes, legends and the picture itself."""
+"""Colours, sizes, legends and the PNG file of all figures."""
 
 import io
 import re
@@ -21,9 +21,9 @@ from quarl_tf.spec import BASELINE, PTQ_BITS, Scheme
 _P = ParamSpec("_P")
 Floats = npt.NDArray[np.floating[Any]]
 
-# Inches; at 150 dots per inch a figure is 1350 pixels wide, sharp at twice a report's column.
+# Inches and dots per inch: twice the width of a report's column in pixels.
 _WIDTH, _DPI = 9.0, 150
-# Letters that stand beside each other above the panels of a row.
+# Characters above the panels of a row.
 _TITLE_LETTERS = 80
 GREY = "#8a8f98"
 # Native schemes are cool; simulated ones warm, olive as published, purple if trained at those bits,
@@ -50,7 +50,7 @@ class Look(NamedTuple):
     line: str
 
 
-#: By what schemes of a family begin with.
+#: By the beginning of their schemes' names.
 FAMILIES = {
     "ptq_w": Look("flare_r", "D", "-"),
     "ptq_opt_w": Look("blend:#6b0f3a,#e08bb0", "v", "--"),
@@ -60,7 +60,7 @@ FAMILIES = {
 
 
 def family(scheme: Scheme) -> str | None:
-    """Return what the names of a simulated scheme's kind begin with; None for a native one."""
+    """Return the key in `FAMILIES` of a simulated scheme; None for a native one."""
     return None if scheme.native else re.split(r"\d", scheme.name, maxsplit=1)[0]
 
 
@@ -71,7 +71,7 @@ def scheme_colour(name: str) -> str:
     scheme = Scheme.parse(name)
     if (kind := family(scheme)) is None:
         return _NATIVE_COLOURS.get(name, _OTHER_NATIVE)
-    # The palette spans 2 ... 8 bits, what is exported by default; wider grids share the lightest.
+    # The palette spans 2 ... 8 bits; more bits share the lightest colour.
     palette = sns.color_palette(FAMILIES[kind].palette, 7).as_hex()
     return str(palette[min(scheme.weight_bits - PTQ_BITS.start, 6)])
 
@@ -80,18 +80,17 @@ def png(figure: Figure) -> bytes:
     """Render a figure; the same figure gives the same bytes."""
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png", dpi=_DPI)
-    # A palette makes a chart 2 to 3 times smaller, and drops matplotlib's version with the rest
-    # of the metadata.
+    # A palette makes charts 2 to 3 times smaller; the metadata, with versions, is dropped.
     Image.open(full).convert("RGB").quantize(256).save(small, format="png", optimize=True)
     return small.getvalue()
 
 
 def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    """Let a function draw in the project's look."""
+    """Decorate a function to draw in the project's style."""
     look = {
         **sns.axes_style("ticks", {"axes.grid": True}),
         **sns.plotting_context("paper", font_scale=1.1),
-        # Ships with matplotlib: the same letters, and the same bytes, on every machine.
+        # Ships with matplotlib, so that all machines draw the same bytes.
         "font.sans-serif": ["DejaVu Sans"],
         "axes.edgecolor": "#555b65",
         "axes.spines.right": False,
@@ -115,10 +114,9 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 def grid(
     count: int, columns: int, height: float, labels: tuple[str, str, str], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels, the unused places of its last row left empty.
+    """Return a figure with so many panels, `height` inches a row.
 
-    `labels` are the heading of the figure, and those of its horizontal and of its vertical axes;
-    `height` is that of a row, in inches; `shared` is for `Figure.subplots`.
+    `labels` are the title, the x label and the y label; `shared` is for `Figure.subplots`.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -135,12 +133,12 @@ def grid(
 
 
 def wrapped(title: str, columns: int) -> str:
-    """Return a heading in lines that fit above one of so many panels in a row."""
+    """Wrap the title of one of so many panels in a row."""
     width = _TITLE_LETTERS // columns
     return textwrap.fill(title, width, break_long_words=False, break_on_hyphens=False)
 
 
 def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 5) -> None:
-    """Put a legend under the axes, where it hides no data."""
+    """Add a legend below the axes."""
     columns = min(len(handles), columns)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
