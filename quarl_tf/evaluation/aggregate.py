@@ -22,10 +22,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Paired:
-    """One training: returns under a scheme and fp32 on the same episodes, and fp32's on `others`.
+    """One training: returns of a scheme and of fp32 on the same episodes, and of fp32 on others.
 
-    `baseline` is the mean return of a random policy, which differs from fp32's; `observations` is
-    the effective number of episodes (`compare.effective_n`).
+    `baseline` is the mean return of a random policy, `observations` that of `compare.effective_n`.
     """
 
     scheme: Floats
@@ -53,13 +52,10 @@ class Aggregate:
     """A scheme over all cells that have it, in percent.
 
     Attributes:
-        cells: Number of cells.
-        errors: Normalised error of each training, in ascending order.
-        error: Mean normalised error of the cells.
-        iqm: Interquartile mean of `errors`.
+        errors: Normalised error of each training, in ascending order; `iqm`: interquartile mean.
+        error: Mean normalised error of the cells; `absolute`: mean of its absolute values.
         improvement: Probability that an episode earns more than fp32's, ties half; mean over cells.
-        absolute: Mean over the cells of the error's absolute value.
-        noise: The same of fp32 against itself on other episodes; None if a training has none.
+        noise: As `absolute`, of fp32 on other episodes; None if a training has none.
         losses: Cells with a loss at a level of 5 % after Holm's correction.
     """
 

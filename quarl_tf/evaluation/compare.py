@@ -1,14 +1,10 @@
 """Compare the returns of a scheme with those of fp32: differences, intervals and verdicts.
 
-Within one trained policy the unit is the episode: every scheme replays the same seeds, so that
-differences are paired and their mean has a bootstrap interval. Over several trainings the unit is
-the training: Student's t over their means, never narrower than their episodes allow. In a game
-without chance a greedy policy repeats games: equal returns count as one observation
-(`effective_n`). Where all observations are equal there is a bound instead of an interval
-(`unseen_percent`).
-
-The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), divided by |R_fp32| so that a
-positive error is a worse policy for negative returns too.
+Within one trained policy the unit is the episode, paired by seed; over several it is the training.
+In a game without chance a greedy policy repeats games: equal returns count as one observation
+(`effective_n`). If all observations are equal there is a bound instead of an interval
+(`unseen_percent`). Errors are those of QuaRL (Krishnan et al., arXiv 1910.01055), divided by
+|R_fp32| so that a positive one is a worse policy for negative returns too.
 """
 
 import math
@@ -43,7 +39,7 @@ CONFIDENCE = 0.95
 
 _RESAMPLES = 9999
 _SEED = 0
-# Resampled values held at a time: 8 MB, so that 10 000 episodes fit a small board.
+# Resampled values held at a time: 8 MB.
 _BATCH_ELEMENTS = 1_000_000
 
 
@@ -67,13 +63,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One scheme against fp32 on the same episodes of one trained policy, or of several.
+    """One scheme and fp32 on the same episodes of one trained policy, or of several.
 
-    `returns` is the scheme's mean return, `difference` the mean of scheme - fp32 over episodes
-    paired by seed: negative is worse. Errors are in percent (`reward_error`, `normalised_error`),
-    None if unknown; the margin is in percent of the fp32 return. Over several policies episodes
-    are added up and all else is a mean in which each policy counts once. `more_needed` estimates
-    how many more episodes, or trainings of several, would decide it.
+    `difference` is the mean of scheme - fp32 over paired episodes: negative is worse. Errors are in
+    percent (`reward_error`, `normalised_error`), the margin is in percent of the fp32 return. Over
+    several policies episodes are added up and all else is a mean in which each counts once.
+    `more_needed` estimates how many more episodes, or trainings, would decide it.
     """
 
     scheme: str
@@ -82,20 +77,19 @@ class Comparison:
     difference: Interval
     reference_mean: float
     reward_error: float | None
+    absolute_reward_error: float | None
     normalised_error: float | None
     margin_percent: float
     verdict: Verdict
-    absolute_reward_error: float | None = None
     more_needed: int | None = None
 
 
 def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
     """Return the mean of finite values [n] with its interval, if there is one.
 
-    It is a BCa bootstrap with a fixed seed, which follows the skew of capped returns, or Student's
-    t for fewer than `MIN_EPISODES` values and for repeated ones, which count as `observations`
-    (`effective_n`). Equal values have none, and fewer than `MIN_EPISODES` equal observations that
-    were repeated are no evidence.
+    It is a BCa bootstrap, which follows the skew of capped returns, or Student's t for fewer than
+    `MIN_EPISODES` values and for repeated ones, which count as `observations` (`effective_n`).
+    Fewer than `MIN_EPISODES` equal observations that were repeated are no evidence.
     """
     sample = np.asarray(values, dtype=np.float64)
     count, constant = observations or sample.size, sample.min() == sample.max()
@@ -136,9 +130,9 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
 
 
 def unseen_percent(observations: int) -> float:
-    """Return the bound, at 95 % and in percent, on the probability of what n observations lack.
+    """Return the 95 % bound in percent on the rate of what none of the observations shows.
 
-    It is the one-sided bound of Clopper and Pearson (1934) at 0 of n.
+    It is that of Clopper and Pearson (1934), one-sided.
     """
     return 100 * (1 - math.pow(1 - CONFIDENCE, 1 / observations))
 
@@ -149,19 +143,16 @@ def mean_return(evaluation: Evaluation) -> Interval:
 
 
 def reward_error(reference_mean: float, other_mean: float) -> float | None:
-    """Return (R_fp32 - R_other) / |R_fp32| * 100, in percent; positive is worse.
-
-    None when R_fp32 is 0. Near 0 the percentage is large and means little.
-    """
+    """Return (R_fp32 - R_other) / |R_fp32| * 100, positive if worse; None when R_fp32 is 0."""
     return normalised_error(reference_mean, other_mean, 0)
 
 
 def normalised_error(
     reference_mean: float, other_mean: float, baseline_mean: float | None
 ) -> float | None:
-    """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100, in percent; positive is worse.
+    """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100; 100 is as bad as a random policy.
 
-    100 is a policy no better than a random one. None when R_random is unknown or equals R_fp32.
+    None when R_random is unknown or equals R_fp32.
     """
     if baseline_mean is None or reference_mean == baseline_mean:
         return None
@@ -178,10 +169,9 @@ def verdict(
     * "inconclusive": fewer than `MIN_EPISODES` episodes, of the training with fewest.
     * "no difference seen": all observations are 0. If all are another number it is a gain or a
       loss where `unseen_percent` is below 50.
-    * "gain", low > 0: the scheme earns more.
-    * "within margin", low >= -m: a loss beyond the margin is excluded, a non-inferiority test at
-      one-sided 2.5 %. Never for an fp32 return of 0, where there is no margin.
-    * "loss", high < 0: the scheme earns less.
+    * "gain", low > 0.
+    * "within margin", low >= -m and R_fp32 != 0: a non-inferiority test at one-sided 2.5 %.
+    * "loss", high < 0.
     * "inconclusive": both a loss beyond the margin and no loss are possible.
 
     Raises:
@@ -211,22 +201,19 @@ def compare(
     baseline: Evaluation | None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
 ) -> Comparison:
-    """Compare a scheme with fp32 on the same episodes.
-
-    Without a baseline, a random policy, there is no normalised error.
+    """Compare a scheme with fp32 and a random policy, the baseline, if there is one.
 
     Raises:
-        QuarlError: The episodes differ.
+        QuarlError: The episodes of fp32 and of the scheme differ.
     """
     if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
-        received = " and ".join(
-            f"{one.run_id}/{one.scheme} with {len(one.seeds)} episodes from seed "
-            f"{next(iter(one.seeds), 'none')}"
+        first, second = (
+            f"{one.run_id}/{one.scheme} with {len(one.seeds)} episodes from seed {one.seeds[0]}"
             for one in (reference, scheme)
         )
         raise QuarlError(
             f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
-            f"`quarl evaluate` on both with the same --episodes. Received: {received}"
+            f"`quarl evaluate` on both with the same --episodes. Received: {first} and {second}"
         )
     worth = effective_n(reference, scheme)
     difference = mean_interval(np.subtract(scheme.returns, reference.returns), worth)
@@ -241,10 +228,10 @@ def compare(
         difference=difference,
         reference_mean=reference_mean,
         reward_error=error,
+        absolute_reward_error=None if error is None else abs(error),
         normalised_error=normalised_error(reference_mean, returns.mean, baseline_mean),
         margin_percent=margin_percent,
         verdict=verdict(difference, reference_mean, margin_percent, episodes),
-        absolute_reward_error=None if error is None else abs(error),
     )
     # More episodes of a game that repeats itself are no more observations.
     enough = MIN_EPISODES <= episodes <= (worth or episodes)
@@ -269,11 +256,10 @@ def compare_saved(
 
 
 def more_needed(comparison: Comparison, observations: int) -> int | None:
-    """Estimate how many more observations decide an inconclusive comparison of so many.
+    """Estimate how many more observations decide an inconclusive comparison of so many, else None.
 
     With the same mean d and standard deviation s, Student's t_{n-1} s / sqrt(n) has to shrink below
-    max(d + m, -d) with the margin m, which excludes a loss beyond m or excludes none. None if it is
-    decided, has no interval, or d and m are 0.
+    max(d + m, -d) with the margin m, which excludes a loss beyond m or excludes none.
     """
     difference, mean = comparison.difference, comparison.difference.mean
     reach = max(mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean)
@@ -293,10 +279,7 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
 
 
 def effective_n(*played: Evaluation) -> float | None:
-    """Return the effective number of games of evaluations on the same seeds (`different_n`).
-
-    None where all episodes are independent.
-    """
+    """Return `different_n` of evaluations on the same seeds; None if not greedy."""
     rules = played[0].protocol
     greedy = rules.actions == "greedy"
     return different_n(rules.game, *(one.returns for one in played)) if greedy else None
@@ -316,10 +299,7 @@ def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> fl
 
 
 def pool(comparisons: Sequence[Comparison]) -> Comparison:
-    """Pool the comparisons of one scheme over trained policies, each of which counts once.
-
-    For 2 or more the intervals are for further trainings.
-    """
+    """Pool the comparisons of one scheme over trained policies, each of which counts once."""
     first, *others = comparisons
     if not others:
         return first

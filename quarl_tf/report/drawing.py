@@ -1,7 +1,7 @@
 """Choose and draw the figures of a report."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,8 +22,7 @@ _MOST_DETAILED = 3
 _Groups = dict[str, list[Curve]]
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A figure of a report.
 
     `kind` selects its caption; `cell` is the number of its cell from 1 on, or 0 for what compares
@@ -38,8 +37,7 @@ class Picture:
     @property
     def file(self) -> str:
         """Return the name of its file."""
-        parts = (str(self.cell or ""), self.kind, self.suffix)
-        return "_".join(filter(None, parts)) + ".png"
+        return "_".join(filter(None, (str(self.cell or ""), self.kind, self.suffix))) + ".png"
 
 
 def draw(
@@ -54,8 +52,8 @@ def draw(
         yield Picture("performance_profile", 0, returns.performance_profile(kept))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
-        drawn = sum(map(bool, groups.values())) > 1
-        if drawn and len(groups) <= curves.MOST_LINES and _all_have(groups, "action_variance"):
+        several = len(list(filter(None, groups.values()))) > 1
+        if several and len(groups) <= curves.MOST_LINES and _all_have(groups, "action_variance"):
             columns = {"action_variance": "action variance", "greedy_return": "greedy return"}
             figure = curves.mean_curves(groups, columns, "step", task)
             yield Picture("action_variance", 0, figure, task.replace(" on ", "_").replace("/", "_"))
@@ -132,5 +130,5 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
 
 
 def _all_have(groups: _Groups, column: str) -> bool:
-    trainings = [curve for several in groups.values() for curve in several]
-    return bool(trainings) and all(curve.has(column) for curve in trainings)
+    found = [curve.has(column) for group in groups.values() for curve in group]
+    return bool(found) and all(found)

@@ -79,8 +79,8 @@ def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]
     for row in rows[1:]:
         if reference and row["bytes"]:
             row["change_percent"] = {
-                what: 100 * (size - reference[what]) / reference[what]
-                for what, size in row["bytes"].items()
+                key: 100 * (size - reference[key]) / reference[key]
+                for key, size in row["bytes"].items()
             }
     return rows
 
@@ -94,5 +94,5 @@ def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> 
     status = f"missing in {', '.join(dict.fromkeys(absent))}" if absent else OK
     measured = [] if absent else [memory.measure(path) for path in paths.values()]
     row = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme, "status": status}
-    means = {what: fmean(one[what] for one in measured) for what in (*measured, {})[0]}
+    means = {key: fmean(one[key] for one in measured) for key in (*measured, {})[0]}
     return row | {"bytes": means or None, "change_percent": None}

@@ -21,9 +21,9 @@ LARGEST_PLAYING = 1_000_000
 
 
 def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str, bytes]) -> Path:
-    """Write pictures, report.md and index.html, and remove the pictures of an earlier report.
+    """Write PNGs by file name, report.md and index.html, whose path is returned.
 
-    `pictures` is PNGs by file name. Returns the path of index.html, which embeds them.
+    Pictures of an earlier report are removed.
     """
     for stale in (folder / "figures").glob("*.png"):
         if stale.name not in pictures:
@@ -75,24 +75,18 @@ def _environment() -> jinja2.Environment:
 
 def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
     """Collect the commits, processors and package versions of results."""
-    found: dict[str, dict[str, set[str]]] = {
-        kind: defaultdict(set) for kind in ("commits", "processors", "versions")
-    }
+    commits, processors, versions = (defaultdict[str, set[str]](set) for _ in range(3))
     for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
-        sources: tuple[tuple[str, str, Sequence[str | None]], ...] = (
-            ("commits", "trained", sidecar.trained_commits),
-            ("commits", "exported", [sidecar.commit]),
-            ("processors", "trained", sidecar.trained_on),
-            ("processors", "evaluated", [evaluation.processor]),
-        )
-        for kind, stage, values in sources:
-            found[kind][stage] |= set(filter(None, values)) or {f"an unknown {kind[:-1]}"}
+        commits["trained"] |= set(sidecar.trained_commits) or {"an unknown commit"}
+        commits["exported"].add(sidecar.commit or "an unknown commit")
+        processors["trained"] |= set(sidecar.trained_on) or {"an unknown processor"}
+        processors["evaluated"].add(evaluation.processor or "an unknown processor")
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
-            found["versions"][package].add(version)
-    found["versions"] = dict(sorted(found["versions"].items()))
+            versions[package].add(version)
     return {
-        kind: {key: sorted(values) for key, values in several.items()}
-        for kind, several in found.items()
+        "commits": {stage: sorted(values) for stage, values in commits.items()},
+        "processors": {stage: sorted(values) for stage, values in processors.items()},
+        "versions": {package: sorted(values) for package, values in sorted(versions.items())},
     }
 
 

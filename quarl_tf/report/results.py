@@ -78,11 +78,10 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Which results are read, and where.
+    """Which evaluations are read: those with `chance`, `episodes` of each after `skip_episodes`.
 
-    Evaluations with this `chance`; after `skip_episodes`, at most `episodes` of each. `known` gives
-    the reasons, by run id and scheme, of results that are known to be missing; `remedy` is a
-    command that makes all that is missing, if there is one.
+    `known` has the reasons, by run id and scheme, of results that are known to be missing; `remedy`
+    is a command that makes all that is missing, if there is one.
     """
 
     workspace: Workspace
@@ -101,10 +100,8 @@ class Row:
     Attributes:
         delay: Step at which a quantisation-aware training began to quantise.
         status: "ok", or the reason why there is no result.
-        compression: Size of the fp32 flatbuffer over this one's; `speedup`: the same of latencies.
-        action_agreement: Share of states with the same action as fp32, 0 ... 1.
-        unseen_percent: Share of trainings, or of one's episodes, that may lose though none did.
-        success_rate: Share of the episodes that succeeded, 0 ... 1, if the environment tells.
+        compression: Size of fp32 over that of the scheme; `speedup`: the same of latencies.
+        unseen_percent: Bound on the share of trainings, or of one's episodes, with a loss.
     """
 
     cell: str
@@ -161,8 +158,7 @@ class CellResults:
     Attributes:
         entries: For each seed, the result of each column.
         missing: All that is missing, evaluations of the random policy included.
-        rows: One for each column, pooled over the seeds.
-        trainings: One for each seed and column.
+        rows: One for each column, pooled over the seeds; `trainings`: one for each seed and column.
         baseline: Return of the random policy, if every seed has it.
         curves: Learning curves by run id.
     """
@@ -199,9 +195,8 @@ class CellResults:
     def settings(self) -> dict[str, str]:
         """Return the settings of the trainings, with every value of those that differ."""
         found: dict[str, dict[str, None]] = {}
-        for result in self.results:
-            run = Run.from_dict(result.sidecar.run)
-            for key, value in settings(run, result.sidecar.preset).items():
+        for sidecar in (result.sidecar for result in self.results):
+            for key, value in settings(Run.from_dict(sidecar.run), sidecar.preset).items():
                 found.setdefault(key, {})[str(value)] = None
         return {key: " or ".join(values) for key, values in found.items()}
 
@@ -382,22 +377,18 @@ def _row(
 
 
 def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:
-    """Return sizes, means over trainings, and latencies of native files.
-
-    Latencies are the least over trainings: networks of one shape take the same time, and other
-    processes only add to it.
-    """
+    """Return mean sizes and least latencies of native files; other processes add to latencies."""
 
     def least(measured: Sequence[Result], name: str) -> float:
         latencies = [each.evaluation.latency_us or {} for each in measured]
         return float(np.min([latency.get(name, math.nan) for latency in latencies]))
 
-    sizes = [float(each.sidecar.size_bytes) for each in results]
-    smaller = [r.sidecar.size_bytes / size for r, size in zip(references, sizes, strict=True)]
+    sizes = np.array([each.sidecar.size_bytes for each in results])
+    full = np.array([each.sidecar.size_bytes for each in references])
     median = least(results, "median")
     costs = {
-        "size_bytes": float(np.mean(sizes)),
-        "compression": float(np.mean(smaller)),
+        "size_bytes": float(sizes.mean()),
+        "compression": float((full / sizes).mean()),
         "latency_median_us": median,
         "latency_p95_us": least(results, "p95"),
         "speedup": least(references, "median") / median,
@@ -433,24 +424,21 @@ def flat(row: Row) -> dict[str, Any]:
 
 
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
-    """Aggregate each scheme of plain trainings that is complete, with baseline, in many cells."""
+    """Aggregate each scheme of plain trainings that has normalised errors in many cells."""
     found: dict[str, dict[str, list[Paired]]] = {}
     for cell in cells:
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
-            if row.status == OK and row.scheme != REFERENCE and row.delay is None:
-                pairs = zip(cell.references, entries, strict=True)
-                paired = [_paired(fp32, one) for fp32, one in pairs if isinstance(one, Result)]
-                known = [one for one in paired if one is not None]
-                if len(known) == row.runs:
-                    found.setdefault(row.scheme, {})[cell.cell.title] = known
+            if row.delay is None and row.normalised_error_percent is not None:
+                found.setdefault(row.scheme, {})[cell.cell.title] = [
+                    _paired(fp32, one)
+                    for fp32, one in zip(cell.references, entries, strict=True)
+                    if isinstance(one, Result)
+                ]
     return [aggregate(scheme, of) for scheme, of in found.items() if len(of) > 1]
 
 
-def _paired(fp32: Result, other: Result) -> Paired | None:
-    """Return the returns of a training; None if fp32 and the random policy earn the same."""
+def _paired(fp32: Result, other: Result) -> Paired:
     scheme, reference = np.array(other.evaluation.returns), np.array(fp32.evaluation.returns)
-    random = None if fp32.baseline is None else float(np.mean(fp32.baseline.returns))
-    if random is None or random == reference.mean():
-        return None
+    random = float(np.mean(fp32.baseline.returns)) if fp32.baseline else math.nan
     worth = compare.effective_n(fp32.evaluation, other.evaluation) or len(reference)
     return Paired(scheme, reference, random, worth, fp32.skipped)

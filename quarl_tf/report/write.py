@@ -40,8 +40,7 @@ def write_report(
 ) -> Path:
     """Report on exported and evaluated runs: one cell for those that differ in their seed alone.
 
-    The default name is that of the run, without its seed for several, with a suffix for those with
-    chance. Returns the path of index.html.
+    The default name is the run's, without its seed for several. Returns the path of index.html.
 
     Raises:
         UsageError: No run is given, the name is invalid, or the runs of several cells have none.
@@ -52,7 +51,7 @@ def write_report(
     if name is not None:
         checked_report_name(name)
     source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
-    sidecars = [require_reference(workspace, run, chance) for run in dict.fromkeys(run_ids)]
+    sidecars = [_sidecar(source, run_id) for run_id in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
     chosen = name or _default_name(runs, chance)
     groups: dict[str, list[Run]] = {}
@@ -81,7 +80,7 @@ def write(
     """
     workspace = source.workspace
     loaded = [results.load_cell(source, cell) for cell in cells]
-    missing = list({(m.run_id, m.scheme): m for cell in loaded for m in cell.missing}.values())
+    missing = list({(m.run_id, m.scheme): m for one in loaded for m in one.missing}.values())
     memories = [memory_rows(workspace, one) for one in loaded] if memory else []
     summaries = [_summary(one) for one in loaded]
     aggregated = results.aggregates(loaded)
@@ -133,14 +132,11 @@ def write(
     return write_pages(folder, context, {one.file: png(one.figure) for one in figures})
 
 
-def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY) -> Sidecar:
-    """Return a sidecar of a run.
-
-    Raises:
-        QuarlError: It has no flatbuffers, or there is no fp32 result to compare them with.
-    """
-    names = [scheme.name for scheme in _exported(workspace, [run_id])]
-    paths = [sidecar_path(workspace.artifact(run_id, name)) for name in names]
+def _sidecar(source: Source, run_id: str) -> Sidecar:
+    """Return a sidecar of a run that has an fp32 result, else a QuarlError."""
+    workspace = source.workspace
+    schemes = _exported(workspace, [run_id])
+    paths = (sidecar_path(workspace.artifact(run_id, scheme.name)) for scheme in schemes)
     sidecars = (Sidecar.load(path) for path in paths if path.exists())
     sidecar = next((one for one in sidecars if one.run_id == run_id), None)
     if sidecar is None:
@@ -148,7 +144,6 @@ def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY
             "There are no flatbuffers of this run; make them with "
             f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
         )
-    source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, chance=chance)
     found = load(source, Run.from_dict(sidecar.run).plain, REFERENCE)
     if isinstance(found, Missing):
         raise QuarlError(

@@ -21,13 +21,12 @@ from quarl_tf.spec import BASELINE, PTQ_BITS, Scheme
 _P = ParamSpec("_P")
 Floats = npt.NDArray[np.floating[Any]]
 
-# Inches and dots per inch: twice the width of a report's column in pixels.
+# Inches, and dots per inch.
 _WIDTH, _DPI = 9.0, 150
-# Characters above the panels of a row.
+# Characters of the titles in a row.
 _TITLE_LETTERS = 80
 GREY = "#8a8f98"
-# Native schemes are cool; simulated ones warm, olive as published, purple if trained at those bits,
-# and darker the fewer their bits.
+# Native schemes are cool, simulated ones warm, and darker the fewer their bits.
 _NATIVE_COLOURS = {
     "fp32": "#22313f",
     "fp16": "#0173b2",
@@ -43,7 +42,7 @@ _OTHER_NATIVE = "#5b7f95"
 
 
 class Look(NamedTuple):
-    """The look of a family of simulated schemes."""
+    """The style of a family of simulated schemes."""
 
     palette: str
     marker: str
