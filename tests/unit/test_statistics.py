@@ -243,21 +243,9 @@ def test_compare_refuses_other_episodes_and_names_both() -> None:
 
 
 def comparison(difference: float, reference: float = 100.0) -> Comparison:
-    mean = reference + difference
-    interval = Interval(difference, difference - 0.1, difference + 0.1)
-    error = reward_error(reference, mean)
-    return Comparison(
-        scheme="int8",
-        episodes=100,
-        returns=Interval(mean, mean - 1, mean + 1),
-        difference=interval,
-        reference_mean=reference,
-        reward_error=error,
-        normalised_error=normalised_error(reference, mean, 0.0),
-        margin_percent=2.0,
-        verdict=verdict(interval, reference, 2.0, 100),
-        absolute_reward_error=None if error is None else abs(error),
-    )
+    """Compare 100 episodes, all of which differ by so much."""
+    played = pair([reference] * 100, [reference + difference] * 100)
+    return compare(*played, evaluation("random", [0.0]))
 
 
 def test_pool_takes_the_training_as_the_unit() -> None:
@@ -265,7 +253,7 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
     assert pooled.returns == student_interval([96.0, 100.0, 101.0])
     assert pooled.episodes == 300
-    # Each training alone has a narrow interval; between them it is wide.
+    # Each training alone is decided; between them the interval is wide.
     assert pooled.verdict == "inconclusive"
     one = comparison(-5.0)
     assert (pool([one]), one.verdict) == (one, "loss")
@@ -292,8 +280,8 @@ def test_pooled_intervals_are_no_narrower_than_episodes_allow() -> None:
 
 
 def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
-    alike = Interval(0.0, -math.inf, math.inf, alike=100)
-    same = replace(comparison(0.0), difference=alike)
+    same = comparison(0.0)
+    alike = same.difference
     pooled = pool([same] * 3)
     assert pooled.difference == replace(alike, alike=3)
     assert pooled.verdict == "no difference seen"
