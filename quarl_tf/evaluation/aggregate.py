@@ -46,6 +46,13 @@ class Paired:
         wins: Floats = 50 * (1 + np.sign(self.scheme - self.reference))
         return wins
 
+    @property
+    def noise(self) -> float | None:
+        """Return the normalised error of fp32 on other episodes, if there are any."""
+        if not self.others:
+            return None
+        return normalised_error(self.reference.mean(), float(np.mean(self.others)), self.baseline)
+
 
 @dataclass(frozen=True)
 class Aggregate:
@@ -81,7 +88,7 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         _interval(float(one), resampled, len(trainings))
         for (one,), resampled in zip(_measures(seen), _measures(drawn), strict=True)
     )
-    noise = [_noise(runs) for runs in cells.values()]
+    noise = [mean_of_all([one.noise for one in runs]) for runs in cells.values()]
     return Aggregate(
         scheme,
         cells=len(cells),
@@ -131,15 +138,6 @@ def _resampled(runs: Sequence[Paired], random: np.random.Generator) -> Floats:
     drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
     picked: Floats = np.array(means)[drawn, np.arange(_RESAMPLES)[:, None]]
     return np.moveaxis(picked, 2, 0)
-
-
-def _noise(runs: Sequence[Paired]) -> float | None:
-    errors = [
-        normalised_error(one.reference.mean(), float(np.mean(one.others)), one.baseline)
-        for one in runs
-        if one.others
-    ]
-    return mean_of_all(errors) if len(errors) == len(runs) else None
 
 
 def _loss_p(runs: Sequence[Paired]) -> float:

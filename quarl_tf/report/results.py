@@ -21,7 +21,7 @@ from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run, Scheme
-from quarl_tf.store.records import Evaluation, Protocol, Sidecar
+from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import baseline, evaluate_command, export_command, state
 from quarl_tf.store.workspace import Workspace
 
@@ -185,11 +185,6 @@ class CellResults:
     def episodes(self) -> int | None:
         """Return the episodes per flatbuffer, of the seed with fewest."""
         return min((len(one.evaluation.seeds) for one in self.references), default=None)
-
-    @property
-    def protocol(self) -> Protocol | None:
-        """Return the rules of the episodes; None if there are none."""
-        return next((one.evaluation.protocol for one in self.references), None)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -430,15 +425,15 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.delay is None and row.normalised_error_percent is not None:
                 found.setdefault(row.scheme, {})[cell.cell.title] = [
-                    _paired(fp32, one)
+                    Paired(
+                        np.array(one.evaluation.returns),
+                        np.array(fp32.evaluation.returns),
+                        float(np.mean(fp32.baseline.returns)),
+                        compare.effective_n(fp32.evaluation, one.evaluation)
+                        or len(one.evaluation.returns),
+                        fp32.skipped,
+                    )
                     for fp32, one in zip(cell.references, entries, strict=True)
-                    if isinstance(one, Result)
+                    if isinstance(one, Result) and fp32.baseline is not None
                 ]
     return [aggregate(scheme, of) for scheme, of in found.items() if len(of) > 1]
-
-
-def _paired(fp32: Result, other: Result) -> Paired:
-    scheme, reference = np.array(other.evaluation.returns), np.array(fp32.evaluation.returns)
-    random = float(np.mean(fp32.baseline.returns)) if fp32.baseline else math.nan
-    worth = compare.effective_n(fp32.evaluation, other.evaluation) or len(reference)
-    return Paired(scheme, reference, random, worth, fp32.skipped)

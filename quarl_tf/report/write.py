@@ -53,7 +53,14 @@ def write_report(
     source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
     sidecars = [_sidecar(source, run_id) for run_id in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
-    chosen = name or _default_name(runs, chance)
+    names = {run.seedless_id for run in runs}
+    if name is None and len(names) > 1:
+        raise UsageError(
+            "A report on runs that differ in more than their seed needs a name; give --name NAME. "
+            f"Received: runs={[run.run_id for run in runs]}"
+        )
+    default = runs[0].run_id if len(runs) == 1 else names.pop()
+    chosen = name or report_name(default, chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
         key = run.to_dict() | {"seed": None, "settings": settings(run, sidecar.preset)}
@@ -153,16 +160,6 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     return sidecar
 
 
-def _default_name(runs: Sequence[Run], chance: Chance) -> str:
-    names = {run.seedless_id for run in runs}
-    if len(names) > 1:
-        raise UsageError(
-            "A report on runs that differ in more than their seed needs a name; give --name NAME. "
-            f"Received: runs={[run.run_id for run in runs]}"
-        )
-    return report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
-
-
 def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
     """Return the cell of runs that differ in their seed alone, with all their exported schemes."""
     found = _exported(workspace, [run.run_id for run in runs])
@@ -201,11 +198,12 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
 
 
 def _summary(cell: CellResults) -> dict[str, Any]:
+    protocols = [asdict(one.evaluation.protocol) for one in cell.references]
     return {
         "title": cell.cell.title,
         "runs": [run.run_id for run in cell.cell.references],
         "episodes": cell.episodes,
-        "protocol": None if cell.protocol is None else asdict(cell.protocol),
+        "protocol": protocols[0] if protocols else None,
         "smallest": None if cell.smallest is None else cell.smallest.scheme,
         "fewest": {name: row and row.scheme for name, row in cell.fewest},
         "notes": list(notes_on(cell)),

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -35,25 +34,26 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
     for place, (name, values) in enumerate(weights.items()):
         row = panels[columns * place :][:columns]
         for axes, scheme in zip(row, HISTOGRAM_SCHEMES, strict=True):
-            _draw_histogram(axes, values, scheme)
-        row[0].set_title(_layer_title(name, values), loc="left", fontsize="small")
+            sns.histplot(
+                values.ravel(), bins=80, ax=axes, color=GREY, element="step", linewidth=0.6
+            )
+            for value in _grid_values(values, scheme):
+                axes.axvline(value, color=scheme_colour(scheme), lw=0.9)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
+            axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
+            axes.set_ylabel("")
+            axes.grid(visible=False)
+        # Of the paths of all fused operations, the end of the first names the layer.
+        path, shape = name.partition(";")[0], " by ".join(map(str, values.shape))
+        short = path if len(path) <= 34 else f"…{path[-33:]}"
+        row[0].set_title(f"{short} ({shape})", loc="left", fontsize="small")
     handles = [
         Line2D([], [], color=scheme_colour(name), label=f"the values of {name}")
         for name in HISTOGRAM_SCHEMES
     ]
     legend_below(figure, handles)
     return figure
-
-
-def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], scheme: str) -> None:
-    sns.histplot(values.ravel(), bins=80, ax=axes, color=GREY, element="step", linewidth=0.6)
-    for value in _grid_values(values, scheme):
-        axes.axvline(value, color=scheme_colour(scheme), lw=0.9)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
-    axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
-    axes.set_ylabel("")
-    axes.grid(visible=False)
 
 
 def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np.float64]:
@@ -66,14 +66,6 @@ def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np
         return np.empty(0)
     low, high = (end.astype(np.float64) for end in (values.min(), values.max()))
     return grid_between(low, high, form).values()
-
-
-def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:
-    shape = " by ".join(map(str, values.shape))
-    # Of the paths of all fused operations, the end of the first names the layer.
-    first = name.partition(";")[0]
-    short = first if len(first) <= 34 else f"…{first[-33:]}"
-    return f"{short} ({shape})"
 
 
 @styled

@@ -181,28 +181,23 @@ def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str = "") 
     labels = (title, "episodes, sorted", "return per episode")
     figure, panels = grid(len(pairs), columns, 2.2, labels, sharex=True, sharey=True)
     for axes, (name, (reference, other)) in zip(panels, pairs.items(), strict=True):
-        _draw_pairs(axes, name, reference, other)
+        order = np.lexsort((other, reference))
+        before, after = reference[order], other[order]
+        episodes, colour = np.arange(1, len(order) + 1), style.scheme_colour(name.partition(" ")[0])
+        # Dots of many episodes must be smaller to stay apart.
+        size, width = float(np.clip(900 / len(order), 2.0, 14.0)), min(0.8, 50 / len(order))
+        # Snapped to pixels, some neighbouring lines would merge.
+        axes.vlines(episodes, before, after, color=colour, lw=width, alpha=0.6, snap=False)
+        axes.scatter(episodes, before, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
+        axes.scatter(episodes, after, s=size, color=colour, linewidth=0)
+        worse, better = int((other < reference).sum()), int((other > reference).sum())
+        counts = f"↓ {worse}    = {len(order) - worse - better}    ↑ {better}"
+        axes.set_title(name, color=colour, pad=16)
+        axes.text(0.5, 1.02, counts, transform=axes.transAxes, ha="center", fontsize="small")
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.grid(axis="x", visible=False)
     ring = Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=GREY, label=REFERENCE)
     dot = Line2D([], [], color=GREY, marker="o", ms=4, label="scheme of the panel, same seed")
-    counts = Line2D([], [], ls="", label="episodes: ↓ worse   = equal   ↑ better")
-    legend_below(figure, [ring, dot, counts])
+    signs = Line2D([], [], ls="", label="episodes: ↓ worse   = equal   ↑ better")
+    legend_below(figure, [ring, dot, signs])
     return figure
-
-
-def _draw_pairs(axes: Axes, name: str, reference: Floats, other: Floats) -> None:
-    order = np.lexsort((other, reference))
-    before, after = reference[order], other[order]
-    episodes = np.arange(1, len(order) + 1)
-    colour = style.scheme_colour(name.partition(" ")[0])
-    # Dots of many episodes must be smaller to stay apart.
-    size, width = float(np.clip(900 / len(order), 2.0, 14.0)), min(0.8, 50 / len(order))
-    # Snapped to pixels, some neighbouring lines would merge.
-    axes.vlines(episodes, before, after, color=colour, lw=width, alpha=0.6, snap=False)
-    axes.scatter(episodes, before, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
-    axes.scatter(episodes, after, s=size, color=colour, linewidth=0)
-    worse, better = int((other < reference).sum()), int((other > reference).sum())
-    counts = f"↓ {worse}    = {len(order) - worse - better}    ↑ {better}"
-    axes.set_title(name, color=colour, pad=16)
-    axes.text(0.5, 1.02, counts, transform=axes.transAxes, ha="center", fontsize="small")
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.grid(axis="x", visible=False)
