@@ -37,8 +37,8 @@ def _notes_on_games(reference: Result) -> Iterator[dict[str, Any]]:
     run_id, games = reference.sidecar.run_id, reference.evaluation.returns
     effective_n = compare.effective_n(reference.evaluation)
     if effective_n is not None and effective_n < len(games):
-        told = {"run": run_id, "games": len(games), "different": len(set(games))}
-        yield {"key": "repeated_games", **told, "effective_n": round(effective_n, 1)}
+        counts = {"run": run_id, "games": len(games), "different": len(set(games))}
+        yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
     if reference.baseline is not None:
         returns, baseline = reference.comparison.returns, reference.baseline.returns
         low = returns.low if returns.bounded else returns.mean

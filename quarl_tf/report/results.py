@@ -159,7 +159,8 @@ class CellResults:
         entries: For each seed, the result of each column.
         missing: All that is missing, evaluations of the random policy included.
         rows: One for each column, pooled over the seeds; `trainings`: one for each seed and column.
-        baseline: Return of the random policy, if every seed has it.
+        baseline: Return of the random policy, over episodes for one seed, else over seeds; None if
+            one is missing.
         curves: Learning curves by run id.
     """
 
@@ -226,6 +227,12 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
         command = f"{_evaluate_command(source, run_id, REFERENCE)} --episodes {count}"
         reason = "was not evaluated on the episodes of fp32"
         missing.append(Missing(run_id, BASELINE, reason, source.remedy or command))
+    random = [one.baseline.returns for one in references if one.baseline is not None]
+    random_return = None
+    if len(random) == len(seeds) == 1:
+        random_return = compare.mean_interval(random[0])
+    elif len(random) == len(seeds):
+        random_return = compare.student_interval([float(np.mean(played)) for played in random])
     runs = {run.run_id: run for column in cell.columns for run in column.runs}
     curves = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
     return CellResults(
@@ -234,7 +241,7 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
         missing,
         rows=[_row(cell, number, entries, seeds) for number in columns],
         trainings=[_row(cell, number, entries, [seed]) for seed in seeds for number in columns],
-        baseline=_baseline_return([one.baseline for one in references], len(seeds)),
+        baseline=random_return,
         curves={run_id: curve for run_id, curve in curves.items() if curve is not None},
     )
 
@@ -389,16 +396,6 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
         "speedup": least(references, "median") / median,
     }
     return finite(costs.items())
-
-
-def _baseline_return(played: Sequence[Evaluation | None], trainings: int) -> Interval | None:
-    """Return the random policy's return: over episodes for one training, else over trainings."""
-    returns = [one.returns for one in played if one is not None]
-    if len(returns) < trainings:
-        return None
-    if trainings == 1:
-        return compare.mean_interval(returns[0])
-    return compare.student_interval([float(np.mean(values)) for values in returns])
 
 
 def finite(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

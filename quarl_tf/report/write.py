@@ -119,7 +119,7 @@ def write(
     context = {
         "title": title,
         "cells": loaded,
-        "told": summaries,
+        "summaries": summaries,
         "aggregates": aggregated,
         "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
         "schemes": {row.scheme for one in loaded for row in one.rows},

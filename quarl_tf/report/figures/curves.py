@@ -89,7 +89,11 @@ def mean_curves(
     Groups are in full precision first; one that lacks a training is empty. There is a panel for
     each of `columns`, given with y labels, against the column `x`.
     """
-    colours = _colours(groups)
+    # Warm colours for full precision, cool ones for the rest.
+    aware = [_delayed(curves) for curves in groups.values()]
+    warm = iter([scheme_colour(REFERENCE), *sns.color_palette("blend:#e8830c,#f2c14e", len(aware))])
+    cool = iter(sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(aware)))
+    colours: list[Any] = [next(cool if one else warm) for one in aware]
     figure, panels = grid(len(columns), 1, 2.6, (title, _AXES[x], ""), sharex=True)
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
         smooth = column != "episode_return"  # A mean of episodes already.
@@ -127,15 +131,6 @@ def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorde
     if lines:
         mean = mean_line(lines)
         axes.plot(mean.index, mean, color=colour, lw=2.0, zorder=zorder)
-
-
-def _colours(groups: Mapping[str, Sequence[Curve]]) -> list[Any]:
-    """Return warm colours for groups in full precision, and cool ones for the rest."""
-    aware = [_delayed(curves) for curves in groups.values()]
-    warm = [scheme_colour(REFERENCE), *sns.color_palette("blend:#e8830c,#f2c14e", len(groups))]
-    cool = sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(aware))
-    plain, quantised = iter(warm), iter(cool)
-    return [next(quantised if one else plain) for one in aware]
 
 
 def _delayed(curves: Sequence[Curve]) -> bool:

@@ -86,6 +86,7 @@ def return_against_bits(panels: Sequence[Panel]) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, widths: Sequence[int]) -> None:
+    """Draw points, and lines that join families: their means, with gaps, and light trainings."""
     placed = [
         (widths.index(point.scheme.weight_bits) + _dodge(point, panel.points), point)
         for point in panel.points
@@ -97,23 +98,19 @@ def _draw_panel(axes: Axes, panel: Panel, widths: Sequence[int]) -> None:
             lines.setdefault((kind, point.delay), [placed[0]]).append((place, point))
         _draw_point(axes, place, point)
     for (kind, _), line in lines.items():
-        _draw_line(axes, line, style.FAMILIES[kind].line)
+        x, points = zip(*sorted(line, key=lambda pair: pair[0]), strict=True)
+        y = [math.nan if point.returns is None else point.returns.mean for point in points]
+        dashes = style.FAMILIES[kind].line
+        axes.plot(x, y, color=GREY, ls=dashes, lw=1.2, zorder=2)
+        trainings = {len(point.training_means) for point in points}
+        if len(trainings) == 1 and trainings != {1}:
+            means = np.array([point.training_means for point in points])
+            axes.plot(x, means, color="#c9ccd1", ls=dashes, lw=0.9, zorder=1)
     if panel.baseline is not None:
         axes.axhline(panel.baseline, color=GREY, ls="--", lw=1.2, zorder=1)
     axes.set_xticks(range(len(widths)), [str(bits) for bits in widths])
     axes.set_xlim(-0.6, len(widths) - 0.4)
     axes.grid(axis="x", visible=False)
-
-
-def _draw_line(axes: Axes, line: Sequence[tuple[float, Point]], look: str) -> None:
-    """Join the schemes of one family, with a gap where one is missing; each training in light."""
-    x, points = zip(*sorted(line, key=lambda pair: pair[0]), strict=True)
-    y = [math.nan if point.returns is None else point.returns.mean for point in points]
-    axes.plot(x, y, color=GREY, ls=look, lw=1.2, zorder=2)
-    trainings = {len(point.training_means) for point in points}
-    if len(trainings) == 1 and trainings != {1}:
-        means = np.array([point.training_means for point in points])
-        axes.plot(x, means, color="#c9ccd1", ls=look, lw=0.9, zorder=1)
 
 
 def _draw_point(axes: Axes, place: float, point: Point) -> None:
