@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from quarl_tf.evaluation.aggregate import Aggregate
 from quarl_tf.report.figures import curves, layers, returns
 from quarl_tf.report.figures.curves import Curve
-from quarl_tf.report.figures.returns import Panel, Point
 from quarl_tf.report.results import OK, CellResults, Result
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Run
@@ -44,9 +43,8 @@ def draw(
     workspace: Workspace, cells: Sequence[CellResults], aggregates: Sequence[Aggregate], x: str
 ) -> Iterator[Picture]:
     """Yield the figures of a report, with returns in training against `x`, a column of curves."""
-    panels = [_panel(cell) for cell in cells]
-    if any(len(panel.points) > 1 for panel in panels):
-        yield Picture("return_against_bits", 0, returns.return_against_bits(panels))
+    if any(len(cell.rows) > 1 for cell in cells):
+        yield Picture("return_against_bits", 0, returns.return_against_bits(cells))
     if aggregates:
         kept = {one.scheme: 100 - np.array(one.errors) for one in aggregates}
         yield Picture("performance_profile", 0, returns.performance_profile(kept))
@@ -66,15 +64,6 @@ def draw(
             yield Picture(f"return_against_{x}", number, figure)
         elif complete := {name: group for name, group in groups.items() if group}:
             yield Picture("learning_curves", number, curves.learning_curves(complete, title))
-
-
-def _panel(cell: CellResults) -> Panel:
-    points, columns = [], cell.cell.columns
-    for place, (column, row) in enumerate(zip(columns, cell.rows, strict=True)):
-        found = [one.returns for one in cell.trainings[place :: len(columns)]]
-        means = tuple(one.mean for one in found if one is not None)
-        points.append(Point(column.scheme, row.delay, row.returns, means))
-    return Panel(cell.cell.title, cell.cell.task, points, cell.baseline and cell.baseline.mean)
 
 
 def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[Picture]:

@@ -182,6 +182,11 @@ class CellResults:
         """Return all results."""
         return [one for entries in self.entries for one in entries if isinstance(one, Result)]
 
+    def training_means(self, number: int) -> list[float]:
+        """Return the mean return of each training of a column that has a result."""
+        rows = self.trainings[number :: len(self.rows)]
+        return [row.returns.mean for row in rows if row.returns is not None]
+
     @property
     def episodes(self) -> int | None:
         """Return the episodes per flatbuffer, of the seed with fewest."""

@@ -3,8 +3,10 @@
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
+from samples import RUN
 
 from quarl_tf.evaluation.compare import Interval, mean_interval
 from quarl_tf.foundation.errors import UsageError
@@ -23,19 +26,20 @@ from quarl_tf.quantization.grid import fake_quantize
 from quarl_tf.report.figures.curves import MOST_LINES, Curve, learning_curves, mean_curves
 from quarl_tf.report.figures.layers import blamed_layers, weight_histograms
 from quarl_tf.report.figures.returns import (
-    Panel,
-    Point,
     paired_returns,
     performance_profile,
     return_against_bits,
 )
 from quarl_tf.report.figures.style import png, scheme_colour
+from quarl_tf.report.results import Cell, CellResults, Column, Row
 from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
 
 OTHERS = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
 TRAINED = tuple(f"qat_w{bits}a{bits}" for bits in range(8, 1, -1))
 TASK = "dqn on CartPole-v1"
+Point = tuple[Interval | None, Sequence[float | None]]
+POINT: Point = Interval(490, 480, 500), [485.0, 495.0]
 VARIANCE = {"action_variance": "action variance", "greedy_return": "greedy return"}
 TREND = {"episode_return": "return per episode"}
 
@@ -71,17 +75,35 @@ def groups(widths: int = 2, seeds: int = 3, telling: str = "") -> dict[str, list
     return plain | {f"{b} bits{telling}": curves(seeds, 25_000) for b in bits}
 
 
-def point(scheme: str) -> Point:
-    return Point(Scheme.parse(scheme), None, Interval(490, 480, 500), (485, 495))
-
-
-def panel(schemes: tuple[str, ...] = (), runs: int = 1, title: str = TASK) -> Panel:
-    """Return the panel of the default schemes and of others."""
-    points = [
-        Point(Scheme.parse(s), None, mean_interval(returns(s)), (float(returns(s).mean()),) * runs)
-        for s in (*DEFAULT_SCHEMES, *schemes)
+def cell(
+    points: Mapping[str, Point],
+    title: str = TASK,
+    env_id: str = "CartPole-v1",
+    baseline: Interval | None = None,
+) -> CellResults:
+    """Build a cell from the interval of each scheme and the mean returns of its trainings."""
+    rows = []
+    for name, (interval, means) in points.items():
+        scheme = Scheme.parse(name)
+        row: dict[str, Any] = {"cell": title, "label": name, "scheme": name, "delay": None}
+        row |= {"native": scheme.native, "weight_bits": scheme.weight_bits, "runs": len(means)}
+        row |= {"run_id": None, "seed": None, "algo": "dqn", "env_id": env_id}
+        rows.append(Row(**row, returns=interval))
+    trainings = [
+        replace(pooled, returns=None if mean is None else Interval(mean, mean, mean))
+        for means in zip(*(means for _, means in points.values()), strict=True)
+        for pooled, mean in zip(rows, means, strict=True)
     ]
-    return Panel(title, TASK, points, 22.0)
+    columns = (Column("fp32", Scheme.parse("fp32"), (replace(RUN, env_id=env_id),)),)
+    return CellResults(Cell(title=title, columns=columns), [], [], rows, trainings, baseline, {})
+
+
+def played(schemes: tuple[str, ...] = (), runs: int = 1, title: str = TASK) -> CellResults:
+    """Return the cell of the default schemes and of others."""
+    points: dict[str, Point] = {}
+    for name in (*DEFAULT_SCHEMES, *schemes):
+        points[name] = mean_interval(returns(name)), [float(returns(name).mean())] * runs
+    return cell(points, title, baseline=Interval(22, 20, 24))
 
 
 def layers() -> dict[str, np.ndarray]:
@@ -110,9 +132,9 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         {name: np.array([99.0, 100.0, -400.0]) for name in (*OTHERS, *TRAINED)}
     ),
     "weights": lambda: weight_histograms(layers(), "fp32 weights of dqn-CartPole-v1-s0"),
-    "bits": lambda: return_against_bits([panel()]),
-    "three families": lambda: return_against_bits([panel((*PUBLISHED, *TRAINED), 3)]),
-    "many cells": lambda: return_against_bits([panel(TRAINED, 3, LONG) for _ in range(19)]),
+    "bits": lambda: return_against_bits([played()]),
+    "three families": lambda: return_against_bits([played((*PUBLISHED, *TRAINED), 3)]),
+    "many cells": lambda: return_against_bits([played(TRAINED, 3, LONG)] * 19),
     "variance": lambda: mean_curves(groups(), VARIANCE, "step", TASK),
     "long names": lambda: mean_curves(groups(7, 5, SETTINGS), VARIANCE, "step", TASK),
     "episodes": lambda: mean_curves(groups(1), TREND, "episodes", TASK),
@@ -158,7 +180,7 @@ def test_every_scheme_has_a_colour_of_its_own() -> None:
 
 def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
-    (axes,), (others,) = (return_against_bits([panel(PUBLISHED, runs)]).axes for runs in (1, 3))
+    (axes,), (others,) = (return_against_bits([played(PUBLISHED, runs)]).axes for runs in (1, 3))
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["32", "16", "8", "7", "6", "5", "4", "3", "2"]
     places = sorted(container.lines[0].get_xdata()[0] for container in axes.containers)
@@ -174,9 +196,9 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
 
 
 def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
-    missing = Point(Scheme.parse("qat_w3a3"), None, None, (490.0,))
-    points = [point("fp32"), point("qat_w4a4"), missing, point("qat_w2a2")]
-    (axes,) = return_against_bits([Panel("cell", "task", points, None)]).axes
+    points = dict.fromkeys(("fp32", "qat_w4a4", "qat_w3a3", "qat_w2a2"), POINT)
+    points["qat_w3a3"] = None, [490.0, None]
+    (axes,) = return_against_bits([cell(points)]).axes
     assert len(axes.containers) == 3
     assert [text.get_text() for text in axes.texts] == ["missing"]
     (line,) = [one for one in axes.lines if len(one.get_xdata()) == 4]
@@ -184,10 +206,10 @@ def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
 
 
 def test_panels_of_one_task_share_an_axis_without_wide_intervals() -> None:
-    low = Point(Scheme.parse("fp32"), None, Interval(100, -900, 1100), (90.0, 110.0))
-    tasks = (("one", point("fp32")), ("one", low), ("other", point("fp32")))
-    panels = [Panel("cell", task, [one], None) for task, one in tasks]
-    first, second, other = return_against_bits(panels).axes
+    low: Point = Interval(100, -900, 1100), [90.0, 110.0]
+    tasks = (("one", POINT), ("one", low), ("other", POINT))
+    cells = [cell({"fp32": point}, env_id=task) for task, point in tasks]
+    first, second, other = return_against_bits(cells).axes
     assert first.get_ylim() == second.get_ylim() != other.get_ylim()
     assert first.get_ylim() == pytest.approx((90 - 0.08 * 405, 495 + 0.08 * 405))
 
