@@ -3,9 +3,8 @@
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -18,7 +17,6 @@ from PIL import Image
 
 from quarl_tf.spec import BASELINE, PTQ_BITS, Scheme
 
-_P = ParamSpec("_P")
 Floats = npt.NDArray[np.floating[Any]]
 
 # Inches, and dots per inch.
@@ -39,6 +37,24 @@ _NATIVE_COLOURS = {
     "qat_int4": "#3f7f3a",
 }
 _OTHER_NATIVE = "#5b7f95"
+
+_STYLE: dict[Any, Any] = {
+    **sns.axes_style("ticks", {"axes.grid": True}),
+    **sns.plotting_context("paper", font_scale=1.1),
+    # Ships with matplotlib, so that all machines draw the same bytes.
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.edgecolor": "#555b65",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titleweight": "bold",
+    "figure.titleweight": "bold",
+    "figure.titlesize": "medium",
+    "axes.titlesize": "medium",
+    "grid.color": "#e8eaed",
+    "grid.linewidth": 0.8,
+}
+#: Decorates functions that draw.
+styled = mpl.rc_context(_STYLE)
 
 
 class Look(NamedTuple):
@@ -82,32 +98,6 @@ def png(figure: Figure) -> bytes:
     # A palette makes charts 2 to 3 times smaller; the metadata, with versions, is dropped.
     Image.open(full).convert("RGB").quantize(256).save(small, format="png", optimize=True)
     return small.getvalue()
-
-
-def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    """Decorate a function to draw in the project's style."""
-    look = {
-        **sns.axes_style("ticks", {"axes.grid": True}),
-        **sns.plotting_context("paper", font_scale=1.1),
-        # Ships with matplotlib, so that all machines draw the same bytes.
-        "font.sans-serif": ["DejaVu Sans"],
-        "axes.edgecolor": "#555b65",
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titleweight": "bold",
-        "figure.titleweight": "bold",
-        "figure.titlesize": "medium",
-        "axes.titlesize": "medium",
-        "grid.color": "#e8eaed",
-        "grid.linewidth": 0.8,
-    }
-
-    @wraps(draw)
-    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with mpl.rc_context(look):
-            return draw(*args, **kwargs)
-
-    return drawn
 
 
 def grid(
