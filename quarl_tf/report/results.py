@@ -204,8 +204,8 @@ class CellResults:
     @property
     def smallest(self) -> Row | None:
         """Return the smallest native scheme that keeps the reward."""
-        kept = (row for row in self.rows if row.native and row.verdict in _KEEPING)
-        return min(kept, key=lambda row: row.size_bytes or math.inf, default=None)
+        kept = [row for row in self.rows if row.native and row.verdict in _KEEPING]
+        return min(kept, key=lambda row: row.size_bytes or math.inf) if kept else None
 
     @property
     def fewest(self) -> list[tuple[str, Row | None]]:
@@ -323,7 +323,8 @@ def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
         return None
     if values.empty or not {"step", "episode_return", "greedy_return"} <= set(values):
         return None
-    return Curve(f"seed {run.seed}", values, run.quantization and run.quantization.delay)
+    delay = None if run.quantization is None else run.quantization.delay
+    return Curve(f"seed {run.seed}", values, delay)
 
 
 def _row(
@@ -342,7 +343,7 @@ def _row(
         scheme=scheme.name,
         native=scheme.native,
         weight_bits=scheme.weight_bits,
-        delay=first.quantization and first.quantization.delay,
+        delay=None if first.quantization is None else first.quantization.delay,
         runs=len(seeds),
     )
     found = [entries[seed][number] for seed in seeds]
