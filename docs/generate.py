@@ -1,4 +1,4 @@
-"""Write the generated pages of the site: what the code, the presets and the records say."""
+"""Generate pages of the site from the code, the presets and the records."""
 
 import argparse
 import ast
@@ -51,15 +51,15 @@ ROOMS = (
     *("study", "cli"),
 )
 
-#: What stands where there is nothing.
+#: For a missing value.
 DASH = "\N{EN DASH}"
 
-#: Pages of results by their report.
+#: Reports that are pages of their own.
 STUDIES = ("ptq", "qat", "li", "regularisation", "options", "airnav")
 
 
 def write(path: str, text: str, *, after: bool = False) -> None:
-    """Write a page, or go on after the one that is written by hand."""
+    """Write a page, or `after` the handwritten page of this path."""
     if after:
         text = (ROOT / "docs" / path).read_text() + "\n" + text
     with mkdocs_gen_files.open(path, "w") as file:
@@ -67,14 +67,19 @@ def write(path: str, text: str, *, after: bool = False) -> None:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], numbers: int = 0) -> str:
-    """Return a Markdown table whose last columns, so many as `numbers`, are aligned right."""
+    """Return a Markdown table with the last `numbers` columns aligned right."""
     rule = ["---"] * (len(header) - numbers) + ["--:"] * numbers
     lines = [header, rule, *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines) + "\n"
 
 
+def _report(report: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((REPORTS / report / "results.json").read_text())
+    return found
+
+
 def command_line() -> str:
-    """Return the help of every verb."""
+    """Return the help of every subcommand."""
     parser = arguments.build()
     parts = ["# Command line\n", _help(parser)]
     for name, verb in _verbs(parser):
@@ -95,22 +100,17 @@ def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Argu
 
 
 def preset_tables() -> str:
-    """Return a table an algorithm: one row a number, one column a task."""
+    """Return a table for each algorithm, with a row for each setting and columns of tasks."""
     parts = ["# Presets\n\nEach number's source stands in `quarl_tf/presets/<algorithm>.yaml`.\n"]
     for algo in ALGORITHMS:
         named = sorted(tables.shipped(algo).items(), key=lambda item: (repr(item[1]), item[0]))
-        groups = [(list(ids), values) for values, ids in _equal(named)]
-        header = [algo, *("<br>".join(ids) for ids, _ in groups)]
-        keys = dict.fromkeys(key for _, values in groups for key in values)
-        rows = [[f"`{key}`", *(values.get(key, "") for _, values in groups)] for key in keys]
+        groups = [list(group) for _, group in groupby(named, key=lambda item: repr(item[1]))]
+        header = [algo, *("<br>".join(env_id for env_id, _ in group) for group in groups)]
+        columns = [group[0][1] for group in groups]
+        keys = dict.fromkeys(key for values in columns for key in values)
+        rows = [[f"`{key}`", *(values.get(key, "") for values in columns)] for key in keys]
         parts += [f"## {algo}\n", table(header, rows)]
     return "\n".join(parts)
-
-
-def _equal(named: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    for _, group in groupby(named, key=lambda item: repr(item[1])):
-        members = list(group)
-        yield members[0][1], sorted(env_id for env_id, _ in members)
 
 
 def schemes() -> str:
@@ -173,7 +173,7 @@ def algorithm(algo: str) -> str:
 
 
 def fields(record: str) -> str:
-    """Return the fields of a record with their types and what their comments say."""
+    """Return the fields of a record with their types and comments."""
     source = (PACKAGE / "store/records.py").read_text()
     lines = source.splitlines()
     body = next(n.body for n in ast.parse(source).body if getattr(n, "name", "") == record)
@@ -190,7 +190,7 @@ def fields(record: str) -> str:
 
 
 def result(name: str) -> str:
-    """Return a report as a page; figures that are not kept are left out."""
+    """Return a report as a page, without figures that are not kept."""
     text = (REPORTS / name / "report.md").read_text()
 
     def figure(match: re.Match[str]) -> str:
@@ -206,7 +206,7 @@ def result(name: str) -> str:
 
 
 def results_index() -> str:
-    """Return what int8 costs in every cell, and where the rest is."""
+    """Return what int8 costs in every cell, with links to the other pages."""
     rows = [
         [
             f"{row['algo']} on {row['env_id']}",
@@ -235,8 +235,8 @@ def results_index() -> str:
 
 
 def int8() -> str:
-    """Return what the ways to full int8 cost over all cells and in each."""
-    results = json.loads((REPORTS / "int8/results.json").read_text())
+    """Return what the int8 schemes cost over all cells and in each."""
+    results = _report("int8")
     sums = [
         [
             f"`{one['scheme']}`",
@@ -260,8 +260,7 @@ def int8() -> str:
     header = ["scheme", "mean normalised error, 95 % interval", "mean of absolute values"]
     header += ["fp32 on other episodes", "cells with a certain loss"]
     return (
-        (ROOT / "docs/results/int8.md").read_text()
-        + "\n## Over all cells\n\n"
+        "## Over all cells\n\n"
         + table(header, sums)
         + "\n## Cells\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
@@ -280,7 +279,7 @@ def adopted() -> str:
             row["verdict"],
             size(row["size_bytes"]) if row["native"] else "simulated",
         ]
-        for row in json.loads((REPORTS / "sb3/results.json").read_text())["pooled"]
+        for row in _report("sb3")["pooled"]
     ]
     header = ["policy", "episodes", "return, 95 % interval", "error", "verdict", "size"]
     return "## What it costs\n\n" + table(header, rows, 1)
@@ -313,15 +312,10 @@ def papers() -> str:
         averaged = (errors, map(abs, errors), mine, map(abs, mine))
         means.append([algo, *(percent(statistics.fmean(x)) for x in averaged)])
     head = ["algorithm", "task", "fp32", "fp16", "int8", "error", "int8 here", "error here"]
-    note = (ROOT / "docs/results/papers.md").read_text()
+    summary = ["algorithm", "papers, signed", "papers, absolute", "here, signed", "here, absolute"]
     return (
-        note
-        + "\n## Means of the int8 errors\n\n"
-        + table(
-            ["algorithm", "papers, signed", "papers, absolute", "here, signed", "here, absolute"],
-            means,
-            4,
-        )
+        "## Means of the int8 errors\n\n"
+        + table(summary, means, 4)
         + "\n## All cells\n\nint8 of the papers has 8-bit weights alone; int8 here has 8-bit "
         "activations too. A dash: there is no int8 file yet.\n\n" + table(head, rows, 6)
     )
@@ -329,39 +323,34 @@ def papers() -> str:
 
 _ERROR = "normalised_error_percent"
 
-#: Native schemes of the trade-offs, and the bits after training that weights are held against.
+#: Native schemes of the trade-offs, and schemes whose errors are compared with the weights.
 _NATIVE = ("fp16", "int8", "int8_head32", "int8_tensor", "int8_stock")
 _ROUNDED = ("int8", "int8_tensor", "ptq_w8", "ptq_w4")
 
 
 def trade_offs() -> str:
-    """Return what is kept against size and speed, and errors against the spread of weights."""
+    """Draw returns against size and speed, and return errors against the spread of weights."""
     for name, axis in (("compression", "times smaller"), ("speedup", "times as fast")):
         _draw(name, _kept_against(name, f"file: {axis} than fp32" if name[0] == "c" else axis))
-    spreads: dict[str, list[float]] = {}
+    spreads: dict[str, float] = {}
     for entry in entries(MODELS):
         if entry.sidecar.scheme == "fp32" and entry.artifact.exists():
             kernels = flatbuffer.weights(entry.artifact.read_bytes()).values()
-            width = max(float(np.ptp(kernel)) for kernel in kernels)
-            spreads.setdefault(entry.run.run_id, []).append(width)
+            spreads[entry.run.run_id] = max(float(np.ptp(kernel)) for kernel in kernels)
     rows, figure_rows = [], []
     for scheme in _ROUNDED:
-        found = [
-            (spreads[row["run_id"]][0], abs(row["normalised_error_percent"]), row["cell"])
-            for row in TRAININGS
-            if row["scheme"] == scheme and row["run_id"] in spreads
-        ]
-        cells = [
-            [statistics.fmean(value) for value in list(zip(*group, strict=True))[:2]]
-            for _, group in _by_cell(found)
-        ]
+        found: dict[str, list[tuple[float, float]]] = {}
+        for row in TRAININGS:
+            if row["scheme"] == scheme and row["run_id"] in spreads:
+                pair = spreads[row["run_id"]], abs(row[_ERROR])
+                found.setdefault(row["cell"], []).append(pair)
+        cells = [np.mean(found[cell], axis=0) for cell in sorted(found)]
         rho, chance = spearmanr(*zip(*cells, strict=True))
         rows.append([f"`{scheme}`", len(cells), f"{rho:.2f}", f"{chance:.2f}"])
         figure_rows += [(scheme, *cell) for cell in cells]
     _draw("spread", _errors_against_spread(figure_rows))
     return (
-        (ROOT / "docs/results/trade-offs.md").read_text()
-        + "\n![Return kept against how much smaller the file is](compression.svg)\n"
+        "![Return kept against how much smaller the file is](compression.svg)\n"
         "\n![Return kept against how much faster an inference is](speedup.svg)\n\n"
         "## Does the spread of weights tell the error?\n\nQuaRL's Table 3 explains errors by the "
         "width of the weights' distribution. Over cells, by Spearman's rank correlation of the "
@@ -369,10 +358,6 @@ def trade_offs() -> str:
         + table(["scheme", "cells", "rank correlation", "p"], rows, 3)
         + "![Error against the widest kernel's range](spread.svg)\n"
     )
-
-
-def _by_cell(found: list[tuple[float, float, str]]) -> Iterable[tuple[str, Iterable[Any]]]:
-    return groupby(sorted(found, key=lambda one: one[2]), key=lambda one: one[2])
 
 
 def _draw(name: str, figure: plt.Figure) -> None:
@@ -433,11 +418,11 @@ def benchmarks() -> str:
     )
 
 
-#: QuaRL's Table 4: success in percent and milliseconds, of fp32 and of int8; what is different.
+#: QuaRL's Table 4: success in percent and milliseconds, of fp32 and of int8; differences to ours.
 _FLIGHTS = (
     (
         *("I", "policy_i", 60, 45, 0.147, 0.124),
-        "int8 of the converter as it comes against a calibrated one: the loss is the recipe's. At "
+        "int8 of the unchanged converter against a calibrated one: the loss is the recipe's. At "
         "39,427 inputs its 10 MB of weights would take longer than 0.147 ms.",
     ),
     (
@@ -455,11 +440,9 @@ _FLOWN = ("fp32", "int8", "int8_stock", "qat_int8")
 
 
 def deployment() -> str:
-    """Return QuaRL's table of deployment beside ours, and what memory explains of it."""
-    pooled = json.loads((REPORTS / "airnav/results.json").read_text())["pooled"]
+    """Return QuaRL's table of deployment beside ours, and the effect of memory."""
     return (
-        (ROOT / "docs/results/deployment.md").read_text()
-        + flights(pooled)
+        flights(_report("airnav")["pooled"])
         + "## Memory\n\nOne inference of Policy III whose process has so many MiB and swaps "
         "beyond them (`sudo python benchmarks/memory_limit.py`, on a machine busy with other "
         "work). QuaRL does not say how many numbers the policy observes; shown are a short vector "
@@ -477,7 +460,7 @@ def _benchmark(name: str) -> Any:
 
 
 def flights(pooled: Sequence[dict[str, Any]]) -> str:
-    """Return success, size and speed of QuaRL's three policies beside ours, and what is missing."""
+    """Return success, size and speed of QuaRL's three policies beside ours."""
     ours = {}
     for row in pooled:
         network = re.search(r"network=(\w+)", row["cell"])
@@ -496,9 +479,9 @@ def flights(pooled: Sequence[dict[str, Any]]) -> str:
         speed.append([name, *papers, *sizes, *map(number_text, times), factor, difference])
     header = ["policy", "QuaRL fp32", "int8", "trainings here", *_FLOWN]
     return (
-        "\n## Success\n\n"
+        "## Success\n\n"
         + table(header, success, 7)
-        + "`int8_stock` is TensorFlow's converter as it comes. "
+        + "`int8_stock` is TensorFlow's converter alone. "
         + (f"Missing: {'; '.join(missing)}. " if missing else "")
         + "`quarl study run studies/airnav.yaml` flies them.\n\n## Size and speed\n\n"
         + table(
@@ -512,9 +495,9 @@ def flights(pooled: Sequence[dict[str, Any]]) -> str:
 
 
 def another_board(found: dict[str, Any] | None, known: Sequence[Entry]) -> str:
-    """Return how many actions of an emulated Arm board are those of x86, and what differs.
+    """Return how many actions of an emulated Arm board equal those of x86.
 
-    Policies that are `known` with an int8 file are named where they have no row.
+    Policies that are `known` with an int8 file but have no row are listed as missing.
     """
     command = "`python benchmarks/arm.py --json benchmarks/arm.json`"
     if found is None:
@@ -546,7 +529,7 @@ def another_board(found: dict[str, Any] | None, known: Sequence[Entry]) -> str:
     )
 
 
-#: QuaRL's Table 5: minutes of a training in full and in mixed precision; what is different.
+#: QuaRL's Table 5: minutes of a training in full and in mixed precision; differences to ours.
 _HALVED = (
     (
         *("A", "policy_a", 127, 156),
@@ -568,11 +551,10 @@ _HALVED = (
 
 def half_the_bits() -> str:
     """Return QuaRL's table of mixed precision beside ours, and how trainings converge in both."""
-    path = REPORTS / "half-the-bits/results.json"
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    exists = (REPORTS / "half-the-bits/results.json").exists()
+    runs = _report("half-the-bits")["runs"] if exists else []
     return (
-        (ROOT / "docs/results/half-the-bits.md").read_text()
-        + "\n## Speed\n\n"
+        "## Speed\n\n"
         + halved(_benchmark("mixed_precision"))
         + "\n## Convergence\n\n"
         + convergence([row for row in runs if row["scheme"] == "fp32"])
@@ -689,7 +671,7 @@ def _both_precisions(found: dict[str, dict[int, Path]], seeds: Sequence[int]) ->
 
 
 def _limits() -> str:
-    """Return milliseconds by limit, and how many times as fast int8 is."""
+    """Return milliseconds and the speed-up of int8 by memory limit."""
     found = json.loads((ROOT / "benchmarks/memory_limit.json").read_text())
     times: dict[Any, dict[Any, float | None]] = {}
     for one in found["rows"]:
@@ -708,12 +690,12 @@ def _limits() -> str:
     return table(["limit, MiB", *names], rows, 7)
 
 
-#: How many trainings run at a time; each rate is of one on two cores.
+#: Trainings that run in parallel, each on two cores.
 _AT_A_TIME = {"2 cores": 1, "32 cores": 16, "ten machines of 32 cores": 160}
 
 
 def costs() -> str:
-    """Return what QuaRL's matrix takes to train, by rates that were measured."""
+    """Return the hours of training of QuaRL's matrix, by measured rates."""
     studies = {name: study.read(ROOT / f"studies/{name}.yaml") for name in ("quarl", "classic")}
     hours = {name: _training_hours(one) for name, one in studies.items()}
     whole = [
@@ -750,7 +732,7 @@ def _rates() -> dict[tuple[str, str], float]:
 
 
 def _slowdowns() -> dict[tuple[str, str], float]:
-    """Return how many times as long quantisation-aware training takes, half of it delay."""
+    """Return the slowdown of quantisation-aware training with a delay of half of it."""
     cases = json.loads((ROOT / "benchmarks/qat_overhead.json").read_text())["cases"]
     return {
         (name.split()[0], name.split()[1]): statistics.fmean(
@@ -761,7 +743,7 @@ def _slowdowns() -> dict[tuple[str, str], float]:
 
 
 def _closest(algo: str, env_id: str, known: dict[tuple[str, str], float]) -> tuple[str, float]:
-    """Return what is known of an environment, else of one like it, a game for games."""
+    """Return the value of an environment, else of a similar one, for a game that of a game."""
     alike = sorted(
         (other != env_id, ("NoFrameskip" in other) != ("NoFrameskip" in env_id), other)
         for one, other in known
@@ -782,7 +764,7 @@ def _training_hours(wanted: study.Study) -> list[tuple[Run, float]]:
 
 
 def _makespan(jobs: list[tuple[Run, float]], slots: int) -> float:
-    """Return after how many hours all is done, the plain and the longest first."""
+    """Return the hours until all jobs are done, plain and long ones first."""
     free, ends = [0.0] * slots, dict[str, float]()
     for run, hours in sorted(jobs, key=lambda job: (job[0].quantization is not None, -job[1])):
         start = max(heapq.heappop(free), ends.get(run.plain.run_id, 0.0))
@@ -792,7 +774,7 @@ def _makespan(jobs: list[tuple[Run, float]], slots: int) -> float:
 
 
 def policies() -> str:
-    """Return the shelf as a table, one row a task and algorithm, and write a card for each."""
+    """Return a table of the best policies by task and algorithm, and write a card for each."""
     rows = []
     for (env_id, algo), group in groupby(SHELF, key=lambda e: (e.run.env_id, e.run.algo)):
         found = list(group)
@@ -889,9 +871,8 @@ def _card_row(entry: Entry) -> list[str]:
 
 def rooms() -> str:
     """Draw the imports between rooms, without those that others imply."""
-    arrows = {room: _imports(PACKAGE / room) - {room} for room in ROOMS}
-    arrows["pipeline"] = _imports_of(PACKAGE / "pipeline.py")
-    for _ in ROOMS:  # What is reached over others is implied.
+    arrows = {room: _imports(room) - {room} for room in ROOMS}
+    for _ in ROOMS:
         for room, below in arrows.items():
             implied = {deep for one in below for deep in _reached(one, arrows)}
             arrows[room] = below - implied
@@ -905,17 +886,13 @@ def _reached(room: str, arrows: dict[str, set[str]]) -> set[str]:
     return {deep for one in arrows[room] for deep in {one} | _reached(one, arrows)}
 
 
-def _imports(folder: Path) -> set[str]:
-    return set().union(*(_imports_of(path) for path in folder.rglob("*.py"))) if folder else set()
-
-
-def _imports_of(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            parts = node.module.split(".")
-            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
-            found |= set(names) & set(ROOMS) if parts[0] == "quarl_tf" else set()
+def _imports(room: str) -> set[str]:
+    found: set[str] = set()
+    for path in (*(PACKAGE / room).rglob("*.py"), *PACKAGE.glob(f"{room}.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("quarl_tf"):
+                _, *parts = str(node.module).split(".")
+                found |= set(parts[:1] or (alias.name for alias in node.names)) & set(ROOMS)
     return found
 
 
@@ -949,8 +926,7 @@ def _drawing(arrows: dict[str, set[str]], floor: dict[str, int]) -> str:
 
 
 SHELF = shelf(MODELS)
-PTQ = json.loads((REPORTS / "ptq/results.json").read_text())
-POOLED, TRAININGS = PTQ["pooled"], PTQ["runs"]
+POOLED, TRAININGS = (_report("ptq")[key] for key in ("pooled", "runs"))
 
 write("reference/command-line.md", command_line())
 write("reference/presets.md", preset_tables())
@@ -962,13 +938,13 @@ for algo in ALGORITHMS:
 for name in STUDIES:
     write(f"results/{name}.md", result(name))
 write("results/index.md", results_index())
-write("results/int8.md", int8())
+write("results/int8.md", int8(), after=True)
 write("results/sb3.md", adopted(), after=True)
-write("results/papers.md", papers())
+write("results/papers.md", papers(), after=True)
 write("results/benchmarks.md", benchmarks())
-write("results/deployment.md", deployment())
-write("results/half-the-bits.md", half_the_bits())
-write("results/trade-offs.md", trade_offs())
+write("results/deployment.md", deployment(), after=True)
+write("results/half-the-bits.md", half_the_bits(), after=True)
+write("results/trade-offs.md", trade_offs(), after=True)
 write("policies/index.md", policies())
 write("guide/studies.md", costs(), after=True)
 write("design/rooms.svg", rooms())

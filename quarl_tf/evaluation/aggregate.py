@@ -1,8 +1,8 @@
-"""Sum up what a scheme costs over many cells, each an algorithm on an environment.
+"""Aggregate the cost of a scheme over many cells, each an algorithm on an environment.
 
-Measures and resampling are rliable's (Agarwal et al., arXiv 2108.13264): of each cell its trainings
-are drawn again, of each training its paired episodes. Returns are normalised, 0 as a random policy
-and 100 as fp32, for a percentage of a return near zero says nothing.
+Measures are rliable's (Agarwal et al., arXiv 2108.13264), intervals by its stratified bootstrap: of
+each cell its trainings, of each training its paired episodes. Errors are normalised by the returns
+of fp32 and of a random policy, as percentages of returns near zero mean little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Paired:
-    """One training under a scheme: returns of the same episodes, and fp32's of other ones.
+    """One training: returns of a scheme and of fp32 on the same episodes, and of fp32 on others.
 
-    `baseline` is the mean return of a random policy, other than fp32's; `observations` how many
-    independent ones the episodes are, see `compare.effective_n`.
+    `baseline` is the mean return of a random policy, `observations` that of `compare.effective_n`.
     """
 
     scheme: Floats
@@ -36,16 +35,23 @@ class Paired:
 
     @property
     def errors(self) -> Floats:
-        """Return each episode's share of the normalised error, in percent; their mean is it."""
+        """Return the normalised error of each episode, in percent."""
         scale = abs(self.reference.mean() - self.baseline)
         errors: Floats = 100 * (self.reference - self.scheme) / scale
         return errors
 
     @property
     def wins(self) -> Floats:
-        """Return 100 for each episode that earns more than under fp32, 50 for as much."""
+        """Return 100 for each episode that earns more than under fp32, 50 for the same."""
         wins: Floats = 50 * (1 + np.sign(self.scheme - self.reference))
         return wins
+
+    @property
+    def noise(self) -> float | None:
+        """Return the normalised error of fp32 on other episodes, if there are any."""
+        if not self.others:
+            return None
+        return normalised_error(self.reference.mean(), float(np.mean(self.others)), self.baseline)
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,11 @@ class Aggregate:
     """A scheme over all cells that have it, in percent.
 
     Attributes:
-        cells: Number of cells.
-        errors: Normalised error of each training, in ascending order.
-        error: Mean over the cells of the signed normalised error.
-        iqm: Interquartile mean of the normalised errors of all trainings.
+        errors: Normalised error of each training, in ascending order; `iqm`: interquartile mean.
+        error: Mean normalised error of the cells; `absolute`: mean of its absolute values.
         improvement: Probability that an episode earns more than fp32's, ties half; mean over cells.
-        absolute: Mean over the cells of the error's absolute value.
-        noise: The same of fp32 against itself on other episodes; None where there are none.
-        losses: Cells with a certain loss, at 5 % after Holm's correction.
+        noise: As `absolute`, of fp32 on other episodes; None if a training has none.
+        losses: Cells with a loss at a level of 5 % after Holm's correction.
     """
 
     scheme: str
@@ -75,7 +78,7 @@ class Aggregate:
 
 
 def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
-    """Sum up a scheme; `cells` has the trainings of each."""
+    """Aggregate a scheme over cells, given as their trainings."""
     random = np.random.default_rng(_SEED)
     means = [[(one.errors.mean(), one.wins.mean()) for one in runs] for runs in cells.values()]
     seen = [np.array(of_cell).T[:, None] for of_cell in means]
@@ -85,10 +88,7 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         _interval(float(one), resampled, len(trainings))
         for (one,), resampled in zip(_measures(seen), _measures(drawn), strict=True)
     )
-    errors = [float(of_cell[0].mean()) for of_cell in seen]
-    others = [_noise(runs) for runs in cells.values()]
-    known = [abs(noise) for noise in others if noise is not None]
-    values = {name: _loss_p(runs) for name, runs in cells.items()}
+    noise = [mean_of_all([one.noise for one in runs]) for runs in cells.values()]
     return Aggregate(
         scheme,
         cells=len(cells),
@@ -96,14 +96,14 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         error=error,
         iqm=iqm,
         improvement=improvement,
-        absolute=float(np.mean(np.abs(errors))),
-        noise=float(np.mean(known)) if len(known) == len(cells) else None,
-        losses=holm(values, 1 - CONFIDENCE),
+        absolute=float(np.mean([abs(of_cell[0].mean()) for of_cell in seen])),
+        noise=mean_of_all([one and abs(one) for one in noise]),
+        losses=holm({name: _loss_p(runs) for name, runs in cells.items()}, 1 - CONFIDENCE),
     )
 
 
 def _measures(cells: Sequence[Floats]) -> Floats:
-    """Return mean error, mean of wins and IQM [3, n] of errors and wins [2, n, trainings]."""
+    """Return mean errors, mean wins and IQMs [3, n] of cells' errors, wins [2, n, trainings]."""
     means = np.mean([of_cell.mean(axis=2) for of_cell in cells], axis=0)
     iqm = stats.trim_mean(np.hstack([of_cell[0] for of_cell in cells]), 0.25, axis=1)
     measures: Floats = np.vstack([means, iqm])
@@ -119,7 +119,7 @@ def _interval(mean: float, resampled: Floats, trainings: int) -> Interval:
 
 
 def holm(values: Mapping[str, float], level: float) -> list[str]:
-    """Return what is rejected of several p-values at a level for all of them (Holm 1979)."""
+    """Return the names of the p-values that are rejected at a familywise level (Holm 1979)."""
     rejected = []
     for rank, (name, value) in enumerate(sorted(values.items(), key=lambda item: item[1])):
         if value > level / (len(values) - rank):
@@ -129,7 +129,7 @@ def holm(values: Mapping[str, float], level: float) -> list[str]:
 
 
 def _resampled(runs: Sequence[Paired], random: np.random.Generator) -> Floats:
-    """Return errors and wins [2, resamples, trainings] of a cell in each resample."""
+    """Return errors and wins [2, resamples, trainings] of a cell."""
     means = []
     for one in runs:
         played, worth = len(one.errors), max(1, round(one.observations))
@@ -140,24 +140,15 @@ def _resampled(runs: Sequence[Paired], random: np.random.Generator) -> Floats:
     return np.moveaxis(picked, 2, 0)
 
 
-def _noise(runs: Sequence[Paired]) -> float | None:
-    errors = [
-        normalised_error(one.reference.mean(), float(np.mean(one.others)), one.baseline)
-        for one in runs
-        if one.others
-    ]
-    return mean_of_all(errors) if len(errors) == len(runs) else None
-
-
 def _loss_p(runs: Sequence[Paired]) -> float:
-    """Return the one-sided p-value of a loss: over trainings, or episodes where there is one."""
-    several = len(runs) > 1
-    values = np.array([one.errors.mean() for one in runs]) if several else runs[0].errors
-    count = len(runs) if several else runs[0].observations
+    """Return the one-sided p-value of a loss: over trainings, or the episodes of a single one."""
+    values, count = runs[0].errors, runs[0].observations
+    if len(runs) > 1:
+        values, count = np.array([one.errors.mean() for one in runs]), len(runs)
     if count <= 1:
         return 1.0
     if values.min() == values.max():
-        return float(0.5**count) if values[0] > 0 else 1.0  # All of one sign, by chance.
-    # As `compare.student_interval` has it.
+        return float(0.5**count) if values[0] > 0 else 1.0  # By a sign test.
+    # As in `compare.student_interval`.
     error = values.std(ddof=len(values) / count) / np.sqrt(count)
     return float(stats.t.sf(values.mean() / error, count - 1))

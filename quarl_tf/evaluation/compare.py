@@ -1,15 +1,10 @@
-"""Tell what a scheme costs in reward, and how sure that is.
+"""Compare the returns of a scheme with those of fp32: differences, intervals and verdicts.
 
-Within one trained policy the unit is the episode: the same seeds are replayed under every scheme,
-so differences are paired and their mean has a bootstrap interval. Over several trainings the unit
-is the training: the pooled interval is Student's t over their means, and never narrower than the
-episodes behind those means allow. A greedy policy in a game without chance plays on alike from many
-starts: episodes of equal returns are one observation (see `effective_n`). Where all observations
-agree there is no interval, but a bound on how often another may occur (see `unseen_percent`).
-
-The reward error is that of QuaRL (Krishnan et al., arXiv 1910.01055), with |R_fp32| below the line
-so that a positive error is a worse policy for negative returns as well. Signed errors cancel when
-averaged; the mean absolute error stands beside them.
+Within one trained policy the unit is the episode, paired by seed; over several it is the training.
+In a game without chance a greedy policy repeats games: equal returns count as one observation
+(`effective_n`). If all observations are equal there is a bound instead of an interval
+(`unseen_percent`). Errors are those of QuaRL (Krishnan et al., arXiv 1910.01055), divided by
+|R_fp32| so that a positive one is a worse policy for negative returns too.
 """
 
 import math
@@ -30,35 +25,29 @@ from quarl_tf.store.workspace import evaluation_path, reference_path
 
 Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconclusive"]
 
-#: The verdict where all paired returns are equal.
 UNSEEN: Verdict = "no difference seen"
-
-#: The verdict where both a loss beyond the margin and none agree with the results.
 INCONCLUSIVE: Verdict = "inconclusive"
-
-#: The verdict where a loss beyond the margin is excluded.
 WITHIN_MARGIN: Verdict = "within margin"
 
-#: Losses up to this share of the fp32 return, in percent, are taken as none.
+#: Losses up to this share of the fp32 return, in percent, are acceptable.
 DEFAULT_MARGIN_PERCENT = 2.0
 
-#: Episodes that a trained policy must have played under a scheme before a verdict is given.
+#: Least number of episodes of a trained policy for a verdict.
 MIN_EPISODES = 20
 
-#: Share of intervals that hold the true mean.
 CONFIDENCE = 0.95
 
 _RESAMPLES = 9999
 _SEED = 0
-# Resampled values held at a time: 8 MB, so that 10 000 episodes fit a small board.
+# Resampled values held at a time: 8 MB.
 _BATCH_ELEMENTS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the limits of its confidence interval; infinite where nothing bounds it.
+    """A mean and the limits of its confidence interval, infinite if there is none.
 
-    `alike` is the number of observations where all agree, which leaves no interval; else 0.
+    `alike` is the number of observations if all are equal, which have no interval; else 0.
     """
 
     mean: float
@@ -68,20 +57,18 @@ class Interval:
 
     @property
     def bounded(self) -> bool:
-        """Whether there were enough values for an interval."""
+        """Whether there is an interval."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One scheme against fp32 on the same episodes of one trained policy, or of several.
+    """One scheme and fp32 on the same episodes of one trained policy, or of several.
 
-    `returns` is the scheme's mean return, `difference` the mean of scheme - fp32 over episodes
-    paired by seed: negative is worse. Errors are in percent, see `reward_error` and
-    `normalised_error`, None where they are unknown; the margin is in percent of the fp32 return.
-    Over several policies episodes are added up and all else is a mean, each policy counting once:
-    in the signed one of their reward errors gains and losses cancel, in the absolute one not.
-    `more_needed` is about how many more episodes, or trainings of several, would decide it.
+    `difference` is the mean of scheme - fp32 over paired episodes: negative is worse. Errors are in
+    percent (`reward_error`, `normalised_error`), the margin is in percent of the fp32 return. Over
+    several policies episodes are added up and all else is a mean in which each counts once.
+    `more_needed` estimates how many more episodes, or trainings, would decide it.
     """
 
     scheme: str
@@ -90,20 +77,19 @@ class Comparison:
     difference: Interval
     reference_mean: float
     reward_error: float | None
+    absolute_reward_error: float | None
     normalised_error: float | None
     margin_percent: float
     verdict: Verdict
-    absolute_reward_error: float | None = None
     more_needed: int | None = None
 
 
 def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
     """Return the mean of finite values [n] with its interval, if there is one.
 
-    It is a BCa bootstrap with a fixed seed, which follows the skew of returns that are capped on
-    one side, or Student's t of fewer than `MIN_EPISODES` values and of repeated ones:
-    `observations` is how many those are worth (`effective_n`). There is none of values that are all
-    equal, and below `MIN_EPISODES` repeated ones of these are no evidence.
+    It is a BCa bootstrap, which follows the skew of capped returns, or Student's t for fewer than
+    `MIN_EPISODES` values and for repeated ones, which count as `observations` (`effective_n`).
+    Fewer than `MIN_EPISODES` equal observations that were repeated are no evidence.
     """
     sample = np.asarray(values, dtype=np.float64)
     count, constant = observations or sample.size, sample.min() == sample.max()
@@ -125,28 +111,28 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
 
 
 def student_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:
-    """Return the mean with Student's t interval, for few values such as means of whole trainings.
+    """Return the mean of values [n] with Student's t interval, as for means of trainings.
 
-    There is none below 2 observations, or of equal values; else as `mean_interval`.
+    There is none below 2 observations (see `mean_interval`) or for equal values.
     """
     sample = np.asarray(values, dtype=np.float64)
     count = observations or sample.size
     if sample.min() == sample.max():
-        # Not the mean: rounding in the sum would give equal values a mean that is none of them.
+        # Not the mean, which rounding may make another value.
         return Interval(float(sample[0]), -math.inf, math.inf, alike=int(count) if count > 1 else 0)
     mean = float(sample.mean())
     if count < 2:
         return Interval(mean, -math.inf, math.inf)
-    # Repeated values tell no more of the variance than of the mean: n / count for 1 in n - 1.
+    # Repeated values add nothing to the variance either: n / count instead of 1 in n - 1.
     error = sample.std(ddof=sample.size / count) / math.sqrt(count)
     low, high = stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
 
 
 def unseen_percent(observations: int) -> float:
-    """Return the percentage of what was not seen that n observations leave possible, at 95 %.
+    """Return the 95 % bound in percent on the rate of what none of the observations shows.
 
-    It is the one-sided bound of Clopper and Pearson (1934) on a probability, at 0 of n.
+    It is that of Clopper and Pearson (1934), one-sided.
     """
     return 100 * (1 - math.pow(1 - CONFIDENCE, 1 / observations))
 
@@ -157,20 +143,16 @@ def mean_return(evaluation: Evaluation) -> Interval:
 
 
 def reward_error(reference_mean: float, other_mean: float) -> float | None:
-    """Return (R_fp32 - R_other) / |R_fp32| * 100, in percent; positive is worse.
-
-    None when R_fp32 is 0. Near 0 the percentage is large and says little: read the difference.
-    """
+    """Return (R_fp32 - R_other) / |R_fp32| * 100, positive if worse; None when R_fp32 is 0."""
     return normalised_error(reference_mean, other_mean, 0)
 
 
 def normalised_error(
     reference_mean: float, other_mean: float, baseline_mean: float | None
 ) -> float | None:
-    """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100, in percent; positive is worse.
+    """Return (R_fp32 - R_other) / |R_fp32 - R_random| * 100; 100 is as bad as a random policy.
 
-    100 is a policy no better than a random one. None when fp32 earns exactly what a random policy
-    earns, or that is not known.
+    None when R_random is unknown or equals R_fp32.
     """
     if baseline_mean is None or reference_mean == baseline_mean:
         return None
@@ -180,20 +162,17 @@ def normalised_error(
 def verdict(
     difference: Interval, reference_mean: float, margin_percent: float, episodes: int
 ) -> Verdict:
-    """Say in words what a difference shows, with the margin m = margin_percent / 100 * |R_fp32|.
+    """Return the verdict on a difference, by the margin m = margin_percent / 100 * |R_fp32|.
 
     The first that holds, where [low, high] is the 95 % interval of scheme - fp32:
 
-    * "inconclusive", fewer than `MIN_EPISODES` episodes (of the training that has fewest): their
-      interval may be narrow by chance.
-    * "no difference seen": all observations are 0; one that is not may occur in up to
-      `unseen_percent` of them. Where all are another number there is a gain or a loss if
-      that bound leaves it to most.
-    * "gain", low > 0: the scheme earns more.
-    * "within margin", low >= -m: a loss beyond the margin is excluded, a non-inferiority test at
-      one-sided 2.5 %. An fp32 return of 0 gives the margin no size, so it is not given then.
-    * "loss", high < 0: the scheme earns less, and by how much beyond the margin is open.
-    * "inconclusive": both a loss beyond the margin and no loss at all agree with the episodes.
+    * "inconclusive": fewer than `MIN_EPISODES` episodes, of the training with fewest.
+    * "no difference seen": all observations are 0. If all are another number it is a gain or a
+      loss where `unseen_percent` is below 50.
+    * "gain", low > 0.
+    * "within margin", low >= -m and R_fp32 != 0: a non-inferiority test at one-sided 2.5 %.
+    * "loss", high < 0.
+    * "inconclusive": both a loss beyond the margin and no loss are possible.
 
     Raises:
         UsageError: The margin is negative or not finite.
@@ -222,19 +201,19 @@ def compare(
     baseline: Evaluation | None,
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
 ) -> Comparison:
-    """Compare a scheme with fp32 on the same episodes, else a QuarlError.
+    """Compare a scheme with fp32 and a random policy, the baseline, if there is one.
 
-    Without a baseline no error is normalised.
+    Raises:
+        QuarlError: The episodes of fp32 and of the scheme differ.
     """
     if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
-        received = " and ".join(
-            f"{one.run_id}/{one.scheme} with {len(one.seeds)} episodes from seed "
-            f"{next(iter(one.seeds), 'none')}"
+        first, second = (
+            f"{one.run_id}/{one.scheme} with {len(one.seeds)} episodes from seed {one.seeds[0]}"
             for one in (reference, scheme)
         )
         raise QuarlError(
             f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
-            f"`quarl evaluate` on both with the same --episodes. Received: {received}"
+            f"`quarl evaluate` on both with the same --episodes. Received: {first} and {second}"
         )
     worth = effective_n(reference, scheme)
     difference = mean_interval(np.subtract(scheme.returns, reference.returns), worth)
@@ -249,10 +228,10 @@ def compare(
         difference=difference,
         reference_mean=reference_mean,
         reward_error=error,
+        absolute_reward_error=None if error is None else abs(error),
         normalised_error=normalised_error(reference_mean, returns.mean, baseline_mean),
         margin_percent=margin_percent,
         verdict=verdict(difference, reference_mean, margin_percent, episodes),
-        absolute_reward_error=None if error is None else abs(error),
     )
     # More episodes of a game that repeats itself are no more observations.
     enough = MIN_EPISODES <= episodes <= (worth or episodes)
@@ -266,7 +245,7 @@ def compare_saved(
     chance: Chance = GREEDY,
     episodes: int | None = None,
 ) -> Comparison | None:
-    """Compare a flatbuffer's first episodes with its fp32's; None if those are by other rules."""
+    """Compare a flatbuffer with its fp32 by their saved first episodes; None if those differ."""
     paths = [evaluation_path(p, chance) for p in (artifact, reference_path(artifact, sidecar))]
     if not all(path.exists() for path in paths):
         return None
@@ -277,11 +256,10 @@ def compare_saved(
 
 
 def more_needed(comparison: Comparison, observations: int) -> int | None:
-    """Return about how many more observations decide an inconclusive comparison of so many.
+    """Estimate how many more observations decide an inconclusive comparison of so many, else None.
 
-    With the same mean d and standard deviation s, t_{n-1} s / sqrt(n) of Student's interval has to
-    shrink below max(d + m, -d) with the margin m, which excludes a loss beyond it or no loss.
-    None where it is decided, there are too few to tell, or d is 0 and the margin too.
+    With the same mean d and standard deviation s, Student's t_{n-1} s / sqrt(n) has to shrink below
+    max(d + m, -d) with the margin m, which excludes a loss beyond m or excludes none.
     """
     difference, mean = comparison.difference, comparison.difference.mean
     reach = max(mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean)
@@ -292,7 +270,7 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
         return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) / math.sqrt(count)
 
     deviation = (difference.high - difference.low) / 2 / half(observations)
-    # No fewer than by the normal distribution, whose tails are lighter.
+    # Start from the normal distribution, whose tails are lighter.
     fewest = (float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation / reach) ** 2
     count = max(observations + 1, math.ceil(fewest))
     while half(count) * deviation > reach:
@@ -301,22 +279,18 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
 
 
 def effective_n(*played: Evaluation) -> float | None:
-    """Return what evaluations on the same seeds are worth in independent games; see `different_n`.
-
-    None where each episode is its own.
-    """
+    """Return `different_n` of evaluations on the same seeds; None if not greedy."""
     rules = played[0].protocol
     greedy = rules.actions == "greedy"
     return different_n(rules.game, *(one.returns for one in played)) if greedy else None
 
 
 def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
-    """Return what greedy games are worth in independent ones; None where each is its own.
+    """Return the effective number of independent games; None where all are.
 
-    Games differ where any of the `returns`, on the same seeds, tells them apart. Without chance in
-    the game (its rules; None is no game), greedy games of equal returns are mostly one game played
-    again. A mean in which each different one weighs as often as it was played is as certain as the
-    plain mean of n^2 / (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
+    Without chance in the game (its rules; None is no game), greedy games with equal `returns` on
+    the same seeds are mostly one game repeated. Their mean is as certain as that of
+    n^2 / (sum of squared counts) games (Kish, Survey Sampling, 1965, section 11.7).
     """
     if game is None or game["sticky_actions"]:
         return None
@@ -325,10 +299,7 @@ def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> fl
 
 
 def pool(comparisons: Sequence[Comparison]) -> Comparison:
-    """Summarise one scheme, by one margin, over the trained policies of a task.
-
-    Each counts once. Of 2 or more the intervals speak about trainings not yet made.
-    """
+    """Pool the comparisons of one scheme over trained policies, each of which counts once."""
     first, *others = comparisons
     if not others:
         return first
@@ -351,20 +322,20 @@ def pool(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def _over_trainings(each: Sequence[Interval]) -> Interval:
-    """Return the mean over trainings, with the wider of the two intervals that bound it."""
+    """Return the mean over trainings, with the wider interval: between them, or within them."""
     between = student_interval([one.mean for one in each])
     varying = [one for one in each if not one.alike]
     if not varying:
         return between
     mean = between.mean
     low, high = (mean, mean) if between.alike else (between.low, between.high)
-    # As the means are independent, the squares of what they may be off by add up.
+    # The means are independent: squared errors add up.
     below = math.hypot(*(one.mean - one.low for one in varying)) / len(each)
     above = math.hypot(*(one.high - one.mean for one in varying)) / len(each)
     return Interval(mean, min(low, mean - below), max(high, mean + above))
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:
-    """Return the mean, or None if one is missing: never the mean of what happens to be there."""
+    """Return the mean, or None if a value is missing."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if len(known) == len(values) else None

@@ -1,7 +1,7 @@
-"""Choose and draw the figures of a report from its results."""
+"""Choose and draw the figures of a report."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,53 +10,48 @@ from matplotlib.figure import Figure
 from quarl_tf.evaluation.aggregate import Aggregate
 from quarl_tf.report.figures import curves, layers, returns
 from quarl_tf.report.figures.curves import Curve
-from quarl_tf.report.figures.returns import Panel, Point
 from quarl_tf.report.results import OK, CellResults, Result
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.workspace import Workspace, blame_path
 
-#: Cells up to which a report draws single episodes and weights.
+#: Largest number of cells of a report that draws single episodes and weights.
 _MOST_DETAILED = 3
 
 _Groups = dict[str, list[Curve]]
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A figure of a report.
 
-    Attributes:
-        kind: What it shows; the templates have a caption for each kind.
-        cell: Number of its cell from 1 on; 0 for what compares cells, or if there is only one.
+    `kind` selects its caption; `cell` is the number of its cell from 1 on, or 0 for what compares
+    cells or if there is only one; `suffix` tells figures of one kind apart.
     """
 
     kind: str
     cell: int
     figure: Figure
-    what: str = ""
+    suffix: str = ""
 
     @property
     def file(self) -> str:
         """Return the name of its file."""
-        parts = [str(self.cell) if self.cell else "", self.kind, self.what]
-        return "_".join(part for part in parts if part) + ".png"
+        return "_".join(filter(None, (str(self.cell or ""), self.kind, self.suffix))) + ".png"
 
 
 def draw(
     workspace: Workspace, cells: Sequence[CellResults], aggregates: Sequence[Aggregate], x: str
 ) -> Iterator[Picture]:
-    """Yield the figures of a report; returns in training against `x`, a column of the curves."""
-    panels = [_panel(cell) for cell in cells]
-    if any(len(panel.points) > 1 for panel in panels):
-        yield Picture("return_against_bits", 0, returns.return_against_bits(panels))
+    """Yield the figures of a report, with returns in training against `x`, a column of curves."""
+    if any(len(cell.rows) > 1 for cell in cells):
+        yield Picture("return_against_bits", 0, returns.return_against_bits(cells))
     if aggregates:
         kept = {one.scheme: 100 - np.array(one.errors) for one in aggregates}
         yield Picture("performance_profile", 0, returns.performance_profile(kept))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
-        drawn = sum(map(bool, groups.values())) > 1
-        if drawn and len(groups) <= curves.MOST_LINES and _all_have(groups, "action_variance"):
+        several = len(list(filter(None, groups.values()))) > 1
+        if several and len(groups) <= curves.MOST_LINES and _all_have(groups, "action_variance"):
             columns = {"action_variance": "action variance", "greedy_return": "greedy return"}
             figure = curves.mean_curves(groups, columns, "step", task)
             yield Picture("action_variance", 0, figure, task.replace(" on ", "_").replace("/", "_"))
@@ -67,38 +62,30 @@ def draw(
         if x != "step" and _all_have(groups, x):
             figure = curves.mean_curves(groups, {"episode_return": "return per episode"}, x, title)
             yield Picture(f"return_against_{x}", number, figure)
-        elif there := {name: one for name, one in groups.items() if one}:
-            yield Picture("learning_curves", number, curves.learning_curves(there, title))
-
-
-def _panel(cell: CellResults) -> Panel:
-    points = []
-    columns = cell.cell.columns
-    for place, (column, row) in enumerate(zip(columns, cell.rows, strict=True)):
-        found = [one.returns for one in cell.trainings[place :: len(columns)]]
-        means = tuple(one.mean for one in found if one is not None)
-        points.append(Point(column.scheme, row.delay, row.returns, means))
-    baseline = None if cell.baseline is None else cell.baseline.mean
-    return Panel(cell.cell.title, cell.cell.task, points, baseline)
+        elif complete := {name: group for name, group in groups.items() if group}:
+            yield Picture("learning_curves", number, curves.learning_curves(complete, title))
 
 
 def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[Picture]:
+    """Yield the figures of single episodes, and of the layers of the first training."""
     pairs = {}
-    reference = np.concatenate([one.evaluation.returns for one in cell.references] or [[]])
+    fp32 = [one.evaluation.returns for one in cell.references]
     for row, entries in list(zip(cell.rows, zip(*cell.entries, strict=True), strict=True))[1:]:
         if row.status == OK:
             played = [one.evaluation.returns for one in entries if isinstance(one, Result)]
-            pairs[row.label] = (reference, np.concatenate(played))
+            pairs[row.label] = (np.concatenate(fp32), np.concatenate(played))
     if pairs:
         yield Picture("paired_returns", number, returns.paired_returns(pairs, cell.cell.title))
+    if not cell.references:
+        return
     run_id = cell.cell.references[0].run_id
     path = workspace.artifact(run_id, REFERENCE)
     # Only its hash may have been kept.
-    kernels = flatbuffer.weights(path.read_bytes()) if cell.references and path.exists() else {}
+    kernels = flatbuffer.weights(path.read_bytes()) if path.exists() else {}
     if kernels:
         figure = layers.weight_histograms(kernels, f"fp32 weights of {run_id}")
         yield Picture("weight_histograms", number, figure)
-    if cell.references and blame_path(path).exists():
+    if blame_path(path).exists():
         table = pd.read_csv(blame_path(path))
         if set(table["sha256"]) == {cell.references[0].sidecar.sha256}:
             figure = layers.blamed_layers(table, f"int8 of {run_id}, layer by layer")
@@ -106,27 +93,25 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
 
 
 def _groups(cells: Sequence[CellResults]) -> _Groups:
-    """Return the curves of the trainings of cells, those that differ in their seeds together.
+    """Return the curves of cells, grouped by what differs in the seed alone, fp32 first.
 
-    A group that lacks a training has none. Cells may share their references, which come first.
+    A group that lacks a training is empty. Cells may share their references.
     """
-    trainings: dict[tuple[str, ...], tuple[Run, ...]] = {}
-    sharing: dict[tuple[str, ...], list[CellResults]] = {}
+    trainings: dict[tuple[str, ...], tuple[Run, list[CellResults]]] = {}
     for cell in cells:
         for runs in {column.runs[0].run_id: column.runs for column in cell.cell.columns}.values():
             ids = tuple(run.run_id for run in runs)
-            trainings[ids] = runs
-            sharing.setdefault(ids, []).append(cell)
+            trainings.setdefault(ids, (runs[0], []))[1].append(cell)
     groups = {}
-    for ids, (first, *_) in sorted(trainings.items(), key=lambda one: bool(one[1][0].quantization)):
-        cell, *others = sharing[ids]
-        name = REFERENCE
-        if first.quantization is not None:
-            aware = [column.runs[0].quantization for column in cell.cell.columns]
+    plain_first = sorted(trainings.items(), key=lambda item: bool(item[1][0].quantization))
+    for ids, (run, sharing) in plain_first:
+        cell, name = sharing[0], REFERENCE
+        if run.quantization is not None:
+            aware = (column.runs[0].quantization for column in cell.cell.columns)
             several = len({one.delay for one in aware if one is not None}) > 1
-            since = f" from {first.quantization.delay:,}" if several else ""
-            name = f"{first.quantization.bits} bits{since}"
-        if cell.cell.telling and len(cells) > 1 and not others:
+            since = f" from {run.quantization.delay:,}" if several else ""
+            name = f"{run.quantization.bits} bits{since}"
+        if cell.cell.telling and len(cells) > 1 and len(sharing) == 1:
             name += f" ({cell.cell.telling})"
         complete = all(run_id in cell.curves for run_id in ids)
         groups[name] = [cell.curves[run_id] for run_id in ids] if complete else []
@@ -134,5 +119,5 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
 
 
 def _all_have(groups: _Groups, column: str) -> bool:
-    trainings = [curve for several in groups.values() for curve in several]
-    return bool(trainings) and all(curve.has(column) for curve in trainings)
+    found = [curve.has(column) for group in groups.values() for curve in group]
+    return bool(found) and all(found)

@@ -1,4 +1,4 @@
-"""Find what stands beside a cell's rows: notes, which a template words, and memory."""
+"""Collect what a report shows beside a cell's rows: notes, last networks and memory."""
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -14,7 +14,7 @@ from quarl_tf.store.workspace import Workspace
 
 
 def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
-    """Yield what the reader must know of a cell: a key and what goes into its sentence."""
+    """Yield warnings about a cell: the key of a sentence in `words.j2` and its values."""
     if cell.episodes is not None and cell.episodes < MIN_EPISODES:
         yield {"key": "few_episodes", "episodes": cell.episodes, "least": MIN_EPISODES}
     for reference in cell.references:
@@ -37,23 +37,23 @@ def _notes_on_games(reference: Result) -> Iterator[dict[str, Any]]:
     run_id, games = reference.sidecar.run_id, reference.evaluation.returns
     effective_n = compare.effective_n(reference.evaluation)
     if effective_n is not None and effective_n < len(games):
-        told = {"run": run_id, "games": len(games), "different": len(set(games))}
-        yield {"key": "repeated_games", **told, "effective_n": round(effective_n, 1)}
+        counts = {"run": run_id, "games": len(games), "different": len(set(games))}
+        yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
     if reference.baseline is not None:
         returns, baseline = reference.comparison.returns, reference.baseline.returns
         low = returns.low if returns.bounded else returns.mean
-        # The interval of few games is wide; that each earns more than any random one shows it too.
+        # If each game earns more than all random ones, even a wide interval is no doubt.
         if low <= np.mean(baseline) and min(games) <= max(baseline):
             yield {"key": "as_random", "run": run_id}
 
 
 def last_networks(cell: CellResults) -> list[dict[str, Any]]:
-    """Return the greedy returns in training of the best networks and of the last ones, by kind.
+    """Return mean greedy returns in training, of the best and the last network of each kind.
 
-    Means over trainings; nothing for a cell without quantisation-aware ones.
+    There are none for a cell without quantisation-aware trainings.
     """
     columns = cell.cell.columns
-    if not any(run.quantization for column in columns for run in column.runs):
+    if not any(column.runs[0].quantization for column in columns):
         return []
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for column in columns:
@@ -68,10 +68,7 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
 
 
 def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:
-    """Measure the flatbuffers of a cell and compare them with fp32.
-
-    Simulated schemes are left out: theirs take what fp32 does, not what they stand for.
-    """
+    """Measure the native flatbuffers of a cell and compare them with fp32."""
     count = len(cell.rows)
     rows = [
         _memory_row(workspace, row, cell.trainings[place::count])
@@ -82,20 +79,20 @@ def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]
     for row in rows[1:]:
         if reference and row["bytes"]:
             row["change_percent"] = {
-                what: 100 * (size - reference[what]) / reference[what]
-                for what, size in row["bytes"].items()
+                key: 100 * (size - reference[key]) / reference[key]
+                for key, size in row["bytes"].items()
             }
     return rows
 
 
 def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> dict[str, Any]:
-    """Return the mean over the trainings of a column; no figures if a flatbuffer is not there."""
+    """Return the mean over the trainings of a column; no figures if a flatbuffer is missing."""
     paths = {str(row.run_id): workspace.artifact(str(row.run_id), row.scheme) for row in trainings}
-    absent = [row.run_id for row in trainings if row.status != OK]
+    absent = [str(row.run_id) for row in trainings if row.status != OK]
     # Only the hash of a flatbuffer may have been kept.
     absent += [run_id for run_id, path in paths.items() if not path.exists()]
-    status = f"missing in {', '.join(map(str, dict.fromkeys(absent)))}" if absent else OK
+    status = f"missing in {', '.join(dict.fromkeys(absent))}" if absent else OK
     measured = [] if absent else [memory.measure(path) for path in paths.values()]
     row = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme, "status": status}
-    means = {what: fmean(one[what] for one in measured) for what in (*measured, {})[0]}
+    means = {key: fmean(one[key] for one in measured) for key in (*measured, {})[0]}
     return row | {"bytes": means or None, "change_percent": None}

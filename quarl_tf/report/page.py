@@ -16,29 +16,27 @@ from quarl_tf.report.results import Result
 
 _UNKNOWN = "\N{EN DASH}"
 
-#: Bytes of a page, above which it does without the policies that it would play, or their film.
+#: Bytes above which a page omits the policies that it would play, or their film.
 LARGEST_PLAYING = 1_000_000
 
 
 def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str, bytes]) -> Path:
-    """Write pictures, report.md and index.html, and remove the pictures of an earlier report.
+    """Write PNGs by file name, report.md and index.html, whose path is returned.
 
-    `pictures` is PNGs by file name. Returns the path of index.html, which has them within it.
+    Pictures of an earlier report are removed.
     """
     for stale in (folder / "figures").glob("*.png"):
         if stale.name not in pictures:
             stale.unlink()
+    encoded = {}
     for file, content in pictures.items():
         write_bytes(folder / "figures" / file, content)
-    encoded = {
-        file: f"data:image/png;base64,{base64.b64encode(content).decode()}"
-        for file, content in pictures.items()
-    }
+        encoded[file] = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     for template, file in (("report.md.j2", "report.md"), ("report.html.j2", "index.html")):
         page = _environment().get_template(template)
         text = page.render(context, pictures=encoded)
         if len(text.encode()) > LARGEST_PLAYING:
-            text = page.render({**context, "play": None, "film": None}, pictures=encoded)
+            text = page.render(context, pictures=encoded, play=None, film=None)
         write_text(folder / file, text)
     return folder / "index.html"
 
@@ -63,9 +61,12 @@ def _environment() -> jinja2.Environment:
         "unseen": unseen_percent,
         "colour": scheme_colour,
     }
-    verdicts = {"inconclusive": INCONCLUSIVE, "unseen_verdict": UNSEEN}
-    environment.globals |= {"min_episodes": MIN_EPISODES, **verdicts}
-    # Called from here, a macro gives plain text, which a page escapes as it does all other text.
+    environment.globals |= {
+        "min_episodes": MIN_EPISODES,
+        "inconclusive": INCONCLUSIVE,
+        "unseen_verdict": UNSEEN,
+    }
+    # Called as filters, macros give plain text, which each page escapes in its own way.
     words = environment.get_template("words.j2").module
     for name in ("note", "aside", "judged", "protocol", "caption", "provenance", "last"):
         environment.filters[name] = getattr(words, name)
@@ -73,49 +74,46 @@ def _environment() -> jinja2.Environment:
 
 
 def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
-    """Collect commits, processors and versions of packages behind results."""
-    kinds = ("commits", "processors", "versions")
-    found: dict[str, dict[str, set[str]]] = {kind: defaultdict(set) for kind in kinds}
+    """Collect the commits, processors and package versions of results."""
+    commits, processors, versions = (defaultdict[str, set[str]](set) for _ in range(3))
     for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
-        sources: tuple[tuple[str, str, Sequence[str | None]], ...] = (
-            ("commits", "trained", sidecar.trained_commits),
-            ("commits", "exported", [sidecar.commit]),
-            ("processors", "trained", sidecar.trained_on),
-            ("processors", "evaluated", [evaluation.processor]),
-        )
-        for kind, what, values in sources:
-            found[kind][what] |= set(filter(None, values)) or {f"an unknown {kind[:-1]}"}
+        commits["trained"] |= set(sidecar.trained_commits) or {"an unknown commit"}
+        commits["exported"].add(sidecar.commit or "an unknown commit")
+        processors["trained"] |= set(sidecar.trained_on) or {"an unknown processor"}
+        processors["evaluated"].add(evaluation.processor or "an unknown processor")
         for package, version in (*sidecar.versions.items(), *evaluation.versions.items()):
-            found["versions"][package].add(version)
-    found["versions"] = dict(sorted(found["versions"].items()))
+            versions[package].add(version)
     return {
-        kind: {what: sorted(values) for what, values in several.items()}
-        for kind, several in found.items()
+        "commits": {stage: sorted(values) for stage, values in commits.items()},
+        "processors": {stage: sorted(values) for stage, values in processors.items()},
+        "versions": {package: sorted(values) for package, values in sorted(versions.items())},
     }
 
 
 def number_text(value: float | None) -> str:
-    """Write a return or a latency with three to five digits; a dash for what is unknown."""
+    """Format a return or a latency with three to five digits; None is a dash."""
     if value is None:
         return _UNKNOWN
+    if value == 0:
+        return "0"
     magnitude = abs(value)
     digits = 0 if magnitude >= 1000 else 1 if magnitude >= 10 else 2
-    text = f"{value:,.{digits}f}" if magnitude >= 0.01 or value == 0 else f"{value:.1g}"
-    return ("0" if value == 0 else text).replace("-", "\N{MINUS SIGN}")
+    text = f"{value:,.{digits}f}" if magnitude >= 0.01 else f"{value:.1g}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def percent(value: float | None) -> str:
-    """Write a percentage."""
+    """Format a percentage."""
     return number_text(value) + ("" if value is None else " %")
 
 
 def times(value: float | None) -> str:
-    """Write a ratio."""
+    """Format a ratio."""
     return number_text(value) + ("" if value is None else "\N{MULTIPLICATION SIGN}")
 
 
 def size(value: float | None) -> str:
-    """Write a number of bytes."""
+    """Format a number of bytes."""
     if value is None:
         return _UNKNOWN
     for unit, step in (("MB", 1e6), ("kB", 1e3)):
@@ -125,13 +123,13 @@ def size(value: float | None) -> str:
 
 
 def limits(interval: Interval | None) -> str:
-    """Write the limits of an interval, which equal values have not."""
+    """Format the limits of an interval, if there are any."""
     if interval is not None and interval.bounded:
         return f"[{number_text(interval.low)}, {number_text(interval.high)}]"
     return "[all equal]" if interval is not None and interval.alike else "[no interval]"
 
 
 def dtypes(counts: Mapping[str, int]) -> str:
-    """Write the weights of a file by dtype, the most frequent first."""
+    """Format the number of weights by dtype, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {dtype}" for dtype, count in ordered)

@@ -1,6 +1,6 @@
-"""Give a page what it takes to play fp32 and int8 side by side; `templates/play.js` does so.
+"""Prepare what a page plays: fp32 and int8 side by side, computed by `templates/play.js`.
 
-Where the page does not have the environment, it shows a film of an episode.
+Other environments than those of the script are shown in a film of an episode.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import GREEDY, REFERENCE
 from quarl_tf.store.records import Sidecar
 
-#: Those that `templates/play.js` has.
+#: Implemented in `templates/play.js`.
 ENVIRONMENTS = (
     "Acrobot-v1",
     "AirNav-v0",
@@ -36,54 +36,35 @@ ENVIRONMENTS = (
 
 _SCHEMES, _STARTS = (REFERENCE, "int8"), 5
 
-#: Bytes of a film, its frames a second, and the most seconds that it takes of an episode.
+#: Largest size of a film in bytes, frames per second, and the most seconds of an episode.
 _FILM_BYTES, _FILM_RATE, _FILM_SECONDS = 400_000, 10, 20
 
-#: What the page computes; only a layer may end in a ReLU, which is 1 in the schema.
-_LAYERS = "FULLY_CONNECTED float32", "FULLY_CONNECTED int8"
-_FLOAT = "ADD", "SUB", "MUL", "MINIMUM", "MAXIMUM", "CONCATENATION", "RESHAPE", "TANH"
-_OTHERS = "QUANTIZE int8", "DEQUANTIZE float32", "TANH int8", "RESHAPE int8"
-_FUSED = dict.fromkeys((*_OTHERS, *(f"{name} float32" for name in _FLOAT)), (0,)) | dict.fromkeys(
-    _LAYERS, (0, 1)
-)
+#: Operators that the page computes; only layers may have a fused ReLU, 1 in the schema.
+_LAYERS = {"FULLY_CONNECTED float32", "FULLY_CONNECTED int8"}
+_FLOAT = ("ADD", "SUB", "MUL", "MINIMUM", "MAXIMUM", "CONCATENATION", "RESHAPE", "TANH")
+_INTEGER = {"QUANTIZE int8", "DEQUANTIZE float32", "TANH int8", "RESHAPE int8"}
+_OPERATORS = _LAYERS | _INTEGER | {f"{name} float32" for name in _FLOAT}
+_RELU = 1
 
 
 def shown(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
-    """Return what a page shows at play, by the names its template has: a scene, else a film."""
-    played = scene(source, cells)
-    return {"play": played, "film": None if played else film(source, cells)}
+    """Return what a page plays, as JSON, and the film that it shows instead; both may be None.
 
-
-def scene(source: Source, cells: Sequence[CellResults]) -> dict[str, Any] | None:
-    """Return what a page plays, as JSON has it: of a report's one cell the first training.
-
-    There is None of several cells, of evaluations with chance, where the page does not have the
-    environment or an operator, and where a file is not there.
+    It is the first training of the report's one cell for which that can be made. There is nothing
+    for several cells, for evaluations with chance, for missing files, and for environments that
+    are not installed or draw nothing.
     """
     for pair in _pairs(source, cells):
+        paths = [source.workspace.artifact(r.sidecar.run_id, r.sidecar.scheme) for r in pair]
         with contextlib.suppress(QuarlError):
-            return _scene(source, pair)
-    return None
-
-
-def film(source: Source, cells: Sequence[CellResults]) -> dict[str, Any] | None:
-    """Return what a page shows instead: the run and, in base64, a GIF of an evaluation's start.
-
-    There is None of several cells, of evaluations with chance, where the environment draws nothing
-    or is not installed, and where a file is not there.
-    """
-    for pair in _pairs(source, cells):
-        paths = [_path(source, one) for one in pair]
-        with contextlib.suppress(QuarlError):
-            whole = video.scene([*map(Policy.load, paths)], pair[0].evaluation.seeds[0], 1)
-            start = whole._replace(max_steps=round(_FILM_SECONDS * whole.rate))
-            content = video.gif(start, _FILM_BYTES, _FILM_RATE)
-            return {"run_id": pair[1].sidecar.run_id, "gif": base64.b64encode(content).decode()}
-    return None
+            if played := _played(pair, paths):
+                return {"play": played, "film": None}
+            return {"play": None, "film": _film(pair, paths)}
+    return {"play": None, "film": None}
 
 
 def _pairs(source: Source, cells: Sequence[CellResults]) -> Iterator[list[Result]]:
-    """Yield fp32 and int8 of each training of a report's one cell, where there are both."""
+    """Yield fp32 and int8 of each training that has both."""
     if len(cells) > 1 or source.chance != GREEDY:
         return
     for entries in cells[0].entries:
@@ -92,47 +73,51 @@ def _pairs(source: Source, cells: Sequence[CellResults]) -> Iterator[list[Result
             yield [found[scheme] for scheme in _SCHEMES]
 
 
-def _path(source: Source, result: Result) -> Path:
-    return source.workspace.artifact(result.sidecar.run_id, result.sidecar.scheme)
-
-
-def _scene(source: Source, results: Sequence[Result]) -> dict[str, Any] | None:
-    sidecars = [one.sidecar for one in results]
-    if sidecars[0].env_id not in ENVIRONMENTS:
+def _played(pair: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any] | None:
+    """Return what a page plays; None if it lacks the environment or an operator."""
+    fp32, int8 = (one.sidecar for one in pair)
+    if fp32.env_id not in ENVIRONMENTS:
         return None
-    paths = [_path(source, one) for one in results]
     policies = [policy(flatbuffer.read(path), Policy.load(path).sidecar) for path in paths]
     if None in policies:
         return None
-    low, high = sidecars[0].action_low, sidecars[0].action_high
-    seeds = results[0].evaluation.seeds[:_STARTS]
-    played = zip(seeds, *(one.evaluation.returns for one in results), strict=False)
+    low, high = fp32.action_low, fp32.action_high
+    seeds = pair[0].evaluation.seeds[:_STARTS]
+    played = zip(seeds, *(one.evaluation.returns for one in pair), strict=False)
     return {
-        "run_id": sidecars[1].run_id,
-        "env": sidecars[0].env_id,
+        "run_id": int8.run_id,
+        "env": fp32.env_id,
         "tolerance": low and (AGREEMENT_TOLERANCE * np.subtract(high or [], low)).tolist(),
         "policies": policies,
         "starts": [
-            {"state": start(sidecars[0].env_id, seed), "returns": returns}
-            for seed, *returns in played
+            {"state": start(fp32.env_id, seed), "returns": returns} for seed, *returns in played
         ],
     }
 
 
-def policy(content: bytes, sidecar: Sidecar) -> dict[str, Any] | None:
-    """Return a flatbuffer as JSON has it; None with what the page does not compute.
+def _film(pair: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any]:
+    """Return the run and, in base64, a GIF of the start of its first episode."""
+    scene = video.scene([*map(Policy.load, paths)], pair[0].evaluation.seeds[0], 1)
+    scene = scene._replace(max_steps=round(_FILM_SECONDS * scene.rate))
+    content = video.gif(scene, _FILM_BYTES, _FILM_RATE)
+    return {"run_id": pair[1].sidecar.run_id, "gif": base64.b64encode(content).decode()}
 
-    Constants are little-endian in base64; tensors that are computed have a size instead.
+
+def policy(content: bytes, sidecar: Sidecar) -> dict[str, Any] | None:
+    """Return a flatbuffer for JSON; None if it has an operator that the page does not compute.
+
+    Constants are little-endian in base64; computed tensors have a size instead.
     """
     (graph, *_), operators = flatbuffer.parsed(content), []
     kinds = flatbuffer.audit(content).operators
     for operator, kind, whole in zip(graph.operators, kinds, Graph(content).operators, strict=True):
         fused = getattr(whole.builtinOptions, "fusedActivationFunction", 0)
-        if fused not in _FUSED.get(kind, ()):
+        allowed = (0, _RELU) if kind in _LAYERS else (0,)
+        if kind not in _OPERATORS or fused not in allowed:
             return None
         (output,) = operator.outputs
-        told = {"name": operator.name, "inputs": operator.inputs, "output": output}
-        operators.append(told | {"relu": fused == 1})
+        made = {"name": operator.name, "inputs": operator.inputs, "output": output}
+        operators.append(made | {"relu": fused == _RELU})
     return {
         "scheme": sidecar.scheme,
         "size_bytes": sidecar.size_bytes,
@@ -152,13 +137,13 @@ def _tensor(tensor: Any) -> dict[str, Any]:
         "size": int(np.prod(tensor.shape)),
         "data": base64.b64encode(tensor.data.tobytes()).decode() if constant else None,
         "scales": tensor.scales.tolist(),
-        # Kernels of a scale for each output have zero points of 0.
+        # Kernels with a scale for each output have zero points of 0.
         "zero": int(tensor.zero_points[0]) if tensor.zero_points.size else 0,
     }
 
 
 def start(env_id: str, seed: int) -> Any:
-    """Return the state that an environment starts from with a seed, as JSON has it."""
+    """Return the initial state of an environment for a seed, for JSON."""
     if env_id == "AirNav-v0":
         missions = AirNavVector(1)
         missions.reset(seed=seed)

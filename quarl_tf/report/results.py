@@ -1,10 +1,11 @@
-"""Read the records of trainings and line up their results, one row a scheme.
+"""Load the results of trainings from their records, one row for each scheme.
 
-An experiment that is missing, or whose files do not belong together, is kept as such, with the
+An experiment that is missing, or whose files do not belong together, is a `Missing` with the
 command that fixes it.
 """
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
@@ -20,7 +21,7 @@ from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run, Scheme
-from quarl_tf.store.records import Evaluation, Protocol, Sidecar
+from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import baseline, evaluate_command, export_command, state
 from quarl_tf.store.workspace import Workspace
 
@@ -29,13 +30,13 @@ _Pair = tuple[Sidecar, Evaluation]
 #: Status of a row that has a result.
 OK = "ok"
 
-#: Verdicts of what loses no reward that matters.
+#: Verdicts of schemes that keep the reward.
 _KEEPING = ("gain", compare.WITHIN_MARGIN, compare.UNSEEN)
 
 
 @dataclass(frozen=True)
 class Column:
-    """One scheme of a cell, in the training of each seed."""
+    """One scheme of a cell, with one training for each seed."""
 
     label: str
     scheme: Scheme
@@ -44,9 +45,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What is compared with one fp32: columns over the same seeds, that of fp32 first.
+    """Columns over the same seeds, fp32 first, with which all others are compared.
 
-    `telling` is what tells it from other cells of the same algorithm and environment.
+    `telling` distinguishes it from other cells of the same algorithm and environment.
     """
 
     title: str
@@ -56,18 +57,18 @@ class Cell:
 
     @property
     def references(self) -> tuple[Run, ...]:
-        """Return the trainings whose fp32 all others are compared with, one a seed."""
+        """Return the trainings of fp32, one for each seed."""
         return self.columns[0].runs
 
     @property
     def task(self) -> str:
-        """Return what is trained where."""
+        """Return the algorithm and the environment."""
         return f"{self.references[0].algo} on {self.references[0].env_id}"
 
 
 @dataclass(frozen=True)
 class Missing:
-    """An experiment without a result, why, and the command that fixes it."""
+    """An experiment without a result, the reason, and the command that fixes it."""
 
     run_id: str
     scheme: str
@@ -77,12 +78,10 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where results are read, and which of them.
+    """Which evaluations are read: those with `chance`, `episodes` of each after `skip_episodes`.
 
-    It is the evaluations with this `chance`; `episodes` is the most to take of any,
-    behind `skip_episodes` that are left out.
-    `known` says, by run id and scheme, why there is known to be no result; `remedy` is the command
-    that makes all that is missing, where one does.
+    `known` has the reasons, by run id and scheme, of results that are known to be missing; `remedy`
+    is a command that makes all that is missing, if there is one.
     """
 
     workspace: Workspace
@@ -96,17 +95,13 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A scheme of one training, or without `run_id` of all trainings of a cell; None is unknown.
+    """A scheme of one training or, without `run_id`, of all trainings of a cell; None is unknown.
 
     Attributes:
-        delay: Step from which on a quantisation-aware training was quantised.
-        status: "ok", or why there is no result.
-        compression: Size of the fp32 flatbuffer over this one's; `speedup` so of latencies.
-        action_agreement: Share of states on which the scheme acts as fp32 does, 0 ... 1.
-        unseen_percent: Share of trainings, or of one's episodes, in which a loss is not excluded
-            because there was none.
-        more_needed: See `Comparison`.
-        success_rate: Share of the episodes that succeeded, 0 ... 1, where the environment tells.
+        delay: Step at which a quantisation-aware training began to quantise.
+        status: "ok", or the reason why there is no result.
+        compression: Size of fp32 over that of the scheme; `speedup`: the same of latencies.
+        unseen_percent: Bound on the share of trainings, or of one's episodes, with a loss.
     """
 
     cell: str
@@ -144,10 +139,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """One flatbuffer with what it is, how it played and what that says against fp32.
+    """One flatbuffer: its sidecar, its evaluation and the comparison with fp32.
 
-    `baseline` is a random policy on the same episodes; `skipped` has the returns of episodes that
-    are left out.
+    `baseline` is a random policy on the same episodes; `skipped` has the returns of those left out.
     """
 
     sidecar: Sidecar
@@ -159,15 +153,15 @@ class Result:
 
 @dataclass(frozen=True)
 class CellResults:
-    """A cell with its results.
+    """The results of a cell.
 
     Attributes:
-        entries: Of each seed, what there is for each column.
-        missing: What is missing, random policies among it.
-        rows: A row for each column, pooled over the seeds.
-        trainings: A row for each column and seed.
-        baseline: Return of the random policy, if every seed has it.
-        curves: By run id, of what was trained, where there is one.
+        entries: For each seed, the result of each column.
+        missing: All that is missing, evaluations of the random policy included.
+        rows: One for each column, pooled over the seeds; `trainings`: one for each seed and column.
+        baseline: Return of the random policy, over episodes for one seed, else over seeds; None if
+            one is missing.
+        curves: Learning curves by run id.
     """
 
     cell: Cell
@@ -180,31 +174,30 @@ class CellResults:
 
     @property
     def references(self) -> list[Result]:
-        """Return the results of fp32 that are there."""
+        """Return the results of fp32."""
         return [first for first, *_ in self.entries if isinstance(first, Result)]
 
     @property
     def results(self) -> list[Result]:
-        """Return all results that are there."""
+        """Return all results."""
         return [one for entries in self.entries for one in entries if isinstance(one, Result)]
+
+    def training_means(self, number: int) -> list[float]:
+        """Return the mean return of each training of a column that has a result."""
+        rows = self.trainings[number :: len(self.rows)]
+        return [row.returns.mean for row in rows if row.returns is not None]
 
     @property
     def episodes(self) -> int | None:
-        """Return the episodes per flatbuffer, of the seed that has fewest."""
+        """Return the episodes per flatbuffer, of the seed with fewest."""
         return min((len(one.evaluation.seeds) for one in self.references), default=None)
 
     @property
-    def protocol(self) -> Protocol | None:
-        """Return the rules that all episodes were played by; None where none were."""
-        return next((one.evaluation.protocol for one in self.references), None)
-
-    @property
     def settings(self) -> dict[str, str]:
-        """Return all that the trainings went by; where they differ, every value."""
+        """Return the settings of the trainings, with every value of those that differ."""
         found: dict[str, dict[str, None]] = {}
-        for result in self.results:
-            run = Run.from_dict(result.sidecar.run)
-            for key, value in settings(run, result.sidecar.preset).items():
+        for sidecar in (result.sidecar for result in self.results):
+            for key, value in settings(Run.from_dict(sidecar.run), sidecar.preset).items():
                 found.setdefault(key, {})[str(value)] = None
         return {key: " or ".join(values) for key, values in found.items()}
 
@@ -216,7 +209,7 @@ class CellResults:
 
     @property
     def fewest(self) -> list[tuple[str, Row | None]]:
-        """Return the fewest bits of each simulated family that keep the reward, as all wider do."""
+        """Return the fewest bits of each simulated family down to which all keep the reward."""
         sweeps: dict[tuple[str, int | None], list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: -row.weight_bits):
             if kind := family(Scheme.parse(row.scheme)):
@@ -226,115 +219,103 @@ class CellResults:
 
 
 def load_cell(source: Source, cell: Cell) -> CellResults:
-    """Load what the experiments of a cell came to.
+    """Load the results of a cell.
 
-    Each scheme is compared with fp32 of the same seed, on the episodes that all have played.
+    Each scheme is compared with fp32 of the same seed, on the episodes that all schemes have.
     """
-    seeds = range(len(cell.references))
+    seeds, columns = range(len(cell.references)), range(len(cell.columns))
     entries = [_load_seed(source, cell, seed) for seed in seeds]
-    rows = [_row(cell, number, entries) for number in range(len(cell.columns))]
-    columns = range(len(cell.columns))
-    trainings = [_row(cell, number, entries, s) for s in seeds for number in columns]
     missing = [one for of_seed in entries for one in of_seed if isinstance(one, Missing)]
     references = [first for first, *_ in entries if isinstance(first, Result)]
     for fp32 in (one for one in references if one.baseline is None):
         run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes
-        evaluate = evaluate_command(source.workspace.artifact(run_id, REFERENCE), source.chance)
-        command = source.remedy or f"{evaluate} --episodes {count}"
+        command = f"{_evaluate_command(source, run_id, REFERENCE)} --episodes {count}"
         reason = "was not evaluated on the episodes of fp32"
-        missing.append(Missing(run_id, BASELINE, reason, command))
+        missing.append(Missing(run_id, BASELINE, reason, source.remedy or command))
+    random = [one.baseline.returns for one in references if one.baseline is not None]
+    random_return = None
+    if len(random) == len(seeds) == 1:
+        random_return = compare.mean_interval(random[0])
+    elif len(random) == len(seeds):
+        random_return = compare.student_interval([float(np.mean(played)) for played in random])
     runs = {run.run_id: run for column in cell.columns for run in column.runs}
-    found = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
-    curves = {run_id: curve for run_id, curve in found.items() if curve is not None}
-    random = _baseline_return([one.baseline for one in references], len(seeds))
-    return CellResults(cell, entries, missing, rows, trainings, random, curves)
+    curves = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
+    return CellResults(
+        cell,
+        entries,
+        missing,
+        rows=[_row(cell, number, entries, seeds) for number in columns],
+        trainings=[_row(cell, number, entries, [seed]) for seed in seeds for number in columns],
+        baseline=random_return,
+        curves={run_id: curve for run_id, curve in curves.items() if curve is not None},
+    )
 
 
 def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
-    """Load what there is of each column, all on the same episodes."""
+    """Load one training of each column, all on the same episodes."""
     found: list[_Pair | Missing] = []
     networks: dict[str, Sidecar] = {}
     for column in cell.columns:
-        reference = found[0] if found else None
-        found.append(load(source, column.runs[seed], column.scheme.name, reference, networks))
+        one = load(source, column.runs[seed], column.scheme.name)
+        if not isinstance(one, Missing):
+            one = _matching(source, one, found[0] if found else one, networks)
+        found.append(one)
     if isinstance(found[0], Missing):
         return [one for one in found if isinstance(one, Missing)]
     skip, (_, whole) = source.skip_episodes, found[0]
-    counts = [max(0, len(one[1].seeds) - skip) for one in found if not isinstance(one, Missing)]
+    counts = [len(one[1].seeds) - skip for one in found if not isinstance(one, Missing)]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
-    fp32 = whole.first(count, skip=skip)
-    run = cell.references[seed]
-    played = baseline(source.workspace.artifact(run.run_id, BASELINE), run, fp32.seeds)
+    fp32, run = whole.first(count, skip=skip), cell.references[seed]
+    random = baseline(source.workspace.artifact(run.run_id, BASELINE), run, fp32.seeds)
 
     def result(sidecar: Sidecar, all_played: Evaluation) -> Result:
         evaluation = all_played.first(count, skip=skip)
-        comparison = compare.compare(fp32, evaluation, played, source.margin_percent)
-        return Result(sidecar, evaluation, comparison, played, all_played.returns[:skip])
+        comparison = compare.compare(fp32, evaluation, random, source.margin_percent)
+        return Result(sidecar, evaluation, comparison, random, all_played.returns[:skip])
 
     return [one if isinstance(one, Missing) else result(*one) for one in found]
 
 
-def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
-    """Sum up every scheme of plain trainings that several cells have whole, with a baseline."""
-    found: dict[str, dict[str, list[Paired]]] = {}
-    for cell in cells:
-        for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
-            if row.status == OK and row.scheme != REFERENCE and row.delay is None:
-                pairs = zip(cell.references, entries, strict=True)
-                paired = [_paired(fp32, one) for fp32, one in pairs if isinstance(one, Result)]
-                known = [one for one in paired if one is not None]
-                if len(known) == row.runs:
-                    found.setdefault(row.scheme, {})[cell.cell.title] = known
-    return [aggregate(scheme, of) for scheme, of in found.items() if len(of) > 1]
-
-
-def _paired(fp32: Result, other: Result) -> Paired | None:
-    """Return a training's episodes; None if fp32 earns what a random policy does or none played."""
-    scheme, reference = np.array(other.evaluation.returns), np.array(fp32.evaluation.returns)
-    if fp32.baseline is None or np.mean(fp32.baseline.returns) == reference.mean():
-        return None
-    random = float(np.mean(fp32.baseline.returns))
-    worth = compare.effective_n(fp32.evaluation, other.evaluation) or len(reference)
-    return Paired(scheme, reference, random, worth, fp32.skipped)
-
-
-def load(
-    source: Source,
-    run: Run,
-    scheme: str,
-    reference: _Pair | Missing | None,
-    networks: dict[str, Sidecar],
-) -> _Pair | Missing:
-    """Load a sidecar and its evaluation, comparable with a reference, or tell why there are none.
-
-    `networks` is, by run id, the sidecar whose network its others must have; it is added to.
-    """
-    key = run.run_id, scheme
+def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
+    """Load a sidecar and its evaluation."""
     status = state(source.workspace, run, scheme, chance=source.chance)
-    sidecar, evaluation = status.sidecar, status.evaluation
-    evaluate = evaluate_command(source.workspace.artifact(*key), source.chance)
-    reason, command = source.known.get(key, status.reason), status.command or evaluate
-    if not reason and sidecar is not None and evaluation is not None:
-        first = networks.setdefault(run.run_id, sidecar)
-        if sidecar.network_sha256 != first.network_sha256:
-            reason = f"was exported from another network than {first.scheme}"
-            both = f" --schemes {first.scheme},{scheme}"
-            command = export_command(source.workspace, run.run_id, both)
-        elif isinstance(reference, Missing):
-            reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
-            command = reference.command
-        elif reference is None or all(
-            one == other for one, other in zip(evaluation.seeds, reference[1].seeds, strict=False)
-        ):
-            return sidecar, evaluation
-        else:
-            reason = "was evaluated on other episodes than fp32"
-            command = f"{evaluate} --episodes {len(reference[1].seeds)}"
+    reason = source.known.get((run.run_id, scheme), status.reason)
+    if not reason and status.sidecar is not None and status.evaluation is not None:
+        return status.sidecar, status.evaluation
+    command = status.command or _evaluate_command(source, run.run_id, scheme)
+    return Missing(run.run_id, scheme, reason, source.remedy or command)
+
+
+def _matching(
+    source: Source, pair: _Pair, reference: _Pair | Missing, networks: dict[str, Sidecar]
+) -> _Pair | Missing:
+    """Return a pair that can be compared with fp32, else why not.
+
+    `networks` has the first sidecar of each run, whose network its others must share.
+    """
+    sidecar, evaluation = pair
+    key, first = (sidecar.run_id, sidecar.scheme), networks.setdefault(sidecar.run_id, sidecar)
+    if sidecar.network_sha256 != first.network_sha256:
+        reason = f"was exported from another network than {first.scheme}"
+        schemes = f" --schemes {first.scheme},{sidecar.scheme}"
+        command = export_command(source.workspace, sidecar.run_id, schemes)
+    elif isinstance(reference, Missing):
+        reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
+        command = reference.command
+    elif any(map(operator.ne, evaluation.seeds, reference[1].seeds)):
+        reason = "was evaluated on other episodes than fp32"
+        command = f"{_evaluate_command(source, *key)} --episodes {len(reference[1].seeds)}"
+    else:
+        return pair
     return Missing(*key, reason, source.remedy or command)
 
 
+def _evaluate_command(source: Source, run_id: str, scheme: str) -> str:
+    return evaluate_command(source.workspace.artifact(run_id, scheme), source.chance)
+
+
 def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
-    """Load a run's learning curve; None if there is none that can be read."""
+    """Load a run's learning curve; None if it is missing or unreadable."""
     path = workspace.artifact_dir(run.run_id) / "progress.csv"
     try:
         values = pd.read_csv(path, dtype=float)
@@ -347,10 +328,9 @@ def _load_curve(workspace: Workspace, run: Run) -> Curve | None:
 
 
 def _row(
-    cell: Cell, number: int, entries: Sequence[Sequence[Result | Missing]], seed: int | None = None
+    cell: Cell, number: int, entries: Sequence[Sequence[Result | Missing]], seeds: Sequence[int]
 ) -> Row:
-    """Return the row of a column, pooled unless of one seed; without figures if one is missing."""
-    seeds = range(len(entries)) if seed is None else [seed]
+    """Return the row of a column, pooled over seeds; without figures if one is missing."""
     column, one = cell.columns[number], len(seeds) == 1
     first, scheme = column.runs[seeds[0]], column.scheme
     row = Row(
@@ -366,12 +346,12 @@ def _row(
         delay=None if first.quantization is None else first.quantization.delay,
         runs=len(seeds),
     )
-    found = [entries[each][number] for each in seeds]
+    found = [entries[seed][number] for seed in seeds]
     if absent := [each for each in found if isinstance(each, Missing)]:
         names = ", ".join(each.run_id for each in absent)
         return replace(row, status=absent[0].reason if one else f"missing in {names}")
     results = [each for each in found if isinstance(each, Result)]
-    references = [each for s in seeds if isinstance(each := entries[s][0], Result)]
+    references = [each for seed in seeds if isinstance(each := entries[seed][0], Result)]
     pooled = compare.pool([each.comparison for each in results])
     agreements = [each.evaluation.agreement or {} for each in results]
     successes = [each.evaluation.successes for each in results]
@@ -389,9 +369,9 @@ def _row(
     )
     if scheme.name == REFERENCE:
         return row
-    alike = pooled.difference.alike or (
-        len(seeds) if pooled.verdict == compare.WITHIN_MARGIN else 0
-    )
+    alike = pooled.difference.alike
+    if not alike and pooled.verdict == compare.WITHIN_MARGIN:
+        alike = len(seeds)
     return replace(
         row,
         difference=pooled.difference,
@@ -405,22 +385,18 @@ def _row(
 
 
 def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:
-    """Return sizes and latencies of native files.
-
-    Of several latencies it is the least: networks of one shape take as long, and what else ran
-    only adds to it.
-    """
+    """Return mean sizes and least latencies of native files; other processes add to latencies."""
 
     def least(measured: Sequence[Result], name: str) -> float:
         latencies = [each.evaluation.latency_us or {} for each in measured]
         return float(np.min([latency.get(name, math.nan) for latency in latencies]))
 
-    sizes = [float(each.sidecar.size_bytes) for each in results]
-    smaller = [r.sidecar.size_bytes / size for r, size in zip(references, sizes, strict=True)]
+    sizes = np.array([each.sidecar.size_bytes for each in results])
+    full = np.array([each.sidecar.size_bytes for each in references])
     median = least(results, "median")
     costs = {
-        "size_bytes": float(np.mean(sizes)),
-        "compression": float(np.mean(smaller)),
+        "size_bytes": float(sizes.mean()),
+        "compression": float((full / sizes).mean()),
         "latency_median_us": median,
         "latency_p95_us": least(results, "p95"),
         "speedup": least(references, "median") / median,
@@ -429,12 +405,12 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
 
 
 def finite(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict with None for what is infinite or not a number, as JSON has it."""
+    """Return a dict with None for infinities and NaN, which JSON lacks."""
     return {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in pairs}
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """Return a row as CSV and JSON have it, an interval as `return_mean`, `return_low` and so."""
+    """Return a row for CSV and JSON, with intervals as `return_mean`, `return_low` and so on."""
     found: dict[str, Any] = {}
     for key, value in asdict(row, dict_factory=finite).items():
         if key in ("returns", "difference"):
@@ -445,11 +421,22 @@ def flat(row: Row) -> dict[str, Any]:
     return found
 
 
-def _baseline_return(played: Sequence[Evaluation | None], trainings: int) -> Interval | None:
-    """Return the random policy's return: over episodes for one training, else over trainings."""
-    returns = [one.returns for one in played if one is not None]
-    if len(returns) < trainings:
-        return None
-    if trainings == 1:
-        return compare.mean_interval(returns[0])
-    return compare.student_interval([float(np.mean(values)) for values in returns])
+def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
+    """Aggregate each scheme of plain trainings that has normalised errors in many cells."""
+    found: dict[str, dict[str, list[Paired]]] = {}
+    for cell in cells:
+        for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
+            if row.delay is None and row.normalised_error_percent is not None:
+                found.setdefault(row.scheme, {})[cell.cell.title] = [
+                    Paired(
+                        np.array(one.evaluation.returns),
+                        np.array(fp32.evaluation.returns),
+                        float(np.mean(fp32.baseline.returns)),
+                        compare.effective_n(fp32.evaluation, one.evaluation)
+                        or len(one.evaluation.returns),
+                        fp32.skipped,
+                    )
+                    for fp32, one in zip(cell.references, entries, strict=True)
+                    if isinstance(one, Result) and fp32.baseline is not None
+                ]
+    return [aggregate(scheme, of) for scheme, of in found.items() if len(of) > 1]

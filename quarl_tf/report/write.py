@@ -1,8 +1,8 @@
-"""Report what quantisation costs: one page from the sidecars and evaluations of some trainings.
+"""Write the report on the costs of quantisation, from sidecars and evaluations of trainings.
 
-Nothing is averaged over what happens to be there: an experiment that is missing, or whose files do
-not belong together, is named with the command that makes it, and its scheme has no pooled figures.
-Sizes and latencies of simulated schemes are those of a float file and are left out everywhere.
+No mean is over a part: an experiment that is missing, or whose files do not belong together, is
+listed with the command that makes it, and its scheme has no pooled figures. Sizes and latencies of
+simulated schemes would be those of a float file and are left out.
 """
 
 import contextlib
@@ -38,13 +38,12 @@ def write_report(
     margin_percent: float = DEFAULT_MARGIN_PERCENT,
     chance: Chance = GREEDY,
 ) -> Path:
-    """Report on runs that are exported and evaluated: one cell for those of one kind.
+    """Report on exported and evaluated runs: one cell for those that differ in their seed alone.
 
-    The name is by default the run's, without the seed that of several, and apart for those
-    with chance. Returns the path of index.html.
+    The default name is the run's, without its seed for several. Returns the path of index.html.
 
     Raises:
-        UsageError: No run is given, the name is unfit, or runs differ in more than their seed.
+        UsageError: No run is given, the name is invalid, or the runs of several cells have none.
         QuarlError: A run has no fp32 result.
     """
     if not run_ids:
@@ -52,12 +51,18 @@ def write_report(
     if name is not None:
         checked_report_name(name)
     source = Source(workspace=workspace, margin_percent=margin_percent, chance=chance)
-    sidecars = [require_reference(workspace, run, chance) for run in dict.fromkeys(run_ids)]
+    sidecars = [_sidecar(source, run_id) for run_id in dict.fromkeys(run_ids)]
     runs = [Run.from_dict(sidecar.run) for sidecar in sidecars]
-    chosen = name or _default_name(runs, chance)
+    names = {run.seedless_id for run in runs}
+    if name is None and len(names) > 1:
+        raise UsageError(
+            "A report on runs that differ in more than their seed needs a name; give --name NAME. "
+            f"Received: runs={[run.run_id for run in runs]}"
+        )
+    default = runs[0].run_id if len(runs) == 1 else names.pop()
+    chosen = name or report_name(default, chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
-        # Only what differs in the seed alone may be pooled.
         key = run.to_dict() | {"seed": None, "settings": settings(run, sidecar.preset)}
         groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     cells = [_cell_of(workspace, group, chance) for group in groups.values()]
@@ -77,15 +82,14 @@ def write(
 ) -> Path:
     """Write `reports/<name>/`: index.html, report.md, figures/, results.csv and results.json.
 
-    Returns in training are drawn against `x`, a column of `progress.csv`. The same files in give
-    the same bytes out, but for the memory of processes, which is measured anew. Returns the path of
-    index.html.
+    Returns in training are drawn against `x`, a column of `progress.csv`. The same files give the
+    same bytes, except for the memory of processes. Returns the path of index.html.
     """
     workspace = source.workspace
     loaded = [results.load_cell(source, cell) for cell in cells]
-    missing = {(m.run_id, m.scheme): m for cell in loaded for m in cell.missing}
-    measured = [memory_rows(workspace, one) for one in loaded] if memory else []
-    told = [_told(one) for one in loaded]
+    missing = list({(m.run_id, m.scheme): m for one in loaded for m in one.missing}.values())
+    memories = [memory_rows(workspace, one) for one in loaded] if memory else []
+    summaries = [_summary(one) for one in loaded]
     aggregated = results.aggregates(loaded)
     rows = [results.flat(row) for one in loaded for row in one.trainings]
     pooled = [results.flat(row) for one in loaded for row in one.rows]
@@ -98,57 +102,56 @@ def write(
         "margin_percent": source.margin_percent,
         "confidence": CONFIDENCE,
         "command": command,
-        "cells": told,
+        "cells": summaries,
         "pooled": pooled,
         "runs": rows,
-        "missing": [asdict(one) for one in missing.values()],
+        "missing": [asdict(one) for one in missing],
         "aggregates": [asdict(one, dict_factory=finite) for one in aggregated],
     }
     if memory:
-        content["memory"] = [row for of_cell in measured for row in of_cell]
+        content["memory"] = [row for of_cell in memories for row in of_cell]
     folder = workspace.report_dir(name)
     write_json(folder / "results.json", content)
     lines = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
     write_csv(folder / "results.csv", lines)
-    pictures = list(draw(workspace, loaded, aggregated, x))
-    made_by = [line for one in loaded for line in _made_by(one, source)]
+    figures = list(draw(workspace, loaded, aggregated, x))
+    commands = [line for one in loaded for line in _commands(one, source)]
     context = {
         "title": title,
         "cells": loaded,
-        "told": told,
+        "summaries": summaries,
         "aggregates": aggregated,
         "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
         "schemes": {row.scheme for one in loaded for row in one.rows},
-        "missing": list(missing.values()),
+        "missing": missing,
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
-        "memory": measured,
+        "memory": memories,
         "succeeding": succeeding,
         "margin": f"{source.margin_percent:g} %",
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
         "command": command,
-        "made_by": [source.remedy] if source.remedy else made_by,
+        "made_by": [source.remedy] if source.remedy else commands,
         "provenance": provenance([result for one in loaded for result in one.results]),
-        "figures": pictures,
+        "figures": figures,
         **shown(source, loaded),
     }
-    return write_pages(folder, context, {one.file: png(one.figure) for one in pictures})
+    return write_pages(folder, context, {one.file: png(one.figure) for one in figures})
 
 
-def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY) -> Sidecar:
-    """Return a run's sidecar; a QuarlError, with what to do, where there is no fp32 result."""
-    paths = (
-        sidecar_path(workspace.artifact(run_id, s.name)) for s in _exported(workspace, [run_id])
-    )
+def _sidecar(source: Source, run_id: str) -> Sidecar:
+    """Return a sidecar of a run that has an fp32 result, else a QuarlError."""
+    workspace = source.workspace
+    schemes = _exported(workspace, [run_id])
+    paths = (sidecar_path(workspace.artifact(run_id, scheme.name)) for scheme in schemes)
     sidecars = (Sidecar.load(path) for path in paths if path.exists())
-    sidecar = next((sidecar for sidecar in sidecars if sidecar.run_id == run_id), None)
+    sidecar = next((one for one in sidecars if one.run_id == run_id), None)
     if sidecar is None:
         raise QuarlError(
             "There are no flatbuffers of this run; make them with "
             f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
         )
-    source = Source(workspace=workspace, margin_percent=DEFAULT_MARGIN_PERCENT, chance=chance)
-    found = load(source, Run.from_dict(sidecar.run).plain, REFERENCE, None, {})
+    found = load(source, Run.from_dict(sidecar.run).plain, REFERENCE)
     if isinstance(found, Missing):
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
@@ -157,62 +160,50 @@ def require_reference(workspace: Workspace, run_id: str, chance: Chance = GREEDY
     return sidecar
 
 
-def _default_name(runs: Sequence[Run], chance: Chance) -> str:
-    names = {run.seedless_id for run in runs}
-    if len(names) > 1:
-        raise UsageError(
-            "A report on runs that differ in more than their seed needs a name; give --name NAME. "
-            f"Received: runs={[run.run_id for run in runs]}"
-        )
-    return report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
-
-
 def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
-    """Return the cell of runs that differ in their seed alone, in all that is exported of them."""
+    """Return the cell of runs that differ in their seed alone, with all their exported schemes."""
     found = _exported(workspace, [run.run_id for run in runs])
     columns = [Column(REFERENCE, Scheme.parse(REFERENCE), tuple(run.plain for run in runs))]
     columns += [Column(s.name, s, tuple(runs)) for s in found if s.name != REFERENCE]
     first = runs[0]
-    title = f"{first.algo} on {first.env_id}"
     options = dict(first.overrides)
     if first.origin is not None:
         options["from"] = first.origin.run.seedless_id
     if first.quantization is not None:
         options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
         options |= first.quantization.options()
-    telling = [f"{key}={value}" for key, value in options.items()]
-    telling += filter(None, [chance.words])
-    return Cell(
-        title=f"{title} ({', '.join(telling)})" if telling else title, columns=tuple(columns)
-    )
+    details = [f"{key}={value}" for key, value in options.items()]
+    details += filter(None, [chance.words])
+    suffix = f" ({', '.join(details)})" if details else ""
+    return Cell(title=f"{first.algo} on {first.env_id}{suffix}", columns=tuple(columns))
 
 
 def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
-    """Return what runs were exported in: native schemes first, then many bits.
+    """Return the schemes of runs' files: native ones first, then families, most bits first.
 
-    A large flatbuffer may have been left out, and its sidecar kept.
+    Of a large flatbuffer only the sidecar may have been kept.
     """
     files = [path for run_id in run_ids for path in workspace.artifact_dir(run_id).glob("*")]
     found = []
     for name in {path.stem for path in files if path.suffix in (".tflite", ".json")}:
-        with contextlib.suppress(UsageError):  # Named after no scheme.
+        with contextlib.suppress(UsageError):  # Not named after a scheme.
             found.append(Scheme.parse(name))
 
     def place(scheme: Scheme) -> tuple[int, int, int, str]:
-        sweep = family(scheme)
-        usual = DEFAULT_SCHEMES.index(scheme.name) if scheme.name in DEFAULT_SCHEMES else 99
-        kind = 0 if sweep is None else 1 + list(FAMILIES).index(sweep)
-        return kind, -scheme.weight_bits, usual, scheme.name
+        kinds, usual = [None, *FAMILIES], [*DEFAULT_SCHEMES, scheme.name]
+        order = kinds.index(family(scheme)), -scheme.weight_bits
+        return *order, usual.index(scheme.name), scheme.name
 
     return sorted(found, key=place)
 
 
-def _told(cell: CellResults) -> dict[str, Any]:
+def _summary(cell: CellResults) -> dict[str, Any]:
+    protocols = [asdict(one.evaluation.protocol) for one in cell.references]
     return {
         "title": cell.cell.title,
         "runs": [run.run_id for run in cell.cell.references],
         "episodes": cell.episodes,
-        "protocol": None if cell.protocol is None else asdict(cell.protocol),
+        "protocol": protocols[0] if protocols else None,
         "smallest": None if cell.smallest is None else cell.smallest.scheme,
         "fewest": {name: row and row.scheme for name, row in cell.fewest},
         "notes": list(notes_on(cell)),
@@ -220,7 +211,8 @@ def _told(cell: CellResults) -> dict[str, Any]:
     }
 
 
-def _made_by(cell: CellResults, source: Source) -> list[str]:
+def _commands(cell: CellResults, source: Source) -> list[str]:
+    """Return a command for each training, which makes its results."""
     schemes: dict[str | None, list[str]] = {}
     for row in cell.trainings:
         if row.status == OK:

@@ -1,4 +1,4 @@
-"""Pages of the case studies show what was measured beside the papers, and name what is missing."""
+"""Pages of the case studies show our figures beside the papers', and list missing ones."""
 
 import io
 import sys
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def generate() -> Iterator[ModuleType]:
-    """Return the generator of pages, which writes them to nowhere when it is loaded."""
+    """Return the generator of pages; importing it writes them, here to nowhere."""
     nowhere = ModuleType("mkdocs_gen_files")
     nowhere.open = lambda _, mode: io.BytesIO() if mode == "wb" else io.StringIO()  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:

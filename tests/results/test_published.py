@@ -1,8 +1,9 @@
-"""The results that are published here belong together."""
+"""The published results match each other."""
 
 import csv
 import re
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,7 @@ RUNS = [
 
 @cache
 def history() -> set[str] | None:
-    """Return all commits, of 12 digits; None for a copy that has not all, or none."""
+    """Return all commits, in 12 digits; None for a shallow copy, or one without history."""
     git = ["git", "-C", str(WORKSPACE.root)]
     kind = subprocess.run(
         [*git, "rev-parse", "--is-shallow-repository"], check=False, capture_output=True
@@ -34,11 +35,15 @@ def history() -> set[str] | None:
     return {commit[:12] for commit in found.stdout.split()}
 
 
+def sidecars(run: Run) -> Iterator[Sidecar]:
+    for path in WORKSPACE.artifact_dir(run.run_id).glob("*.json"):
+        if not path.name.endswith(".eval.json"):
+            yield Sidecar.load(path)
+
+
 def trained_on(run: Run) -> set[str]:
-    """Return the processors it was trained on; another rounds sums otherwise."""
-    paths = WORKSPACE.artifact_dir(run.run_id).glob("*.json")
-    sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
-    return {name for sidecar in sidecars for name in sidecar.trained_on}
+    """Return the processors it was trained on, which may round differently."""
+    return {name for sidecar in sidecars(run) for name in sidecar.trained_on}
 
 
 QUANTISED = [
@@ -47,10 +52,10 @@ QUANTISED = [
 
 
 def curve(run: Run, before: int) -> list[tuple[str, ...]]:
-    """Return what was seen in training before a step."""
+    """Return the learning curve before a step."""
     with (WORKSPACE.artifact_dir(run.run_id) / "progress.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if int(row["step"]) < before]
-    # Curves of before episodes were counted are among them.
+    # Old curves lack the number of episodes.
     columns = ("step", "episode_return", "greedy_return", "loss")
     return [tuple(row[column] for column in columns) for row in rows]
 
@@ -61,7 +66,7 @@ def test_there_are_results() -> None:
 
 
 @pytest.mark.parametrize("run", QUANTISED, ids=lambda run: run.run_id)
-def test_quantised_trainings_are_their_plain_twins_until_the_delay(run: Run) -> None:
+def test_quantised_trainings_equal_their_references_until_the_delay(run: Run) -> None:
     assert run.quantization is not None
     delay = run.quantization.delay
     assert len(curve(run, delay)) > 5
@@ -70,11 +75,8 @@ def test_quantised_trainings_are_their_plain_twins_until_the_delay(run: Run) -> 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.run_id)
 def test_results_come_from_committed_code(run: Run) -> None:
-    paths = WORKSPACE.artifact_dir(run.run_id).glob("*.json")
-    sidecars = [Sidecar.load(path) for path in paths if not path.name.endswith(".eval.json")]
-    assert sidecars
-    for sidecar in sidecars:
-        # Of older trainings it was not recorded.
+    assert list(sidecars(run))
+    for sidecar in sidecars(run):
         commits = [sidecar.commit, *sidecar.trained_commits]
         assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme
         assert set(commits) <= (history() or set(commits)), sidecar.scheme

@@ -1,4 +1,4 @@
-"""The README is held to what stands: its commands, its links and its rows of numbers."""
+"""Commands, links and numbers in the README and the documentation are right."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""A report plays in a real browser: Debian's Chromium, told what to do over two pipes."""
+"""A report in a real browser: Debian's Chromium, remote-controlled over two pipes."""
 
 import base64
 import json
@@ -16,15 +16,15 @@ from quarl_tf.report.write import write_report
 from quarl_tf.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
-#: Where screenshots are left.
+#: For screenshots.
 SHOTS = ROOT / "build/browser"
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-sync", "--disable-background-networking", "--disable-component-update"),
     "--remote-debugging-pipe",
 ]
-FLAWS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
-#: In copies of an arena, which the page does not draw in by itself.
+ERRORS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+#: Draws each environment in a copy of an arena.
 DRAW_ALL = """const old = document.getElementById("play"), root = old.cloneNode(true);
 old.replaceWith(root);
 const place = root.querySelector(".arenas"), arena = place.firstElementChild;
@@ -35,7 +35,7 @@ for (const [id, state] of Object.entries(%s)) {
   one.querySelector("small").textContent = id;
   TASKS[id].draw(penOn(one.querySelector("canvas"), view), state, [1]);
 }"""
-#: What the page shows once this holds.
+#: Waits for a condition; returns what the page shows then.
 UNTIL = """new Promise((resolve) => {
   const texts = (name) => [...document.querySelectorAll(name)].map((one) => one.textContent);
   const look = () => (%s ? resolve([...texts(".return"), ...texts(".arena small")])
@@ -52,14 +52,12 @@ class Browser:
     """A page of a headless Chromium."""
 
     def __init__(self, profile: Path) -> None:
-        """Start it with an empty profile."""
         (into, self._out), (self._in, out) = os.pipe(), os.pipe()
         # It reads messages from 3 and answers into 4.
         words = ["bash", "-c", f'exec "$@" 3<&{into} 4>&{out}', "bash", "chromium", *FLAGS]
+        words.append(f"--user-data-dir={profile}")
         with (profile / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [*words, f"--user-data-dir={profile}"], pass_fds=(into, out), stderr=log
-            )
+            self._process = subprocess.Popen(words, pass_fds=(into, out), stderr=log)
         for end in (into, out):
             os.close(end)
         self._read, self._sent, self._page = b"", 0, dict[str, str]()
@@ -139,42 +137,34 @@ def page_of(run_id: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "run_id",
-    [
-        "dqn-CartPole-v1-s0",
-        "ppo-Acrobot-v1-s0",
-        "ppo-MountainCarContinuous-v0-s0",
-        "dqn-AirNav-v0-s0",
-    ],
+    "cell", ["dqn-CartPole-v1", "ppo-Acrobot-v1", "ppo-MountainCarContinuous-v0", "dqn-AirNav-v0"]
 )
-def test_both_policies_play(browser: Browser, run_id: str, tmp_path: Path) -> None:
-    page = page_of(run_id, tmp_path)
+def test_both_policies_play(browser: Browser, cell: str, tmp_path: Path) -> None:
+    page = page_of(f"{cell}-s0", tmp_path)
     for look, width, scheme in (("narrow", 390, "dark"), ("wide", 1280, "light")):
         browser.show(page, width, scheme)
         browser.run('document.querySelector(".toggle").click()')
         browser.run(UNTIL % BOTH_MOVE)
-        browser.shoot(SHOTS / f"{run_id}-{look}-{scheme}.png")
+        browser.shoot(SHOTS / f"{cell}-{look}-{scheme}.png")
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
     fp32, int8, *told = browser.run(UNTIL % BOTH_OVER)
     for shown, text in zip((fp32, int8), told, strict=True):
         assert text.endswith(f"evaluation: return {shown}")
-    assert browser.events(*FLAWS) == []
+    assert browser.events(*ERRORS) == []
 
 
-def test_a_film_stands_where_the_page_lacks_the_environment(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_other_environments_have_a_film(browser: Browser, tmp_path: Path) -> None:
     page = page_of("ppo-LunarLander-v3-s0", tmp_path)
     for look, width in (("narrow", 390), ("wide", 1280)):
         browser.show(page, width, "light")
         assert browser.run('document.querySelector("#play img").naturalWidth') > 300
         browser.shoot(SHOTS / f"film-{look}.png")
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.events(*FLAWS) == []
+    assert browser.events(*ERRORS) == []
 
 
 def test_every_environment_is_drawn(browser: Browser, tmp_path: Path) -> None:
     browser.show(page_of("ppo-Acrobot-v1-s0", tmp_path), 1280, "light")
     browser.run(DRAW_ALL % json.dumps({name: play.start(name, 0) for name in play.ENVIRONMENTS}))
     browser.shoot(SHOTS / "all.png")
-    assert browser.events(*FLAWS) == []
+    assert browser.events(*ERRORS) == []

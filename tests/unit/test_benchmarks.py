@@ -1,4 +1,4 @@
-"""The benchmarks: what they ask and measure, and how it is summed up. Nothing is timed."""
+"""What the benchmarks measure and summarise; nothing is timed."""
 
 import sys
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_the_network_becomes_int8() -> None:
     assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
 
 
-def test_limits_that_nothing_was_measured_at_are_left_out() -> None:
+def test_limits_without_a_measurement_are_not_drawn() -> None:
     row = {"file_bytes": 10**6, "median_ms": 1.0}
     rows = [
         {"inputs": inputs, "scheme": scheme, "limit_mib": limit, **row}
@@ -59,14 +59,11 @@ def test_limits_that_nothing_was_measured_at_are_left_out() -> None:
     assert [len(line.get_xdata()) for line in lines] == [9, 9, 9, 8]
 
 
-def test_a_limit_that_is_too_low_is_told(monkeypatch: Patch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory_limit, "_WORKER", "import os; os.kill(os.getpid(), 9)")
-    assert memory_limit.measure(tmp_path, None)["failure"].startswith("killed: the limit is below")
-
-
-def test_limits_are_left_out_where_they_cannot_be_set(
+def test_limits_that_are_too_low_or_cannot_be_set_are_reported(
     monkeypatch: Patch, tmp_path: Path, capsys: Capsys
 ) -> None:
+    monkeypatch.setattr(memory_limit, "_WORKER", "import os; os.kill(os.getpid(), 9)")
+    assert memory_limit.measure(tmp_path, None)["failure"].startswith("killed: the limit is below")
     monkeypatch.setattr(memory_limit, "_SWAP_MIB", 1)
     monkeypatch.setattr(memory_limit, "_GROUPS", tmp_path / "no groups")
     monkeypatch.setattr(memory_limit, "make", lambda _: {})
@@ -102,13 +99,12 @@ def test_multiplications_are_counted() -> None:
     assert ours.multiplications(WORKLOADS["a2c-Pong"]) == expected
 
 
-def repetition(full: float, mixed: float) -> dict[str, dict[str, float]]:
-    rates = {"float32": full, "bfloat16": mixed}
-    names = ("gradient_steps", "environment_steps", "peak_mib")
-    return {precision: dict.fromkeys(names, rate) for precision, rate in rates.items()}
-
-
 def test_ratios_are_of_repetitions_side_by_side() -> None:
-    found = mixed_precision.summary([repetition(2, 3), repetition(4, 5), repetition(10, 20)])
+    names = ("gradient_steps", "environment_steps", "peak_mib")
+    repetitions = [
+        {"float32": dict.fromkeys(names, full), "bfloat16": dict.fromkeys(names, mixed)}
+        for full, mixed in ((2, 3), (4, 5), (10, 20))
+    ]
+    found = mixed_precision.summary(repetitions)
     assert found["bfloat16"]["peak_mib"] == 5
     assert found["gradient_steps_ratio"] == [1.5, 1.25, 2]

@@ -1,10 +1,12 @@
-"""Behaviour of the figures: what they show, and that all of it can be read."""
+"""What figures show, and that all of it can be read."""
 
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,37 +18,34 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
+from samples import RUN
 
 from quarl_tf.evaluation.compare import Interval, mean_interval
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import fake_quantize
-from quarl_tf.report.figures.curves import (
-    MOST_LINES,
-    Curve,
-    learning_curves,
-    mean_curves,
-    mean_line,
-)
+from quarl_tf.report.figures.curves import MOST_LINES, Curve, learning_curves, mean_curves
 from quarl_tf.report.figures.layers import blamed_layers, weight_histograms
 from quarl_tf.report.figures.returns import (
-    Panel,
-    Point,
     paired_returns,
     performance_profile,
     return_against_bits,
 )
 from quarl_tf.report.figures.style import png, scheme_colour
+from quarl_tf.report.results import Cell, CellResults, Column, Row
 from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
 
 OTHERS = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
 TRAINED = tuple(f"qat_w{bits}a{bits}" for bits in range(8, 1, -1))
+TASK = "dqn on CartPole-v1"
+Point = tuple[Interval | None, Sequence[float | None]]
+POINT: Point = Interval(490, 480, 500), [485.0, 495.0]
 VARIANCE = {"action_variance": "action variance", "greedy_return": "greedy return"}
 TREND = {"episode_return": "return per episode"}
 
 
 def returns(scheme: str, episodes: int = 100) -> np.ndarray:
-    """Return CartPole's: nearly all 500, whatever the scheme, until 2 bits."""
+    """Return CartPole-like returns: nearly all 500, except at 2 bits."""
     if scheme == "ptq_w2":
         return np.random.default_rng(0).integers(8, 12, episodes).astype(float)
     values = np.full(episodes, 500.0)
@@ -76,18 +75,35 @@ def groups(widths: int = 2, seeds: int = 3, telling: str = "") -> dict[str, list
     return plain | {f"{b} bits{telling}": curves(seeds, 25_000) for b in bits}
 
 
-def point(scheme: str, means: tuple[float, ...] = (485, 495), known: bool = True) -> Point:
-    return Point(Scheme.parse(scheme), None, Interval(490, 480, 500) if known else None, means)
-
-
-def panel(
-    schemes: tuple[str, ...] = DEFAULT_SCHEMES, runs: int = 1, title: str = "dqn on CartPole-v1"
-) -> Panel:
-    points = [
-        Point(Scheme.parse(s), None, mean_interval(returns(s)), (float(returns(s).mean()),) * runs)
-        for s in schemes
+def cell(
+    points: Mapping[str, Point],
+    title: str = TASK,
+    env_id: str = "CartPole-v1",
+    baseline: Interval | None = None,
+) -> CellResults:
+    """Build a cell from the interval of each scheme and the mean returns of its trainings."""
+    rows = []
+    for name, (interval, means) in points.items():
+        scheme = Scheme.parse(name)
+        row: dict[str, Any] = {"cell": title, "label": name, "scheme": name, "delay": None}
+        row |= {"native": scheme.native, "weight_bits": scheme.weight_bits, "runs": len(means)}
+        row |= {"run_id": None, "seed": None, "algo": "dqn", "env_id": env_id}
+        rows.append(Row(**row, returns=interval))
+    trainings = [
+        replace(pooled, returns=None if mean is None else Interval(mean, mean, mean))
+        for means in zip(*(means for _, means in points.values()), strict=True)
+        for pooled, mean in zip(rows, means, strict=True)
     ]
-    return Panel(title, "dqn on CartPole-v1", points, 22.0)
+    columns = (Column("fp32", Scheme.parse("fp32"), (replace(RUN, env_id=env_id),)),)
+    return CellResults(Cell(title=title, columns=columns), [], [], rows, trainings, baseline, {})
+
+
+def played(schemes: tuple[str, ...] = (), runs: int = 1, title: str = TASK) -> CellResults:
+    """Return the cell of the default schemes and of others."""
+    points: dict[str, Point] = {}
+    for name in (*DEFAULT_SCHEMES, *schemes):
+        points[name] = mean_interval(returns(name)), [float(returns(name).mean())] * runs
+    return cell(points, title, baseline=Interval(22, 20, 24))
 
 
 def layers() -> dict[str, np.ndarray]:
@@ -99,11 +115,10 @@ def layers() -> dict[str, np.ndarray]:
     }
 
 
-def pairs(schemes: tuple[str, ...] = OTHERS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def pairs(*schemes: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (returns("fp32"), returns(name)) for name in schemes}
 
 
-TASK = "dqn on CartPole-v1"
 LONG = "ppo on MountainCarContinuous-v0 (gradient=straight_through)"
 SETTINGS = " (learning_rate=0.00025, entropy_coefficient=0.01)"
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -111,23 +126,17 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "many trainings": lambda: learning_curves(
         {f"{bits} bits": curves(6, 25_000) for bits in range(8, 1, -1)}, TASK
     ),
-    "all schemes": lambda: paired_returns(pairs(), TASK),
-    "one scheme": lambda: paired_returns(pairs(("int8",)), TASK),
+    "all schemes": lambda: paired_returns(pairs(*OTHERS), TASK),
+    "one scheme": lambda: paired_returns(pairs("int8"), TASK),
     "profile": lambda: performance_profile(
         {name: np.array([99.0, 100.0, -400.0]) for name in (*OTHERS, *TRAINED)}
     ),
     "weights": lambda: weight_histograms(layers(), "fp32 weights of dqn-CartPole-v1-s0"),
-    "bits": lambda: return_against_bits([panel()]),
-    "bits by three families": lambda: return_against_bits(
-        [panel((*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED), 3)]
-    ),
-    "bits of many cells": lambda: return_against_bits(
-        [panel((*DEFAULT_SCHEMES, *TRAINED), 3, LONG) for _ in range(19)]
-    ),
-    "action variance": lambda: mean_curves(groups(), VARIANCE, "step", TASK),
-    "action variance in groups with long names": lambda: mean_curves(
-        groups(7, 5, SETTINGS), VARIANCE, "step", TASK
-    ),
+    "bits": lambda: return_against_bits([played()]),
+    "three families": lambda: return_against_bits([played((*PUBLISHED, *TRAINED), 3)]),
+    "many cells": lambda: return_against_bits([played(TRAINED, 3, LONG)] * 19),
+    "variance": lambda: mean_curves(groups(), VARIANCE, "step", TASK),
+    "long names": lambda: mean_curves(groups(7, 5, SETTINGS), VARIANCE, "step", TASK),
     "episodes": lambda: mean_curves(groups(1), TREND, "episodes", TASK),
 }
 
@@ -171,7 +180,7 @@ def test_every_scheme_has_a_colour_of_its_own() -> None:
 
 def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
-    (axes,), (others,) = (return_against_bits([panel(schemes, runs)]).axes for runs in (1, 3))
+    (axes,), (others,) = (return_against_bits([played(PUBLISHED, runs)]).axes for runs in (1, 3))
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["32", "16", "8", "7", "6", "5", "4", "3", "2"]
     places = sorted(container.lines[0].get_xdata()[0] for container in axes.containers)
@@ -179,7 +188,7 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     assert min(b - a for a, b in pairwise(places)) > 0.15
     means = [float(container.lines[0].get_ydata()[0]) for container in axes.containers]
     assert means == [pytest.approx(returns(scheme).mean()) for scheme in schemes]
-    # The random policy is a line, and each of three trainings in the two families.
+    # The random policy has a line, and so has each of three trainings in the two families.
     for one in (axes, others):
         dashed = [line for line in one.lines if line.get_linestyle() == "--"]
         assert [line.get_ydata()[0] for line in dashed] == [22.0]
@@ -187,27 +196,20 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
 
 
 def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
-    points = [
-        point("fp32"),
-        point("qat_w4a4"),
-        point("qat_w3a3", (490.0,), known=False),
-        point("qat_w2a2"),
-    ]
-    (axes,) = return_against_bits([Panel("cell", "task", points, None)]).axes
+    points = dict.fromkeys(("fp32", "qat_w4a4", "qat_w3a3", "qat_w2a2"), POINT)
+    points["qat_w3a3"] = None, [490.0, None]
+    (axes,) = return_against_bits([cell(points)]).axes
     assert len(axes.containers) == 3
     assert [text.get_text() for text in axes.texts] == ["missing"]
     (line,) = [one for one in axes.lines if len(one.get_xdata()) == 4]
     assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False]
 
 
-def test_panels_of_one_task_share_an_axis_that_holds_trainings_not_wide_intervals() -> None:
-    low = Point(Scheme.parse("fp32"), None, Interval(100, -900, 1100), (90.0, 110.0))
-    panels = [
-        Panel("a", "one", [point("fp32")], None),
-        Panel("b", "one", [low], None),
-        Panel("c", "other", [point("fp32")], None),
-    ]
-    first, second, other = return_against_bits(panels).axes
+def test_panels_of_one_task_share_an_axis_without_wide_intervals() -> None:
+    low: Point = Interval(100, -900, 1100), [90.0, 110.0]
+    tasks = (("one", POINT), ("one", low), ("other", POINT))
+    cells = [cell({"fp32": point}, env_id=task) for task, point in tasks]
+    first, second, other = return_against_bits(cells).axes
     assert first.get_ylim() == second.get_ylim() != other.get_ylim()
     assert first.get_ylim() == pytest.approx((90 - 0.08 * 405, 495 + 0.08 * 405))
 
@@ -215,13 +217,13 @@ def test_panels_of_one_task_share_an_axis_that_holds_trainings_not_wide_interval
 def test_a_profile_is_the_share_of_trainings_that_keep_so_much() -> None:
     (axes,) = performance_profile({"int8": np.array([100.0, 50.0, 130.0, -70.0])}).axes
     x, y = axes.lines[0].get_data()
-    # Of four trainings three keep 50 %, two 100 %; what is beyond the axis stands at its ends.
+    # Of four trainings three keep 50 %, two 100 %; values beyond the axis are at its ends.
     assert list(zip(x, y, strict=True))[1:-1] == [(-20, 100), (50, 75), (100, 50), (120, 25)]
     assert axes.lines[0].get_drawstyle() == "steps-pre"
 
 
 def test_one_panel_per_scheme_counts_its_episodes() -> None:
-    axes = {one.get_title(): one for one in paired_returns(pairs()).axes}
+    axes = {one.get_title(): one for one in paired_returns(pairs(*OTHERS)).axes}
     assert list(axes) == list(OTHERS)
     for name, counts in (("int8", "0 100 0"), ("ptq_w3", "3 97 0"), ("ptq_w2", "100 0 0")):
         assert re.findall(r"\d+", axes[name].texts[0].get_text()) == counts.split()
@@ -245,7 +247,7 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
     titles = [one.get_title(loc="left") for one in axes[::2]]
     assert titles[0] == "policy/hidden_0/MatMul (64 by 4)"
     assert titles[1].endswith("torso/dense_1/MatMul (64 by 64)")
-    # Convolutions have the grid of their widest channel; zeros can be drawn.
+    # Convolutions have the grid of their widest channel.
     kernel = np.zeros((2, 3, 3, 1), np.float32)
     kernel[0, 0, 0, 0], kernel[1, 0, 0, 0], kernel[1, 0, 1, 0] = 0.1, -2.0, 2.0
     axes = weight_histograms({"conv": kernel}).axes
@@ -284,14 +286,6 @@ def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:
     assert {"seed 0", "seed 1"} <= {text.get_text() for text in figure.legends[0].get_texts()}
 
 
-def test_lines_with_steps_of_their_own_have_a_mean_where_all_of_them_are() -> None:
-    longer = pd.Series([0.0, 10.0, 20.0], [0.0, 10.0, 20.0])
-    shorter = pd.Series([1.0, 3.0], [5.0, 15.0])
-    mean = mean_line([longer, shorter])
-    assert mean.index.tolist() == [5, 10, 15]
-    assert mean.tolist() == [3, 6, 9]
-
-
 def data(axes: Axes, place: int) -> tuple[list[float], list[float]]:
     line = axes.lines[place]
     return np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
@@ -318,13 +312,13 @@ def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantis
         columns = {"step": [0.0, 100.0, 200.0], "episode_return": [np.nan, 20.0, 40.0]}
         return Curve("seed", pd.DataFrame({**columns, "episodes": [0.0, ended, 2 * ended]}), 150)
 
-    (axes,) = mean_curves({"8 bits": [training(2), training(4)]}, TREND, "episodes").axes
+    (axes,) = mean_curves({"8 bits": [training(2), training(3)]}, TREND, "episodes").axes
     assert data(axes, 0) == ([2, 4], [20, 40])
-    assert data(axes, 1) == ([4, 8], [20, 40])
-    # Both are there at episode 4 alone: one with 40, the other with 20.
-    assert data(axes, 2) == ([4], [30])
+    assert data(axes, 1) == ([3, 6], [20, 40])
+    # Both have values from episode 3 to 4, between which each is interpolated.
+    assert data(axes, 2) == ([3, 4], pytest.approx([(30 + 20) / 2, (40 + 80 / 3) / 2]))
     # Step 150 lies halfway between the last two rows.
-    assert [data(axes, place)[0][0] for place in (3, 4)] == [3, 6]
+    assert [data(axes, place)[0][0] for place in (3, 4)] == [3, 4.5]
 
 
 def test_every_group_has_a_colour_and_what_lacks_a_training_is_named() -> None:

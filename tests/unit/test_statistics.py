@@ -1,4 +1,4 @@
-"""Intervals, errors and verdicts, and schemes summed up over cells."""
+"""Intervals, errors and verdicts, and schemes aggregated over cells."""
 
 import math
 import tracemalloc
@@ -60,7 +60,7 @@ def test_what_both_intervals_have_in_common(interval_of: IntervalOf) -> None:
     # Nor has one value.
     assert limits(interval_of([7.0])) == (7.0, -math.inf, math.inf)
     assert not interval_of([7.0]).bounded
-    # Three games of 11, 13 and 21, each played from several starts: repeats are no observations.
+    # Three games of 11, 13 and 21, which are repeated.
     interval = interval_of([11.0] * 24 + [13.0] * 23 + [21.0] * 53, 2.5)
     # Variance 20.7424 of the values, 2.5 / 1.5 times that of games; 2.5 of them in the mean.
     half = stats.t.ppf(0.975, 1.5) * math.sqrt(20.7424 / 1.5)
@@ -91,7 +91,7 @@ def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
         (student_interval, 3, "normal"),
     ],
 )
-def test_19_of_20_hold_the_true_mean(interval_of: IntervalOf, episodes: int, kind: str) -> None:
+def test_intervals_hold_the_true_mean(interval_of: IntervalOf, episodes: int, kind: str) -> None:
     draw, mean = getattr(np.random.default_rng(11), kind), float(kind == "exponential")
     intervals = [interval_of(draw(size=episodes)) for _ in range(200)]
     assert 0.88 <= np.mean([one.low <= mean <= one.high for one in intervals]) <= 0.99
@@ -115,30 +115,24 @@ def test_pairing_removes_what_episodes_share() -> None:
     assert -1.1 < difference.low < difference.mean < difference.high < -0.9
 
 
-def test_reward_error() -> None:
-    for reference, other, expected in (
-        (214, 78, 63.55),  # DQN on Breakout, QuaRL's table of rewards
-        (1433, 2024, -41.24),  # DQN on MsPacman, the same table
-        (-100, -150, 50.0),  # worse is positive for negative returns as well
-        (-100, -50, -50.0),
-        (5, 5, 0.0),
-        (0, 1, None),  # a percentage of nothing
-    ):
-        assert reward_error(reference, other) == pytest.approx(expected, abs=0.005)
-
-
-def test_normalised_error_runs_from_fp32_to_chance() -> None:
+def test_errors_are_percentages_of_fp32_or_of_its_distance_to_a_random_policy() -> None:
     for reference, other, baseline, expected in (
+        (214, 78, 0, 63.55),  # DQN on Breakout, QuaRL's table of rewards
+        (1433, 2024, 0, -41.24),  # DQN on MsPacman, the same table
+        (-100, -150, 0, 50.0),  # worse is positive for negative returns as well
+        (-100, -50, 0, -50.0),
+        (0, 1, 0, None),  # a percentage of nothing
         (200, 200, -200, 0.0),
         (200, -200, -200, 100.0),
-        (200, 0, -200, 50.0),
         (200, 300, -200, -25.0),
-        (1200, 1000, 800, 50.0),  # zero may be anywhere
-        (-300, -400, -200, 100.0),  # a policy below chance
-        (20, 30, 20, None),  # no scale
+        (1200, 1000, 800, 50.0),
+        (-300, -400, -200, 100.0),  # fp32 below the random policy
+        (20, 30, 20, None),
         (20, 30, None, None),
     ):
-        assert normalised_error(reference, other, baseline) == pytest.approx(expected)
+        error = normalised_error(reference, other, baseline)
+        assert error == pytest.approx(expected, abs=0.005)
+        assert baseline != 0 or reward_error(reference, other) == error
 
 
 @pytest.mark.parametrize(
@@ -147,20 +141,20 @@ def test_normalised_error_runs_from_fp32_to_chance() -> None:
         (0, 0, 500, 2, "within margin"),
         (-10, 0, 500, 2, "within margin"),  # just within 2 %
         (-10.01, 0, 500, 2, "inconclusive"),
-        (-5, -1, 500, 2, "within margin"),  # sure, and within what the user does not mind
+        (-5, -1, 500, 2, "within margin"),  # a certain loss within the margin
         (-20, -1, 500, 2, "loss"),
         (-400, -300, 500, 2, "loss"),
         (-20, 30, 500, 2, "inconclusive"),
         (0.1, 30, 500, 2, "gain"),
         (0, 30, 500, 2, "within margin"),
-        (-1, 1, -100, 2, "within margin"),  # the margin is of the absolute return
+        (-1, 1, -100, 2, "within margin"),  # of the absolute return
         (-3, -2.5, -100, 2, "loss"),
-        (0, 0, 0, 2, "inconclusive"),  # 2 % of nothing is no margin
+        (0, 0, 0, 2, "inconclusive"),  # no margin
         (-5, 5, 0, 2, "inconclusive"),
-        (1, 5, 0, 2, "gain"),  # needs no margin
+        (1, 5, 0, 2, "gain"),
         (-5, -1, 0, 2, "loss"),
         (-math.inf, math.inf, 500, 2, "inconclusive"),
-        (-0.2, 0.0, 500, 0, "inconclusive"),  # a margin of zero forgives nothing
+        (-0.2, 0.0, 500, 0, "inconclusive"),
         (0.0, 0.0, 500, 0, "within margin"),
     ],
 )
@@ -170,7 +164,7 @@ def test_verdict(low: float, high: float, reference: float, margin: float, expec
 
 
 @pytest.mark.parametrize("margin", [-1.0, math.nan, math.inf])
-def test_refuses_a_margin_that_is_none(margin: float) -> None:
+def test_margins_are_finite_and_not_negative(margin: float) -> None:
     with pytest.raises(UsageError, match=f"Received: margin_percent={margin}"):
         verdict(Interval(0, 0, 0), 500, margin, 100)
 
@@ -190,7 +184,7 @@ def test_compare_by_hand() -> None:
     assert same.difference == Interval(0.0, -math.inf, math.inf, alike=21)
 
 
-def test_games_played_alike_from_many_starts_are_few_observations() -> None:
+def test_repeated_games_are_few_observations() -> None:
     # Pong: three games, one of which int8 plays better.
     before, after = ([11.0, *more, 21.0] * 33 for more in ([13.0], [18.0]))
     chance = compare(*pair(before, after), None)
@@ -200,21 +194,21 @@ def test_games_played_alike_from_many_starts_are_few_observations() -> None:
     assert result.difference == mean_interval(np.subtract(after, before), 3)
     assert result.returns == mean_interval(after, 3)
     assert (result.difference.mean, result.verdict) == (chance.difference.mean, "inconclusive")
-    # Two schemes tell more games apart than either.
+    # Games differ if they do under either scheme.
     assert effective_n(*played) == 3
     assert effective_n(replace(played[0], returns=[1.0] * 99), played[1]) == 3
     lost = replace(played[1], returns=[-21.0] * 99)
     assert compare(played[0], lost, None).verdict == "loss"
-    # That all are equal is no evidence when they are few.
+    # A few equal games are no evidence.
     same = compare(played[0], replace(played[0], scheme="int8"), None)
     assert (same.difference.bounded, same.verdict) == (False, "inconclusive")
-    # Chance in the actions makes each game its own.
+    # With chance in the actions all games are independent.
     drawn = [replace(one, protocol=replace(GAME, actions="sampled")) for one in played]
     assert effective_n(*drawn) is None
     assert compare(*drawn, None).difference == chance.difference
     game = replace(evaluation("fp32", [20.0] * 90 + [21.0] * 10), protocol=GAME)
     assert effective_n(game) == pytest.approx(100**2 / (90**2 + 10**2))
-    # 1.2 games are no evidence of a mean, however often they are played.
+    # 1.2 games are no evidence of a mean.
     assert (mean_return(game).bounded, mean_return(game).mean) == (False, pytest.approx(20.1))
 
 
@@ -232,11 +226,11 @@ def test_intervals_of_repeated_games_hold_the_true_mean(different: int) -> None:
 
 @pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
 @pytest.mark.parametrize("change", [-5.0, 0.0, 5.0])
-def test_few_episodes_cannot_tell_however_alike_they_are(episodes: int, change: float) -> None:
+def test_few_episodes_are_inconclusive(episodes: int, change: float) -> None:
     before = 10.0 + np.arange(episodes)
     result = compare(*pair(before, before + change + 0.01 * np.arange(episodes)), None)
     assert result.verdict == "inconclusive"
-    # No way around it through a report on one run, or on several of which one is short.
+    # Pooled, alone or with others, too.
     assert pool([result]).verdict == "inconclusive"
     assert pool([result, comparison(change), comparison(change)]).verdict == "inconclusive"
 
@@ -249,21 +243,9 @@ def test_compare_refuses_other_episodes_and_names_both() -> None:
 
 
 def comparison(difference: float, reference: float = 100.0) -> Comparison:
-    mean = reference + difference
-    interval = Interval(difference, difference - 0.1, difference + 0.1)
-    error = reward_error(reference, mean)
-    return Comparison(
-        scheme="int8",
-        episodes=100,
-        returns=Interval(mean, mean - 1, mean + 1),
-        difference=interval,
-        reference_mean=reference,
-        reward_error=error,
-        normalised_error=normalised_error(reference, mean, 0.0),
-        margin_percent=2.0,
-        verdict=verdict(interval, reference, 2.0, 100),
-        absolute_reward_error=None if error is None else abs(error),
-    )
+    """Compare 100 episodes, all of which differ by so much."""
+    played = pair([reference] * 100, [reference + difference] * 100)
+    return compare(*played, evaluation("random", [0.0]))
 
 
 def test_pool_takes_the_training_as_the_unit() -> None:
@@ -271,7 +253,7 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert pooled.difference == student_interval([-4.0, 0.0, 1.0])
     assert pooled.returns == student_interval([96.0, 100.0, 101.0])
     assert pooled.episodes == 300
-    # Each run alone is sure of its own difference; what the next training loses is another matter.
+    # Each training alone is decided; between them the interval is wide.
     assert pooled.verdict == "inconclusive"
     one = comparison(-5.0)
     assert (pool([one]), one.verdict) == (one, "loss")
@@ -279,13 +261,13 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     pooled = pool([comparison(-10.0), comparison(10.0)])
     errors = pooled.reward_error, pooled.absolute_reward_error, pooled.normalised_error
     assert errors == pytest.approx((0.0, 10.0, 0.0))
-    # Nothing is averaged over what happens to be known.
+    # No mean over the known ones alone.
     pooled = pool([comparison(-10.0), comparison(-10.0, reference=0.0)])
     assert pooled.reward_error is pooled.absolute_reward_error is None
 
 
-def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None:
-    # As dynamic_int8 of DQN on LunarLander: means within 0.1 of each other, each sure to 9 or so.
+def test_pooled_intervals_are_no_narrower_than_episodes_allow() -> None:
+    # As dynamic_int8 of DQN on LunarLander: means within 0.1, with intervals of 9 to each side.
     each = [
         replace(comparison(0.0), difference=Interval(mean, mean - below, mean + 6.0))
         for mean, below in ((-2.2, 9.0), (-2.3, 12.0), (-2.25, 8.0))
@@ -298,35 +280,35 @@ def test_trainings_that_agree_by_luck_are_no_surer_than_their_episodes() -> None
 
 
 def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
-    alike = Interval(0.0, -math.inf, math.inf, alike=100)
-    same = replace(comparison(0.0), difference=alike)
+    same = comparison(0.0)
+    alike = same.difference
     pooled = pool([same] * 3)
     assert pooled.difference == replace(alike, alike=3)
     assert pooled.verdict == "no difference seen"
-    # One that varies has what its episodes allow: the others add nothing to it.
+    # With one that varies, the interval is what its episodes allow.
     varies = replace(same, difference=Interval(0.0, -6.0, 3.0))
     assert pool([same, same, varies]).difference == Interval(0.0, -2.0, 1.0)
-    # Games that are too few for evidence leave open what they might have shown.
+    # Too few games are no evidence.
     unknown = replace(same, difference=replace(alike, alike=0))
     assert pool([same, unknown]).verdict == "inconclusive"
 
 
-def test_bound_and_verdict_where_all_agree() -> None:
+def test_bound_and_verdict_of_equal_observations() -> None:
     # Clopper's and Pearson's.
     assert unseen_percent(3) == pytest.approx(100 * stats.beta.ppf(0.95, 1, 3))
     assert [round(unseen_percent(n)) for n in (1, 3, 6, 100)] == [95, 63, 39, 3]
     for value, alike, expected in (
         (0.0, 3, "no difference seen"),
-        (-50.0, 4, "inconclusive"),  # Others may be more than half.
+        (-50.0, 4, "inconclusive"),  # The bound is above half.
         (-50.0, 5, "loss"),
         (50.0, 100, "gain"),
-        (-1.0, 100, "loss"),  # That it is within the margin is not shown of all.
+        (-1.0, 100, "loss"),  # Though within the margin: there is no interval.
     ):
         difference = Interval(value, -math.inf, math.inf, alike)
         assert verdict(difference, 500, 2.0, 100) == expected
 
 
-def test_what_an_undecided_comparison_needs_more() -> None:
+def test_how_many_more_observations_decide() -> None:
     # s = 30 of 9 trainings, t = 2.306: 23.06 to each side of -1.
     half = stats.t.ppf(0.975, 8) * 30 / 3
     between = Interval(-1.0, -1.0 - half, -1.0 + half)
@@ -340,7 +322,7 @@ def test_what_an_undecided_comparison_needs_more() -> None:
     assert more_needed(replace(undecided, verdict="loss"), 9) is None
     wide = replace(undecided, difference=Interval(-1.0, -math.inf, math.inf))
     assert more_needed(wide, 9) is None
-    # It is asked of what varies and may be repeated.
+    # Only for enough episodes that are independent.
     played = pair(*(np.random.default_rng(i).normal(100 - i, 20, 40) for i in (0, 1)))
     result = compare(*played, None)
     assert (result.verdict, result.more_needed is not None) == ("inconclusive", True)
@@ -352,23 +334,27 @@ def test_what_an_undecided_comparison_needs_more() -> None:
     assert pooled.more_needed == more_needed(pooled, 3) > 3
 
 
+def is_held(difference: Interval, chance: float, mean: float) -> bool:
+    """Tell whether the interval of failures holds their mean, or else the bound their chance."""
+    if difference.alike:
+        return unseen_percent(difference.alike) >= 100 * chance
+    return difference.low <= chance * mean <= difference.high
+
+
 @pytest.mark.parametrize("chance", [0.005, 0.01, 0.02, 0.1, 0.3])
 def test_rare_failures_are_held_by_the_interval_or_the_bound(chance: float) -> None:
     random, held, claimed = np.random.default_rng(0), 0, 0
     for _ in range(100):
         fails = random.random(100) < chance
         difference = mean_interval(np.where(fails, -random.uniform(10, 490, 100), 0.0))
-        if difference.alike:
-            held += unseen_percent(difference.alike) >= 100 * chance
-        else:
-            held += difference.low <= -250 * chance <= difference.high
+        held += is_held(difference, chance, -250)
         claimed += verdict(difference, 500, 2.0, 100) == "within margin" and chance * 250 > 10
     assert held >= 88
     assert claimed <= 5
 
 
 @pytest.mark.parametrize("trainings", [3, 6])
-def test_collapses_of_trainings_are_held_by_the_interval_or_the_bound(trainings: int) -> None:
+def test_failed_trainings_are_held_by_the_interval_or_the_bound(trainings: int) -> None:
     random = np.random.default_rng(0)
     for chance in (0.1, 0.2, 0.3):
         held = 0
@@ -376,12 +362,9 @@ def test_collapses_of_trainings_are_held_by_the_interval_or_the_bound(trainings:
             fails = random.random(trainings) < chance
             difference = student_interval(np.where(fails, -random.uniform(100, 490, trainings), 0))
             assert verdict(difference, 500, 2.0, 100) != "within margin"
-            if difference.alike:
-                held += unseen_percent(trainings) >= 100 * chance
-            else:
-                held += difference.low <= -295 * chance <= difference.high
+            held += is_held(difference, chance, -295)
         assert held >= 0.95 * 400
-    # Trainings that nearly agree are within the margin, though a collapse may have been missed.
+    # Trainings that nearly agree are within the margin, though others may fail.
     missed = 0
     for _ in range(1000):
         fails = random.random(trainings) < unseen_percent(trainings) / 100
@@ -395,38 +378,30 @@ def cell(difference: np.ndarray | float, others: float | None = None) -> Paired:
     return Paired(reference + difference, reference, 0.0, 50, () if others is None else [others])
 
 
-def test_sums_over_cells_by_hand() -> None:
+def test_aggregates_by_hand() -> None:
     cells = {"a": [cell(-4.0), cell(-8.0)], "b": [cell(6.0)]}
     found = aggregate("int8", cells)
     # Means are over cells; absolute values do not cancel: 3 % lost, 3 % gained.
     assert (found.error.mean, found.absolute) == pytest.approx((0, 3))
     assert (found.cells, found.noise) == (2, None)
-    # Of the first cell the trainings are resampled: 2, 3 or 4 %.
+    # Resampled trainings of the first cell lose 2, 3 or 4 %.
     assert (found.error.low, found.error.high) == pytest.approx((-0.5, 0.5))
     found = aggregate("int8", {**cells, "b": [cell(6.0), cell(0.0)]})
     assert found.errors == pytest.approx([-3, 0, 2, 4])
-    # The lowest and the highest quarter are left out.
+    # Without the lowest and the highest quarter.
     assert found.iqm.mean == pytest.approx(1.0)
-    # More than fp32 never in a, and in b in one of two; equal counts half.
+    # More than fp32: never in a, in one of two in b; ties count half.
     assert found.improvement.mean == pytest.approx((0 + 75) / 2)
     assert (found.improvement.low, found.improvement.high) == pytest.approx((25, 50))
-    # Shares of what a policy earns above a random one.
+    # Percentages of what fp32 earns more than a random policy.
     near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
-
-
-def test_cells_that_all_agree_have_no_interval() -> None:
-    found = aggregate("fp16", {"a": [cell(0.0)] * 2, "b": [cell(0.0)]})
+    # Equal cells have no interval; fp32 differs from itself on other episodes.
+    found = aggregate("fp16", {"a": [cell(0.0, 190.0)] * 2, "b": [cell(0.0, 220.0)]})
     for of in (found.error, found.iqm, found.improvement):
-        assert not of.bounded
-        assert of.alike == 3
-    assert found.improvement.mean == 50
-
-
-def test_noise_is_what_fp32_differs_by_from_itself() -> None:
-    found = aggregate("int8", {"a": [cell(0.0, 190.0)], "b": [cell(0.0, 220.0)]})
+        assert (of.bounded, of.alike) == (False, 3)
+    assert (found.improvement.mean, found.losses) == (50, [])
     assert found.noise == pytest.approx((5 + 10) / 2)
-    assert found.losses == []
 
 
 def test_intervals_over_cells_hold_the_true_mean() -> None:
@@ -441,11 +416,11 @@ def test_intervals_over_cells_hold_the_true_mean() -> None:
     assert held >= 38
 
 
-def test_only_losses_that_survive_the_correction_are_told() -> None:
+def test_losses_are_corrected_for_the_number_of_cells() -> None:
     assert holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == ["b", "c", "a"]
     assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
-    # A game that was played again and again is one observation.
+    # A repeated game is one observation.
     again = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)
     assert aggregate("x", {"a": [again], "b": [cell(0.0)]}).losses == []
-    sure = [cell(np.linspace(-11, -9, 50)) for _ in range(1)]
-    assert aggregate("x", {"a": sure, "b": [cell(0.0)]}).losses == ["a"]
+    sure = cell(np.linspace(-11, -9, 50))
+    assert aggregate("x", {"a": [sure], "b": [cell(0.0)]}).losses == ["a"]

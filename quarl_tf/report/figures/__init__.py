@@ -1,1 +1,1 @@
-"""Draw the figures of a report: pure functions from numbers to a `Figure`, without pyplot."""
+"""Draw the figures of a report, without pyplot."""

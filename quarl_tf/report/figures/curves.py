@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled, wrapped
 from quarl_tf.spec import REFERENCE
 
-#: Lines that can still be told apart.
+#: Most lines that can be told apart.
 MOST_LINES = 10
 
 _DELAY: dict[str, Any] = {"color": "#b3321f", "ls": "--", "lw": 1.1}
@@ -28,13 +28,11 @@ _AXES = {"step": "environment steps", "episodes": "training episodes", "seconds"
 
 @dataclass(frozen=True)
 class Curve:
-    """The course of one training.
+    """The learning curve of one training, with its label in legends.
 
-    Attributes:
-        label: Name of the training in the legend.
-        values: Rows of `progress.csv`, NaN where one has no value: step, episode_return and
-            greedy_return; seconds, episodes and action_variance, where they were recorded.
-        delay: Step at which a quantisation-aware training began to quantise.
+    `values` are the rows of `progress.csv`: step, episode_return and greedy_return, and seconds,
+    episodes and action_variance if they were recorded. `delay` is the step at which a
+    quantisation-aware training began to quantise.
     """
 
     label: str
@@ -42,19 +40,19 @@ class Curve:
     delay: int | None = None
 
     def has(self, column: str) -> bool:
-        """Tell whether the training recorded a column."""
+        """Return whether the training recorded a column."""
         return column in self.values and bool(self.values[column].notna().any())
 
     def line(self, y: str, x: str = "step") -> pd.Series[float]:
-        """Return a column where it is known, indexed by another."""
+        """Return the known values of a column, indexed by another."""
         return self.values[[x, y]].dropna().groupby(x)[y].last().astype(float)
 
 
 @styled
 def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> Figure:
-    """Draw training return and greedy evaluation against steps, one panel a way of training.
+    """Draw training and greedy returns against steps; panels are the curves by heading.
 
-    The panels are curves by heading; those of one label share a colour.
+    Curves of one label share a colour.
     """
     columns = min(4, len(panels))
     names = dict.fromkeys(curve.label for curves in panels.values() for curve in curves)
@@ -86,20 +84,24 @@ def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> F
 def mean_curves(
     groups: Mapping[str, Sequence[Curve]], columns: Mapping[str, str], x: str, title: str = ""
 ) -> Figure:
-    """Draw the mean course of each group of trainings, one panel a column of their curves.
+    """Draw the mean curve of each group of trainings that differ in their seed alone.
 
-    The groups, those in full precision first, differ in their seeds alone; one that lacks a
-    training is empty. `columns` has the labels of axes, `x` is what they are drawn against.
+    Groups are in full precision first; one that lacks a training is empty. There is a panel for
+    each of `columns`, given with y labels, against the column `x`.
     """
-    colours = _colours(groups)
+    # Warm colours for full precision, cool ones for the rest.
+    aware = [_delayed(curves) for curves in groups.values()]
+    warm = iter([scheme_colour(REFERENCE), *sns.color_palette("blend:#e8830c,#f2c14e", len(aware))])
+    cool = iter(sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(aware)))
+    colours: list[Any] = [next(cool if one else warm) for one in aware]
     figure, panels = grid(len(columns), 1, 2.6, (title, _AXES[x], ""), sharex=True)
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
-        smooth = column != "episode_return"  # Which is a mean of episodes already.
+        smooth = column != "episode_return"  # A mean of episodes already.
         for curves, colour in zip(groups.values(), colours, strict=True):
             lines = [curve.line(column, x) for curve in curves]
-            if smooth:  # Without the pull towards 0 at its start.
+            if smooth:  # Corrected for bias at the start.
                 lines = [line.ewm(alpha=1 - _SMOOTHING).mean() for line in lines]
-            # Until the delay a quantised training is its reference: that one is on top.
+            # Until the delay a quantised training equals its reference, which is on top.
             _draw_mean(axes, lines, colour, 3 if _delayed(curves) else 4)
         axes.set_ylabel(f"{label}, smoothed" if smooth else label)
         _finish(axes, [curve for curves in groups.values() for curve in curves], x)
@@ -115,29 +117,20 @@ def mean_curves(
 
 
 def mean_line(lines: Sequence[pd.Series[float]]) -> pd.Series[float]:
-    """Return the mean of lines where all are, each interpolated between its own points."""
+    """Return the mean of lines over their common range, each interpolated linearly."""
     together = pd.concat(lines, axis=1).sort_index().interpolate("index", limit_area="inside")
     mean: pd.Series[float] = together.dropna().mean(axis=1)
     return mean
 
 
 def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorder: int) -> None:
-    # A tint, not a transparent line: where several agree, it stays faint.
+    # A tint stays faint where several lines coincide, unlike transparency.
     tint = sns.blend_palette(["white", colour], 10)[3]
     for line in lines if len(lines) > 1 else ():
         axes.plot(line.index, line, color=tint, lw=0.8, zorder=zorder - 2)
     if lines:
         mean = mean_line(lines)
         axes.plot(mean.index, mean, color=colour, lw=2.0, zorder=zorder)
-
-
-def _colours(groups: Mapping[str, Sequence[Curve]]) -> list[Any]:
-    """Return dark and warm colours for full precision, then cool ones in the order of the rest."""
-    aware = [_delayed(curves) for curves in groups.values()]
-    warm = [scheme_colour(REFERENCE), *sns.color_palette("blend:#e8830c,#f2c14e", len(groups))]
-    cool = sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(aware))
-    plain, quantised = iter(warm), iter(cool)
-    return [next(quantised if one else plain) for one in aware]
 
 
 def _delayed(curves: Sequence[Curve]) -> bool:

@@ -1,4 +1,4 @@
-"""Draw the layers of a policy: weights beside the grids of few bits, and what int8 does to each."""
+"""Draw the layers of a policy: weights with the grids of few bits, and errors of int8."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -15,30 +14,40 @@ from quarl_tf.quantization.grid import grid_between
 from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled
 from quarl_tf.spec import Scheme
 
-#: Grids drawn into the weight histograms: at 8 bits the lines would be a solid block.
+#: Few enough bits to tell the lines of a grid apart.
 HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
 
-#: Columns of `quarl blame` by what is written below their panel, with their factors.
+#: Columns of `quarl blame` with their factors, by x label.
 _SHOWN = {
     "share of the error, %": ("share", 100),
     "at the grid's ends, %": ("saturated", 100),
     "codes used, of 256": ("codes", 1),
 }
 
-_OPEN = [-np.inf, np.inf]
-
 
 @styled
 def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str = "") -> Figure:
-    """Draw the weights of each layer, finite and of rank 2 or more, with the values of few bits."""
+    """Draw the weights of each layer, of rank 2 or more, with their grids of few bits."""
     columns = len(HISTOGRAM_SCHEMES)
     labels = (title, "weight", "number of weights (log scale)")
     figure, panels = grid(columns * len(weights), columns, 2.0, labels, sharey="row")
     for place, (name, values) in enumerate(weights.items()):
-        row = panels[columns * place : columns * (place + 1)]
+        row = panels[columns * place :][:columns]
         for axes, scheme in zip(row, HISTOGRAM_SCHEMES, strict=True):
-            _draw_histogram(axes, values, scheme)
-        row[0].set_title(_layer_title(name, values), loc="left", fontsize="small")
+            sns.histplot(
+                values.ravel(), bins=80, ax=axes, color=GREY, element="step", linewidth=0.6
+            )
+            for value in _grid_values(values, scheme):
+                axes.axvline(value, color=scheme_colour(scheme), lw=0.9)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
+            axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
+            axes.set_ylabel("")
+            axes.grid(visible=False)
+        # Of the paths of all fused operations, the end of the first names the layer.
+        path, shape = name.partition(";")[0], " by ".join(map(str, values.shape))
+        short = path if len(path) <= 34 else f"…{path[-33:]}"
+        row[0].set_title(f"{short} ({shape})", loc="left", fontsize="small")
     handles = [
         Line2D([], [], color=scheme_colour(name), label=f"the values of {name}")
         for name in HISTOGRAM_SCHEMES
@@ -47,22 +56,8 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
     return figure
 
 
-def _draw_histogram(axes: Axes, values: npt.NDArray[np.float32], scheme: str) -> None:
-    sns.histplot(values.ravel(), bins=80, ax=axes, color=GREY, element="step", linewidth=0.6)
-    for value in _grid_values(values, scheme):
-        axes.axvline(value, color=scheme_colour(scheme), lw=0.9)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))  # Not powers of ten.
-    axes.xaxis.set_major_locator(MaxNLocator(5))  # Small weights have long labels.
-    axes.set_ylabel("")
-    axes.grid(visible=False)
-
-
 def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np.float64]:
-    """Return the values that a layer may take; of the widest channel of a convolution.
-
-    TensorFlow Lite stores convolutions as [channel, height, width, input].
-    """
+    """Return the grid of a layer; for a convolution that of the widest channel, its first axis."""
     if values.ndim > 2:
         flat = values.reshape(len(values), -1)
         values = flat[np.argmax(np.ptp(flat, axis=1))]
@@ -73,32 +68,26 @@ def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np
     return grid_between(low, high, form).values()
 
 
-def _layer_title(name: str, values: npt.NDArray[np.float32]) -> str:
-    shape = " by ".join(map(str, values.shape))
-    # Converters join the paths of all operations they fused; the end of the first names the layer.
-    first = name.partition(";")[0]
-    short = first if len(first) <= 34 else f"…{first[-33:]}"
-    return f"{short} ({shape})"
-
-
 @styled
 def blamed_layers(layers: pd.DataFrame, title: str = "") -> Figure:
-    """Draw a table of `quarl blame`: one panel a measure, one row a layer, the first one on top."""
+    """Draw a table of `quarl blame`: a panel for each measure, a row for each layer."""
     figure, panels = grid(4, 4, 0.35 * len(layers) + 0.6, (title, "", "layer"), sharey=True)
-    for axes, (label, (column, factor)) in zip(panels[:3], _SHOWN.items(), strict=True):
-        bars = axes.barh(layers["layer"], factor * layers[column], color=scheme_colour("int8"))
+    *measures, gained = panels
+    colour = scheme_colour("int8")
+    for axes, (label, (column, factor)) in zip(measures, _SHOWN.items(), strict=True):
+        bars = axes.barh(layers["layer"], factor * layers[column], color=colour)
         axes.bar_label(bars, fmt="%.3g", padding=2, fontsize="small")
         axes.margins(x=0.2)  # Room for the numbers.
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_xlabel(label)
+    # Limits are missing in tables of earlier versions, and infinite for too few episodes.
+    gain = layers.reindex(columns=["gain", "gain_low", "gain_high"])
+    gain = gain.replace([-np.inf, np.inf], np.nan)
+    gained.axvline(0, color=GREY, linewidth=0.8)
+    gained.hlines(layers["layer"], gain["gain_low"], gain["gain_high"], color=colour)
+    gained.plot(gain["gain"], layers["layer"], "o", color=colour)
+    gained.set_xlabel("return gained in float")
+    for axes in panels:
         axes.grid(visible=False, axis="y")
-    axes, colour = panels[3], scheme_colour("int8")
-    # Tables of earlier versions have no ends; those of too few episodes have infinite ones.
-    gain = layers.reindex(columns=["gain", "gain_low", "gain_high"]).replace(_OPEN, np.nan)
-    axes.axvline(0, color=GREY, linewidth=0.8)
-    axes.hlines(layers["layer"], gain["gain_low"], gain["gain_high"], color=colour)
-    axes.plot(gain["gain"], layers["layer"], "o", color=colour)
-    axes.set_xlabel("return gained in float")
-    axes.grid(visible=False, axis="y")
     panels[0].invert_yaxis()
     return figure

@@ -1,8 +1,7 @@
-"""Draw returns against bits, what trainings keep, and every episode beside the one of fp32."""
+"""Draw returns against bits, the performance profile, and each episode beside that of fp32."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,120 +10,86 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from quarl_tf.evaluation.compare import Interval
 from quarl_tf.report.figures import style
 from quarl_tf.report.figures.style import GREY, Floats, grid, legend_below, styled
+from quarl_tf.report.results import CellResults, Row
 from quarl_tf.spec import REFERENCE, Scheme
 
-_RANGE = (-20.0, 120.0)  # In percent; what lies beyond is drawn at the edge.
-
-
-@dataclass(frozen=True)
-class Point:
-    """What one scheme earns.
-
-    Attributes:
-        delay: Step from which on the trainings were quantised, None for others.
-        returns: Mean return with its interval; None if a training is missing.
-        training_means: Mean return in each training that is there.
-    """
-
-    scheme: Scheme
-    delay: int | None
-    returns: Interval | None
-    training_means: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """What the schemes of one cell earn, fp32 first; panels of a task share their axis of returns.
-
-    Attributes:
-        baseline: Mean return of a random policy, if known.
-    """
-
-    title: str
-    task: str
-    points: Sequence[Point]
-    baseline: float | None
-
-    def values(self) -> list[float]:
-        """Return what must be seen: trainings, or a single one's interval; not what dwarfs them."""
-        found = [] if self.baseline is None else [self.baseline]
-        for point in self.points:
-            found += point.training_means
-            if point.returns and len(point.training_means) == 1 and point.returns.bounded:
-                found += [point.returns.low, point.returns.high]
-        return found
+_RANGE = (-20.0, 120.0)  # In percent; values beyond are drawn at the edge.
 
 
 @styled
-def return_against_bits(panels: Sequence[Panel]) -> Figure:
-    """Draw mean return against bits per weight, from many to few, one panel a cell."""
-    columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
+def return_against_bits(cells: Sequence[CellResults]) -> Figure:
+    """Draw mean return against bits per weight; cells of one task share their y limits."""
+    columns = {1: 1, 2: 2, 4: 2}.get(len(cells), 3)
     labels = ("", "bits per weight", "mean return per episode")
-    figure, axes = grid(len(panels), columns, 3.4 if columns == 1 else 2.6, labels)
-    schemes = {point.scheme.name: point.scheme for one in panels for point in one.points}
+    figure, panels = grid(len(cells), columns, 3.4 if columns == 1 else 2.6, labels)
+    schemes = {row.scheme: Scheme.parse(row.scheme) for cell in cells for row in cell.rows}
     widths = sorted({scheme.weight_bits for scheme in schemes.values()}, reverse=True)
-    for one, panel in zip(axes, panels, strict=True):
-        _draw_panel(one, panel, widths)
-        values = [value for same in panels if same.task == panel.task for value in same.values()]
+    for axes, cell in zip(panels, cells, strict=True):
+        _draw_cell(axes, cell, widths)
+        same_task = [one for one in cells if one.cell.task == cell.cell.task]
+        values = [value for one in same_task for value in _visible(one)]
         if values:
             room = 0.08 * (max(values) - min(values)) or 1.0
-            one.set_ylim(min(values) - room, max(values) + room)
-        one.set_title(style.wrapped(panel.title, columns))
-    dot: dict[str, Any] = {"ls": "", "marker": "o", "ms": 6, "mec": "white"}
+            axes.set_ylim(min(values) - room, max(values) + room)
+        axes.set_title(style.wrapped(cell.cell.title, columns))
+    mark: dict[str, Any] = {"ms": 6, "mec": "white"}
     handles = [
-        Line2D([], [], color=style.scheme_colour(name), label=name, **dot)
+        Line2D([], [], color=style.scheme_colour(name), label=name, ls="", marker="o", **mark)
         for name, scheme in schemes.items()
         if scheme.native
     ]
     for kind, look in style.FAMILIES.items():
         names = [name for name, scheme in schemes.items() if style.family(scheme) == kind]
         if names:
-            colour = style.scheme_colour(names[len(names) // 2])
-            line: dict[str, Any] = {"ls": look.line, "marker": look.marker, "ms": 6, "color": GREY}
-            label = f"{kind}… (simulated)"
-            handles.append(Line2D([], [], mfc=colour, mec="white", label=label, **line))
-    if any(panel.baseline is not None for panel in panels):
+            line = Line2D([], [], color=GREY, ls=look.line, marker=look.marker, **mark)
+            line.set_markerfacecolor(style.scheme_colour(names[len(names) // 2]))
+            line.set_label(f"{kind}… (simulated)")
+            handles.append(line)
+    if any(cell.baseline is not None for cell in cells):
         handles.append(Line2D([], [], color=GREY, ls="--", label="random policy"))
     legend_below(figure, handles)
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, widths: Sequence[int]) -> None:
-    placed = [
-        (widths.index(point.scheme.weight_bits) + _dodge(point, panel.points), point)
-        for point in panel.points
-    ]
-    lines: dict[tuple[str, int | None], list[tuple[float, Point]]] = {}
-    for place, point in placed:
-        if (kind := style.family(point.scheme)) is not None:
-            # Every sweep starts at fp32.
-            lines.setdefault((kind, point.delay), [placed[0]]).append((place, point))
-        _draw_point(axes, place, point)
-    for (kind, _), line in lines.items():
-        _draw_line(axes, line, style.FAMILIES[kind].line)
-    if panel.baseline is not None:
-        axes.axhline(panel.baseline, color=GREY, ls="--", lw=1.2, zorder=1)
+def _visible(cell: CellResults) -> list[float]:
+    """Return what must be visible: means of trainings, or the interval of a single one."""
+    found = [] if cell.baseline is None else [cell.baseline.mean]
+    found += [row.returns.mean for row in cell.trainings if row.returns is not None]
+    for row in cell.rows:
+        if row.runs == 1 and row.returns is not None and row.returns.bounded:
+            found += [row.returns.low, row.returns.high]
+    return found
+
+
+def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
+    """Draw points, and lines that join families: their means, with gaps, and light trainings."""
+    rows = cell.rows
+    places = [widths.index(row.weight_bits) + _dodge(row, rows) for row in rows]
+    lines: dict[tuple[str, int | None], list[int]] = {}
+    for number, row in enumerate(rows):
+        _draw_point(axes, places[number], row)
+        if kind := style.family(Scheme.parse(row.scheme)):
+            # Every line starts at fp32.
+            lines.setdefault((kind, row.delay), [0]).append(number)
+    for (kind, _), numbers in lines.items():
+        numbers.sort(key=lambda number: places[number])
+        x, dashes = [places[number] for number in numbers], style.FAMILIES[kind].line
+        means = [math.nan if (r := rows[number].returns) is None else r.mean for number in numbers]
+        axes.plot(x, means, color=GREY, ls=dashes, lw=1.2, zorder=2)
+        trainings = [cell.training_means(number) for number in numbers]
+        if len(set(map(len, trainings))) == 1 and len(trainings[0]) > 1:
+            axes.plot(x, np.array(trainings), color="#c9ccd1", ls=dashes, lw=0.9, zorder=1)
+    if cell.baseline is not None:
+        axes.axhline(cell.baseline.mean, color=GREY, ls="--", lw=1.2, zorder=1)
     axes.set_xticks(range(len(widths)), [str(bits) for bits in widths])
     axes.set_xlim(-0.6, len(widths) - 0.4)
     axes.grid(axis="x", visible=False)
 
 
-def _draw_line(axes: Axes, line: Sequence[tuple[float, Point]], look: str) -> None:
-    """Join the schemes of one family, broken where one is missing; lightly for each training."""
-    x, points = zip(*sorted(line, key=lambda pair: pair[0]), strict=True)
-    y = [math.nan if point.returns is None else point.returns.mean for point in points]
-    axes.plot(x, y, color=GREY, ls=look, lw=1.2, zorder=2)
-    trainings = {len(point.training_means) for point in points}
-    if len(trainings) == 1 and trainings != {1}:
-        means = np.array([point.training_means for point in points])
-        axes.plot(x, means, color="#c9ccd1", ls=look, lw=0.9, zorder=1)
-
-
-def _draw_point(axes: Axes, place: float, point: Point) -> None:
-    returns, kind = point.returns, style.family(point.scheme)
+def _draw_point(axes: Axes, place: float, row: Row) -> None:
+    returns, kind = row.returns, style.family(Scheme.parse(row.scheme))
     if returns is None:
         across = axes.get_xaxis_transform()
         axes.text(place, 0.5, "missing", transform=across, rotation=90, ha="center", color=GREY)
@@ -134,7 +99,7 @@ def _draw_point(axes: Axes, place: float, point: Point) -> None:
         place,
         returns.mean,
         yerr=reach if returns.bounded else None,
-        color=style.scheme_colour(point.scheme.name),
+        color=style.scheme_colour(row.scheme),
         marker="o" if kind is None else style.FAMILIES[kind].marker,
         ms=6,
         mec="white",
@@ -144,22 +109,22 @@ def _draw_point(axes: Axes, place: float, point: Point) -> None:
     )
 
 
-def _dodge(point: Point, points: Sequence[Point]) -> float:
-    """Return the sideways shift that keeps schemes of equally many bits apart."""
-    peers = [p for p in points if p.scheme.weight_bits == point.scheme.weight_bits]
-    native = [p for p in peers if p.scheme.native]
-    # Simulated schemes stand in the middle: their lines stay straight.
+def _dodge(row: Row, rows: Sequence[Row]) -> float:
+    """Return the horizontal offset that separates schemes of the same width."""
+    peers = [one for one in rows if one.weight_bits == row.weight_bits]
+    native = [one for one in peers if one.native]
+    # Simulated schemes are in the middle, so that their lines stay straight.
     half = len(native) // 2
-    order = [*native[:half], *(p for p in peers if not p.scheme.native), *native[half:]]
-    place = next(i for i, one in enumerate(order) if one is point)
+    order = [*native[:half], *(one for one in peers if not one.native), *native[half:]]
+    place = next(i for i, one in enumerate(order) if one is row)
     return min(0.24, 0.8 / len(order)) * (place - (len(order) - 1) / 2)
 
 
 @styled
 def performance_profile(kept: Mapping[str, Floats]) -> Figure:
-    """Draw the share of trainings that keep so much of the return, in percent, one line a scheme.
+    """Draw the share of trainings against the return they keep, in percent, a line for each scheme.
 
-    The profile is that of Agarwal et al. (arXiv 2108.13264), over trainings and cells alike.
+    The profile is that of Agarwal et al. (arXiv 2108.13264), over the trainings of all cells.
     """
     labels = ("", "normalised return: 0 % a random policy, 100 % fp32", "trainings with as much")
     figure, (axes,) = grid(1, 1, 3.6, labels)
@@ -179,38 +144,32 @@ def performance_profile(kept: Mapping[str, Floats]) -> Figure:
 
 @styled
 def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str = "") -> Figure:
-    """Draw every episode twice, under fp32 and under a scheme, one panel per scheme.
+    """Draw each episode under fp32 and under a scheme, one panel for each scheme.
 
-    Episodes are sorted by both returns, so that even when nearly all returns are the same the few
-    that are not stand at one side. Pairs are by label, which begins with a scheme's name, the
-    returns of fp32 and of the scheme on the same seeds, each of shape [n].
+    Pairs are the returns [n] of fp32 and of the scheme on the same seeds, by a label that begins
+    with the scheme's name. Episodes are sorted by both returns.
     """
     columns = math.ceil(len(pairs) / math.ceil(len(pairs) / 5))
     labels = (title, "episodes, sorted", "return per episode")
     figure, panels = grid(len(pairs), columns, 2.2, labels, sharex=True, sharey=True)
     for axes, (name, (reference, other)) in zip(panels, pairs.items(), strict=True):
-        _draw_pairs(axes, name, reference, other)
+        order = np.lexsort((other, reference))
+        before, after = reference[order], other[order]
+        episodes, colour = np.arange(1, len(order) + 1), style.scheme_colour(name.partition(" ")[0])
+        # Dots of many episodes must be smaller to stay apart.
+        size, width = float(np.clip(900 / len(order), 2.0, 14.0)), min(0.8, 50 / len(order))
+        # Snapped to pixels, some neighbouring lines would merge.
+        axes.vlines(episodes, before, after, color=colour, lw=width, alpha=0.6, snap=False)
+        axes.scatter(episodes, before, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
+        axes.scatter(episodes, after, s=size, color=colour, linewidth=0)
+        worse, better = int((other < reference).sum()), int((other > reference).sum())
+        counts = f"↓ {worse}    = {len(order) - worse - better}    ↑ {better}"
+        axes.set_title(name, color=colour, pad=16)
+        axes.text(0.5, 1.02, counts, transform=axes.transAxes, ha="center", fontsize="small")
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.grid(axis="x", visible=False)
     ring = Line2D([], [], ls="", marker="o", ms=5, mfc="none", mec=GREY, label=REFERENCE)
     dot = Line2D([], [], color=GREY, marker="o", ms=4, label="scheme of the panel, same seed")
-    counts = Line2D([], [], ls="", label="episodes: ↓ worse   = equal   ↑ better")
-    legend_below(figure, [ring, dot, counts])
+    signs = Line2D([], [], ls="", label="episodes: ↓ worse   = equal   ↑ better")
+    legend_below(figure, [ring, dot, signs])
     return figure
-
-
-def _draw_pairs(axes: Axes, name: str, reference: Floats, other: Floats) -> None:
-    order = np.lexsort((other, reference))
-    before, after = reference[order], other[order]
-    episodes = np.arange(1, len(order) + 1)
-    colour = style.scheme_colour(name.partition(" ")[0])
-    # Many episodes need smaller dots, or they merge into a band.
-    size, width = float(np.clip(900 / len(order), 2.0, 14.0)), min(0.8, 50 / len(order))
-    # Unsnapped: on whole pixels, some neighbouring lines would merge and others not.
-    axes.vlines(episodes, before, after, color=colour, lw=width, alpha=0.6, snap=False)
-    axes.scatter(episodes, before, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
-    axes.scatter(episodes, after, s=size, color=colour, linewidth=0)
-    worse, better = int((other < reference).sum()), int((other > reference).sum())
-    counts = f"↓ {worse}    = {len(order) - worse - better}    ↑ {better}"
-    axes.set_title(name, color=colour, pad=16)
-    axes.text(0.5, 1.02, counts, transform=axes.transAxes, ha="center", fontsize="small")
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.grid(axis="x", visible=False)

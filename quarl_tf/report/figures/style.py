@@ -1,11 +1,10 @@
-"""What all figures have in common: colours, sizes, legends and the picture itself."""
+"""Colours, sizes, legends and the PNG file of all figures."""
 
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -18,16 +17,14 @@ from PIL import Image
 
 from quarl_tf.spec import BASELINE, PTQ_BITS, Scheme
 
-_P = ParamSpec("_P")
 Floats = npt.NDArray[np.floating[Any]]
 
-# Inches; at 150 dots per inch a figure is 1350 pixels wide, sharp at twice a report's column.
+# Inches, and dots per inch.
 _WIDTH, _DPI = 9.0, 150
-# Letters that stand beside each other above the panels of a row.
+# Characters of the titles in a row.
 _TITLE_LETTERS = 80
 GREY = "#8a8f98"
-# Native schemes are cool; simulated ones warm, olive as published, purple if trained at those bits,
-# and darker the fewer their bits.
+# Native schemes are cool, simulated ones warm, and darker the fewer their bits.
 _NATIVE_COLOURS = {
     "fp32": "#22313f",
     "fp16": "#0173b2",
@@ -41,16 +38,34 @@ _NATIVE_COLOURS = {
 }
 _OTHER_NATIVE = "#5b7f95"
 
+_STYLE: dict[Any, Any] = {
+    **sns.axes_style("ticks", {"axes.grid": True}),
+    **sns.plotting_context("paper", font_scale=1.1),
+    # Ships with matplotlib, so that all machines draw the same bytes.
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.edgecolor": "#555b65",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titleweight": "bold",
+    "figure.titleweight": "bold",
+    "figure.titlesize": "medium",
+    "axes.titlesize": "medium",
+    "grid.color": "#e8eaed",
+    "grid.linewidth": 0.8,
+}
+#: Decorates functions that draw.
+styled = mpl.rc_context(_STYLE)
+
 
 class Look(NamedTuple):
-    """The look of a family of simulated schemes."""
+    """The style of a family of simulated schemes."""
 
     palette: str
     marker: str
     line: str
 
 
-#: By what schemes of a family begin with.
+#: By the beginning of their schemes' names.
 FAMILIES = {
     "ptq_w": Look("flare_r", "D", "-"),
     "ptq_opt_w": Look("blend:#6b0f3a,#e08bb0", "v", "--"),
@@ -60,7 +75,7 @@ FAMILIES = {
 
 
 def family(scheme: Scheme) -> str | None:
-    """Return what the names of a simulated scheme's kind begin with; None for a native one."""
+    """Return the key in `FAMILIES` of a simulated scheme; None for a native one."""
     return None if scheme.native else re.split(r"\d", scheme.name, maxsplit=1)[0]
 
 
@@ -71,7 +86,7 @@ def scheme_colour(name: str) -> str:
     scheme = Scheme.parse(name)
     if (kind := family(scheme)) is None:
         return _NATIVE_COLOURS.get(name, _OTHER_NATIVE)
-    # The palette spans 2 ... 8 bits, what is exported by default; wider grids share the lightest.
+    # The palette spans 2 ... 8 bits; more bits share the lightest colour.
     palette = sns.color_palette(FAMILIES[kind].palette, 7).as_hex()
     return str(palette[min(scheme.weight_bits - PTQ_BITS.start, 6)])
 
@@ -80,45 +95,17 @@ def png(figure: Figure) -> bytes:
     """Render a figure; the same figure gives the same bytes."""
     full, small = io.BytesIO(), io.BytesIO()
     figure.savefig(full, format="png", dpi=_DPI)
-    # A palette makes a chart 2 to 3 times smaller, and drops matplotlib's version with the rest
-    # of the metadata.
+    # A palette makes charts 2 to 3 times smaller; the metadata, with versions, is dropped.
     Image.open(full).convert("RGB").quantize(256).save(small, format="png", optimize=True)
     return small.getvalue()
-
-
-def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    """Let a function draw in the project's look."""
-    look = {
-        **sns.axes_style("ticks", {"axes.grid": True}),
-        **sns.plotting_context("paper", font_scale=1.1),
-        # Ships with matplotlib: the same letters, and the same bytes, on every machine.
-        "font.sans-serif": ["DejaVu Sans"],
-        "axes.edgecolor": "#555b65",
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titleweight": "bold",
-        "figure.titleweight": "bold",
-        "figure.titlesize": "medium",
-        "axes.titlesize": "medium",
-        "grid.color": "#e8eaed",
-        "grid.linewidth": 0.8,
-    }
-
-    @wraps(draw)
-    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with mpl.rc_context(look):
-            return draw(*args, **kwargs)
-
-    return drawn
 
 
 def grid(
     count: int, columns: int, height: float, labels: tuple[str, str, str], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels, the unused places of its last row left empty.
+    """Return a figure with so many panels, `height` inches a row.
 
-    `labels` are the heading of the figure, and those of its horizontal and of its vertical axes;
-    `height` is that of a row, in inches; `shared` is for `Figure.subplots`.
+    `labels` are the title, the x label and the y label; `shared` is for `Figure.subplots`.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -135,12 +122,12 @@ def grid(
 
 
 def wrapped(title: str, columns: int) -> str:
-    """Return a heading in lines that fit above one of so many panels in a row."""
+    """Wrap the title of one of so many panels in a row."""
     width = _TITLE_LETTERS // columns
     return textwrap.fill(title, width, break_long_words=False, break_on_hyphens=False)
 
 
 def legend_below(figure: Figure, handles: Sequence[Line2D], columns: int = 5) -> None:
-    """Put a legend under the axes, where it hides no data."""
+    """Add a legend below the axes."""
     columns = min(len(handles), columns)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
