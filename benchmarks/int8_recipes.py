@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf.evaluation.shelf import entries
-from quarl_tf.export import calibration, integer
+from quarl_tf.export import calibration, integer, preparation
 from quarl_tf.foundation.files import write_text
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Recipe, Scheme
@@ -38,8 +38,8 @@ def _variant(
         recipe = Recipe(default=form, observation=replace(form, weights=None), head=form)
 
     def make(content: bytes, observations: NDArray[np.float32]) -> bytes:
-        content = integer.equalised(content) if equalise else content
-        content = integer.refined(content, observations) if refine else content
+        content = preparation.equalised(content) if equalise else content
+        content = preparation.refined(content, observations) if refine else content
         return integer.quantized(content, observations, recipe)
 
     return make
@@ -67,7 +67,7 @@ def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
     discrete = sidecar.num_actions is not None
     observations = calibration.observations(policy)
     seen, unseen = observations[::2], observations[1::2][:_UNSEEN]
-    content = integer.centred(content) if discrete else content
+    content = preparation.centred(content) if discrete else content
     files = {"fp32": content, **{name: make(content, seen) for name, make in VARIANTS.items()}}
     policies = {name: Policy(made, sidecar) for name, made in files.items()}
     heads = {n: np.array([p.head(one) for one in unseen]) for n, p in policies.items()}

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from quarl_tf.export import c_source, integer
+from quarl_tf.export import c_source
+from quarl_tf.export.graph import Graph
 from quarl_tf.runtime.policy import Policy
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
@@ -80,7 +81,7 @@ def run(
 
 def around(artifact: Path, count: int) -> np.ndarray:
     """Draw observations around the mean of the normaliser, some far beyond its range."""
-    graph = integer.Graph(artifact.read_bytes())
+    graph = Graph(artifact.read_bytes())
     mean, inverse = (graph.constant(operator.inputs[1]) for operator in graph.operators[:2])
     assert mean is not None
     assert inverse is not None

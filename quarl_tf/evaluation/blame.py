@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from quarl_tf import environments
 from quarl_tf.evaluation.compare import Interval, different_n, mean_interval
 from quarl_tf.export import auto, calibration, integer
+from quarl_tf.export.activations import visit
+from quarl_tf.export.graph import Graph
+from quarl_tf.export.preparation import prepared
 from quarl_tf.quantization.grid import Array, grid_between, snap
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -59,9 +60,9 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     """
     observations = calibration.observations(policy)[: auto.SEEN]
     discrete = policy.sidecar.num_actions is not None
-    content = integer.prepared(content, observations, discrete=discrete)
+    content = prepared(content, observations, discrete=discrete)
     wanted = auto.heads(content, policy, observations)
-    layers = list(integer.Graph(content).layers())
+    layers = list(Graph(content).layers())
 
     def heads(recipe: Recipe) -> Array:
         return auto.heads(integer.quantized(content, observations, recipe), policy, observations)
@@ -101,7 +102,7 @@ def _disagreement(found: Array, wanted: Array, policy: Policy) -> float:
 
 
 def _outputs(content: bytes, observations: Array) -> dict[str, Array]:
-    graph = integer.Graph(content)
+    graph = Graph(content)
     names = {operator.outputs[0]: name for name, operator in graph.layers().items()}
     seen: dict[str, list[Array]] = {name: [] for name in names.values()}
 
@@ -109,7 +110,6 @@ def _outputs(content: bytes, observations: Array) -> dict[str, Array]:
         if index in names:
             seen[names[index]].append(values.reshape(-1).copy())
 
-    visit: Callable[..., Any] = integer.visit
     visit(content, observations, see)
     return {name: np.concatenate(values) for name, values in seen.items()}
 

@@ -1,10 +1,8 @@
 """Adopt a policy that others trained: a float flatbuffer from an observation to a head.
 
-A Keras file or a SavedModel becomes one first. What the policy sees is what its environment gives:
-a normaliser belongs inside the flatbuffer, a stack of frames into the environment.
+A Keras file or a SavedModel is converted first. The policy takes the observations of its
+environment: a normaliser belongs inside the flatbuffer, a stack of frames into the environment.
 """
-
-from __future__ import annotations
 
 import multiprocessing
 import os
@@ -15,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +34,11 @@ from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
 #: Heads by whether actions are discrete.
 _HEADS = {True: ("logits", "q_values"), False: ("action",)}
 
-#: Types of the constants of a float flatbuffer; whole numbers are shapes and axes.
+#: Types of the constants of a float flatbuffer; integers are shapes and axes.
 _FLOAT_FILE = {"float32", "int32", "int64", "bool"}
 
-#: How the names of Keras's files end.
+#: Suffixes of Keras files.
 _KERAS = (".keras", ".h5", ".hdf5")
-
-_T = TypeVar("_T")
 
 
 def adopt(
@@ -56,19 +52,19 @@ def adopt(
     modules: Sequence[str],
     schemes: Sequence[Scheme],
 ) -> Run:
-    """Write a flatbuffer as the fp32 of a run, once it has played in its environment.
+    """Write a flatbuffer as the fp32 of a run, after it has played in its environment.
 
-    A file of Keras is converted, and so is a folder, a SavedModel, which is a program that is run.
-    What is None is as a JSON file of its name beside it says; the name is by default after the hash
-    of the flatbuffer. `schemes` is what it will be exported in.
+    A Keras file is converted, and so is a folder, a SavedModel, which is a program that is run. A
+    JSON file of its name beside it gives the environment and the head that are None; the default
+    name is the hash of the flatbuffer. `schemes` are those of a later export.
 
     Raises:
         QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
     """
     source = sidecar_path(file)
-    said = read_json(source) if source.exists() else {}
-    said_id, said_head = said.pop("env_id", None), said.pop("head", None)
-    env_id, head = env_id or said_id, head or said_head
+    given = read_json(source) if source.exists() else {}
+    given_id, given_head = given.pop("env_id", None), given.pop("head", None)
+    env_id, head = env_id or given_id, head or given_head
     if not (isinstance(env_id, str) and isinstance(head, str)):
         raise UsageError(
             "A policy is adopted for an environment and by what its head is: give --env and "
@@ -78,19 +74,42 @@ def adopt(
     spec = environments.env_spec(env_id)
     if head not in (heads := _HEADS[spec.num_actions is not None]):
         raise unknown(f"head of a policy for {env_id}", head, heads)
-    content = _content(file, spec)
+    if file.suffix in _KERAS or file.is_dir():
+        crash = f"TensorFlow crashed on the model; save it again. Received: {file}"
+        shape, dtype = spec.observation_shape, spec.observation_dtype
+        content = _in_a_child(crash, _converted, file, shape, dtype)
+    else:
+        content = flatbuffer.read(file)
     _require_interface(content, spec, env_id)
     facts = described(content)
     overrides = {"name": name or facts["sha256"][:12], "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
     require_possible(run, schemes)
-    sidecar = Sidecar(
+    sidecar = _agreed(_described_run(run, spec, facts), given, source)
+    target = workspace.artifact(run.run_id, REFERENCE)
+    known = sidecar_path(target)
+    if known.exists() and Sidecar.load(known).sha256 != sidecar.sha256:
+        raise UsageError(
+            f"{target.parent} holds another policy; give another --name, or delete that folder. "
+            f"Received: name={overrides['name']!r}"
+        )
+    crash = (
+        "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
+        f"convert it again. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
+    )
+    check = _in_a_child(crash, _play, content, sidecar, modules)
+    write_artifact(target, content, replace(sidecar, check=check))
+    return run
+
+
+def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:
+    return Sidecar(
         run=run.to_dict(),
         run_id=run.run_id,
-        env_id=env_id,
+        env_id=run.env_id,
         scheme=REFERENCE,
         native=True,
-        head=head,
+        head=run.overrides["head"],
         action_std=None,
         network_sha256=facts["sha256"],
         calibration_sha256=None,
@@ -100,25 +119,10 @@ def adopt(
         **spec.facts,
         **facts,
     )
-    sidecar = _agreed(sidecar, said, source)
-    target = workspace.artifact(run.run_id, REFERENCE)
-    beside = sidecar_path(target)
-    if beside.exists() and Sidecar.load(beside).sha256 != sidecar.sha256:
-        raise UsageError(
-            f"{target.parent} holds another policy; give another --name, or delete that folder. "
-            f"Received: name={overrides['name']!r}"
-        )
-    crash = (
-        "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
-        f"convert it anew. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
-    )
-    check = _in_a_child(crash, _play, content, sidecar, modules)
-    write_artifact(target, content, replace(sidecar, check=check))
-    return run
 
 
 def export(workspace: Workspace, run: Run, schemes: Sequence[str], update: Update) -> None:
-    """Quantise the flatbuffer of an adopted run; a QuarlError where it or a scheme is amiss."""
+    """Quantise the flatbuffer of an adopted run; a QuarlError where it is missing or changed."""
     source = workspace.artifact(run.run_id, REFERENCE)
     if REFERENCE in schemes:
         raise QuarlError(
@@ -132,7 +136,7 @@ def export(workspace: Workspace, run: Run, schemes: Sequence[str], update: Updat
 
 
 def _require_interface(content: bytes, spec: EnvSpec, env_id: str) -> None:
-    """Refuse a flatbuffer that does not take this observation and return this head, in float."""
+    """Require a float flatbuffer from one observation of an environment to its head."""
     audit = flatbuffer.audit(content)
     source = f"{spec.observation_dtype} {[1, *spec.observation_shape]}"
     wanted = source, f"float32 {[1, spec.action_size]}"
@@ -153,7 +157,7 @@ def _require_interface(content: bytes, spec: EnvSpec, env_id: str) -> None:
 
 
 def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
-    """Return a sidecar with what was said of the flatbuffer, where that agrees with it."""
+    """Return a sidecar with the given deviation, after checking the other given fields."""
     wanted = Sidecar.of(asdict(sidecar) | said, path)
     for name in sorted(said.keys() - {"action_std"}):
         value, expected = getattr(wanted, name), getattr(sidecar, name)
@@ -168,20 +172,8 @@ def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
     return replace(sidecar, action_std=wanted.action_std)
 
 
-def _content(file: Path, spec: EnvSpec) -> bytes:
-    """Return the flatbuffer that a file is or becomes."""
-    if file.suffix not in _KERAS and not file.is_dir():
-        return flatbuffer.read(file)
-    crash = f"TensorFlow crashed on the model; save it anew. Received: {file}"
-    return _in_a_child(crash, _converted, file, spec.observation_shape, spec.observation_dtype)
-
-
 def _converted(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
-    """Convert what Keras 3 loads, a file without code of its own, as a function of an observation.
-
-    Raises:
-        QuarlError: It does not load or is no such function, or TensorFlow is missing.
-    """
+    """Convert a model that Keras 3 loads in safe mode; a QuarlError where that fails."""
     from quarl_tf.export import converter  # With Keras 2, which cannot be chosen after Keras 3.
 
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -194,7 +186,7 @@ def _converted(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
             else:
                 network = keras.saving.load_model(file, compile=False, safe_mode=True)
             unconverted = converter.of_function(network, shape, dtype)
-        except Exception as error:  # What a foreign file sets off nobody knows.
+        except Exception as error:  # A foreign file may raise anything.
             raise QuarlError(
                 f"{file} does not load as a function of one observation, {dtype} {[1, *shape]}; "
                 f"save it as one, of Keras's own layers. Received: {one_line(error)[:300]}"
@@ -202,10 +194,10 @@ def _converted(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
     return converter.converted(unconverted)
 
 
-def _in_a_child(crash: str, work: Callable[..., _T], *given: Any) -> _T:
-    """Work in a process of its own: what another tool wrote may crash this one."""
+def _in_a_child(crash: str, work: Callable[..., Any], *given: Any) -> Any:
+    """Work in a process of its own, which a foreign file may crash."""
     context = multiprocessing.get_context("spawn")
-    # An interrupt ends the child without a word; the parent has the last one.
+    # An interrupt ends the child silently; the parent reports it.
     quiet = signal.signal, (signal.SIGINT, signal.SIG_DFL)
     with ProcessPoolExecutor(1, context, *quiet) as pool:
         try:

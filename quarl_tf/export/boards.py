@@ -1,7 +1,6 @@
-"""Whether a microcontroller holds a policy: run by TensorFlow Lite Micro, or as C."""
+"""Whether a policy fits a microcontroller, run by TensorFlow Lite Micro or as C."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import byte_size
 from quarl_tf.store.workspace import sidecar_path
 
-#: Operators with a kernel in TensorFlow Lite Micro, of those that compute numbers.
+#: Numeric operators with a kernel in TensorFlow Lite Micro.
 _MICRO = """
 ABS ADD ADD_N ARG_MAX ARG_MIN AVERAGE_POOL_2D BATCH_MATMUL BATCH_TO_SPACE_ND BROADCAST_ARGS
 BROADCAST_TO CAST CEIL CONCATENATION CONV_2D COS CUMSUM DEPTHWISE_CONV_2D DEPTH_TO_SPACE
@@ -27,13 +26,13 @@ ZEROS_LIKE
 """
 _KERNELS = frozenset(_MICRO.split())
 
-#: Boards by a name that is not their chip's.
+#: Other names of boards, with the chip that names them.
 _ALSO = {"pico": "rp2040", "pico2": "rp2350"}
 
 #: Processors that copy constants to RAM.
 _COPYING = ("AVR", "ESP8266")
 
-#: Bytes of the C export's code at most: 1.3 kB, and 32-bit floats by software.
+#: Most bytes of code of the C export: 1.3 kB, and 32-bit floats in software.
 _CODE = 4096
 
 
@@ -44,11 +43,10 @@ class Memory(NamedTuple):
     ram: int
 
 
-@dataclass(frozen=True)
-class Fit:
-    """What one way onto a board takes, what there is, and the operators it lacks.
+class Fit(NamedTuple):
+    """Memory that one route onto a board takes and has, and the operators it lacks.
 
-    Of what cannot be written `taken` is None.
+    `taken` is None where the policy cannot be written.
     """
 
     route: str
@@ -58,22 +56,18 @@ class Fit:
 
     @property
     def holds(self) -> bool:
-        """Whether the board holds the policy so."""
+        """Whether the policy fits by this route."""
         if self.taken is None or self.lacking:
             return False
         return self.taken.flash <= self.there.flash and self.taken.ram <= self.there.ram
 
 
 def fits(artifact: Path, name: str) -> list[Fit]:
-    """Return whether a board holds a flatbuffer by TensorFlow Lite Micro, and as C.
+    """Return how a flatbuffer fits a board by TensorFlow Lite Micro, and as C.
 
-    The application itself is not counted. RAM for TensorFlow Lite Micro is measured by a `node`
-    that runs it; where there is none, or it cannot run the file, RAM is estimated.
-
-    Raises:
-        UsageError: There is no such board.
-        QuarlError: The flatbuffer is damaged.
-        ModuleNotFoundError: `mcufit` is not installed.
+    The application itself is not counted. A `node` that runs TensorFlow Lite Micro measures its
+    RAM; without one, or if it cannot run the file, RAM is estimated. Raises a QuarlError for an
+    unknown board or a damaged flatbuffer, a ModuleNotFoundError without `mcufit`.
     """
     from mcufit.boards.yaml_repo import YamlBoardRepository
 
@@ -84,11 +78,10 @@ def fits(artifact: Path, name: str) -> list[Fit]:
     board = boards[name]
     there = Memory(board.flash_bytes, board.usable_sram_bytes)
     copying = any(chip in board.chip for chip in _COPYING)
-    routes = _by_micro(artifact, board, copying=copying), _as_c(artifact, copying=copying)
-    return [Fit(route, taken, there, lacking) for route, taken, lacking in routes]
+    return [_by_micro(artifact, board, there, copying), _as_c(artifact, there, copying)]
 
 
-def _by_micro(artifact: Path, board: Any, *, copying: bool) -> tuple[str, Memory, list[str]]:
+def _by_micro(artifact: Path, board: Any, there: Memory, copying: int) -> Fit:
     from mcufit.analysis.fit_checker import FitChecker
     from mcufit.boards.yaml_repo import YamlBoardRepository
     from mcufit.estimation.greedy import GreedyLifetimeEstimator
@@ -107,11 +100,11 @@ def _by_micro(artifact: Path, board: Any, *, copying: bool) -> tuple[str, Memory
         how, report = "estimated", FitChecker(GreedyLifetimeEstimator(), boards).check(model, board)
     ram = report.estimate.total_arena_bytes + copying * model.file_size_bytes
     taken = Memory(report.flash_needed_bytes, ram)
-    return f"TensorFlow Lite Micro ({how})", taken, _lacking(artifact)
+    return Fit(f"TensorFlow Lite Micro ({how})", taken, there, _lacking(artifact))
 
 
 def _lacking(artifact: Path) -> list[str]:
-    """Name the operators that TensorFlow Lite Micro has no kernel for, with their types."""
+    """Return the operators without a kernel in TensorFlow Lite Micro, with their types."""
     found = []
     for graph in flatbuffer.parsed(artifact):
         for operator in graph.operators:
@@ -124,15 +117,15 @@ def _lacking(artifact: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _as_c(artifact: Path, *, copying: bool) -> tuple[str, Memory | None, list[str]]:
+def _as_c(artifact: Path, there: Memory, copying: int) -> Fit:
     if not sidecar_path(artifact).exists():
-        return "C", None, ["a sidecar (quarl adopt)"]
+        return Fit("C", None, there, ["a sidecar (quarl adopt)"])
     try:
         size = c_source.size(artifact)
     except UsageError as error:
-        return "C", None, [str(error).partition("Received: ")[2]]
+        return Fit("C", None, there, [str(error).partition("Received: ")[2]])
     audit = flatbuffer.audit(artifact)
     # The caller's arrays.
     ends = [byte_size(t.dtype, math.prod(t.shape)) for t in (*audit.inputs, *audit.outputs)]
     ram = size.buffers + sum(ends) + copying * size.constants
-    return "C", Memory(size.constants + _CODE, ram), []
+    return Fit("C", Memory(size.constants + _CODE, ram), there, [])

@@ -1,7 +1,7 @@
-"""Write an int8 policy as C99 that computes what LiteRT's reference kernels do, bit for bit.
+"""Write an int8 policy as C99 that computes the same bits as LiteRT's reference kernels.
 
-What is float in the flatbuffer, the normaliser and the scaling of actions, is float in C, or
-integers of Q16.16: a number is that many of 65,536ths.
+The float parts of the flatbuffer, the normaliser and the scaling of actions, are float in C, or
+integers of Q16.16, multiples of 1/65536.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from string import Template
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quarl_tf.export.integer import Graph
+from quarl_tf.export.graph import Graph
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import write_text
+from quarl_tf.quantization.grid import Array
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Sidecar
 
-Array = NDArray[Any]
 _Shape = tuple[int, ...]
 
 _TYPES = {"float32": "float"} | {t: f"{t}_t" for t in ("int8", "uint8", "int32", "int64")}
 
-#: What stands for 1 in Q16.16, and the integer beyond which an observation is cut.
+#: 1 in Q16.16, and the integer at which an observation is clipped.
 _ONE, _FARTHEST = 65536, 2**30 - 1
 
-#: Steps from 0 at which both codes of a number are at their ends.
+#: Steps from 0 beyond which both codes of a number are saturated.
 _ENDS = 400
 
-#: Fused activations and padding by their numbers in the schema.
+#: Fused activations and padding in the schema.
 _NONE, _RELU, _VALID = 0, 1, 1
 
-#: Operators on each float `x` by itself; the other operand is a constant.
+#: Elementwise operators on floats; another operand is a constant.
 _ELEMENTWISE = {
     "ADD float32": "{0} + {1}",
     "SUB float32": "{0} - {1}",
     "MUL float32": "{0} * {1}",
     "MINIMUM float32": "{0} < {1} ? {0} : {1}",
     "MAXIMUM float32": "{0} > {1} ? {0} : {1}",
+    "TANH float32": "tanhf({0})",
 }
 
 
 class Size(NamedTuple):
-    """What a policy takes: constants and static buffers in bytes, multiply-accumulates a call."""
+    """Bytes of constants and of static buffers, and multiply-accumulates per action."""
 
     constants: int
     buffers: int
@@ -56,19 +56,18 @@ class Size(NamedTuple):
 
 
 def size(artifact: Path) -> Size:
-    """Return what a flatbuffer would take as C; raises as `write`."""
+    """Return the size of a flatbuffer as C; raises as `write`."""
     return _written(artifact, fixed=False)[0].size()
 
 
 def write(artifact: Path, *, fixed: bool = False) -> str:
-    """Write a flatbuffer as .h and .c beside it, and return a line on what that takes of a device.
+    """Write a flatbuffer as .h and .c beside it, and return a line on its size.
 
-    Args:
-        artifact: The flatbuffer.
-        fixed: Without floats: observations, heads and actions are integers of Q16.16.
+    `fixed` replaces the floats of observations, heads and actions by integers of Q16.16.
 
     Raises:
-        QuarlError: It is damaged, or a UsageError names an operator that is not written.
+        UsageError: An operator is not supported.
+        QuarlError: The flatbuffer is damaged.
     """
     writer, sidecar = _written(artifact, fixed=fixed)
     (source,), (head,) = writer.audit.inputs, writer.audit.outputs
@@ -118,7 +117,7 @@ def _template(name: str) -> Template:
 
 
 def _used_kernels(body: str) -> list[str]:
-    """Return the blocks of kernels.c that the body needs: compilers warn of unused functions."""
+    """Return the blocks of kernels.c that the body needs; compilers warn of unused functions."""
     blocks = _template("kernels.c").template.strip().split("\n\n")
     typed = {Template(b).substitute(type=t): b for b in blocks for t in ("int8_t", "uint8_t")}
     text, names = "\n".join([body, *typed]), re.compile(r"^static \w+ (\w+\()", re.MULTILINE)
@@ -133,10 +132,10 @@ def _refusal(received: str) -> UsageError:
 
 
 class _Writer:
-    """Writes the operators of a chain, each from where the last one left its numbers.
+    """Writes a chain of operators.
 
-    Integers are in an array. Floats are an expression of `i` and statements on it that are not
-    written yet, so that what is done to each number by itself becomes one loop.
+    The current numbers are integers in an array, or floats: an expression of `i` and statements
+    that are not written yet, so that elementwise operators become one loop.
     """
 
     def __init__(self, content: bytes, audit: flatbuffer.FlatbufferAudit, *, fixed: bool) -> None:
@@ -149,10 +148,10 @@ class _Writer:
         self._array, self._load, self._steps = "observation", "observation[i]", list[str]()
         self.number = "int32_t" if fixed else "float"
         self.given = self.number if self._type == "float" else self._type
-        #: In fixed point a number is the integer of `_load`, cut to bounds, times this plus that.
+        #: In fixed point a number is the clipped integer of `_load` times a factor plus an offset.
         self._factor, self._offset = np.float64(1 / _ONE), np.float64(0)
         self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
-        #: What stands for 0 in the array, and whether the layer cuts there.
+        #: The code of 0 in the array, and whether the layer clips there.
         self._zero, self._relu = 0, False
         layers = {id(operator): name for name, operator in graph.layers().items()}
         known = _FIXED_OPERATORS if fixed else _OPERATORS
@@ -179,14 +178,14 @@ class _Writer:
             self._flush("head", "x")
 
     def size(self) -> Size:
-        """Return what all this takes."""
+        """Return the size of all this."""
         taken = sum((1 if kind == "int8_t" else 4) * n for kind, n in self.buffers.values())
         return Size(self.constant_bytes, taken, self.products)
 
     def constant(self, name: str, values: Array) -> str:
         """Declare an array of constants; return its name."""
         kind = _TYPES[str(values.dtype)]
-        # Of a float32 the shortest text that is the same number.
+        # A float32 is written as the shortest text of the same number.
         texts = [f"{x!s}{'f' * (kind == 'float')}" for x in values.ravel()]
         lines = ",\n    ".join(", ".join(texts[i : i + 16]) for i in range(0, len(texts), 16))
         self.constants.append(f"static const {kind} {name}[{len(texts)}] = {{\n    {lines}\n}};")
@@ -194,42 +193,39 @@ class _Writer:
         return name
 
     def _elementwise(self, operator: Any, name: str, kind: str) -> None:
-        shape, operands = self._tensors[self._tensor].shape, []
-        for v in map(self._values, operator.inputs):
-            each = None if v is None else np.broadcast_to(v, shape)
-            operands.append("x" if each is None else f"{self.constant(name, each)}[i]")
+        shape = self._tensors[self._tensor].shape
+        operands = [
+            "x" if v is None else f"{self.constant(name, np.broadcast_to(v, shape))}[i]"
+            for v in map(self._values, operator.inputs)
+        ]
         self._steps.append(f"x = {_ELEMENTWISE[kind].format(*operands)};")
 
     def _quantize(self, operator: Any, name: str, kind: str) -> None:
         scale, zero = self._grid(operator.outputs[0])
         self.scales.setdefault("first", f"scale {scale!s}, zero point {zero}")
         if self._type == "float":
-            target = self._buffer("int8_t", self._tensor)
-            self._encode(target, scale, zero)
-            self._array, self._type, self._zero = target, "int8_t", zero
-        # Bytes on the same grid are read as they are.
+            self._encode(operator.outputs[0])
+        # Bytes on the same grid are read directly.
         elif self._type != "uint8_t" or self._grid(self._tensor) != (scale, zero + 128):
             raise _refusal(f"{kind} of codes by another scale")
 
     def _refine(self, operators: list[Any]) -> None:
-        """Quantise each number, and what that leaves of it times a factor behind all of them."""
-        first, near, rest, fine, both, last = operators
-        ends = [first.inputs, near.inputs, rest.inputs, fine.inputs[:1], both.inputs, last.inputs]
-        outs = [o.outputs[0] for o in operators]
-        chain = [[self._tensor], [outs[0]], [self._tensor, outs[1]], [outs[2]], [outs[1], outs[3]]]
-        factor, (scale, zero) = self._values(fine.inputs[1]), self._grid(outs[0])
-        grids = self._grid(outs[5]) == (scale, zero)
-        odd = np.size(factor) != 1 or np.frexp(factor)[0] != 0.5
-        if [list(e) for e in ends] != [*chain, [outs[4]]] or not grids or odd:
+        """Quantise the numbers and, behind them, their residuals times a power of two."""
+        codes, near, rest, fine, both, target = (o.outputs[0] for o in operators)
+        chain = [[self._tensor], [codes], [self._tensor, near], [rest], [near, fine], [both]]
+        inputs = [list(operator.inputs) for operator in operators]
+        factor, grid = self._values(inputs[3].pop()), self._grid(codes)
+        power = np.size(factor) == 1 and np.frexp(factor)[0] == 0.5
+        if inputs != chain or self._grid(target) != grid or not power:
             raise _refusal("QUANTIZE int8 of what QUANTIZE int8 leaves, in another order")
-        self.scales["first"] = f"scale {scale!s}, zero point {zero}, and the rest times {factor!s}"
-        target = self._buffer("int8_t", outs[5])
-        self._encode(target, scale, zero, factor.item())
-        self._array, self._type, self._zero, self._steps = target, "int8_t", zero, []
-        self._tensor = outs[5]
+        text = f"scale {grid[0]!s}, zero point {grid[1]}, and the rest times {factor!s}"
+        self.scales["first"] = text
+        self._encode(target, factor.item())
+        self._tensor = target
 
-    def _encode(self, target: str, scale: np.float32, zero: int, times: float = 1) -> None:
-        """Write the code of each number; with a factor, that of what it leaves times it behind."""
+    def _encode(self, tensor: int, times: float = 1) -> None:
+        """Write the codes of a tensor, with a factor those of the residuals behind them."""
+        (scale, zero), target = self._grid(tensor), self._buffer("int8_t", tensor)
         size = math.prod(self._tensors[self._tensor].shape)
         first = [f"float x = {self._load};", *self._steps]
         near = fine = f"quantize(x, {scale!s}f, {zero})"
@@ -243,6 +239,7 @@ class _Writer:
             near, fine = (f"(int8_t)within({x} + {zero}, -128, 127)" for x in (near, "x"))
         both = [f"x = {rest};", f"{target}[{size} + i] = {fine};"] if times != 1 else []
         self._loop(*first, f"{target}[i] = {near};", *both)
+        self._array, self._type, self._zero, self._steps = target, "int8_t", zero, []
 
     def _dequantize(self, *_: Any) -> None:
         scale, zero = self._grid(self._tensor)
@@ -254,11 +251,8 @@ class _Writer:
             self._offset = -self._factor * zero
 
     def _tanh(self, operator: Any, name: str, kind: str) -> None:
-        if kind == "TANH float32":
-            self._steps.append("x = tanhf(x);")
-            return
         (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
-        # In the order of codes as unsigned bytes; in float32, as the runtime's table.
+        # In the order of the codes as unsigned bytes; in float32, as the runtime's table.
         codes = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)
         values = np.tanh((scale * (codes - np.float32(zero))).astype(np.float64))
         steps = (values.astype(np.float32) * (np.float32(1) / step)).astype(np.float64)
@@ -273,7 +267,7 @@ class _Writer:
         source, weights, target = (self._tensors[i] for i in tensors)
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
         flat, zero = kernel.reshape(len(kernel), -1).astype(np.int64), int(target.zero_points[0])
-        # The input's zero point moves into the bias.
+        # The bias contains the input's zero point.
         folded = (0 if bias is None else bias) - self._zero * flat.sum(axis=1)
         limit = int((np.abs(folded) + 255 * np.abs(flat).sum(axis=1)).max())
         if weights.zero_points.any() or limit > np.iinfo(np.int32).max:
@@ -325,12 +319,12 @@ class _Writer:
             self._offset = self._offset + (second if kind == "ADD float32" else -second)
 
     def _fixed_input(self, size: int, scale: float) -> list[str]:
-        """Declare bounds of each integer, and the line from there to codes."""
+        """Declare the bounds of each integer, and the line from integers to codes."""
         factor, offset = self._each(size, self._factor / scale, self._offset / scale)
         mean, reach = -offset / factor, _ENDS / factor
-        held = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
-        if not held.all():
-            raise _refusal(f"feature {held.argmin()}, which Q16.16 does not hold")
+        representable = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
+        if not representable.all():
+            raise _refusal(f"feature {representable.argmin()}, which Q16.16 does not hold")
         ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
         bounds = [np.rint(x).astype(np.int32) for x in self._each(size, *ends)]
         return [*map(self._declare, bounds), *self._line(factor, offset)]
@@ -346,7 +340,7 @@ class _Writer:
         return [np.broadcast_to(x, (1, size))[0] for x in values]
 
     def _line(self, factor: Array, offset: Array) -> list[str]:
-        """Declare factors and offsets as `line` in C takes them."""
+        """Declare factors and offsets for `line` in C."""
         scaled = np.array([_multiplier(ratio, 0) for ratio in factor.tolist()]).T
         more = np.rint(offset * 2.0 ** scaled[1]).astype(np.int64)
         return [
@@ -357,7 +351,7 @@ class _Writer:
         return self.constant(f"constant_{len(self.constants)}", values)
 
     def _flush(self, target: str, result: str) -> None:
-        """Compute the floats, each `x`, and write a result of each into an array."""
+        """Compute each float `x`, and write a result of it into an array."""
         self._loop(f"float x = {self._load};", *self._steps, f"{target}[i] = {result};")
 
     def _loop(self, *statements: str) -> None:
@@ -366,7 +360,7 @@ class _Writer:
         self.body += ["\n        ".join(lines), "    }"]
 
     def _buffer(self, kind: str, tensor: int) -> str:
-        """Return the one of two buffers that does not hold the numbers now, and let it fit."""
+        """Return the one of two buffers without the current numbers, after enlarging it to fit."""
         names = [f"{'values' if kind == 'float' else 'codes'}_{i}" for i in (0, 1)]
         name, size = names[self._array == names[0]], math.prod(self._tensors[tensor].shape)
         self.buffers[name] = kind, max(size, self.buffers.get(name, ("", 0))[1])
@@ -376,14 +370,14 @@ class _Writer:
         return self._tensors[tensor].scales[0], int(self._tensors[tensor].zero_points[0])
 
     def _values(self, tensor: int) -> Any:
-        """Return a constant; None for what is computed or left out."""
+        """Return a constant; None for a computed or an omitted tensor."""
         found = self._tensors[tensor]
         if tensor < 0 or found.data is None:
             return None
         return found.data.view(found.dtype).reshape(found.shape)
 
 
-#: What `integer.refined` puts in front of the first layer.
+#: The operators that `preparation.refined` inserts before the first layer.
 _REFINED = [
     *("QUANTIZE int8", "DEQUANTIZE float32", "SUB float32", "MUL float32"),
     *("CONCATENATION float32", "QUANTIZE int8"),
@@ -392,24 +386,24 @@ _REFINED = [
 _OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     **dict.fromkeys(_ELEMENTWISE, _Writer._elementwise),
     **dict.fromkeys(("FULLY_CONNECTED int8", "CONV_2D int8"), _Writer._integer_layer),
-    **dict.fromkeys(("TANH int8", "TANH float32"), _Writer._tanh),
+    "TANH int8": _Writer._tanh,
     "FULLY_CONNECTED float32": _Writer._float_layer,
     "QUANTIZE int8": _Writer._quantize,
     "DEQUANTIZE float32": _Writer._dequantize,
     "RESHAPE int8": lambda *_: None,
 }
 
-#: Those that need no float.
+#: Operators of the export without floats.
 _FIXED_OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     **{kind: write for kind, write in _OPERATORS.items() if "float32" not in kind},
-    **dict.fromkeys(_ELEMENTWISE, _Writer._affine),
+    **dict.fromkeys(_ELEMENTWISE.keys() - {"TANH float32"}, _Writer._affine),
     "DEQUANTIZE float32": _Writer._dequantize,
 }
 
-#: What the header says of numbers by their type.
+#: Note of the header on numbers of a type.
 _NUMBERS = {
-    "float": "-std=c99 or -ffp-contract=off keep floats as they are there.",
-    "int32_t": "What is int32_t is of Q16.16: 65536 is 1.",
+    "float": "-std=c99 or -ffp-contract=off keep the same floats.",
+    "int32_t": "int32_t numbers are Q16.16: 65536 is 1.",
 }
 
 
@@ -419,7 +413,7 @@ def _on_line(x: str, line: list[str], shifted: str = "") -> str:
 
 
 def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Shape:
-    """Return a window and its moves in the order of the fields in C; of a dense layer it is all."""
+    """Return a window and its moves as the fields in C; a dense layer has one window."""
     if len(kernel) == 2:
         return kernel[1], 1, kernel[1], 0, 0, 1, 1
     (_, _, width, channels), (_, height, columns, depth) = image, kernel
@@ -431,15 +425,15 @@ def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Sha
 
 
 def _multiplier(scale: float, limit: int) -> tuple[int, int]:
-    """Return the 31 bits and the shift of a scale, as LiteRT's kernels have them.
+    """Return the 31 bits and the shift of a scale, as in LiteRT's kernels.
 
-    With a limit, sums up to it are rounded as by a double, but for a rare half.
+    With a limit, sums up to it are rounded as in double precision, but for a rare half.
     """
     fraction, exponent = math.frexp(scale)
     middle, shift = min(math.floor(fraction * 2**31 + 0.5), 2**31 - 1), 31 - exponent
     if exponent < -31 or not limit:
         return (middle, shift) if exponent >= -31 else (0, 62)
-    # They differ beside halves between codes: of the nearest three it is the best one there.
+    # Roundings differ only near halves between codes: the best of three multipliers there is taken.
     halves = np.arange(-256, 256)[:, None] + 0.5
     near = np.clip(np.floor(halves / scale) + np.arange(-1, 3), -limit, limit)
     sizes, wanted = np.abs(near).astype(np.int64), np.floor(np.abs(near * scale) + 0.5)

@@ -1,6 +1,6 @@
-"""Greedy rollouts of a flatbuffer: to calibrate with, and to choose recipes by.
+"""Greedy rollouts of a flatbuffer, to calibrate with and to choose recipes by.
 
-Their seeds are neither those of a training nor those of an evaluation.
+Their seeds are used in no training and no evaluation.
 """
 
 from contextlib import closing
@@ -23,7 +23,7 @@ _IMAGE_RANK = 3
 
 
 def observations(policy: Policy) -> NDArray[Any]:
-    """Return observations [n, ...] that a policy meets, its environment's extremes among them."""
+    """Return observations [n, ...] of a policy's rollouts, with the extremes of each feature."""
     sidecar = policy.sidecar
     image = len(sidecar.observation_shape) == _IMAGE_RANK
     episodes, kept = (_GAMES, _KEPT_IMAGES) if image else (_EPISODES, _KEPT)
@@ -38,7 +38,7 @@ def observations(policy: Policy) -> NDArray[Any]:
 
 
 def selection_returns(policy: Policy, episodes: int) -> list[float]:
-    """Return what a policy earns in each of some episodes, the same for every policy of a run."""
+    """Return the returns of a policy in episodes that are the same for all policies of a run."""
     run, returns = policy.sidecar.run, []
     with closing(environments.make(policy.sidecar.env_id)) as env:
         for number in range(episodes):

@@ -1,7 +1,7 @@
-"""Export a trained network to flatbuffers, one a scheme, each checked against its network.
+"""Export a trained network to flatbuffers, one per scheme, each checked against its network.
 
 A flatbuffer has one signature, observation to head, for one observation at a time, with the
-normaliser inside. What is quantised after training is made of the fp32 flatbuffer (`export.ptq`).
+normaliser inside. Schemes after training start from the fp32 flatbuffer (`export.ptq`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import check, int4, integer, ptq
+from quarl_tf.export import int4, integer, ptq
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
@@ -24,13 +24,27 @@ from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import CALIBRATED, REFERENCE, Run, Scheme
+from quarl_tf.spec.actions import agreement
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
+
+#: Largest difference between flatbuffer and network, relative to the largest head value (at least
+#: 1): float32 sums in another order. Sums over the 28224 bytes of four frames differ by 2e-5 on
+#: some processors.
+_FLOAT_TOLERANCE = 5e-5
+
+#: Heads are compared on about this many evenly spread observations, or on all of fewer.
+_CHECKED = 200
+
+#: Largest mean error of a head's value after a quantisation-aware training, in steps, of at most
+#: one per observation: in a file with explicit quantisers, and in integer kernels, which round
+#: biases and sums. Rounding a value to its grid changes it by 0.25 on average.
+_STEPS_APART, _STEPS_APART_NATIVE = 0.02, 0.25
 
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """What a finished training left to be exported."""
+    """A finished training."""
 
     record: TrainingRecord
     run: Run
@@ -46,14 +60,13 @@ class TrainedNetwork:
         networks.set_weights(network, weights)
         return network
 
-    def converter(self, weights: Weights) -> Any:
-        """Return a converter of the network with given weights."""
-        spec = self.spec
-        return of_function(self.network(weights), spec.observation_shape, spec.observation_dtype)
+    def converter(self, call: Callable[[Any], Any]) -> Any:
+        """Return a converter of a function of one observation, as a network is."""
+        return of_function(call, self.spec.observation_shape, self.spec.observation_dtype)
 
 
 def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
-    """Load a finished training; a QuarlError where it is not there, or its files were changed."""
+    """Load a finished training; a QuarlError where it is missing, or its files were changed."""
     folder = workspace.run_dir(run_id)
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
@@ -72,7 +85,7 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
 
 
 def export(workspace: Workspace, run_id: str, schemes: Sequence[str], update: Update) -> None:
-    """Export a run in possible schemes; a QuarlError where a file is not what its network is."""
+    """Export a run in possible schemes; a QuarlError where a file differs from its network."""
     trained = load(workspace, run_id)
     for done, scheme in enumerate(schemes):
         update(done, len(schemes), scheme)
@@ -81,29 +94,33 @@ def export(workspace: Workspace, run_id: str, schemes: Sequence[str], update: Up
 
 
 def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    usual = _aware if scheme.aware else _calibrated if scheme.calibrated else _simulated
-    convert = _CONVERTERS.get(scheme.name, usual)
-    content, expected, choice = convert(trained, scheme)
+    if scheme.aware:
+        content, expected, choice = _aware(trained, scheme)
+    elif scheme.calibrated:
+        content, expected, choice = _calibrated(trained, scheme)
+    else:
+        convert = _plain if scheme.native else _simulated
+        content, expected, choice = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
-    found = check.compare(
-        Policy(content, sidecar),
-        expected,
-        trained.observations,
-        aware=scheme.aware,
-    )
+    found = _compared(Policy(content, sidecar), expected, trained.observations)
     write_artifact(path, content, replace(sidecar, check={**found, **choice}))
 
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
-    record = trained.record
+    record, deviation = trained.record, trained.weights.get("action/log_deviation:0")
+    head = agents.head(trained.run.algo, trained.spec)
+    # Centred, or without the value of a dueling network, they are no longer values of states.
+    without_value = scheme.aware and record.preset.get("dueling")
+    if head == "q_values" and (scheme.name in CALIBRATED or without_value):
+        head = "advantages"
     return Sidecar(
         run=record.run,
         run_id=record.run_id,
         env_id=trained.run.env_id,
         scheme=scheme.name,
         native=scheme.native,
-        head=_head(trained, scheme),
-        action_std=_action_std(trained),
+        head=head,
+        action_std=None if deviation is None else np.exp(deviation).tolist(),
         **trained.spec.facts,
         network_sha256=record.network_sha256,
         calibration_sha256=record.calibration_sha256 if scheme.calibrated else None,
@@ -114,59 +131,46 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
     )
 
 
-def _head(trained: TrainedNetwork, scheme: Scheme) -> str:
-    kind = agents.head(trained.run.algo, trained.spec)
-    # Centred, or without the value of a dueling network, they are no longer values of states.
-    without_value = scheme.aware and trained.record.preset.get("dueling")
-    relative = scheme.name in CALIBRATED or without_value
-    return "advantages" if kind == "q_values" and relative else kind
-
-
-def _action_std(trained: TrainedNetwork) -> list[float] | None:
-    logarithm = trained.weights.get("action/log_deviation:0")
-    return None if logarithm is None else np.exp(logarithm).tolist()
-
-
-class Converted(NamedTuple):
-    """A flatbuffer, the network that it should compute, and how it was chosen, if it was."""
+class _Converted(NamedTuple):
+    """A flatbuffer, the network that it should compute, and how its recipe was chosen."""
 
     content: bytes
     expected: keras.Model
     choice: Mapping[str, Any] = {}
 
 
-def _fp32(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    del scheme
-    content = converted(trained.converter(trained.weights))
-    return Converted(content, trained.network(trained.weights))
+def _plain(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+    """Convert to fp32, fp16 or dynamic_int8, which need the converter alone."""
+    network = trained.network(trained.weights)
+    converter, expected = trained.converter(network), network
+    if scheme.name != REFERENCE:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if scheme.name == "fp16":
+        converter.target_spec.supported_types = [tf.float16]
+        try:
+            expected = trained.network(_as_stored(trained, half_weights))
+        except ValueError as error:
+            raise QuarlError(
+                "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
+                f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
+            ) from error
+    return _Converted(converted(converter), expected)
 
 
-def _simulated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    if scheme.single_layers:  # Of a flatbuffer's layers the names are not known.
-        weights = quantize_weights(trained.weights, scheme.recipe)
-        return Converted(converted(trained.converter(weights)), trained.network(weights))
-    content = _fp32(trained, scheme).content
-    stored = _as_stored(trained, lambda weights: quantize_weights(weights, scheme.recipe))
-    return Converted(ptq.quantized(content, scheme), trained.network(stored))
+def _simulated(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+    def change(weights: Weights) -> Weights:
+        return quantize_weights(weights, scheme.recipe)
 
-
-def _fp16(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    del scheme
-    converter = trained.converter(trained.weights)
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.target_spec.supported_types = [tf.float16]
-    try:
-        halves = _as_stored(trained, half_weights)
-    except ValueError as error:
-        raise QuarlError(
-            "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
-            f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
-        ) from error
-    return Converted(converted(converter), trained.network(halves))
+    if scheme.single_layers:  # A flatbuffer does not have the names of its layers.
+        network = trained.network(change(trained.weights))
+        return _Converted(converted(trained.converter(network)), network)
+    content = converted(trained.converter(trained.network(trained.weights)))
+    expected = trained.network(_as_stored(trained, change))
+    return _Converted(ptq.quantized(content, scheme), expected)
 
 
 def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
-    """Change weights as they lie in a flatbuffer: bytes are scaled within the first kernel."""
+    """Change weights as a flatbuffer has them: bytes are scaled within the first kernel."""
     first, scale = "convolution_0/kernel:0", np.float32(255)
     if trained.spec.observation_dtype != "uint8" or first not in trained.weights:
         return change(trained.weights)
@@ -174,42 +178,65 @@ def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) ->
     return {**changed, first: changed[first] * scale}
 
 
-def _dynamic_int8(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    del scheme
-    converter = trained.converter(trained.weights)
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    return Converted(converted(converter), trained.network(trained.weights))
-
-
-def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    """Quantise with the ranges that the calibration observations reach."""
-    spec = trained.spec
-    expected = networks.acting(trained.network(trained.weights), spec)
-    content = converted(of_function(expected, spec.observation_shape, spec.observation_dtype))
+def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+    """Quantise with the ranges over the calibration observations."""
+    expected = networks.acting(trained.network(trained.weights), trained.spec)
+    content = converted(trained.converter(expected))
     policy = Policy(content, _describe(trained, Scheme.parse(REFERENCE), content))
     made, choice = ptq.calibrated(content, scheme, trained.observations, policy)
-    return Converted(made, expected, choice)
+    return _Converted(made, expected, choice)
 
 
-def _aware(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    """Convert a quantisation-aware network as it trained; ranges and codes are its own."""
-    network, spec = trained.network(trained.weights), trained.spec
-    call = qat.exported(network, rounded=not scheme.native)
-    content = converted(of_function(call, spec.observation_shape, spec.observation_dtype))
-    if scheme.native and trained.run.quantization is not None:
-        content = integer.trained(content, trained.run.quantization.recipe, qat.grids(network))
-    return Converted(content, networks.acting(trained.network(trained.weights), spec))
+def _aware(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+    """Convert a quantisation-aware network with the ranges and codes of its training."""
+    network, quantization = trained.network(trained.weights), trained.run.quantization
+    recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
+    content = converted(trained.converter(qat.exported(network, rounded=recipe is None)))
+    expected = networks.acting(trained.network(trained.weights), trained.spec)
+    if recipe is not None:
+        content = integer.trained(content, recipe, qat.grids(network))
+    elif scheme.name == "qat_int4":
+        content = int4.pack(content, qat.kernel_grids(expected))
+    return _Converted(content, expected)
 
 
-def _packed(trained: TrainedNetwork, scheme: Scheme) -> Converted:
-    """Convert as a simulated scheme, and store the kernels as integers."""
-    content, expected, _ = _aware(trained, replace(scheme, native=False))
-    return Converted(int4.pack(content, qat.kernel_grids(expected)), expected)
-
-
-_CONVERTERS: Mapping[str, Callable[[TrainedNetwork, Scheme], Converted]] = {
-    "fp32": _fp32,
-    "fp16": _fp16,
-    "dynamic_int8": _dynamic_int8,
-    "qat_int4": _packed,
-}
+def _compared(
+    policy: Policy, expected: keras.Model, observations: npt.NDArray[Any]
+) -> dict[str, Any]:
+    """Compare heads with those of the network; a QuarlError where more than rounding differs."""
+    seen = observations[:: max(1, len(observations) // _CHECKED)]
+    # Not compiled by XLA, which multiplies by the inverse of a step and adds in one operation: a
+    # weight right between two codes is then rounded to the other one.
+    wanted = expected(seen, training=False).numpy()
+    heads = np.stack([policy.head(observation) for observation in seen])
+    scheme, choices = Scheme.parse(policy.sidecar.scheme), policy.sidecar.num_actions
+    if choices is not None and scheme.name in CALIBRATED:
+        # Some have no common part of all actions, which changes no choice.
+        heads, wanted = (x - x.mean(axis=1, keepdims=True) for x in (heads, wanted))
+    difference = float(np.abs(heads - wanted).max())
+    scale = max(1.0, float(np.abs(wanted).max()))
+    check: dict[str, Any] = {
+        "observations": len(seen),
+        "max_abs_difference": difference,
+        "max_abs_head": scale,
+    }
+    if not scheme.aware:
+        exact = scheme.name != "dynamic_int8" and not scheme.calibrated
+        check["tolerance"] = _FLOAT_TOLERANCE * scale if exact else None
+        same = not exact or difference <= check["tolerance"]
+    else:
+        # Rounding may take the other one of two neighbouring codes. In a hidden layer that may be
+        # many steps of a steep head, so an observation counts for at most one.
+        steps = np.abs(heads - wanted) / qat.head_step(expected)
+        check["mean_steps_apart"] = float(np.minimum(steps, 1.0).mean(axis=0).max())
+        most = _STEPS_APART_NATIVE if scheme.name == "qat_int8" else _STEPS_APART
+        same = check["mean_steps_apart"] <= most
+    if not same:
+        raise QuarlError(
+            f"The {scheme.name} flatbuffer does not compute what its network does; nothing was "
+            "written: export where it was trained, or report it. Received: "
+            + ", ".join(f"{name}={value:g}" for name, value in check.items())
+        )
+    if choices is not None:
+        check["action_agreement"] = agreement(heads, wanted, choices)
+    return check

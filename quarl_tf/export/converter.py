@@ -1,16 +1,25 @@
-"""TensorFlow's converter; only this module and `convert` know it."""
+"""TensorFlow's converter to TFLite, and int8 files by it alone."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_tf.export.graph import Graph
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.keras import keras, tf
 
+#: Observations of the representative dataset, as in TensorFlow's guide.
+_REPRESENTATIVE = 500
+
+_ACTIVATIONS: Mapping[int, Callable[[Any], Any]] = {0: lambda x: x, 1: tf.nn.relu}
+
 
 def of_function(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: str) -> Any:
-    """Return a converter of a function of one observation, with the signature of all our files."""
+    """Return a converter of a function of one observation, from "observation" to "head"."""
     signature = [tf.TensorSpec((1, *shape), dtype, name="observation")]
     serve = tf.function(lambda observation: {"head": network(observation)}, signature)
     variables = network if isinstance(network, keras.Model) else tf.Module()
@@ -22,7 +31,7 @@ def of_function(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: st
 def converted(converter: Any) -> bytes:
     """Return the flatbuffer that a converter makes; a QuarlError where it fails."""
     with native_output.caught() as said, warnings.catch_warnings():
-        # It takes whatever has ranges for a network with integer inputs; ours are floats, or bytes.
+        # It takes any network with ranges to have integer inputs; ours are floats, or bytes.
         warnings.filterwarnings("ignore", "Statistics for quantized inputs", UserWarning)
         try:
             content: bytes = converter.convert()
@@ -31,3 +40,66 @@ def converted(converter: Any) -> bytes:
                 f"The TFLite converter failed: {one_line(error)[:300]} {said()[-300:]}"
             ) from error
     return content
+
+
+def stock_int8(content: bytes, observations: NDArray[Any]) -> bytes:
+    """Convert a float flatbuffer to `int8_stock`: `Optimize.DEFAULT`, int8 in and out.
+
+    The representative dataset is evenly sampled from the observations [n, ...]. Raises a QuarlError
+    for an unsupported operator, or where the converter fails.
+    """
+    seen = observations[:: max(1, len(observations) // _REPRESENTATIVE)].astype(np.float32)
+    converter = of_function(_function(content), observations.shape[1:], "float32")
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([observation[None]] for observation in seen)
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    converter.inference_input_type = converter.inference_output_type = tf.int8
+    return converted(converter)
+
+
+def _function(content: bytes) -> Callable[[Any], Any]:
+    """Return what a float flatbuffer computes, in TensorFlow."""
+    graph = Graph(content)
+    for operator in graph.operators:
+        if graph.name(operator) not in _OPERATIONS:
+            raise QuarlError(
+                "int8_stock is made of dense and convolutional policies; name other schemes. "
+                f"Received: operator={graph.name(operator)}"
+            )
+
+    def call(observation: Any) -> Any:
+        values = {graph.inputs[0]: observation}
+        for operator in graph.operators:
+            arguments = [
+                values[i] if i in values else graph.constant(i) for i in operator.inputs if i >= 0
+            ]
+            values[operator.outputs[0]] = _OPERATIONS[graph.name(operator)](operator, *arguments)
+        return values[graph.outputs[0]]
+
+    return call
+
+
+def _dense(operator: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+    activation = _ACTIVATIONS[operator.builtinOptions.fusedActivationFunction]
+    return activation(tf.matmul(inputs, kernel, transpose_b=True) + bias)
+
+
+def _convolution(operator: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+    options = operator.builtinOptions
+    padding = ("SAME", "VALID")[options.padding]
+    moved = np.transpose(kernel, (1, 2, 3, 0))
+    product = tf.nn.conv2d(inputs, moved, (options.strideH, options.strideW), padding)
+    return _ACTIVATIONS[options.fusedActivationFunction](product + bias)
+
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "CAST": lambda _, x: x,
+    "SUB": lambda _, x, y: x - y,
+    "MUL": lambda _, x, y: x * y,
+    "MINIMUM": lambda _, x, y: tf.minimum(x, y),
+    "MAXIMUM": lambda _, x, y: tf.maximum(x, y),
+    "TANH": lambda _, x: tf.tanh(x),
+    "RESHAPE": lambda _, x, shape: tf.reshape(x, (1, -1)),
+    "FULLY_CONNECTED": _dense,
+    "CONV_2D": _convolution,
+}

@@ -17,7 +17,7 @@ from quarl_tf.environments import make
 from quarl_tf.environments.airnav import AirNavVector
 from quarl_tf.evaluation import video
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
-from quarl_tf.export.integer import Graph
+from quarl_tf.export.graph import Graph
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.report.results import CellResults, Result, Source
 from quarl_tf.runtime import flatbuffer

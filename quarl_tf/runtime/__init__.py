@@ -1,4 +1,4 @@
-"""What a board installs: act from a flatbuffer, with NumPy and LiteRT."""
+"""Act from a flatbuffer with NumPy and LiteRT alone, as on a board."""
 
 from pathlib import Path
 

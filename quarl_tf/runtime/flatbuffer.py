@@ -1,9 +1,8 @@
-"""Read what a TFLite flatbuffer really holds: its types, operators and weights.
+"""Read the types, operators and weights of a TFLite flatbuffer from the file itself.
 
-Everything comes from the file itself, without TensorFlow and without running it. The schema's
-reader is plain Python over `struct` and NumPy: an offset that a damaged file sends astray ends in
-an exception, never in a crash. What takes a `source` takes a file or its content, and raises a
-QuarlError where that is missing, empty, damaged or no TFLite flatbuffer.
+The schema's reader is plain Python: a wrong offset in a damaged file raises an exception, it never
+crashes. A `source` is a file or its content; a QuarlError is raised where it is missing, empty,
+damaged or no TFLite flatbuffer.
 """
 
 import math
@@ -25,28 +24,28 @@ from quarl_tf.foundation.files import read_bytes
 
 IDENTIFIER = b"TFL3"
 
-#: Operators whose second input is their weights; named with both types where these differ.
+#: Operators whose second input is their kernel; both types are named where they differ.
 _WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
-#: Types of weights that `weights` can decode.
+#: Types of weights that can be decoded.
 _DECODABLE = {"float32", "float16", "int8", "int4"}
 
 #: Bits of the types that NumPy does not have.
 _BITS = {"bfloat16": 16, "int4": 4, "uint4": 4, "int2": 2}
 
-#: What the schema's reader raises when a damaged file sends it astray: a read beyond the end, an
-#: offset below zero, a table that is not there, a type or operator number without a name.
-_ASTRAY = (struct.error, AttributeError, LookupError, OverflowError, TypeError, ValueError)
+#: What reading a damaged file raises: a read beyond the end, a negative offset, a missing table, an
+#: unknown type or operator.
+_DAMAGED = (struct.error, AttributeError, LookupError, OverflowError, TypeError, ValueError)
 
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """Turn what trips over a foreign graph into one line, a QuarlError."""
+    """Turn the errors of an unsupported graph into a QuarlError."""
     try:
         yield
     except QuarlError:
         raise
-    except (*_ASTRAY, RuntimeError) as error:
+    except (*_DAMAGED, RuntimeError) as error:
         raise QuarlError(
             "A flatbuffer of this graph, which `quarl inspect` shows, cannot be run or quantised "
             f"so; convert it otherwise. Received: {type(error).__name__}: {one_line(error)}"
@@ -54,7 +53,7 @@ def understood() -> Iterator[None]:
 
 
 def _schema() -> Any:
-    # Acting needs none, and only one of the two LiteRT packages brings it.
+    # Acting does not need it, and only one of the two LiteRT packages has it.
     from ai_edge_litert import schema_py_generated
 
     return schema_py_generated
@@ -78,11 +77,11 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatbufferAudit:
-    """What a flatbuffer holds: its main graph's interface and, of all graphs, the following.
+    """The main graph's inputs and outputs, and the contents of all graphs.
 
-    Tensors are counted by dtype, weights by the elements of constant tensors. Operators are in
-    order with the dtype each computes, as "FULLY_CONNECTED int8", or "FULLY_CONNECTED float32×int8"
-    for float activations with int8 weights.
+    Tensors are counted by dtype, constants by their elements. Operators are in order with the dtype
+    each computes: "FULLY_CONNECTED int8", or "FULLY_CONNECTED float32×int8" for float activations
+    with int8 weights.
     """
 
     tensor_dtypes: dict[str, int]
@@ -92,18 +91,10 @@ class FlatbufferAudit:
     outputs: list[TensorSpec]
 
 
-class Layer(NamedTuple):
-    """An operator with a constant kernel, by its name and that of the tensor it computes."""
-
-    operator: str
-    output: str
-
-
 class Activation(NamedTuple):
-    """A tensor that is computed: its bytes, and the operators between which it takes memory.
+    """The bytes of a computed tensor, and the operators that compute it and use it last.
 
-    They are those that compute it and use it last; the caller writes inputs before the first one,
-    and may read inputs and outputs after the last one.
+    Inputs are written before the first operator; inputs and outputs are read after the last one.
     """
 
     size: int
@@ -118,7 +109,7 @@ class _Tensor(NamedTuple):
     scales: NDArray[np.float32]
     zero_points: NDArray[np.int64]
     axis: int
-    #: Raw bytes of a constant; None for what is computed.
+    #: Raw bytes of a constant; None for a computed tensor.
     data: NDArray[np.uint8] | None
 
 
@@ -138,12 +129,11 @@ class _Graph(NamedTuple):
 def read(path: Path) -> bytes:
     """Read a flatbuffer's bytes; a QuarlError where the file is not one."""
     content = read_bytes(path)
-    check_identifier(content, str(path))
+    _check_identifier(content, str(path))
     return content
 
 
-def check_identifier(content: bytes | bytearray, name: str) -> None:
-    """Refuse bytes that do not even claim to be a TFLite flatbuffer, by a QuarlError."""
+def _check_identifier(content: bytes | bytearray, name: str) -> None:
     if content[4:8] != IDENTIFIER:
         raise QuarlError(
             f"{name} is not a TFLite flatbuffer; name a file that was exported. Received: "
@@ -169,10 +159,9 @@ def audit(source: Path | bytes) -> FlatbufferAudit:
 
 
 def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
-    """Return the weights as the network computes with them, by name, in the order it uses them.
+    """Return the constants of rank 2 or more, dequantised, by name, in the order of their use.
 
-    They are the constant float32, float16, int8 and int4 tensors of rank 2 or more, integer ones
-    dequantised. Schemes may name the same layer differently, but their order is the same.
+    Schemes may name the same layer differently, but their order is the same.
     """
     found = {}
     for graph in parsed(source):
@@ -183,38 +172,19 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
     return found
 
 
-def layers(source: Path | bytes) -> list[Layer]:
-    """Return the layers with a constant kernel, in the order of computation."""
-    return [
-        Layer(op.name, graph.tensors[op.outputs[0]].name)
-        for graph in parsed(source)
-        for op, kernel, _ in _kernels(graph)
-        if kernel.dtype in _DECODABLE
-    ]
-
-
-def _kernels(graph: _Graph) -> Iterator[tuple[_Operator, _Tensor, NDArray[np.uint8]]]:
-    """Yield the operators with a constant kernel, it and its bytes."""
-    for operator in graph.operators:
-        if operator.name in _WEIGHTED:
-            kernel = graph.tensors[operator.inputs[1]]
-            if kernel.data is not None:
-                yield operator, kernel, kernel.data
-
-
 def variables(
     source: Path | bytes, action_std: Sequence[float] | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the variables of the network that an fp32 flatbuffer of ours was exported from.
+    """Return the variables of the network of an exported fp32 flatbuffer, by their names.
 
-    They have the network's names; the deviation of a normal distribution is in the sidecar. What
-    acting needs none of is missing, and layer normalisation.
+    The deviation of a normal distribution comes from the sidecar. Variables that acting does not
+    need are missing, and those of layer normalisation.
     """
     found: dict[str, NDArray[np.float32]] = {}
     if action_std is not None:
         found["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
     graph = parsed(source)[0]
-    # Bytes are scaled within the first kernel, or by an operator of its own.
+    # Bytes are scaled within the first kernel or by an operator.
     first, second = (op.name for op in graph.operators[:2])
     folded = first == "CAST" and second != "MUL"
     for op in graph.operators:
@@ -236,26 +206,26 @@ def variables(
 def with_kernels(
     content: bytes, change: Callable[[str, NDArray[np.float32]], NDArray[np.float32]]
 ) -> bytes:
-    """Return a flatbuffer with other float32 kernels; all else stays byte for byte.
+    """Return a flatbuffer with changed float32 kernels and all other bytes the same.
 
-    `change` takes an operator's name and its kernel, output channels first, and returns what takes
-    the kernel's place.
+    `change` takes an operator's name and its kernel, output channels first, and returns the new
+    kernel. One that several operators share is changed once.
     """
-    changed = bytearray(content)
-    # Several operators may share a kernel: it is changed once. The arrays are views of `changed`.
-    kernels = {
-        data.ctypes.data: (op.name, data.view(np.float32).reshape(kernel.shape))
-        for graph in parsed(changed)
-        for op, kernel, data in _kernels(graph)
-        if kernel.dtype == "float32"
-    }
-    for operator, values in kernels.values():
-        values[...] = change(operator, values)
+    changed, done = bytearray(content), set()
+    for graph in parsed(changed):
+        for operator in graph.operators:
+            kernel = graph.tensors[operator.inputs[1]] if operator.name in _WEIGHTED else None
+            if kernel is None or kernel.data is None or kernel.dtype != "float32":
+                continue
+            values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `changed`.
+            if values.ctypes.data not in done:
+                values[...] = change(operator.name, values)
+                done.add(values.ctypes.data)
     return bytes(changed)
 
 
 def activations(source: Path | bytes) -> list[Activation]:
-    """Return the main graph's tensors that are not constant, inputs first, each of fixed size."""
+    """Return the computed tensors of the main graph, inputs first."""
     graph = parsed(source)[0]
     end = len(graph.operators) - 1
     first = dict.fromkeys(graph.inputs, 0)
@@ -265,7 +235,7 @@ def activations(source: Path | bytes) -> list[Activation]:
         last.update(dict.fromkeys(operator.inputs, number))
     last.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
     return [
-        # What nothing uses is never given back.
+        # An unused tensor is never freed.
         Activation(byte_size(tensor.dtype, math.prod(tensor.shape)), start, last.get(i, end))
         for i, start in first.items()
         if (tensor := graph.tensors[i]).data is None
@@ -273,7 +243,7 @@ def activations(source: Path | bytes) -> list[Activation]:
 
 
 def byte_size(dtype: str, elements: int) -> int:
-    """Return the bytes that so many elements take; those of less than a byte are packed."""
+    """Return the bytes of a number of elements; those smaller than a byte are packed."""
     try:
         bits = _BITS.get(dtype) or 8 * np.dtype(dtype).itemsize
     except TypeError:
@@ -290,14 +260,14 @@ def parsed(source: Path | bytes | bytearray) -> list[_Graph]:
     """Return the graphs of a flatbuffer, the main one first; a QuarlError where it is damaged."""
     name = str(source) if isinstance(source, Path) else "The content"
     content = read(source) if isinstance(source, Path) else source
-    check_identifier(content, name)
+    _check_identifier(content, name)
     try:
         model = _schema().Model.GetRootAs(content, 0)
         buffers = [_bytes(buffer, content) for buffer in _listed(model, "Buffers")]
         graphs = [_graph(model, graph, buffers) for graph in _listed(model, "Subgraphs")]
         if not graphs:
             raise ValueError("no graph")
-    except _ASTRAY as error:
+    except _DAMAGED as error:
         raise QuarlError(
             f"{name} is truncated or damaged ({type(error).__name__}: {error}); export it again. "
             f"Received: {len(content)} bytes"
@@ -307,7 +277,7 @@ def parsed(source: Path | bytes | bytearray) -> list[_Graph]:
 
 def _bytes(buffer: Any, content: bytes | bytearray) -> NDArray[np.uint8] | None:
     if start := buffer.Offset():
-        # Behind the tables, as some writers put large buffers.
+        # Some writers put large buffers behind the tables.
         if start + buffer.Size() > len(content):
             raise IndexError("a buffer ends behind the file")
         return np.frombuffer(content, np.uint8, buffer.Size(), start)
@@ -339,7 +309,7 @@ def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
         axis = quantization.QuantizedDimension() if scales.size > 1 else 0
         if zero_points.size != scales.size or (scales.size > 1 and scales.size != shape[axis]):
             raise ValueError(f"{scales.size} scales for a tensor of shape {shape}")
-    # Buffer 0 is empty by convention: tensors that are computed point at it.
+    # Buffer 0 is empty by convention: computed tensors have it.
     data = buffers[tensor.Buffer()]
     dtype = _names("TensorType")[tensor.Type()].lower()
     if data is not None and dtype in _DECODABLE:
@@ -351,11 +321,11 @@ def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
 
 def _operator(model: Any, operator: Any) -> _Operator:
     code = model.OperatorCodes(operator.OpcodeIndex())
-    # Old files know only the 8-bit field, new ones repeat small numbers in it.
+    # Old files have only the 8-bit field; new ones repeat small numbers in it.
     name = _names("BuiltinOperator")[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
     if name == "CUSTOM":
         name = (code.CustomCode() or b"").decode()
-    # -1 stands for an optional input that is left out.
+    # -1 is an omitted optional input.
     inputs = [i for i in _listed(operator, "Inputs") if i != -1]
     return _Operator(name, inputs, _listed(operator, "Outputs"))
 
@@ -377,8 +347,7 @@ def _describe(operator: _Operator, graph: _Graph) -> str:
 
 
 def _used(graph: _Graph) -> Iterator[int]:
-    # fp16 files expand all weights first, in no particular order: what counts is where the
-    # expanded weights are used.
+    # fp16 files dequantise all weights first, in any order: the use of the results counts.
     expanded: dict[int, int] = {}
     for operator in graph.operators:
         if operator.name == "DEQUANTIZE":
@@ -399,6 +368,6 @@ def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     broadcast = [1] * len(tensor.shape)
     broadcast[tensor.axis] = -1
     zero_points = tensor.zero_points.astype(np.float32).reshape(broadcast)
-    # A damaged scale may be huge; a histogram of infinities shows it better than a warning.
+    # A damaged scale may overflow; no warning is needed for that.
     with np.errstate(over="ignore", invalid="ignore"):
         return (values - zero_points) * tensor.scales.reshape(broadcast)

@@ -1,4 +1,4 @@
-"""Act from a flatbuffer: what runs on a board, with NumPy and the LiteRT interpreter alone."""
+"""Act from a flatbuffer, with NumPy and the LiteRT interpreter alone, as on a board."""
 
 import hashlib
 import math
@@ -22,31 +22,28 @@ from quarl_tf.store.workspace import sidecar_path
 
 try:
     from ai_edge_litert.interpreter import Interpreter
-except ModuleNotFoundError:  # LiteRT's former name, on boards without a wheel of today's.
+except ModuleNotFoundError:  # LiteRT's former name, on boards without a wheel of the new one.
     from tflite_runtime.interpreter import Interpreter
 
 HEADS = ("q_values", "advantages", "logits", "action")
 
-_OBSERVATION_DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "uint8": np.dtype(np.uint8),
-}
+_OBSERVATION_DTYPES: dict[str, np.dtype[Any]] = {n: np.dtype(n) for n in ("float32", "uint8")}
 
 _WARM_UP_CALLS = 100
 
 
 class Policy:
-    """Actions from one flatbuffer; one per thread, for the interpreter is not shared.
+    """Actions from one flatbuffer, in one thread.
 
     Attributes:
-        sidecar: What the flatbuffer's sidecar says.
+        sidecar: The flatbuffer's sidecar.
         ties: Calls of `act` and `sample` so far in which two or more actions shared the best value.
     """
 
     def __init__(self, content: bytes, sidecar: Sidecar, threads: int = 1) -> None:
-        """Load verified bytes; a QuarlError where they are not what the sidecar says."""
+        """Load verified bytes; a QuarlError where they do not match the sidecar."""
         try:
-            # The first one of a process announces its delegate.
+            # The first one of a process prints its delegate.
             with native_output.caught():
                 interpreter = Interpreter(model_content=content, num_threads=threads)
                 interpreter.allocate_tensors()
@@ -65,7 +62,7 @@ class Policy:
         self._input = np.zeros(source["shape"], source["dtype"])
         self._input_index = source["index"]
         self._encode = _encoder(self._input[0], self._dtype, *source["quantization"])
-        self._output_index = target["index"]
+        self._output_index, self._size = target["index"], int(target["shape"][1])
         self._scale, self._zero_point = target["quantization"]
         self._bounds: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
         if sidecar.head == "action":
@@ -73,27 +70,23 @@ class Policy:
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
         choices = sidecar.num_actions
         self._several = choices if isinstance(choices, list) else []
-        self._noise = _noise(sidecar)
+        self._std = np.array(sidecar.action_std or [], np.float32)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], threads: int = 1) -> Self:
-        """Load a flatbuffer that is what its sidecar says, to be run by so many threads.
-
-        The bytes that are hashed are the bytes that run, so nothing can change in between.
+        """Load a flatbuffer with its sidecar, to run in a number of threads.
 
         Raises:
-            QuarlError: The file or its sidecar is missing, damaged or foreign, or the two do not
-                match.
+            QuarlError: The file or its sidecar is missing or damaged, or they do not match.
         """
         path = Path(path)
-        content = flatbuffer.read(path)
-        beside = sidecar_path(path)
-        if not beside.is_file():
+        content, source = flatbuffer.read(path), sidecar_path(path)
+        if not source.is_file():
             raise QuarlError(
-                f"{path} has no sidecar {beside.name} beside it; copy both files, or export it "
+                f"{path} has no sidecar {source.name} beside it; copy both files, or export it "
                 f"again. Received: path={str(path)!r}"
             )
-        sidecar = Sidecar.load(beside)
+        sidecar = Sidecar.load(source)
         digest = hashlib.sha256(content).hexdigest()
         if digest != sidecar.sha256:
             raise QuarlError(
@@ -106,10 +99,9 @@ class Policy:
     def act(self, observation: ArrayLike) -> int | NDArray[Any]:
         """Choose the best action for one observation, as the environment gives it: without a batch.
 
-        Observations of float policies may be of any float type. Returned is the index of the best
-        value, the lowest of those that share it, or of several actions at once (MultiDiscrete) each
-        one's, [n]; or for a continuous head the action itself, float32 [n], clipped to the action's
-        bounds.
+        Float observations may be of any float type. The action is the index of the best value, the
+        lowest one of ties; for MultiDiscrete the index of each choice, [n]; for a continuous head
+        the head itself, float32 [n], clipped to the bounds.
 
         Raises:
             QuarlError: The observation has another shape or type or is not finite, or the head is
@@ -122,8 +114,8 @@ class Policy:
             return action
         if self._several:
             return self._best_of_several(head, head)
-        # Codes are in the order of the values they stand for, so there is nothing to dequantise;
-        # and for a handful of actions a list is faster than NumPy.
+        # Codes have the order of their values, so nothing is dequantised; for few actions a list is
+        # faster than NumPy.
         values: list[float] = head.tolist()
         best = max(values)
         if values.count(best) > 1:
@@ -133,13 +125,12 @@ class Policy:
     def sample(self, observation: ArrayLike, random: np.random.Generator) -> int | NDArray[Any]:
         """Draw an action for one observation from the policy's distribution.
 
-        It is an index, drawn from the softmax of the logits; or for a continuous head an action
-        drawn from the normal distribution around it, float32 [n], clipped to the action's bounds.
-        What is taken from `random` does not depend on the head: policies given generators of one
-        seed meet the same noise.
+        It is an index from the softmax of the logits; for a continuous head an action from the
+        normal distribution around it, float32 [n], clipped to the bounds. The numbers drawn from
+        `random` do not depend on the head: generators of one seed give all policies the same noise.
 
         Raises:
-            UsageError: The head belongs to no distribution.
+            UsageError: The head is no distribution.
             QuarlError: As `act`.
         """
         noise = self._noise(random)
@@ -159,6 +150,18 @@ class Policy:
         self.ties += any(values.count(max(values)) > 1 for values in each)
         return actions.best(noisy, self._several)
 
+    def _noise(self, random: np.random.Generator) -> NDArray[Any]:
+        """Draw the noise that, added to the head, makes its best value a sample."""
+        if self.sidecar.head == "logits":
+            # The largest of logits with Gumbel noise is distributed as their softmax.
+            return random.gumbel(size=self._size)
+        if self.sidecar.action_std is not None:
+            return self._std * random.standard_normal(self._size, np.float32)
+        raise UsageError(
+            "This policy is no distribution to sample actions from; leave out --sample. Received: "
+            f"run_id={self.sidecar.run_id!r}, head={self.sidecar.head!r}, action_std=None"
+        )
+
     def head(self, observation: ArrayLike) -> NDArray[np.float32]:
         """Return the head for one observation, dequantised: float32 [n]; errors as of `act`."""
         return self._decode(self._forward(observation))
@@ -173,10 +176,16 @@ class Policy:
             admitted: NDArray[Any] = observation
         else:
             admitted = self._admit(observation)
-        # A sum of squares is finite unless something in it is not, or is beyond 1e19: one quick
-        # look is enough nearly always. Bytes are always finite.
+        # The sum of squares of finite numbers is finite up to about 1e19: a quick first check.
         if self._may_be_infinite and not math.isfinite(np.vdot(admitted, admitted)):
-            self._check_finite(admitted)
+            bad = np.argwhere(~np.isfinite(admitted))
+            if bad.size:
+                index = tuple(bad[0].tolist())
+                raise QuarlError(
+                    f"{len(bad)} of the observation's {admitted.size} numbers are not finite; "
+                    "check the environment or the sensor. Received: "
+                    f"observation{list(index)}={admitted[index]}"
+                )
         self._encode(admitted)
         interpreter = self._interpreter
         interpreter.set_tensor(self._input_index, self._input)
@@ -191,17 +200,16 @@ class Policy:
         return head
 
     def _admit(self, observation: ArrayLike) -> NDArray[Any]:
-        """Convert what is harmless to convert, refuse the rest."""
+        """Convert an observation of another type; a QuarlError where it may be a mistake."""
         try:
             array = np.asarray(observation)
         except ValueError:
             raise self._refusal("something ragged") from None
-        # Any float type is a float observation. Integers are refused: they are more likely a frame
-        # or a state's number than an observation that happens to be whole.
+        # Integers are refused: they are more likely a frame or the number of a state.
         same_kind = array.dtype == self._dtype or (array.dtype.kind == self._dtype.kind == "f")
         if not same_kind or array.shape != self._shape:
             raise self._refusal(f"shape={array.shape}, dtype={array.dtype}")
-        with np.errstate(over="ignore"):  # Beyond float32 becomes infinite, and is refused so.
+        with np.errstate(over="ignore"):  # Numbers beyond float32 become infinite and are refused.
             return array.astype(self._dtype)
 
     def _refusal(self, received: str) -> QuarlError:
@@ -209,16 +217,6 @@ class Policy:
             f"A policy for {self.sidecar.env_id} takes one {self._dtype} observation of shape "
             f"{self._shape}, without a batch dimension. Received: {received}"
         )
-
-    def _check_finite(self, observation: NDArray[Any]) -> None:
-        bad = np.argwhere(~np.isfinite(observation))
-        if bad.size:
-            index = tuple(bad[0].tolist())
-            raise QuarlError(
-                f"{len(bad)} of the observation's {observation.size} numbers are not finite; check "
-                f"the environment or the sensor. Received: observation{list(index)}="
-                f"{observation[index]}"
-            )
 
     def _decode(self, head: NDArray[Any]) -> NDArray[np.float32]:
         values: NDArray[np.float32] = head.astype(np.float32)
@@ -239,27 +237,25 @@ def time_calls(
     calls: int = 2000,
     random: np.random.Generator | None = None,
 ) -> NDArray[np.float64]:
-    """Return the microseconds of single calls [calls], of `sample` where there is a generator.
+    """Return the microseconds of single calls [calls] of `act`, or of `sample` with a generator.
 
-    Observations are taken in turn, after a warm-up; ties that are met do not count.
+    Calls take the observations in turn, after a warm-up, and count no ties.
     """
     act: Callable[[NDArray[Any]], Any] = policy.act
     if random is not None:
         act = partial(policy.sample, random=random)
     clock, ties = time.perf_counter_ns, policy.ties
-    for observation in islice(cycle(observations), _WARM_UP_CALLS):
-        act(observation)
     durations = []
-    for observation in islice(cycle(observations), calls):
+    for observation in islice(cycle(observations), _WARM_UP_CALLS + calls):
         start = clock()
         act(observation)
         durations.append(clock() - start)
     policy.ties = ties
-    return np.array(durations) / 1000
+    return np.array(durations[_WARM_UP_CALLS:]) / 1000
 
 
 def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the details of the one input and the one output, once they are the sidecar's."""
+    """Return the details of the input and the output; a QuarlError where they do not match."""
     if sidecar.head not in HEADS:
         raise unknown("head", sidecar.head, HEADS)
     if sidecar.observation_dtype not in _OBSERVATION_DTYPES:
@@ -286,7 +282,7 @@ def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, An
 
 
 def _head_size(sidecar: Sidecar) -> int:
-    """Return the number of values of the head, once the sidecar agrees with itself."""
+    """Return the number of values of the head; a QuarlError where its fields do not match."""
     bounds = sidecar.action_low, sidecar.action_high
     if sidecar.head == "action" and None not in bounds and sidecar.num_actions is None:
         return len(sidecar.action_low or ())
@@ -298,32 +294,12 @@ def _head_size(sidecar: Sidecar) -> int:
     )
 
 
-def _noise(sidecar: Sidecar) -> Callable[[np.random.Generator], NDArray[Any]]:
-    """Build what draws the noise that, added to the head, makes its best value a sample."""
-    size = _head_size(sidecar)
-    if sidecar.head == "logits":
-        # The largest of logits with Gumbel noise is distributed as their softmax.
-        return lambda random: random.gumbel(size=size)
-    if sidecar.action_std is not None:
-        std = np.array(sidecar.action_std, np.float32)
-        return lambda random: std * random.standard_normal(size, np.float32)
-
-    def refuse(random: np.random.Generator) -> NDArray[Any]:
-        raise UsageError(
-            "This policy is no distribution to sample actions from; leave out --sample. Received: "
-            f"run_id={sidecar.run_id!r}, head={sidecar.head!r}, action_std=None"
-        )
-
-    return refuse
-
-
 def _encoder(
     row: NDArray[Any], observation_dtype: np.dtype[Any], scale: float, zero_point: int
 ) -> Callable[[NDArray[Any]], None]:
-    """Build what writes an observation into `row` as the file wants it.
+    """Return a function that writes an observation into `row`, the file's input without its batch.
 
-    The row is the input without its batch. An integer input has a scale, 0 if it is not quantised,
-    and the code that stands for 0.
+    The scale is 0 for an input that is not quantised; the zero point is the code of 0.
     """
 
     def copy(observation: NDArray[Any]) -> None:
@@ -332,7 +308,7 @@ def _encoder(
     same_bytes = row.dtype == observation_dtype and (scale, zero_point) == (1, 0)
     if row.dtype.kind == "f" or scale == 0 or same_bytes:
         return copy
-    # Scalars are made once: making them costs as much as computing with them.
+    # Making these scalars costs as much as computing with them.
     step, zero = np.float32(scale), np.float32(zero_point)
     low, high = (
         (np.float32(code) - zero) * step
@@ -340,7 +316,7 @@ def _encoder(
     )
 
     def quantize(observation: NDArray[Any]) -> None:
-        # Clipped before it is divided, so that no observation overflows.
+        # Clipped before the division, which would overflow.
         row[...] = np.rint(np.minimum(np.maximum(observation, low), high) / step) + zero
 
     if observation_dtype.kind == "f":
@@ -348,7 +324,7 @@ def _encoder(
     codes = (np.rint(np.clip(np.arange(256), low, high) / step) + zero).astype(row.dtype)
 
     def look_up(observation: NDArray[Any]) -> None:
-        # "clip" writes straight into the row; no byte is beyond the table.
+        # "clip" writes into the row without a copy; no byte is beyond the table.
         np.take(codes, observation, out=row, mode="clip")
 
     return look_up

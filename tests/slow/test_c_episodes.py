@@ -1,6 +1,4 @@
-"""Policies in C, strictly compiled, compute in whole episodes what LiteRT computes."""
-
-from __future__ import annotations
+"""Policies in strictly compiled C compute in episodes and on images what LiteRT computes."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,20 +11,21 @@ import numpy as np
 import pytest
 
 from quarl_tf import environments
+from quarl_tf.environments.acting import ticks
 from quarl_tf.runtime.policy import Policy
 
 MODELS = Path(__file__).parents[2] / "tflite_models"
+PONG = MODELS / "PongNoFrameskip-v4"
 
 
 def met(policy: Policy, episodes: int) -> Iterator[Any]:
     """Yield the observations of episodes."""
     with closing(environments.make(policy.sidecar.env_id)) as env:
         for seed in range(episodes):
-            observation, over = env.reset(seed=seed)[0], False
-            while not over:
-                yield observation
-                observation, _, done, cut, _ = env.step(policy.act(observation))
-                over = done or cut
+            for tick in ticks(env, policy.act, env.reset(seed=seed)[0]):
+                yield tick.observations
+                if tick.done:
+                    break
 
 
 @pytest.mark.parametrize("name", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ppo/s0"])
@@ -38,14 +37,30 @@ def test_dense_policies_in_a_hundred_episodes(name: str, tmp_path: Path) -> None
 
 
 def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
-    artifact = compiled.copied(MODELS / "PongNoFrameskip-v4/dqn/s0-e062e97a/int8.tflite", tmp_path)
+    artifact = compiled.copied(PONG / "dqn/s0-e062e97a/int8.tflite", tmp_path)
     policy = Policy.load(artifact)
     seen = np.array(list(islice(met(policy, 1), 500)))
     heads, actions = compiled.run(artifact, seen)
     np.testing.assert_array_equal(heads, compiled.reference_heads(artifact, seen))
-    # Convolutions of the default runtime round otherwise: of two that are near the other may lead.
+    # Convolutions of the default runtime round differently: of two near values the other may lead.
     acted = np.array([policy.act(observation) for observation in seen])
     differs = actions[:, 0] != acted
     behind = heads.max(axis=1) - heads[np.arange(len(seen)), acted]
     assert differs.mean() < 0.02
     assert behind[differs].max(initial=0) < 2.5 * np.diff(np.unique(heads)).min()
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("a2c/s0/int8_tensor", compiled.STRICT),
+        ("dqn/s0-e062e97a/int8", compiled.SANITIZED),
+        ("ppo/s0-cc080679-q8d1000000-0d58268f/qat_int8", compiled.STRICT),
+    ],
+)
+def test_heads_of_grey_squares(name: str, flags: tuple[str, ...], tmp_path: Path) -> None:
+    artifact = compiled.copied(PONG / f"{name}.tflite", tmp_path)
+    random = np.random.default_rng(1)
+    # Noise alone excites the first layer like no environment.
+    images = random.integers(0, 256, (100, 12, 12, 4)).repeat(7, axis=1).repeat(7, axis=2)
+    compiled.check(artifact, images.astype(np.uint8), flags)

@@ -1,6 +1,6 @@
-"""Damaged flatbuffers and sidecars end in one line: no traceback, no crash, nothing taken as whole.
+"""Damaged flatbuffers and sidecars are refused in one line, without a traceback or a crash.
 
-Set QUARL_FUZZ to how many are tried; each follows from its number.
+QUARL_FUZZ is the number of trials; each follows from its number.
 """
 
 import json
@@ -84,7 +84,7 @@ def test_damage_is_one_line_and_never_accepted(
             assert json.loads(second) == json.loads(sidecar), where
         if code == 0 and command[0] == "adopt":
             assert first == content or "sha256" not in json.loads(second), where
-            # What was taken is taken on.
+            # An adopted file can be exported.
             assert main(("export", "adopted-CartPole-v1-s0-fuzzed", "--schemes", "int8")) < 3, where
             assert capsys.readouterr().err.count("\n") < 2, where
         shutil.rmtree("tflite_models", ignore_errors=True)

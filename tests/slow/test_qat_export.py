@@ -1,10 +1,9 @@
-"""What is exported of a quantisation-aware training computes what it trained with."""
-
-from __future__ import annotations
+"""Flatbuffers of a quantisation-aware training compute what its network does."""
 
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from samples import Patch, observed, refused, settle, write_training
 
 from quarl_tf import agents, networks, pipeline, presets
 from quarl_tf.environments import env_spec
-from quarl_tf.export import convert, int4, integer
+from quarl_tf.export import convert, int4
+from quarl_tf.export.graph import Graph
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
@@ -38,12 +38,7 @@ class Bench:
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self._seen: dict[str, np.ndarray] = {}
-
-    def seen(self, env_id: str) -> np.ndarray:
-        if env_id not in self._seen:
-            self._seen[env_id] = observed(env_id, 8, 9 if env_id == GAME else 99)
-        return self._seen[env_id]
+        self.seen = cache(lambda env_id: observed(env_id, 8, 9 if env_id == GAME else 99))
 
     def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
         """Write a finished quantisation-aware training; return it and its network."""
@@ -61,7 +56,7 @@ class Bench:
         return run, network
 
     def plain(self, run: Run) -> Any:
-        """Build the network of a run with biases, and statistics of what was seen."""
+        """Build the network of a run with biases, and statistics of the observations."""
         preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
         network = agents.network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
         settle(network, self.seen(run.env_id), run.seed)
@@ -76,30 +71,22 @@ class Bench:
     def export(self, run: Run, scheme: str) -> Path:
         return pipeline.export(run.run_id, [scheme], root=self.workspace.root)[0]
 
-    def compared(self, kind: str, scheme: str, bits: int, **options: Any) -> Compared:
+    def compared(self, kind: str, scheme: str, bits: int, **options: Any) -> Path:
+        """Return a flatbuffer with the network's heads, but for values between two codes."""
         run, network = self.run(kind, bits, **options)
-        path = self.export(run, scheme)
         acting = networks.acting(network, env_spec(run.env_id))
-        policy, seen = Policy.load(path), self.seen(run.env_id)
-        found = np.stack([policy.head(observation) for observation in seen])
-        return Compared(path, found, acting(seen).numpy(), qat.head_step(acting))
+        found, wanted = self.heads(run, scheme), acting(self.seen(run.env_id)).numpy()
+        assert len(np.unique(wanted)) > 3
+        steps = np.abs(found - wanted) / qat.head_step(acting)
+        assert (steps > 1e-2).mean() < 0.05
+        assert steps.max() < 4.01
+        if wanted.shape[1] > 1:
+            assert (found.argmax(axis=1) == wanted.argmax(axis=1)).mean() > 0.95
+        return self.workspace.artifact(run.run_id, scheme)
 
-
-class Compared:
-    """A flatbuffer's heads with its network's, on what was seen in the environment."""
-
-    def __init__(self, path: Path, found: np.ndarray, wanted: np.ndarray, step: float) -> None:
-        self.path, self.found, self.wanted = path, found, wanted
-        self.steps = np.abs(found - wanted) / step
-        self.sidecar = Sidecar.load(sidecar_path(path))
-
-    def require_same(self) -> None:
-        """Require the network's heads; beside the middle of two codes the other one is right."""
-        assert len(np.unique(self.wanted)) > 3
-        assert (self.steps > 1e-2).mean() < 0.05
-        assert self.steps.max() < 4.01
-        if self.wanted.shape[1] > 1:
-            assert (self.found.argmax(axis=1) == self.wanted.argmax(axis=1)).mean() > 0.95
+    def heads(self, run: Run, scheme: str) -> np.ndarray:
+        policy = Policy.load(self.export(run, scheme))
+        return np.stack([policy.head(observation) for observation in self.seen(run.env_id)])
 
 
 @pytest.fixture(scope="module")
@@ -122,19 +109,16 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def test_simulated_flatbuffers_are_the_network_at_every_width(
     bench: Bench, kind: str, bits: int, options: dict[str, Any]
 ) -> None:
-    compared = bench.compared(kind, f"qat_w{bits}a{bits}", bits, **options)
-    compared.require_same()
-    paper = "rule" in options
-    per_channel = Run.from_dict(
-        compared.sidecar.run
-    ).quantization.recipe.default.weights.per_channel
-    for kernel in flatbuffer.weights(compared.path).values():
+    path = bench.compared(kind, f"qat_w{bits}a{bits}", bits, **options)
+    sidecar, paper = Sidecar.load(sidecar_path(path)), "rule" in options
+    per_channel = Run.from_dict(sidecar.run).quantization.recipe.default.weights.per_channel
+    for kernel in flatbuffer.weights(path).values():
         # The head has eight bits.
         if kernel.ndim == 2 and len(kernel) > 4:
             grids = kernel if per_channel else [kernel]
             assert all(len(np.unique(grid)) <= 2**bits + paper for grid in grids)
-    assert not compared.sidecar.native
-    assert "int8" not in compared.sidecar.weight_dtypes
+    assert not sidecar.native
+    assert "int8" not in sidecar.weight_dtypes
 
 
 @pytest.mark.parametrize(
@@ -148,14 +132,13 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
 def test_int8_flatbuffers_are_the_network_at_eight_bits(
     bench: Bench, kind: str, options: dict[str, Any]
 ) -> None:
-    compared = bench.compared(kind, "qat_int8", 8, **options)
-    compared.require_same()
-    audit = flatbuffer.audit(compared.path)
+    path = bench.compared(kind, "qat_int8", 8, **options)
+    audit = flatbuffer.audit(path)
     layers = [op for op in audit.operators if op.startswith(("FULLY_CONNECTED", "CONV_2D"))]
     assert len(layers) >= 3
     assert all(op.endswith(" int8") for op in layers)
-    assert compared.sidecar.native
-    graph = integer.Graph(compared.path.read_bytes())
+    assert Sidecar.load(sidecar_path(path)).native
+    graph = Graph(path.read_bytes())
     for layer in graph.layers().values():
         kernel = graph.tensors[layer.inputs[1]]
         single = graph.name(layer) == "FULLY_CONNECTED" and "per_channel" in options
@@ -168,17 +151,13 @@ def test_int8_flatbuffers_are_the_network_at_eight_bits(
         assert all(op.endswith(" int8") for op in inside)
     else:
         assert source.dtype == "float32"
-        # All that is left in float is the normaliser and the scaling of actions.
+        # Only the normaliser and the scaling of actions are in float.
         assert audit.weight_dtypes.get("float32", 0) <= 10
 
 
-def test_sidecars_say_what_was_trained(bench: Bench) -> None:
-    for kind, head in (
-        ("values", "q_values"),
-        ("dueling", "advantages"),
-        ("logits", "logits"),
-        ("action", "action"),
-    ):
+def test_sidecars_describe_the_training(bench: Bench) -> None:
+    heads = {"values": "q_values", "dueling": "advantages", "logits": "logits", "action": "action"}
+    for kind, head in heads.items():
         run, _ = bench.run(kind, 4)
         sidecar = Sidecar.load(sidecar_path(bench.export(run, "qat_w4a4")))
         assert (sidecar.scheme, sidecar.native, sidecar.head) == ("qat_w4a4", False, head)
@@ -194,35 +173,39 @@ def refusal(bench: Bench, run: Run, scheme: str, error: type[QuarlError] = Quarl
     return message
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "int8", "ptq_w4", "qat_w5a5", "qat_int8"])
-def test_schemes_of_another_training_are_refused(bench: Bench, scheme: str) -> None:
-    run, _ = bench.run("values", 4)
-    message = refusal(bench, run, scheme, UsageError)
-    assert f"{run.run_id} can be exported as qat_int4, qat_w4a4. " in message
-    assert message.endswith(f"Received: scheme={scheme!r}")
-
-
-@pytest.mark.parametrize("options", [{"edge_bits": 7}, {"rule": "paper"}])
-def test_what_integer_kernels_cannot_do_is_not_exported_for_them(
-    bench: Bench, options: dict[str, Any]
+@pytest.mark.parametrize(
+    ("bits", "options", "possible", "schemes"),
+    [
+        (4, {}, "qat_int4, qat_w4a4", ("fp32", "int8", "ptq_w4", "qat_w5a5", "qat_int8")),
+        (8, {}, "qat_int8, qat_w8a8", ("qat_int4",)),
+        (5, {}, "qat_w5a5", ("qat_int4",)),
+        # Grids that int4 and integer kernels do not support.
+        (4, {"rule": "paper"}, "qat_w4a4", ("qat_int4",)),
+        (8, {"rule": "paper"}, "qat_w8a8", ("qat_int8",)),
+        (8, {"edge_bits": 7}, "qat_w8a8", ("qat_int8",)),
+    ],
+)
+def test_impossible_schemes_are_refused(
+    bench: Bench, bits: int, options: dict[str, Any], possible: str, schemes: tuple[str, ...]
 ) -> None:
-    run, _ = bench.run("values", 8, **options)
-    assert default_schemes(run.quantization) == ("qat_w8a8",)
-    assert "can be exported as qat_w8a8" in refusal(bench, run, "qat_int8", UsageError)
+    run, _ = bench.run("values", bits, **options)
+    assert set(default_schemes(run.quantization)) <= set(possible.split(", "))
+    for scheme in schemes:
+        message = refusal(bench, run, scheme, UsageError)
+        assert f"{run.run_id} can be exported as {possible}. " in message
+        assert message.endswith(f"Received: scheme={scheme!r}")
 
 
-@pytest.mark.parametrize("scheme", ["qat_int8", "qat_w4a4"])
-def test_plain_trainings_have_no_trained_schemes(
-    trained: Workspace, tiny_run: Run, scheme: str
-) -> None:
-    given = tiny_run.run_id, [scheme]
-    message = refused(pipeline.export, *given, root=trained.root, error=UsageError)
-    assert "exported as fp32, " in message
-    assert message.endswith(f"Received: scheme={scheme!r}")
+def test_plain_trainings_have_no_trained_schemes(trained: Workspace, tiny_run: Run) -> None:
+    for scheme in ("qat_int8", "qat_w4a4"):
+        given = tiny_run.run_id, [scheme]
+        message = refused(pipeline.export, *given, root=trained.root, error=UsageError)
+        assert "exported as fp32, " in message
+        assert message.endswith(f"Received: scheme={scheme!r}")
 
 
 @pytest.mark.parametrize(("scheme", "bits"), [("qat_w6a6", 6), ("qat_int8", 8)])
-def test_one_value_of_the_head_that_is_wrong_is_refused(
+def test_one_wrong_value_of_the_head_is_refused(
     bench: Bench, scheme: str, bits: int, monkeypatch: Patch
 ) -> None:
     run, _ = bench.run("values", bits)
@@ -250,27 +233,21 @@ def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
     assert bench.export(run, "qat_w4a4").exists()
 
 
-def test_int8_tells_small_actions_of_a_saturated_policy_apart(bench: Bench) -> None:
+def test_int8_resolves_small_actions_of_a_saturated_policy(bench: Bench) -> None:
     run = replace(KINDS["action"], seed=7)
     network = bench.plain(run)
     kernel, _ = network.get_layer("head").weights
     kernel.assign(40 * kernel)
     bench.write(run, network)
-    policy, seen = Policy.load(bench.export(run, "int8")), bench.seen(CARS)
-    wanted = np.abs(network(seen).numpy())
-    found = np.abs([policy.head(observation) for observation in seen])
+    wanted = np.abs(network(bench.seen(CARS)).numpy())
+    found = np.abs(bench.heads(run, "int8"))
     assert (wanted > 0.999).mean() > 0.3
     small = found < 0.9
     assert small.sum() > 40
-    # With steps of the sums' whole range there would be about as many codes as this between them.
+    # Codes that steps of the sums' whole range would have between them.
     sums = np.arctanh(np.clip(wanted, 0, 1 - 1e-7))
     coarse = (np.arctanh(0.9) - sums[small].min()) / (2 * sums.max() / 255)
     assert len(np.unique(found[small])) > 1.5 * coarse
-
-
-def heads(bench: Bench, run: Run, scheme: str) -> np.ndarray:
-    policy = Policy.load(bench.export(run, scheme))
-    return np.stack([policy.head(observation) for observation in bench.seen(run.env_id)])
 
 
 @pytest.mark.parametrize(
@@ -291,9 +268,9 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
 ) -> None:
     run, network = bench.run(kind, bits, **options)
     simulated = f"qat_w{bits}a{bits}"
-    found, wanted = heads(bench, run, "qat_int4"), heads(bench, run, simulated)
-    # A code may become its neighbour where steps have no multiples that are exact in float32, as
-    # learned ones, and where convolutions of other kernels add up a sum halfway in another order.
+    found, wanted = bench.heads(run, "qat_int4"), bench.heads(run, simulated)
+    # A code may become its neighbour where multiples of a step are not exact in float32, as of
+    # learned ones, and where convolutions of other kernels add a sum in another order.
     unequal = 0.005 if options.get("learned_steps") or kind == "images" else 0.0
     assert (found != wanted).mean() <= unequal
     np.testing.assert_allclose(found, wanted, atol=1.01 * qat.head_step(network))
@@ -314,38 +291,24 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     assert size > 0.9 * saved - 2000
     sidecar = Sidecar.load(sidecar_path(path))
     assert sidecar.native
-    # Few images: a single sum halfway between two codes, which one network rounds to either by the
-    # processor and the batch it is asked in, is an eightieth of them.
+    # A single sum halfway between two codes, which one network rounds to either by the processor
+    # and the batch, is one of few images.
     assert sidecar.check["mean_steps_apart"] <= max(0.01, 1 / len(bench.seen(run.env_id)) + 1e-6)
 
 
-@pytest.mark.parametrize(("bits", "options"), [(5, {}), (8, {}), (4, {"rule": "paper"})])
-def test_grids_that_int4_does_not_hold_are_refused(
-    bits: int, options: dict[str, Any], bench: Bench
-) -> None:
-    run, _ = bench.run("values", bits, **options)
-    message = refusal(bench, run, "qat_int4", UsageError)
-    assert message.endswith("Received: scheme='qat_int4'")
-
-
-def test_kernels_on_no_grid_are_refused_in_a_line(bench: Bench) -> None:
+def test_kernels_on_no_grid_and_with_too_few_weights_are_refused(bench: Bench) -> None:
     run, _ = bench.run("values", 8, per_channel=True)
     content = bench.export(run, "qat_w8a8").read_bytes()
     assert "use qat_wNaN. Received: " in refused(int4.pack, content, [(8, False)] * 3)
-
-
-def test_steps_that_few_weights_do_not_tell_are_refused(bench: Bench) -> None:
     run, _ = bench.run("values", 4, per_channel=True)
     assert "use qat_wNaN. Received: " in refusal(bench, run, "qat_int4")
 
 
-def test_steps_guessed_wrong_are_refused(bench: Bench) -> None:
+def test_wrong_steps_are_refused(bench: Bench) -> None:
     run, _ = bench.run("values", 3)
-    content = bench.export(run, "qat_w3a3").read_bytes()
-    # Weights far below what the library bounds errors by: it takes any step.
-    kernels = list(flatbuffer.weights(content).values())
-    small = content
-    for kernel in kernels:
+    content = small = bench.export(run, "qat_w3a3").read_bytes()
+    # Weights far below the library's absolute limit on errors: it accepts any step.
+    for kernel in flatbuffer.weights(content).values():
         odd = (kernel * 1e-6).astype(np.float32)
         odd += np.random.default_rng(0).normal(0, 1e-7, kernel.shape).astype(np.float32)
         small = small.replace(kernel.tobytes(), odd.tobytes())

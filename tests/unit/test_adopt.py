@@ -1,4 +1,4 @@
-"""Policies that others trained become runs, once they have played; what cannot is refused."""
+"""Policies that others trained become runs after they have played, or are refused."""
 
 import json
 import os
@@ -61,9 +61,7 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     assert (FOLDER / "int8.tflite").read_bytes() == before
 
 
-def test_the_sidecar_says_what_is_not_asked(
-    artifacts: Artifacts, file: Path, capsys: Capsys
-) -> None:
+def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
     describe(file, env_id="CartPole-v1", head="q_values", observation_shape=[4], num_actions=2)
     assert main(["adopt", str(file), "--episodes", "1"]) == 0
     assert main(["inspect", str(file)]) == 0
@@ -97,7 +95,7 @@ def test_the_sidecar_says_what_is_not_asked(
         (f"{LOGITS} --name mine --import absent_module", "--import 'absent_module'"),
     ],
 )
-def test_what_it_is_is_said_and_fits(file: Path, capsys: Capsys, words: str, message: str) -> None:
+def test_unfit_options_are_refused(file: Path, capsys: Capsys, words: str, message: str) -> None:
     assert message in refusal(capsys, "adopt", str(file), *words.split())
     assert not Path("tflite_models").exists()
 
@@ -112,7 +110,7 @@ def test_what_it_is_is_said_and_fits(file: Path, capsys: Capsys, words: str, mes
         ({"heads": "logits"}, 1, "Received: fields that differ heads"),
     ],
 )
-def test_what_is_said_beside_it_must_agree(
+def test_other_sidecars_are_refused(
     file: Path, capsys: Capsys, values: dict[str, Any], code: int, message: str
 ) -> None:
     describe(file, **values)
@@ -129,7 +127,7 @@ def test_quantised_files_are_refused(artifacts: Artifacts, file: Path, capsys: C
     shutil.copy(artifacts["fp32"], "other.tflite")
     message = refusal(capsys, "adopt", "other.tflite", *MINE)
     assert f"{FOLDER} holds another policy; give another --name" in message
-    # What it was made of is not here.
+    # Its file is not here.
     (FOLDER / "fp32.tflite").write_bytes(b"damaged")
     assert "adopt it again" in refusal(capsys, "export", RUN, "--schemes", "fp32", code=1)
 

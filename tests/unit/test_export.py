@@ -1,8 +1,8 @@
-"""Every flatbuffer computes what its network does, and its sidecar tells the truth about it."""
+"""Every flatbuffer computes what its network does, and its sidecar describes it."""
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
 from quarl_tf.export.convert import load
+from quarl_tf.export.ptq import described
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import sha256
 from quarl_tf.networks import Weights
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer
@@ -58,7 +58,7 @@ def exported(
 
 @pytest.fixture
 def copy(exported: Artifacts, tmp_path: Path) -> Workspace:
-    """Return a copy of the workspace with everything exported, to be damaged."""
+    """Return a copy of the workspace with all flatbuffers, to be damaged."""
     shutil.copytree(exported["fp32"].parents[4], tmp_path, dirs_exist_ok=True)
     return Workspace(tmp_path)
 
@@ -69,35 +69,32 @@ def heads(path: Path, observations: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_sidecars_tell_what_is_in_the_file(
+def test_sidecars_describe_the_file(
     exported: Artifacts, trained: Workspace, tiny_run: Run, name: str
 ) -> None:
     path = exported[name]
     sidecar = Sidecar.load(sidecar_path(path))
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
     audit = flatbuffer.audit(path)
-    assert sidecar.sha256 == sha256(path)
-    assert sidecar.size_bytes == path.stat().st_size
-    assert (sidecar.scheme, sidecar.native) == (name, Scheme.parse(name).native)
-    assert Run.from_dict(sidecar.run) == tiny_run
-    assert sidecar.preset == record.preset
-    assert sidecar.network_sha256 == record.network_sha256
-    calibrated = record.calibration_sha256 if name == "int8" else None
-    assert sidecar.calibration_sha256 == calibrated
-    assert sidecar.tensor_dtypes == audit.tensor_dtypes
-    assert sidecar.weight_dtypes == audit.weight_dtypes
-    assert sidecar.operators == audit.operators
-    assert sidecar.versions == provenance.package_versions()
-    assert (sidecar.trained_on, sidecar.trained_commits) == (record.processors, record.commits)
-    assert sidecar.trained_on == [provenance.processor()]
-    assert sidecar.head == ("advantages" if name == "int8" else "q_values")
+    wanted = described(path.read_bytes()) | {
+        "check": sidecar.check,
+        "scheme": name,
+        "native": Scheme.parse(name).native,
+        "run": tiny_run.to_dict(),
+        "preset": record.preset,
+        "network_sha256": record.network_sha256,
+        "calibration_sha256": record.calibration_sha256 if name == "int8" else None,
+        "trained_on": [provenance.processor()],
+        "trained_commits": record.commits,
+        "head": "advantages" if name == "int8" else "q_values",
+    }
+    assert {key: wanted.get(key, value) for key, value in vars(sidecar).items()} == vars(sidecar)
     assert (sidecar.num_actions, sidecar.observation_shape) == (2, [4])
-    assert [(spec.shape, spec.dtype) for spec in audit.inputs] == [((1, 4), "float32")]
-    assert [(spec.shape, spec.dtype) for spec in audit.outputs] == [((1, 2), "float32")]
+    ends = [(spec.shape, spec.dtype) for spec in (*audit.inputs, *audit.outputs)]
+    assert ends == [((1, 4), "float32"), ((1, 2), "float32")]
     signatures = Interpreter(model_path=str(path)).get_signature_list()
     assert list(signatures.values()) == [{"inputs": ["observation"], "outputs": ["head"]}]
     check, count = sidecar.check, len(load(trained, tiny_run.run_id).observations)
-    # Evenly spread over all of them; the rest is left to this file.
     assert min(count, 100) <= check["observations"] <= count
     assert 0 <= check["action_agreement"] <= 1
     assert check["action_agreement"] == 1 or name != "fp32"
@@ -108,61 +105,51 @@ def test_sidecars_tell_what_is_in_the_file(
         assert check["max_abs_difference"] <= check["tolerance"]
 
 
-BREAKOUT, CARS = "BreakoutNoFrameskip-v4", "MountainCarContinuous-v0"
-SMALL = {"network": [32, 32]}
-FLAT = {"network": [16], "precision": "float32"}
-KINDS: dict[str, tuple[Run, presets.Preset]] = {
-    "values": (Run("dqn", "CartPole-v1", 4), presets.load("dqn", "CartPole-v1", SMALL)),
-    "images": (Run("dqn", BREAKOUT, 0), presets.load("dqn", BREAKOUT, {"network": "li"})),
-    "dueling images": (
-        Run("dqn", BREAKOUT, 1),
-        presets.load("dqn", BREAKOUT, {"network": "li", "dueling": True}),
-    ),
-    "flat images": (Run("dqn", BREAKOUT, 2), presets.load("dqn", BREAKOUT, FLAT)),
-    "images, layer norm": (
-        Run("dqn", BREAKOUT, 3),
-        presets.load("dqn", BREAKOUT, {"network": "li", "layer_norm": True}),
-    ),
-    "dueling": (
-        Run("dqn", "CartPole-v1", 0),
-        presets.load("dqn", "CartPole-v1", {**SMALL, "dueling": True}),
-    ),
-    "continuous": (Run("ppo", CARS, 0), presets.load("ppo", "CartPole-v1", SMALL)),
-    "layer norm": (Run("ddpg", CARS, 0), presets.load("ddpg", CARS, {**SMALL, "layer_norm": True})),
+POLE, BREAKOUT, CARS = "CartPole-v1", "BreakoutNoFrameskip-v4", "MountainCarContinuous-v0"
+SMALL, IMAGES = {"network": [32, 32]}, {"network": "li"}
+KINDS = {
+    "values": Run("dqn", POLE, 4, SMALL),
+    "images": Run("dqn", BREAKOUT, 0, IMAGES),
+    "dueling images": Run("dqn", BREAKOUT, 1, {**IMAGES, "dueling": True}),
+    "flat images": Run("dqn", BREAKOUT, 2, {"network": [16], "precision": "float32"}),
+    "images, layer norm": Run("dqn", BREAKOUT, 3, {**IMAGES, "layer_norm": True}),
+    "dueling": Run("dqn", POLE, 0, {**SMALL, "dueling": True}),
+    "continuous": Run("ppo", CARS, 0, SMALL),
+    "layer norm": Run("ddpg", CARS, 0, {**SMALL, "layer_norm": True}),
 }
 
 
 class Bench:
-    """Networks as if they had been trained, and their flatbuffers, each made when asked for."""
+    """Networks as if they had been trained, and their flatbuffers."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._networks: dict[str, tuple[Any, np.ndarray]] = {}
+        self.network = cache(self._make)
 
     @staticmethod
     def build(kind: str) -> Any:
         """Build a network as it is exported: float32, whatever it was trained in."""
-        run, preset = KINDS[kind]
-        preset = replace(preset, precision="float32")
+        run = KINDS[kind]
+        preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
         return network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
-
-    def network(self, kind: str) -> tuple[Any, np.ndarray]:
-        """Return a network, and the observations that it is calibrated on."""
-        if kind not in self._networks:
-            self._networks[kind] = self._make(kind)
-        return self._networks[kind]
 
     def export(self, kind: str, scheme: str) -> Path:
         """Return a flatbuffer."""
         self.network(kind)
-        return make(self._workspace, KINDS[kind][0], scheme)[0]
+        return make(self._workspace, KINDS[kind], scheme)[0]
+
+    def compared(self, kind: str, scheme: str) -> tuple[Path, np.ndarray, np.ndarray]:
+        """Return a flatbuffer, and the heads of its network and its own."""
+        (network, seen), path = self.network(kind), self.export(kind, scheme)
+        return path, network(seen).numpy(), heads(path, seen)
 
     def _make(self, kind: str) -> tuple[Any, np.ndarray]:
-        run, preset = KINDS[kind]
+        """Return a network, and the observations that it is calibrated on."""
+        run = KINDS[kind]
         seen, network = observed(run.env_id, 4, 49), self.build(kind)
         if seen.dtype == np.uint8:
-            # Half of the frames, which are much alike, become noise; no byte is at either end of
-            # its range, as in many a game.
+            # Frames are alike: half of them become noise. No byte is at an end of its range, as in
+            # many games.
             noise = np.random.default_rng(0).integers(40, 200, seen[::2].shape, np.uint8)
             seen = np.clip(seen, 40, 200)
             seen[::2] = noise
@@ -171,6 +158,7 @@ class Bench:
             network.get_layer("action").log_deviation.assign(np.log([0.3]))
             head = network.get_layer("head").kernel
             head.assign(300 * head)  # As large as after a training.
+        preset = presets.load(run.algo, run.env_id, run.overrides)
         write_training(self._workspace, run, preset, networks.weights(network), seen)
         return network, seen
 
@@ -178,10 +166,6 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(Workspace(tmp_path_factory.mktemp("bench")))
-
-
-def centred(values: np.ndarray) -> np.ndarray:
-    return values - values.mean(axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize(
@@ -215,21 +199,16 @@ def test_float_flatbuffers_of_any_kind_are_their_networks(
 
 @pytest.mark.parametrize("kind", ["images", "dueling images", "flat images"])
 def test_fp16_of_images_is_nearly_the_network(bench: Bench, kind: str) -> None:
-    network, observations = bench.network(kind)
-    expected = network(observations).numpy()
-    path = bench.export(kind, "fp16")
-    np.testing.assert_allclose(
-        heads(path, observations), expected, atol=2e-3 * np.abs(expected).max()
-    )
-    assert flatbuffer.audit(path).weight_dtypes["float16"] > 0.99 * network.count_params()
+    path, expected, found = bench.compared(kind, "fp16")
+    np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+    parameters = bench.network(kind)[0].count_params()
+    assert flatbuffer.audit(path).weight_dtypes["float16"] > 0.99 * parameters
 
 
 @pytest.mark.parametrize("kind", ["values", "images"])
 def test_dynamic_int8_is_nearly_the_network(bench: Bench, kind: str) -> None:
-    network, observations = bench.network(kind)
-    expected = network(observations).numpy()
-    path = bench.export(kind, "dynamic_int8")
-    found = heads(path, observations)
+    network, _ = bench.network(kind)
+    path, expected, found = bench.compared(kind, "dynamic_int8")
     assert 0 < np.abs(found - expected).mean() < 0.02 * np.abs(expected).max()
     # Small kernels stay in float.
     kernels = [v.shape.num_elements() for v in network.variables if "kernel" in v.name]
@@ -239,27 +218,12 @@ def test_dynamic_int8_is_nearly_the_network(bench: Bench, kind: str) -> None:
     assert any(op.endswith(" float32\N{MULTIPLICATION SIGN}int8") for op in audit.operators)
 
 
-@pytest.mark.parametrize("kind", ["images", "dueling images", "flat images"])
-def test_int8_of_images_is_integer_from_the_bytes_on(bench: Bench, kind: str) -> None:
-    audit = flatbuffer.audit(bench.export(kind, "int8"))
-    (pixels,) = audit.inputs
-    assert (pixels.dtype, pixels.shape) == ("uint8", (1, 84, 84, 4))
-    # One step of the input stands for one step of a byte.
-    assert (pixels.scale, pixels.zero_point) == (1.0, 0)
-    *inside, last = audit.operators
-    assert last == "DEQUANTIZE float32"
-    assert all(operator.endswith(" int8") for operator in inside)
-    assert "float32" not in audit.weight_dtypes
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_int8_of_any_kind_is_close_to_what_chooses(bench: Bench, kind: str) -> None:
-    network, observations = bench.network(kind)
-    path = bench.export(kind, "int8")
-    expected, found = network(observations).numpy(), heads(path, observations)
+def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> None:
+    path, expected, found = bench.compared(kind, "int8")
     discrete = expected.shape[1] > 1
     if discrete:
-        expected, found = centred(expected), centred(found)
+        expected, found = (x - x.mean(axis=1, keepdims=True) for x in (expected, found))
     error = np.abs(found - expected)
     # Layer normalisation is eight operations, each with a rounding of its own.
     steps = 12 if "layer norm" in kind else 3
@@ -271,6 +235,13 @@ def test_int8_of_any_kind_is_close_to_what_chooses(bench: Bench, kind: str) -> N
     check = Sidecar.load(sidecar_path(path)).check
     # The sidecar compares the same, not Q-values with advantages.
     assert check["max_abs_difference"] == pytest.approx(error.max(), rel=1e-3)
+    if "images" in kind and "norm" not in kind:  # Integers from the bytes on.
+        audit = flatbuffer.audit(path)
+        assert [spec[1:] for spec in audit.inputs] == [((1, 84, 84, 4), "uint8", 1.0, 0)]
+        *inside, last = audit.operators
+        assert last == "DEQUANTIZE float32"
+        assert all(operator.endswith(" int8") for operator in inside)
+        assert "float32" not in audit.weight_dtypes
 
 
 @pytest.mark.parametrize("kind", ["dueling", "dueling images"])
@@ -302,17 +273,7 @@ def test_mean_and_deviation_of_continuous_policies_are_exported(bench: Bench, sc
     assert np.abs(acted).max() == 1
 
 
-def test_exporting_again_touches_nothing(copy: Workspace, tiny_run: Run) -> None:
-    folder = copy.artifact_dir(tiny_run.run_id)
-    before = snapshot(folder)
-    paths = make(copy, tiny_run, "int8", "fp32", "ptq_w4")
-    assert [path.name for path in paths] == ["int8.tflite", "fp32.tflite", "ptq_w4.tflite"]
-    assert snapshot(folder) == before
-
-
-def test_numbers_beyond_half_precision_are_refused_in_one_line(
-    copy: Workspace, tiny_run: Run
-) -> None:
+def test_numbers_beyond_half_precision_are_refused(copy: Workspace, tiny_run: Run) -> None:
     mean = {"normalizer/mean:0": np.full(4, 1e6, np.float32)}
     write_network(copy.run_dir(tiny_run.run_id), trained_weights(copy, tiny_run) | mean)
     with pytest.raises(QuarlError, match=r"up to 65504.*--schemes.*Received: .*=1000000"):
@@ -330,27 +291,25 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_flatbuffers_are_made_again(
     copy: Workspace, tiny_run: Run, damage: Callable[[Path], object]
 ) -> None:
     folder = copy.artifact_dir(tiny_run.run_id)
     before, path = snapshot(folder), folder / "ptq_w4.tflite"
     damage(path)
-    make(copy, tiny_run, "fp32", "ptq_w4")
+    assert make(copy, tiny_run, "int8", "ptq_w4", "fp32")[1] == path
     after = snapshot(folder)
-    made = {name for name, (changed, _) in after.items() if before[name][0] != changed}
-    assert made == {"ptq_w4.tflite", "ptq_w4.json"}
-    Policy.load(path)
-    contents = ({name: content for name, (_, content) in x.items()} for x in (before, after))
-    assert next(contents) == next(contents)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"ptq_w4.tflite", "ptq_w4.json"}
+    assert all(after[name][1] == content for name, (_, content) in before.items())
 
 
 def trained_weights(workspace: Workspace, run: Run) -> Weights:
     return load(workspace, run.run_id).weights
 
 
-def test_flatbuffers_of_another_network_are_replaced(
+def test_flatbuffers_of_another_network_or_scheme_are_replaced(
     copy: Workspace, exported: Artifacts, tiny_run: Run
 ) -> None:
     other, shift = trained_weights(copy, tiny_run), np.array([1, -1], np.float32)
@@ -360,12 +319,8 @@ def test_flatbuffers_of_another_network_are_replaced(
     observations = load(copy, tiny_run.run_id).observations
     before = heads(exported["fp32"], observations)
     np.testing.assert_allclose(heads(path, observations), before + shift, rtol=1e-4, atol=1e-4)
-
-
-def test_flatbuffers_of_another_scheme_are_replaced(copy: Workspace, tiny_run: Run) -> None:
-    folder = copy.artifact_dir(tiny_run.run_id)
     for suffix in (".tflite", ".json"):
-        shutil.copy(folder / f"fp32{suffix}", folder / f"ptq_w2{suffix}")
+        shutil.copy(path.with_suffix(suffix), path.with_name(f"ptq_w2{suffix}"))
     (path,) = make(copy, tiny_run, "ptq_w2")
     assert all(len(np.unique(kernel)) <= 4 for kernel in flatbuffer.weights(path).values())
 
@@ -374,7 +329,7 @@ def refusal(workspace: Workspace, run_id: str) -> str:
     return refused(pipeline.export, run_id, ["ptq_w16"], root=workspace.root)
 
 
-def test_a_converter_that_fails_without_a_word_is_one_line(
+def test_a_converter_that_fails_silently_is_one_line(
     copy: Workspace, tiny_run: Run, monkeypatch: Patch
 ) -> None:
     class Speechless:
@@ -386,45 +341,34 @@ def test_a_converter_that_fails_without_a_word_is_one_line(
         make(copy, tiny_run, "ptq_w12")
 
 
-def test_unknown_run_is_refused(copy: Workspace) -> None:
+def test_missing_and_damaged_trainings_are_refused_and_flatbuffers_are_kept(
+    copy: Workspace, tiny_run: Run
+) -> None:
     message = refusal(copy, "dqn-CartPole-v1-s7")
     assert "The run does not exist; train it first (quarl train" in message
     assert "Received: run='dqn-CartPole-v1-s7'" in message
     assert not copy.artifact_dir("dqn-CartPole-v1-s7").exists()
-
-
-def test_unfinished_run_is_refused(copy: Workspace, tiny_run: Run) -> None:
-    (copy.run_dir(tiny_run.run_id) / "training.json").unlink()
-    assert "The run is not finished; train it first" in refusal(copy, tiny_run.run_id)
-
-
-@pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
-def test_changed_training_is_refused_and_its_flatbuffers_are_left(
-    copy: Workspace, tiny_run: Run, name: str
-) -> None:
-    before = snapshot(copy.artifact_dir(tiny_run.run_id))
-    path = copy.run_dir(tiny_run.run_id) / name
-    path.write_bytes(path.read_bytes()[:-1])
-    assert f"{path} was changed or damaged after training" in refusal(copy, tiny_run.run_id)
-    assert snapshot(copy.artifact_dir(tiny_run.run_id)) == before
+    folder, run_id = copy.run_dir(tiny_run.run_id), tiny_run.run_id
+    before = snapshot(copy.artifact_dir(run_id))
+    for name in ("network.npz", "calibration.npz"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1])
+        assert f"{folder / name} was changed or damaged after training" in refusal(copy, run_id)
+        (folder / name).write_bytes(content)
+    lost = {"head/bias:0": np.array([np.nan, 0], np.float32)}
+    write_network(folder, trained_weights(copy, tiny_run) | lost)
+    assert "nan" in refusal(copy, run_id)
+    (folder / "training.json").unlink()
+    assert "The run is not finished; train it first" in refusal(copy, run_id)
+    assert snapshot(copy.artifact_dir(run_id)) == before
 
 
 def test_folder_that_cannot_be_written_is_refused(copy: Workspace, tiny_run: Run) -> None:
     folder = copy.artifact_dir(tiny_run.run_id)
     shutil.rmtree(folder)
     folder.write_bytes(b"a file")
-    message = refusal(copy, tiny_run.run_id)
-    assert f"Cannot write {folder}" in message
+    assert f"Cannot write {folder}" in refusal(copy, tiny_run.run_id)
     assert folder.read_bytes() == b"a file"
-
-
-def test_network_that_is_not_finite_is_refused(copy: Workspace, tiny_run: Run) -> None:
-    folder = copy.run_dir(tiny_run.run_id)
-    before = snapshot(copy.artifact_dir(tiny_run.run_id))
-    lost = {"head/bias:0": np.array([np.nan, 0], np.float32)}
-    write_network(folder, trained_weights(copy, tiny_run) | lost)
-    assert "nan" in refusal(copy, tiny_run.run_id)
-    assert snapshot(copy.artifact_dir(tiny_run.run_id)) == before
 
 
 def test_flatbuffer_that_is_not_its_network_is_refused(

@@ -1,4 +1,4 @@
-"""What is read from flatbuffers: contents and memory; damage ends in one line, never in a crash."""
+"""Contents and memory of flatbuffers; damage is one line, never a crash."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from quarl_tf.runtime.flatbuffer import Activation, audit, byte_size, weights
 LAYERS, KERNELS, BIASES = 3, 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 
 
-def test_audits_tell_types_operators_and_scales(artifacts: Artifacts) -> None:
+def test_audits_have_types_operators_and_scales(artifacts: Artifacts) -> None:
     found = audit(artifacts["fp32"])
     assert set(found.tensor_dtypes) - {"int32"} == {"float32"}
     assert found.weight_dtypes["float32"] == KERNELS + BIASES
@@ -32,7 +32,7 @@ def test_audits_tell_types_operators_and_scales(artifacts: Artifacts) -> None:
     assert found.weight_dtypes["int8"] == KERNELS
     assert found.weight_dtypes["int32"] >= BIASES
     assert "float32" not in found.weight_dtypes
-    # And without.
+    # int8 throughout.
     found = audit(artifacts["int8_io"])
     for spec in (*found.inputs, *found.outputs):
         assert spec.dtype == "int8"
@@ -88,7 +88,7 @@ def test_files_that_are_no_flatbuffers_are_refused(tmp_path: Path, read: Any) ->
         assert received in refused(read, path)
 
 
-def test_numbers_are_as_large_as_they_are_stored() -> None:
+def test_sizes_of_numbers() -> None:
     for dtype, elements, size in (
         *(("float32", 5, 20), ("float16", 5, 10), ("bfloat16", 5, 10), ("int64", 1, 8)),
         *(("int8", 5, 5), ("int4", 5, 3), ("int4", 4, 2), ("int2", 4, 1), ("bool", 3, 3)),
@@ -99,33 +99,21 @@ def test_numbers_are_as_large_as_they_are_stored() -> None:
         assert f"Received: dtype='{dtype}'" in refused(byte_size, dtype, 1)
 
 
-def test_tensors_live_from_their_operator_to_their_last_user(artifacts: Artifacts) -> None:
+def test_the_arena_of_tensors_from_their_operator_to_their_last_user(artifacts: Artifacts) -> None:
     # 4 inputs, two hidden layers of 64, 2 outputs; inputs and outputs belong to the caller.
-    assert flatbuffer.activations(artifacts["fp32"]) == [
-        Activation(16, 0, 2),
-        Activation(256, 0, 1),
-        Activation(256, 1, 2),
-        Activation(8, 2, 2),
-    ]
-
-
-def test_the_arena_holds_what_lives_at_once(artifacts: Artifacts) -> None:
+    found = flatbuffer.activations(artifacts["fp32"])
+    assert found == [(16, 0, 2), (256, 0, 1), (256, 1, 2), (8, 2, 2)]
     # Input at 0, first hidden layer at 64, second behind it at 320, output where the first was.
     assert memory.arena_bytes(artifacts["fp32"]) == 320 + 256
-    # Hidden layers of bytes at 64 and 128; behind them the head as 2 bytes, which lives together
+    # Hidden layers of bytes at 64 and 128; behind them the 2 bytes of the head, which live together
     # with the second of them and with the output at 64.
     assert memory.arena_bytes(artifacts["int8"]) == 128 + 64 + 2
 
 
 def test_a_tensor_goes_into_the_smallest_gap_that_fits(monkeypatch: Patch) -> None:
-    found = [
-        # In this order: at 0, 1024, 1536 and, as the first is gone by then, in front of them.
-        Activation(1000, 0, 1),
-        Activation(512, 1, 4),
-        Activation(100, 1, 4),
-        Activation(300, 2, 4),
-    ]
-    monkeypatch.setattr(flatbuffer, "activations", lambda _: found)
+    # In this order: at 0, 1024, 1536 and, after the first is gone, before them.
+    spans = (1000, 0, 1), (512, 1, 4), (100, 1, 4), (300, 2, 4)
+    monkeypatch.setattr(flatbuffer, "activations", lambda _: [Activation(*span) for span in spans])
     assert memory.arena_bytes(b"") == 1536 + 100
     # Gaps of 448 and of 64 bytes, and what is behind.
     taken = [(448, 64), (576, 64)]
@@ -149,7 +137,7 @@ def test_the_arena_is_as_large_as_the_interpreters(artifacts: Artifacts, name: s
     assert memory.arena_bytes(artifacts[name]) == max(ends) - min(starts)
 
 
-def test_a_process_grows_by_what_it_loads(artifacts: Artifacts) -> None:
+def test_a_process_grows_by_its_policy(artifacts: Artifacts) -> None:
     assert memory.weight_bytes(artifacts["fp16"]) == 2 * (KERNELS + BIASES)
     assert memory.weight_bytes(artifacts["int8"]) == KERNELS + 4 * BIASES
     found = memory.measure(artifacts["fp32"])

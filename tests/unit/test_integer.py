@@ -1,14 +1,17 @@
-"""Integer flatbuffers are made of float ones, and compute what they did."""
+"""Quantised flatbuffers of float ones compute nearly the same."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from samples import SIDECAR, Artifacts
 
 from quarl_tf.environments import EnvSpec
-from quarl_tf.export import integer
+from quarl_tf.export import activations, auto, integer, preparation, rounding
 from quarl_tf.export.converter import converted, of_function
+from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.networks import Design, policy_factory
@@ -18,6 +21,7 @@ from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat
 from quarl_tf.spec.architectures import architecture
 
 INT8 = Scheme.parse("int8").recipe
+Heads = Callable[[bytes, np.ndarray], np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +34,11 @@ def observations() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
 
 
-def heads(made: bytes, artifacts: Artifacts, observations: np.ndarray) -> np.ndarray:
-    sidecar = Policy.load(artifacts["fp32"]).sidecar
-    policy = Policy(made, sidecar)
-    return np.array([policy.head(observation) for observation in observations])
+@pytest.fixture(scope="module")
+def heads(artifacts: Artifacts) -> Heads:
+    """Return a function that computes the heads of a flatbuffer."""
+    policy = Policy.load(artifacts["fp32"])
+    return lambda made, observations: auto.heads(made, policy, observations)
 
 
 def test_codes_and_scales_of_a_kernel() -> None:
@@ -57,7 +62,7 @@ def test_codes_and_scales_of_a_kernel() -> None:
     ],
 )
 def test_layers_are_integers_and_heads_stay_close(
-    artifacts: Artifacts,
+    heads: Heads,
     content: bytes,
     observations: np.ndarray,
     name: str,
@@ -71,20 +76,19 @@ def test_layers_are_integers_and_heads_stay_close(
     assert set(inside) == {"FULLY_CONNECTED int8"}
     assert head == f"FULLY_CONNECTED {of_head}"
     assert {tensor.dtype for tensor in (*audit.inputs, *audit.outputs)} == {ends}
-    graph = integer.Graph(made)
+    graph = Graph(made)
     for operator in graph.layers().values():
         kernel = graph.tensors[operator.inputs[1]]
         if name in ("int8", "int8_tensor"):
             assert len(kernel.quantization.scale) == (kernel.shape[0] if name == "int8" else 1)
-    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
+    wanted, found = (heads(x, observations) for x in (content, made))
     assert np.abs(found - wanted).max() < error * np.ptp(wanted)
 
 
-def test_graphs_pack_again_after_what_nothing_uses_is_gone(content: bytes) -> None:
-    graph = integer.Graph(content)
-    head = list(graph.layers().values())[-1]
-    # A tensor in front of the others, so that their numbers change.
-    graph.tensors.insert(0, graph.tensors[head.inputs[1]])
+def test_graphs_pack_again_after_unused_tensors_are_dropped(content: bytes) -> None:
+    graph = Graph(content)
+    # A tensor before the others, so that their numbers change.
+    graph.tensors.insert(0, graph.tensors[graph.layers()["head"].inputs[1]])
     for operator in graph.operators:
         operator.inputs = [i + 1 if i >= 0 else i for i in operator.inputs]
         operator.outputs = [i + 1 for i in operator.outputs]
@@ -95,20 +99,16 @@ def test_graphs_pack_again_after_what_nothing_uses_is_gone(content: bytes) -> No
 
 
 def test_equalised_networks_compute_the_same_with_equal_channels(
-    artifacts: Artifacts, content: bytes, observations: np.ndarray
+    heads: Heads, content: bytes, observations: np.ndarray
 ) -> None:
-    made = integer.equalised(content)
-    wanted, found = (heads(x, artifacts, observations) for x in (content, made))
+    made = preparation.equalised(content)
+    wanted, found = (heads(x, observations) for x in (content, made))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    graph = integer.Graph(made)
-    first, second = list(graph.layers().values())[:2]
-    out = np.abs(graph.constant(first.inputs[1])).max(axis=1)
-    into = np.abs(graph.constant(second.inputs[1])).max(axis=0)
-    if first.builtinOptions.fusedActivationFunction == 1:
-        np.testing.assert_allclose(out, into, rtol=1e-3)
+    first, second, _ = (np.abs(kernel) for kernel in flatbuffer.weights(made).values())
+    np.testing.assert_allclose(first.max(axis=1), second.max(axis=0), rtol=1e-3)
 
 
-def test_images_that_convolutions_leave_one_point_of() -> None:
+def test_images_of_one_point_behind_convolutions() -> None:
     spec = EnvSpec((20, 20, 4), "uint8", 4)
     network = policy_factory(spec, Design(architecture("li"), 4), 0)()
     content = converted(of_function(network, spec.observation_shape, "uint8"))
@@ -116,15 +116,14 @@ def test_images_that_convolutions_leave_one_point_of() -> None:
     sidecar = replace(
         SIDECAR, num_actions=4, observation_shape=[20, 20, 4], observation_dtype="uint8"
     )
-    wanted, found = (
-        np.array([Policy(each, sidecar).head(one) for one in seen])
-        for each in (content, quantized(content, Scheme.parse("int8"), seen))
-    )
+    policy = Policy(content, sidecar)
+    made = quantized(content, Scheme.parse("int8"), seen)
+    wanted, found = (auto.heads(x, policy, seen) for x in (content, made))
     assert np.abs(found - wanted).max() < 0.1 * np.ptp(wanted)
 
 
 def normalised(deviation: list[float], weight: float) -> bytes:
-    """Return a policy of four features behind a normaliser; the last one's weights are larger."""
+    """Return a policy of four normalised features; the last one's weights are larger."""
     design = Design(architecture([64, 64]), 2)
     network = policy_factory(EnvSpec((4,), "float32", 2), design, 0)()
     network.get_layer("normalizer").inverse_deviation.assign(1 / np.maximum(deviation, 1e-2))
@@ -133,23 +132,18 @@ def normalised(deviation: list[float], weight: float) -> bytes:
     return converted(of_function(network, (4,), "float32"))
 
 
-def played(content: bytes, observations: np.ndarray) -> np.ndarray:
-    policy = Policy(content, replace(SIDECAR, num_actions=2))
-    return np.array([policy.head(observation) for observation in observations])
-
-
 @pytest.mark.parametrize("weight", [1, 10, 100])
-def test_a_feature_that_hardly_moves_counts_in_int8(weight: float) -> None:
+def test_a_feature_that_hardly_moves_counts_in_int8(heads: Heads, weight: float) -> None:
     deviation = [1, 2, 0.3, 1e-4]
     content = normalised(deviation, weight)
     seen = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
-    widened = integer.widened(integer.equalised(content), seen)
-    np.testing.assert_allclose(played(widened, seen), played(content, seen), rtol=1e-4, atol=1e-5)
+    widened = preparation.widened(preparation.equalised(content), seen)
+    np.testing.assert_allclose(heads(widened, seen), heads(content, seen), rtol=1e-4, atol=1e-5)
     # What only that feature changes.
     alone = np.float32([0, 0, 0, 1]) * np.linspace(-3e-4, 3e-4, 61, dtype=np.float32)[:, None]
-    wanted = played(content, alone)
-    found = played(quantized(content, Scheme.parse("int8"), seen), alone)
-    without = played(integer.quantized(integer.equalised(content), seen, INT8), alone)
+    wanted = heads(content, alone)
+    found = heads(quantized(content, Scheme.parse("int8"), seen), alone)
+    without = heads(integer.quantized(preparation.equalised(content), seen, INT8), alone)
     assert len(np.unique(without, axis=0)) <= 3
     if weight > 1:  # Else it is less than a step of the head.
         error, before = (np.abs(x - wanted).mean() for x in (found, without))
@@ -158,26 +152,26 @@ def test_a_feature_that_hardly_moves_counts_in_int8(weight: float) -> None:
 
 
 @pytest.mark.parametrize("deviation", [[1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4])
-def test_features_that_never_moved_or_move_enough_stay_as_they_are(
+def test_features_that_never_moved_or_move_enough_are_unchanged(
     deviation: list[float],
 ) -> None:
     content = normalised(deviation, 1)
     seen = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
-    assert integer.widened(content, seen) == content
+    assert preparation.widened(content, seen) == content
 
 
 def test_a_refined_network_computes_the_same_and_its_int8_sees_more(
-    artifacts: Artifacts, content: bytes, observations: np.ndarray
+    heads: Heads, content: bytes, observations: np.ndarray
 ) -> None:
-    refined = integer.refined(content, observations)
-    wanted, found = (heads(x, artifacts, observations) for x in (content, refined))
+    refined = preparation.refined(content, observations)
+    wanted, found = (heads(x, observations) for x in (content, refined))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     before, after = (next(iter(flatbuffer.weights(x).values())) for x in (content, refined))
     np.testing.assert_allclose(after, np.concatenate([before, before / 16], axis=1))
     # Two steps of the observation's grid in one feature.
     close = observations[0] + np.float32([1, 0, 0, 0]) * np.linspace(0, 0.05, 40)[:, None]
     coarse, fine = (
-        len(np.unique(heads(integer.quantized(x, observations, INT8), artifacts, close), axis=0))
+        len(np.unique(heads(integer.quantized(x, observations, INT8), close), axis=0))
         for x in (content, refined)
     )
     assert coarse <= 3 < fine
@@ -185,38 +179,30 @@ def test_a_refined_network_computes_the_same_and_its_int8_sees_more(
 
 def test_bytes_are_not_refined(artifacts: Artifacts) -> None:
     frames = artifacts["frames"].read_bytes()
-    assert integer.refined(frames, np.zeros((1, 6, 6, 2), np.uint8)) == frames
+    assert preparation.refined(frames, np.zeros((1, 6, 6, 2), np.uint8)) == frames
 
 
-def test_kernels_rounded_by_outputs_change_the_head_less(
-    artifacts: Artifacts, content: bytes
-) -> None:
+def test_kernels_rounded_by_outputs_change_the_head_less(heads: Heads, content: bytes) -> None:
     rng = np.random.default_rng(1)
     seen = (rng.normal(size=(300, 2)) @ rng.normal(size=(2, 4))).astype(np.float32)
-    nearest = Recipe(
-        **{
-            part: replace(form, weights=form.weights and replace(form.weights, rounding="nearest"))
-            for part, form in vars(INT8).items()
-            if part != "by_layer"
-        }
-    )
-    wanted = heads(content, artifacts, seen)
+    nearest = Scheme.parse("qat_int8").recipe
+    wanted = heads(content, seen)
     errors = [
-        np.square(heads(integer.quantized(content, seen, r), artifacts, seen) - wanted).mean()
+        np.square(heads(integer.quantized(content, seen, r), seen) - wanted).mean()
         for r in (INT8, nearest)
     ]
     assert errors[0] < 0.8 * errors[1]
 
 
 def test_centred_heads_have_no_common_part_and_the_same_choice(
-    artifacts: Artifacts, content: bytes, observations: np.ndarray
+    heads: Heads, content: bytes, observations: np.ndarray
 ) -> None:
-    wanted, found = (heads(x, artifacts, observations) for x in (content, integer.centred(content)))
+    wanted, found = (heads(x, observations) for x in (content, preparation.centred(content)))
     np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-6)
     np.testing.assert_allclose(found, wanted - wanted.mean(axis=1, keepdims=True), atol=1e-5)
 
 
-def test_what_nothing_uses_is_dropped(content: bytes, observations: np.ndarray) -> None:
+def test_float_kernels_are_dropped(content: bytes, observations: np.ndarray) -> None:
     made = integer.quantized(content, observations, INT8)
     audit = flatbuffer.audit(made)
     assert audit.weight_dtypes["int8"] == sum(w.size for w in flatbuffer.weights(content).values())
@@ -231,3 +217,71 @@ def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.nd
     recipe = Recipe(default=LayerFormat(weights=four, activations=four))
     with pytest.raises(QuarlError, match="weights of 4 bits"):
         integer.quantized(content, observations, recipe)
+
+
+@pytest.mark.parametrize("scheme", ["ptq_opt_w3", "ptq_opt_w4", "ptq_opt_w4a4"])
+def test_fitted_kernels_change_the_head_less(
+    heads: Heads, content: bytes, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
+
+    def error() -> float:
+        made = quantized(content, Scheme.parse(scheme), seen[:500])
+        found, wanted = (heads(x, seen[500:]) for x in (made, content))
+        return float(np.square(found - wanted).mean())
+
+    after = error()
+    monkeypatch.setattr(rounding, "fit_kernel", lambda *_: None)
+    assert after < 0.8 * error()
+
+
+@pytest.mark.parametrize("shape", [(9, 8), (9,), (0, 4)])
+def test_observations_of_another_environment_are_refused(
+    content: bytes, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(UsageError, match=r"\[n, 4\]. Received: shape="):
+        quantized(content, Scheme.parse("int8"), np.zeros(shape, "f4"))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_all_kernels_have_few_values_and_the_head_more(
+    content: bytes, observations: np.ndarray, bits: int
+) -> None:
+    made = quantized(content, Scheme.parse(f"ptq_opt_w{bits}"), observations)
+    *kernels, head = flatbuffer.weights(made).values()
+    for kernel in kernels:
+        assert max(len(np.unique(channel)) for channel in kernel) < 2**bits
+    assert max(len(np.unique(channel)) for channel in head) > 2**bits
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp32", 4), ("fp32", 2), ("steering", 3)])
+def test_activations_have_few_values_and_the_ends_more(
+    artifacts: Artifacts, observations: np.ndarray, name: str, bits: int
+) -> None:
+    seen = observations[:, :2] if name == "steering" else observations
+    scheme = Scheme.parse(f"ptq_opt_w{bits}a{bits}")
+    made = quantized(artifacts[name].read_bytes(), scheme, seen)
+    graph = Graph(made)
+    found: dict[int, set[float]] = {}
+    activations.visit(made, seen, lambda i, v: found.setdefault(i, set()).update(v.flat))
+    *layers, head = graph.layers().values()
+    first, *others = (found[layer.inputs[0]] for layer in (*layers, head))
+    assert all(1 < len(values) <= 2**bits for values in others)
+    for edge in (first, found[rounded_output(graph, head)]):
+        assert 2**bits < len(edge) <= 256
+
+
+def rounded_output(graph: Graph, layer: Any) -> int:
+    """Return the tensor behind the MINIMUM, QUANTIZE and DEQUANTIZE of a layer's output."""
+    index = layer.outputs[0]
+    for name in ("MINIMUM", "QUANTIZE", "DEQUANTIZE"):
+        (user,) = (op for op in graph.operators if index in op.inputs)
+        assert graph.name(user) == name
+        index = user.outputs[0]
+    return int(index)
+
+
+def test_many_bits_change_little(heads: Heads, content: bytes, observations: np.ndarray) -> None:
+    made = quantized(content, Scheme.parse("ptq_opt_w8a8"), observations)
+    wanted, found = (heads(x, observations) for x in (content, made))
+    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()

@@ -44,7 +44,7 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     assert policy.act(np.zeros((6, 6, 2), np.uint8)) in (0, 1)
     content = made.read_bytes()
     assert quantize(path, scheme, path.with_name("other.tflite")).read_bytes() == content
-    # What was not kept comes back as its sidecar says.
+    # A deleted flatbuffer is made again, and its sidecar kept.
     replace(policy.sidecar, check={"a": 1}).save(sidecar_path(made))
     said = sidecar_path(made).read_text()
     made.unlink()
@@ -59,7 +59,7 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
 
 
-def test_the_index_says_how_to_make_what_is_not_kept(copy_artifact: Copy) -> None:
+def test_the_index_has_commands_for_missing_files(copy_artifact: Copy) -> None:
     path = copy_artifact("fp32")
     folder = path.parent / "tflite_models/CartPole-v1/dqn/s0"
     shutil.copytree(path.parent, folder)

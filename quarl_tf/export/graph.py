@@ -1,0 +1,194 @@
+"""A TFLite flatbuffer of one graph as objects that can be changed."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from quarl_tf.quantization.grid import Array, Grid
+from quarl_tf.runtime.flatbuffer import IDENTIFIER
+
+FLOAT32 = schema.TensorType.FLOAT32
+
+#: Operators with a kernel of weights.
+WEIGHTED = ("FULLY_CONNECTED", "CONV_2D")
+
+_OPERATORS = vars(schema.BuiltinOperator)
+_NAMES = {code: name for name, code in _OPERATORS.items() if not name.startswith("_")}
+_TYPES = {np.dtype(t): getattr(schema.TensorType, t.upper()) for t in ("float32", "int8", "int32")}
+
+#: Versions of the operators that take int8.
+_VERSIONS = {"FULLY_CONNECTED": 4, "CONV_2D": 3, "TANH": 2, "QUANTIZE": 1, "DEQUANTIZE": 2}
+
+#: Lowest code of int8.
+LOWEST = -128
+
+
+class Graph:
+    """A flatbuffer of one graph that can be changed; operators are in the order of computation."""
+
+    def __init__(self, content: bytes) -> None:
+        """Unpack a flatbuffer."""
+        self.model = schema.ModelT.InitFromPackedBuf(bytearray(content), 0)
+        (graph,) = self.model.subgraphs
+        self.tensors: list[Any] = graph.tensors
+        self.operators: list[Any] = graph.operators
+        self.inputs = graph.inputs = list(graph.inputs)
+        self.outputs = graph.outputs = list(graph.outputs)
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether observations are float32, and not bytes."""
+        return bool(self.tensors[self.inputs[0]].type == FLOAT32)
+
+    def name(self, operator: Any) -> str:
+        """Return the name of an operator's kind."""
+        name: str = _NAMES[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
+        return name
+
+    def layers(self) -> dict[str, Any]:
+        """Return the operators with a kernel by their names in recipes, in order."""
+        found = [op for op in self.operators if self.name(op) in WEIGHTED]
+        kinds = ["convolution" if self.name(op) == "CONV_2D" else "hidden" for op in found]
+        names = [f"{kind}_{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
+        return dict(zip([*names[:-1], "head"], found, strict=True))
+
+    def producers(self) -> dict[int, Any]:
+        """Return the operator that computes each tensor, by index."""
+        return {i: op for op in self.operators for i in op.outputs}
+
+    def before_tanh(self) -> set[int]:
+        """Return the inputs of all tanh operators."""
+        return {op.inputs[0] for op in self.operators if self.name(op) == "TANH"}
+
+    def constant(self, index: int) -> Array | None:
+        """Return a float32 constant; None for other tensors and for -1."""
+        if index < 0:
+            return None
+        tensor = self.tensors[index]
+        data = self.model.buffers[tensor.buffer].data
+        if data is None or tensor.type != FLOAT32:
+            return None
+        shape = () if tensor.shape is None else tensor.shape
+        return np.frombuffer(bytes(data), np.float32).reshape(shape)
+
+    def kernel_and_bias(self, layer: Any) -> tuple[Array | None, Array | None]:
+        """Return the float32 constants of a layer; None for what is missing or no such constant."""
+        kernel, bias = (self.constant(index) for index in [*layer.inputs, -1][1:3])
+        return kernel, bias
+
+    def set_constant(self, index: int, values: Array) -> None:
+        """Replace a constant by values of the same shape and type."""
+        data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+        self.model.buffers[self.tensors[index].buffer].data = data
+
+    def set_grid(self, index: int, scales: Any, zero: int) -> None:
+        """Set the scale of a tensor, or one for each output channel, and the code of 0."""
+        found = schema.QuantizationParametersT()
+        found.scale = np.atleast_1d(scales).astype(np.float32)
+        found.zeroPoint = np.full(found.scale.shape, zero, np.int64)
+        self.tensors[index].quantization = found
+
+    def add(
+        self,
+        like: int,
+        suffix: bytes,
+        dtype: Any = np.float32,
+        shape: Sequence[int] | None = None,
+        values: Any = None,
+    ) -> int:
+        """Add a tensor of the name and, unless given, the shape of another; values are constant."""
+        tensor, template = schema.TensorT(), self.tensors[like]
+        tensor.name, tensor.type = template.name + suffix, _TYPES[np.dtype(dtype)]
+        tensor.hasRank, tensor.buffer = template.hasRank, 0
+        tensor.shape, tensor.shapeSignature = template.shape, template.shapeSignature
+        if shape is not None:
+            tensor.shape, tensor.shapeSignature = np.array(shape, np.int32), None
+        self.tensors.append(tensor)
+        if values is not None:
+            tensor.buffer = len(self.model.buffers)
+            self.model.buffers.append(schema.BufferT())
+            self.set_constant(len(self.tensors) - 1, np.asarray(values, dtype))
+        return len(self.tensors) - 1
+
+    def add_integers(
+        self, like: int, dtype: Any, scales: Any, zero: int, values: Any = None
+    ) -> int:
+        """Add an integer tensor of the shape of another; values are constant."""
+        index = self.add(like, b"_int", dtype, values=values)
+        self.set_grid(index, scales, zero)
+        return index
+
+    def add_codes(self, like: int, grid: Grid) -> int:
+        """Add an int8 tensor on a grid, of the shape of another."""
+        zero = LOWEST - round(float(grid.low / grid.step))
+        return self.add_integers(like, np.int8, grid.step, zero)
+
+    def operator(self, name: str, inputs: list[int], outputs: list[int], like: Any = None) -> Any:
+        """Make an operator, with the options of another if there is one."""
+        made = schema.OperatorT()
+        made.inputs, made.outputs, made.opcodeIndex = inputs, outputs, self._code(name)
+        if like is not None:
+            made.builtinOptionsType = like.builtinOptionsType
+            made.builtinOptions = like.builtinOptions
+        elif name == "CONCATENATION":
+            made.builtinOptionsType = schema.BuiltinOptions.ConcatenationOptions
+            made.builtinOptions = schema.ConcatenationOptionsT()
+            made.builtinOptions.axis = -1
+        return made
+
+    def _code(self, name: str) -> int:
+        codes, wanted = self.model.operatorCodes, (_OPERATORS[name], _VERSIONS.get(name, 1))
+        known = [(code.builtinCode, code.version) for code in codes]
+        if wanted not in known:
+            code = schema.OperatorCodeT()
+            code.builtinCode, code.version = wanted
+            code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+            codes.append(code)
+            known.append(wanted)
+        return known.index(wanted)
+
+    def pack(self) -> bytes:
+        """Return the flatbuffer, without unused operators and tensors.
+
+        Tensors are renumbered, in this graph and in the flatbuffer alike.
+        """
+        self._drop_unused()
+        builder = flatbuffers.Builder(1 << 20)
+        builder.Finish(self.model.Pack(builder), IDENTIFIER)
+        return bytes(builder.Output())
+
+    def _drop_unused(self) -> None:
+        needed, kept = set(self.outputs), []
+        for operator in reversed(self.operators):
+            if needed & set(operator.outputs):
+                kept.append(operator)
+                needed |= {*operator.inputs, *operator.outputs}
+        place = _numbered({*needed, *self.inputs} - {-1})
+        for operator in kept:
+            operator.inputs = [place.get(i, -1) for i in operator.inputs]
+            operator.outputs = [place[i] for i in operator.outputs]
+        self.operators[:] = kept[::-1]
+        self.tensors[:] = [self.tensors[i] for i in place]
+        for ends in (self.inputs, self.outputs):
+            ends[:] = [place[i] for i in ends]
+        for signature in self.model.signatureDefs or []:
+            for entry in (*signature.inputs, *signature.outputs):
+                entry.tensorIndex = place[entry.tensorIndex]
+        owners = [*self.tensors, *(self.model.metadata or [])]
+        # Buffer 0 is empty by convention.
+        place = _numbered({0, *(owner.buffer for owner in owners)})
+        for owner in owners:
+            owner.buffer = place[owner.buffer]
+        self.model.buffers = [self.model.buffers[i] for i in place]
+        place = _numbered({operator.opcodeIndex for operator in kept})
+        for operator in kept:
+            operator.opcodeIndex = place[operator.opcodeIndex]
+        self.model.operatorCodes = [self.model.operatorCodes[i] for i in place]
+
+
+def _numbered(used: Iterable[int]) -> dict[int, int]:
+    """Return consecutive numbers for the used ones, in their order."""
+    return {old: new for new, old in enumerate(sorted(used))}

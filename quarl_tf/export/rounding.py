@@ -1,0 +1,96 @@
+"""Round a float flatbuffer's kernels by what their layers compute (GPTQ)."""
+
+from typing import Any
+
+import numpy as np
+
+from quarl_tf.export.activations import kernel_inputs, tensor_values
+from quarl_tf.export.graph import Graph
+from quarl_tf.export.preparation import equalised
+from quarl_tf.quantization.gptq import best_grid, fitted, gptq
+from quarl_tf.quantization.grid import Array, Grid
+from quarl_tf.spec import Recipe, TensorFormat
+
+#: About as many values of a tensor choose its range.
+_MOST_VALUES = 200_000
+
+
+def round_kernel(
+    graph: Graph, layer: Any, observations: Array, form: TensorFormat | None
+) -> Array | None:
+    """Put a layer's kernel on the grids of a format whose rounding is "gptq".
+
+    The bias absorbs the mean error (Nagel et al., arXiv 1906.04721, section 4.2).
+
+    Returns:
+        The steps of the grids; None for other formats, which change nothing.
+    """
+    kernel, bias = graph.kernel_and_bias(layer)
+    if kernel is None or form is None or form.rounding != "gptq":
+        return None
+    seen, flat = kernel_inputs(graph, layer, observations), kernel.reshape(len(kernel), -1)
+    rounded, grid = gptq(flat, seen, form)
+    graph.set_constant(layer.inputs[1], rounded.reshape(kernel.shape))
+    if bias is not None:
+        shift = (rounded - flat) @ seen.mean(axis=0)
+        graph.set_constant(layer.inputs[2], (bias - shift).astype(np.float32))
+    return grid.step
+
+
+def fit_kernel(graph: Graph, layer: Any, observations: Array, given: Array) -> None:
+    """Fit a layer to compute from its rounded inputs what it computed from `given` in float."""
+    kernel, bias = graph.kernel_and_bias(layer)
+    if kernel is not None and bias is not None:
+        flat = kernel.reshape(len(kernel), -1)
+        made, shift = fitted(flat, kernel_inputs(graph, layer, observations), given)
+        graph.set_constant(layer.inputs[1], made.reshape(kernel.shape))
+        graph.set_constant(layer.inputs[2], bias + shift)
+
+
+def optimised(content: bytes, observations: Array, recipe: Recipe) -> bytes:
+    """Round kernels and activations, simulated in float, layer by layer.
+
+    Each kernel is first fitted to the rounded inputs that its layer gets.
+    """
+    content = equalised(content)
+    graph, plain = Graph(content), Graph(content)
+    entering = recipe.observation.activations
+    for name, operator in graph.layers().items():
+        _round_tensor(graph, operator, "inputs", observations, entering)
+        given = kernel_inputs(plain, plain.layers()[name], observations)
+        fit_kernel(graph, operator, observations, given)
+        entering = recipe.of(name).activations
+        round_kernel(graph, operator, observations, recipe.of(name).weights)
+    _round_tensor(graph, graph.layers()["head"], "outputs", observations, entering)
+    return graph.pack()
+
+
+def _round_tensor(
+    graph: Graph, operator: Any, side: str, observations: Array, form: TensorFormat | None
+) -> None:
+    """Put an operator's first input or output on the best grid of a format, if there is one.
+
+    QUANTIZE and DEQUANTIZE do it with at most 256 codes from the lowest of int8; MINIMUM clips what
+    is above the grid.
+    """
+    if form is None:
+        return
+    values = tensor_values(graph, operator, side, observations).reshape(1, -1)
+    values = values[:, :: max(1, values.size // _MOST_VALUES)].astype(np.float64)
+    grid = Grid(*(end.item() for end in best_grid(values, np.ones(values.size), form)))
+    index = getattr(operator, side)[0]
+    other, cut = (graph.add(index, suffix) for suffix in (b"_grid", b"_cut"))
+    end = graph.add(index, b"_end", shape=(), values=grid.high)
+    place = next((i for i, op in enumerate(graph.operators, 1) if index in op.outputs), 0)
+    if place:  # Its producer computes the new tensor instead.
+        whole, rounded, graph.operators[place - 1].outputs = other, index, [other]
+    else:
+        whole, rounded = index, other
+        for user in graph.operators:
+            user.inputs = [other if i == index else i for i in user.inputs]
+    codes = graph.add_codes(index, grid)
+    graph.operators[place:place] = [
+        graph.operator("MINIMUM", [whole, end], [cut]),
+        graph.operator("QUANTIZE", [cut], [codes]),
+        graph.operator("DEQUANTIZE", [codes], [rounded]),
+    ]
