@@ -21,7 +21,7 @@ import numpy as np
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
+from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
@@ -39,15 +39,15 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
     """Build the agent: actor and critic with their targets and optimizers."""
     observed, acted = tf_agents.observation_spec(spec), tf_agents.action_spec(spec)
     factory = network_factory(spec, preset, seed)
-    judge = networks.critic_factory(spec, Design.of(preset, 1), seed)
+    new_critic = networks.critic_factory(spec, Design.of(preset, 1), seed)
 
-    def pair() -> list[tf_agents.FactoryNetwork]:
+    def pair() -> list[tf_agents.ModelNetwork]:
         return [
-            tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, "Actor"),
-            tf_agents.FactoryNetwork(judge, (observed, acted), "Critic", tf_agents.value),
+            tf_agents.ModelNetwork(prepare(factory()), observed, "Actor"),
+            tf_agents.ModelNetwork(new_critic(), (observed, acted), "Critic", tf_agents.value),
         ]
 
-    def step(network: tf_agents.FactoryNetwork, rate: float) -> tf_agents.GradientStep:
+    def step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:
         optimizer = tf_agents.adam(rate, preset, network.model.trainable_variables)
         return tf_agents.GradientStep(optimizer, preset.precision)
 
@@ -65,23 +65,23 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         gamma=preset.discount,
     )
 
-    def of_critic(batch: Any) -> Any:
+    def critic_loss(batch: Any) -> Any:
         given = batch.time_step, batch.action_step.action, batch.next_time_step
         return agent.critic_loss(*given, training=True)
 
-    def of_actor(batch: Any) -> Any:
+    def actor_loss(batch: Any) -> Any:
         return agent.actor_loss(batch.time_step, training=True)
 
     steps = [
-        (of_critic, critic, step(critic, preset.critic_learning_rate)),
-        (of_actor, actor, step(actor, preset.learning_rate)),
+        (critic_loss, critic, step(critic, preset.critic_learning_rate)),
+        (actor_loss, actor, step(actor, preset.learning_rate)),
     ]
-    learner = tf_agents.Learner(agent, [actor, critic], [target_actor], steps)
+    learner = Learner(agent, [actor, critic], [target_actor], steps)
     return OffPolicyAgent(spec, preset, seed, learner, action_noise(spec, preset))
 
 
 def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
-    """Return what adds noise to the best action; uniform actions while the replay warms up."""
+    """Return the exploration: uniform actions during warm-up, then noise on the actor's action."""
     low, high = spec.bounds
     kept = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
 

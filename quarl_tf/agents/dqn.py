@@ -21,7 +21,7 @@ import numpy as np
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
+from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, NetworkFactory
@@ -39,10 +39,10 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     observed = tf_agents.observation_spec(spec)
     factory = network_factory(spec, preset, seed)
 
-    def q_network(name: str) -> tf_agents.FactoryNetwork:
-        return tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, name)
-
-    network, target = q_network("QNetwork"), q_network("TargetQNetwork")
+    network, target = (
+        tf_agents.ModelNetwork(prepare(factory()), observed, name)
+        for name in ("QNetwork", "TargetQNetwork")
+    )
     optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)
     agent = tf_agents.build(
         tf_agents.published.dqn.dqn_agent.DdqnAgent if preset.double else tf_agents.SingleDqnAgent,
@@ -62,12 +62,12 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
         return [tf.clip_by_norm(gradient, preset.gradient_clip) for gradient in gradients]
 
     step = tf_agents.GradientStep(optimizer, preset.precision, clip)
-    learner = tf_agents.Learner(agent, [network], [target], [(loss, network, step)])
+    learner = Learner(agent, [network], [target], [(loss, network, step)])
     return OffPolicyAgent(spec, preset, seed, learner, epsilon_greedy(spec, preset))
 
 
 def epsilon_greedy(spec: EnvSpec, preset: DqnPreset) -> Exploration:
-    """Return what acts greedily, but at random with a probability that falls linearly."""
+    """Return the epsilon-greedy exploration; epsilon falls linearly from 1."""
 
     def act(greedy: Any, random: np.random.Generator, progress: float, *_: Any) -> Any:
         done = min(1.0, progress / preset.exploration_fraction)
