@@ -66,10 +66,7 @@ class Agent(ABC):
         return squared_difference(heads, targets)
 
     def imitate(self, teacher: keras.Model, coefficient: float) -> None:
-        """Add to the loss how far the head is from a teacher's (Hinton et al., arXiv 1503.02531).
-
-        `start_from` sets the weights of the teacher.
-        """
+        """Add the distance from a teacher to the loss (Hinton et al., arXiv 1503.02531)."""
         self.teacher, self._distillation = teacher, coefficient
 
     def _with_distillation(self, loss: Any, observations: Any) -> Any:
@@ -91,10 +88,7 @@ class Agent(ABC):
 
     @abstractmethod
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
-        """Learn from all ticks since the last call; return metrics.
-
-        `observations` are those after the last tick.
-        """
+        """Learn from all ticks since the last call, which `observations` follow; return metrics."""
 
     @abstractmethod
     def change_network(self, change: Change) -> None:

@@ -56,6 +56,12 @@ class Replay:
         self._actions = np.zeros((rows, *acted), np.int32 if spec.num_actions else np.float32)
         self._rewards, self._continues = np.zeros((2, rows, num_envs), np.float32)
         self._starts = np.zeros((rows, num_envs), np.bool_)
+        self._fields: dict[str, npt.NDArray[Any]] = {
+            "actions": self._actions,
+            "rewards": self._rewards,
+            "continues": self._continues,
+            "starts": self._starts,
+        }
         self._rows_added = 0
 
     def __len__(self) -> int:
@@ -118,24 +124,21 @@ class Replay:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state for a checkpoint, without unwritten rows."""
         held = min(self._rows_added, len(self._starts))
-        fields = {name: getattr(self, f"_{name}") for name in self._FIELDS}
-        fields |= self._observations.kept
-        arrays = {name: array[:held] for name, array in fields.items()}
+        rings = self._fields | self._observations.kept
+        arrays = {name: ring[:held] for name, ring in rings.items()}
         return {**arrays, "rows_added": np.array(self._rows_added)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state of a checkpoint."""
         self._rows_added = int(arrays["rows_added"])
-        for name in self._FIELDS:
-            getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
+        for name, ring in self._fields.items():
+            ring[: len(arrays[name])] = arrays[name]
         for name, ring in self._observations.kept.items():
             saved = arrays[name]
             if len(saved) < len(ring):  # A full ring may be large: it is not copied.
                 ring[: len(saved)] = saved
                 saved = ring
             self._observations.kept[name] = saved
-
-    _FIELDS = ("actions", "rewards", "continues", "starts")
 
 
 class _Observations:

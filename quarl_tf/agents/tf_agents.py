@@ -164,8 +164,7 @@ def adam(
 ) -> Any:
     """Return Adam with its moments.
 
-    Keras' legacy version takes one fused operation a variable instead of ten, which halves the time
-    of a step of Nature's network over 32 images.
+    Keras' legacy version has one fused operation a variable, which takes half the time.
     """
     optimizer = keras.optimizers.legacy.Adam(_schedule(learning_rate, preset), epsilon=epsilon)
     # The first step would create them, too late for a restore.
@@ -176,8 +175,7 @@ def adam(
 def rmsprop(preset: A2cPreset, variables: Sequence[Any]) -> Any:
     """Return RMSprop with its moments, with A2C's constants (OpenAI baselines, a2c.py).
 
-    Epsilon is under the root, as there. Keras' legacy version adds it to the root, where 1e-5
-    hardly bounds anything: small gradients would take steps a hundred times as large.
+    Epsilon is under the root. Keras' legacy version adds it to the root, where 1e-5 is too small.
     """
     rate = _schedule(preset.learning_rate, preset)
     optimizer = keras.optimizers.RMSprop(rate, rho=0.99, epsilon=preset.epsilon)

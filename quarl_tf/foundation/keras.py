@@ -60,7 +60,7 @@ try:
     with native_output.caught():
         import tensorflow as tf
         import tf_keras as keras
-        from tf_keras.src.mixed_precision import autocast_variable, device_compatibility_check
+        from tf_keras.src.mixed_precision import device_compatibility_check
 
         # The first use of TensorFlow prints that there is no GPU.
         _DEVICES = {found.device_type for found in tf.config.list_logical_devices()}
@@ -82,4 +82,4 @@ if device.chosen() == "gpu" and "GPU" not in _DEVICES:
         f"TensorFlow sees no GPU; train on the CPU. Received: devices={sorted(_DEVICES)}"
     )
 
-__all__ = ["autocast_variable", "keras", "tf"]
+__all__ = ["keras", "tf"]

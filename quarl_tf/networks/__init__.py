@@ -74,7 +74,7 @@ def actor_factory(
 ) -> NetworkFactory:
     """Return a factory of networks whose output is a continuous action.
 
-    The action is bounded by tanh or, if `stochastic`, the mean of a distribution.
+    It is bounded by tanh or, if `stochastic`, the mean of a distribution.
     """
 
     def build() -> keras.Model:

@@ -63,10 +63,7 @@ class Snapshot:
         self.refresh()
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Take the current weights, or these values of all variables.
-
-        Reading variables one by one takes longer than evaluating a small network.
-        """
+        """Take the current weights or, which saves reading them, these values of all variables."""
         if self._compiled is not None:
             return
         arrays = [variable.numpy() for variable in self.variables] if values is None else values

@@ -11,8 +11,7 @@ _REPETITIONS = 4
 def slowdown(precision: str) -> float:
     """Return the time of a convolution's gradient, as a multiple of that in float32.
 
-    The layer is the first of Nature's network (Mnih et al. 2015). The time is the least of several,
-    since other processes only add to it.
+    The layer is the first of Nature's network (Mnih et al. 2015), the time the least of several.
     """
     return _gradient_seconds(precision) / _gradient_seconds("float32")
 

@@ -9,10 +9,7 @@ Change = Callable[[Any], Any]
 
 
 def watching(quantization: Quantization | None) -> Change:
-    """Return the function from a network to the one that trains until the delay.
-
-    For None it is the identity.
-    """
+    """Return the function that makes a network record ranges; the identity for None."""
     if quantization is None:
         return lambda network: network
     # This loads a second Keras: seconds and 70 MB that plain trainings save.
@@ -22,7 +19,7 @@ def watching(quantization: Quantization | None) -> Change:
 
 
 def quantizing(quantization: Quantization | None) -> Change:
-    """Return the function from a network to one with the layers of a finished training."""
+    """Return the function that quantises the layers of a network; the identity for None."""
     if quantization is None:
         return lambda network: network
     from quarl_tf.quantization import qat

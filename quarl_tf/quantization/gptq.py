@@ -26,12 +26,9 @@ _PARTS = np.linspace(0.4, 1.0, 25)
 
 
 def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]:
-    """Return the kernel rounded to a grid for each output, and the grids.
+    """Return a kernel [outputs, inputs] rounded to a grid for each output, and the grids.
 
-    Args:
-        kernel: [outputs, inputs] float32 weights.
-        inputs: [n, inputs] inputs of the layer.
-        form: Bits and kind of the grid.
+    The error of the outputs is least on `inputs` [n, inputs] of the layer.
     """
     weights = kernel.astype(np.float64)
     importance = np.square(inputs, dtype=np.float64).mean(axis=0)
@@ -45,17 +42,11 @@ def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]
 
 
 def fitted(kernel: Array, seen: Array, given: Array) -> tuple[Array, Array]:
-    """Fit a kernel to rounded inputs: its outputs are nearest to those of the original inputs.
+    """Fit a kernel [outputs, inputs] to the inputs of a layer behind rounded layers.
 
-    Least squares in the change of the kernel, which damping keeps small.
-
-    Args:
-        kernel: [outputs, inputs] float32 weights.
-        seen: [n, inputs] inputs of the layer when the layers before it are rounded.
-        given: [n, inputs] inputs when nothing is rounded.
-
-    Returns:
-        The kernel, and what to add to the bias: [outputs].
+    With the inputs `seen` there, its outputs are nearest to those of the original kernel with the
+    inputs `given` when nothing is rounded, both [n, inputs]. Least squares in the change of the
+    kernel, which damping keeps small. Returns the kernel and what to add to the bias [outputs].
     """
     weights, centre = kernel.astype(np.float64), seen.mean(axis=0, dtype=np.float64)
     moved = seen - centre
@@ -89,12 +80,9 @@ def _round_block(
 
 
 def best_grid(weights: Array, importance: Array, form: TensorFormat) -> Grid:
-    """Return the grid of each output with the least squared error, weighted by importance.
+    """Return the grid with the least squared error for each output of weights [outputs, inputs].
 
-    Args:
-        weights: [outputs, inputs].
-        importance: [inputs] mean square of each input.
-        form: Bits and kind of the grid.
+    `importance` [inputs] is the mean square of each input.
     """
     low, high = weights.min(axis=1, keepdims=True), weights.max(axis=1, keepdims=True)
     grids = [grid_between(part * low, part * high, form) for part in _PARTS]

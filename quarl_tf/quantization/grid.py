@@ -36,13 +36,7 @@ class Grid(NamedTuple):
 
 
 def grid_between(low: Array, high: Array, form: TensorFormat) -> Grid:
-    """Return the grid of a range, in the dtype of its ends.
-
-    Args:
-        low: Lower end of a tensor's range, or of each channel's.
-        high: Upper end.
-        form: Bits and kind of the grid.
-    """
+    """Return the grid of a tensor's range, or of each channel's, in the dtype of its ends."""
     low, high = np.minimum(low, 0), np.maximum(high, 0)
     # If all values are 0, any step will do.
     high = np.where(high > low, high, low + 1)
@@ -87,15 +81,10 @@ def snap(values: Array, grid: Grid, form: TensorFormat) -> Array:
 def fake_quantize(
     values: npt.ArrayLike, form: TensorFormat, axis: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """Round a tensor to the grid of its own range, in float64.
+    """Round a float32 tensor to the grid of its own range, in float64.
 
-    Args:
-        values: Finite float32 tensor, not empty.
-        form: Bits and kind of the grid.
-        axis: Axis of channels with a grid each; None for one grid.
-
-    Raises:
-        ValueError: The tensor is empty or not finite.
+    With an `axis`, each of its slices has its own grid. A ValueError for a tensor that is empty or
+    not finite.
     """
     array = _finite(values).astype(np.float64)
     others = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
@@ -107,8 +96,7 @@ def fake_quantize(
 def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Round a float32 tensor to the nearest IEEE half, ties to even; return it as float32.
 
-    Raises:
-        ValueError: The tensor is empty or not finite, or a value would overflow.
+    A ValueError for a tensor that is empty or not finite, or where a value would overflow.
     """
     array = _finite(values)
     with np.errstate(over="ignore"):  # Reported below.

@@ -1,7 +1,7 @@
 """Layers of a policy network before the delay (watched) and after it (quantised)."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.inference import in_numpy
@@ -133,12 +133,9 @@ class QuantizedLayer(_Wrapper):
                 low, high = kernel.min(axis=others), kernel.max(axis=others)
             quantizer.freeze(self.variables_of[part], low, high)
 
-    def take_grids(self, other: Self) -> None:
-        """Copy grids and observed range from the same layer of another network."""
-        for mine, theirs in zip(self._ranges(), other._ranges(), strict=True):
-            mine.assign(theirs)
-
-    def _ranges(self) -> list[Any]:
+    @property
+    def ranges(self) -> list[Any]:
+        """The variables of the observed range and of the grids."""
         grids = (v for grid in self.variables_of.values() for v in grid.values())
         return [*self._watched.seen.values(), *grids]
 
@@ -167,10 +164,7 @@ class QuantizedLayer(_Wrapper):
         return self.quantizers[part].grid(values)
 
     def exported(self, *, rounded: bool) -> Callable[[Any], Any]:
-        """Return the layer as a function with constants, for the converter.
-
-        With `rounded` the output is rounded to its grid.
-        """
+        """Return the layer as a function with constants; `rounded` rounds its output."""
         compute = self._by_constants()
         quantizer = self.quantizers.get("output") if rounded else None
         if quantizer is None:

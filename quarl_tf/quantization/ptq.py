@@ -13,10 +13,6 @@ def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
 
     As in the papers, a fully-connected kernel has one grid, a convolution one per output channel
     (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
-
-    Args:
-        weights: Variables by name.
-        recipe: Format of each layer's kernel.
     """
     layers = {name: name.partition("/")[0] for name in weights}
     require_layers(recipe, set(layers.values()))

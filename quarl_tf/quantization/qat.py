@@ -39,13 +39,7 @@ _BYTE_BITS = 8
 def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> keras.Model:
     """Return a network that computes the same and records the ranges that `quantized` needs.
 
-    Args:
-        network: A policy network; its layers are shared.
-        recipe: The formats to quantise to.
-        schedule: How the network trains.
-
-    Raises:
-        UsageError: A layer cannot be quantised.
+    It shares the layers of `network`. A UsageError where a layer cannot be quantised.
     """
     require_layers(recipe, {layer.name for layer in network.layers})
     plain = _plain_layers(network)
@@ -137,11 +131,7 @@ def quantized_layers(network: keras.Model) -> list[QuantizedLayer]:
 
 
 def exported(network: keras.Model, *, rounded: bool) -> Callable[[Any], Any]:
-    """Return the forward pass of a quantised network with constants, for the converter.
-
-    Kernels are on their grids; activations are rounded to theirs, by float operations, if
-    `rounded`.
-    """
+    """Return the forward pass with constants, for the converter; `rounded` rounds activations."""
     steps = [
         layer.exported(rounded=rounded) if isinstance(layer, QuantizedLayer) else layer
         for layer in keras.Model(network.input, _choice(network)).layers[1:]
@@ -176,10 +166,7 @@ def head_step(network: keras.Model) -> float:
 
 
 def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
-    """Set all grids of a quantised network, and those of copies such as target networks.
-
-    A QuarlError where a range is not finite.
-    """
+    """Set all grids of a network and of its copies; a QuarlError where a range is not finite."""
     layers = quantized_layers(network)
     for layer in layers:
         layer.freeze()
@@ -190,7 +177,8 @@ def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
             )
     for copy in copies:
         for layer, twin in zip(layers, quantized_layers(copy), strict=True):
-            twin.take_grids(layer)
+            for copied, variable in zip(twin.ranges, layer.ranges, strict=True):
+                copied.assign(variable)
 
 
 def require_watched(network: keras.Model, delay: int) -> None:
