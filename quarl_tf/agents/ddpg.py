@@ -3,16 +3,16 @@
 Deviations from the paper:
 
 1. Observations are normalised by running statistics inside actor and critic, instead of batch
-   normalisation. The targets get the statistics as they are.
-2. Exploration noise is Gaussian or Ornstein-Uhlenbeck as the preset says, in units of half the
-   action range; before `learning_starts` actions are uniform. It runs on over episodes' ends.
+   normalisation. The targets have the same statistics.
+2. Exploration noise is Gaussian or Ornstein-Uhlenbeck, as the preset says, in units of half the
+   action range; before `learning_starts` actions are uniform. Episodes' ends do not reset it.
 3. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
    steps, all in one compiled call.
 4. The critic takes the action at its first layer, together with the observation.
 5. Rewards of several steps may be summed before bootstrapping, where the preset says so.
-6. All layers start from Glorot's uniform weights, the last ones too (the paper's: within 0.003).
+6. All layers have Glorot's uniform initial weights, the last ones too (the paper's: within 0.003).
 7. No weight decay; the step size may fall to 0 over the training.
-8. As of every algorithm: see `agents`.
+8. Common to all algorithms: see `agents`.
 """
 
 from typing import Any

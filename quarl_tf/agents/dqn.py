@@ -2,17 +2,17 @@
 
 Deviations from the paper:
 
-1. Observations are normalised by running statistics inside the network, so that one int8 scale can
-   serve all features. The target network gets the statistics together with its weights.
+1. Observations are normalised by running statistics inside the network, so that one int8 scale
+   suits all features. The target network gets the statistics together with its weights.
 2. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
    steps, all in one compiled call; the target period counts gradient steps.
 3. Adam instead of RMSprop, gradients clipped by norm, and the squared loss instead of errors
-   clipped at 1: with values near 100, clipped errors weigh a rare failure no more than a small
-   misjudgement (they fit the median), and values climb past what the discount allows.
-4. Rewards of several steps may be summed before bootstrapping, without a correction for actions
-   that the policy would not take; the head may be dueling. Both where the preset says so.
-5. The step size may fall to 0 over the training; many environments are acted in at once.
-6. As of every algorithm: see `agents`.
+   clipped at 1: with values near 100, clipped errors fit the median, in which rare failures have no
+   weight, and values rise above what the discount allows.
+4. Where the preset says so, rewards of several steps are summed before bootstrapping, without an
+   off-policy correction, and the head is dueling.
+5. The step size may fall to 0 over the training; many environments are used at once.
+6. Common to all algorithms: see `agents`.
 """
 
 from typing import Any

@@ -24,8 +24,8 @@ class Transitions(NamedTuple):
     action: npt.NDArray[Any]
     #: Discounted sum of the rewards up to `next_observation`.
     reward: npt.NDArray[np.float32]
-    #: Weight of the value of `next_observation` without one step's discount, by which TF-Agents
-    #: multiplies: discount ** (steps - 1), or 0 after termination. Truncation bootstraps.
+    #: Weight of the next value, without the discount that TF-Agents multiplies by:
+    #: discount ** (steps - 1), or 0 after termination. Truncation bootstraps.
     discount: npt.NDArray[np.float32]
     next_observation: npt.NDArray[Any]
 
@@ -85,7 +85,7 @@ class Replay:
         self.add(Tick(observation, np.zeros_like(self._actions[0]), none, none, none))
 
     def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
-        """Draw transitions uniformly, with replacement; `shape` is, say, (batches, batch_size)."""
+        """Draw transitions uniformly, with replacement; `shape` is (batches, batch_size)."""
         rows, num_envs = self._starts.shape
         # The oldest stacks of a full ring have overwritten frames, the newest row no successor.
         lost = self._observations.reach if self._rows_added > rows else 0

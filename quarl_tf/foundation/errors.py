@@ -29,7 +29,7 @@ _FEW = 20
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
     """Return the error for an unknown name of a `kind`, with the closest known ones.
 
-    `hint` says what to do if none of these is meant.
+    `hint` says what else to do.
     """
     choices = sorted(known)
     by_lower = {choice.lower(): choice for choice in choices}

@@ -60,7 +60,7 @@ def _remove_stale_temporaries(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> QuarlError:
-    """Return what to say where a file or folder cannot be written."""
+    """Return the error for a file or folder that cannot be written."""
     return QuarlError(
         f"Cannot write {path}: {error.strerror or error}; make the folder writable, free some "
         f"space, or choose another with --root. Received: path={str(path)!r}"

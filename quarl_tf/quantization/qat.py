@@ -5,8 +5,8 @@ ranges of its activations. At the delay `quantized` builds a network that shares
 `freeze` sets the grids. From then on the forward pass is quantised, and the gradient passes as if
 it were not (QuaRL, Krishnan et al., arXiv 1910.01055, Algorithm 2). The quantisers implement the
 interface of TensorFlow's model optimisation toolkit, which has no delay, and whose wrapper writes
-quantised kernels into the layer, so that two networks could not share it. "Following" ranges go on
-being recorded: they are frozen again after each burst of learning.
+quantised kernels into the layer, so that two networks could not share it. "Following" ranges are
+recorded after the delay, too, and frozen again after each burst of learning.
 
 Quantised are the scaled observation, every kernel and every layer's output, the head's included;
 biases stay in float, as the 32 bits that they have in int8 kernels. Inputs of a tanh have 8 bits at

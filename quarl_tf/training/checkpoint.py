@@ -55,7 +55,7 @@ def save_to_go_on(folder: Path, file: Path) -> Run:
     found = load_newest(folder)
     if found is None:
         raise QuarlError(
-            "This run has no checkpoint: it is not begun, or finished, and --from takes its id. "
+            "This run has no checkpoint: it is not begun, or is finished and --from takes its id. "
             f"Received: folder={str(folder)!r}"
         )
     arrays, state = found
@@ -68,7 +68,7 @@ def save_to_go_on(folder: Path, file: Path) -> Run:
             np.savez_compressed(target, **kept, **{_STATE: _text(state)})  # type: ignore[arg-type]
         if (size := temporary.stat().st_size) > LIMIT:
             raise QuarlError(
-                f"What is to be saved is larger than {LIMIT:,} bytes; copy the run folder instead. "
+                f"The checkpoint is larger than {LIMIT:,} bytes; copy the run folder instead. "
                 f"Received: bytes={size:,}"
             )
     run = Run.from_dict(state["run"])

@@ -3,7 +3,7 @@
 At every checkpoint all environments start new episodes, with seeds that follow from the run's seed
 and the step, in an uninterrupted run as well. So no state of an environment has to be saved, and a
 killed and resumed run ends with the same network as an uninterrupted one, bit for bit, on the same
-machine and, for images, with as many threads, which sum the gradients of convolutions.
+machine and, for images, with as many threads, which affect the sums of gradients.
 """
 
 import math
@@ -193,7 +193,7 @@ class _Training:
                 rows = self._restore(*found)
             except (KeyError, ValueError) as error:
                 raise QuarlError(
-                    "Another version of this program wrote the checkpoints; go on with that one, "
+                    "Another version of this program wrote the checkpoints; continue with it, "
                     "or delete the run folder and train again. Received: "
                     f"{str(self._checkpoints)!r} ({type(error).__name__}: {one_line(error)})"
                 ) from error
