@@ -206,7 +206,7 @@ def values_of(model: Any) -> list[Any]:
 
 
 def test_a_gradient_step_of_ddpg_by_hand() -> None:
-    # Hardly a step of the critic, so that the actor is seen to climb it.
+    # The critic hardly changes, so that the actor's step must increase its value.
     rates = {"critic_learning_rate": 1e-7, "learning_rate": 1e-3, "learning_rate_decay": False}
     agent = build("ddpg", STEERED, target_tau=0.25, **rates)
     critic = agent._normalised[1]
@@ -286,10 +286,10 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     assert before > 0
     assert float(agent._with_distillation(1.0, seen)) == pytest.approx(1 + 1e3 * before, rel=1e-4)
     batch = transitions(spec)
-    off_policy = algo in ("dqn", "ddpg")
     actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[1]
-    given = [batch[-1]] if off_policy else map(tf.constant, (seen, actions, *[batch[2]] * 3))
-    given = list(given)
+    given = [tf.constant(field) for field in (seen, actions, *[batch[2]] * 3)]
+    if algo in ("dqn", "ddpg"):
+        given = [batch[-1]]
     for _ in range(5):
         agent._gradient_step(*given)
     assert distance() < before
@@ -300,7 +300,7 @@ ADVANTAGES = np.random.default_rng(2).normal(size=32)
 
 
 def ppo_gradient(advantages: Any, **changes: Any) -> Any:
-    """Return the gradient that PPO goes by on a minibatch with these advantages."""
+    """Return the gradient of PPO's loss on a minibatch with these advantages."""
     agent = build("ppo", train_frequency=64, minibatch_size=32, epochs=1, **changes)
     random = np.random.default_rng(1)
     seen = random.normal(size=(32, 4)).astype(np.float32)
@@ -340,7 +340,7 @@ def batch(shared: Any) -> list[Any]:
     seen = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
     logits, _ = shared._model.predict(seen)
-    # As of another policy than today's, so that the ratio is clipped on both sides.
+    # Of another policy, so that the ratio is clipped on both sides.
     old = np.take_along_axis(log_softmax(logits, axis=1), actions[:, None], axis=1)[:, 0]
     old = old + random.normal(0, 0.3, 32)
     returns, advantages = random.normal(size=(2, 32))
@@ -362,7 +362,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
     np.testing.assert_allclose(stepped(shared, batch)[0], expected, rtol=1e-4)
-    # All of the policy network is among what is learned and saved, and the value's head beside it.
+    # The variables are those of the policy network and of the value's head.
     names = [variable.name for variable in shared._model.variables]
     assert len(set(names)) == len(names)
     beside = set(names) - {variable.name for variable in shared.network.variables}

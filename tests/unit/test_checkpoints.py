@@ -25,13 +25,13 @@ STATE = {
 
 
 def save(folder: Path, step: int) -> Path:
-    """Save a checkpoint that tells its step; return its file."""
+    """Save a checkpoint that contains its step; return its file."""
     checkpoint.save(folder, step, {**ARRAYS, "step": np.array(step)}, {**STATE, "step": step})
     return max(folder.glob("*.npz"))
 
 
 def loaded(folder: Path) -> int:
-    """Load the newest good checkpoint, see that all of it is as saved, and return its step."""
+    """Load the newest good checkpoint, check its content, and return its step."""
     found = checkpoint.load_newest(folder)
     assert found is not None
     arrays, state = found

@@ -39,7 +39,7 @@ def test_adam_by_hand(epsilon: float) -> None:
     for t, gradient in enumerate(GRADIENTS, start=1):
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.999 * square + 0.001 * gradient**2
-        # Section 2 of the paper (arXiv 1412.6980): the order that changes what epsilon means.
+        # The order at the end of section 2 of the paper (arXiv 1412.6980) changes epsilon.
         rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         place = place - rate * mean / (np.sqrt(square) + epsilon)
         np.testing.assert_allclose(found[t - 1], place, rtol=0, atol=2e-6)

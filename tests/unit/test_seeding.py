@@ -1,4 +1,4 @@
-"""Random streams are apart: by purpose, by seed, and evaluation from all the rest."""
+"""Random streams differ by purpose and seed; evaluation seeds are distinct from all others."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_environment_seeds_are_below_evaluation_seeds(seed: int, purpose: str, s
 def test_evaluation_seeds_are_distinct_and_extended(seed: int, episodes: int, more: int) -> None:
     seeds = evaluation_seeds(seed, episodes)
     assert len(seeds) == len(set(seeds)) == episodes
-    # Gymnasium wants Python's own integers, and JSON too.
+    # Gymnasium and JSON need Python's integers.
     assert all(type(s) is int and 2**30 <= s < 2**31 for s in seeds)
     assert evaluation_seeds(seed, episodes + more)[:episodes] == seeds
 
