@@ -1,11 +1,11 @@
-"""What acts and learns while training; one module per algorithm, each with the same functions.
+"""Agents, which act and learn during training: one module per algorithm.
 
-`build(spec, preset, seed, prepare) -> Agent`, and `network_factory(spec, preset, seed)` of the
-network that is exported.
+Each module has `build(spec, preset, seed, prepare) -> Agent` and `network_factory(spec, preset,
+seed)`, which builds the network that is exported.
 
-Deviations of all from their papers: environments start fresh episodes at each checkpoint, by which
-a resumed training is the uninterrupted one; what is kept is the network of the best greedy
-evaluation, not the last.
+Deviations of all from their papers: environments start new episodes at each checkpoint, so that a
+resumed training equals an uninterrupted one; the network with the best greedy evaluation is kept,
+not the last one.
 """
 
 import json
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents.distillation import Distance, Teacher, squared_difference
+from quarl_tf import networks
 from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
-from quarl_tf.foundation.keras import keras
+from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import NetworkFactory, Weights
 from quarl_tf.networks.layers import Floats
@@ -33,20 +33,22 @@ Change = Callable[[keras.Model], keras.Model]
 
 
 class Agent(ABC):
-    """What acts and learns; after the training only its network is left."""
+    """Acts and learns; the network is what remains after the training."""
 
-    #: Observation in, head out: what is exported.
+    #: From observation to head; this is exported.
     network: keras.Model
-    #: Copies of the network that follow it.
+    #: Target networks of `network`.
     targets: Sequence[keras.Model] = ()
-    #: What the head is held to, if anything.
-    teacher: Teacher | None = None
 
     def __init__(self, spec: EnvSpec, seed: int, draws: str) -> None:
-        """Start without observations; `draws` names what is drawn to learn from."""
+        """Start without observations; `draws` names the random stream of what is learned from."""
+        self._spec = spec
         self._statistics = RunningStatistics(spec)
         self._explore, self._draw = generator(seed, "exploration"), generator(seed, draws)
-        #: What has `arrays` and `restore` of its own, and arrays as they are.
+        #: A network whose head the trained one imitates, and the weight of the distance.
+        self.teacher: keras.Model | None = None
+        self._distillation = 0.0
+        #: Objects with `arrays` and `restore`, and single arrays, for checkpoints.
         self._parts: dict[str, Any] = {"statistics": self._statistics}
         self._kept: Arrays = {}
 
@@ -55,50 +57,54 @@ class Agent(ABC):
         """Choose exploring actions for a batch; `progress` runs from 0 to 1 over training."""
 
     def action_variance(self, heads: Floats) -> Floats | None:
-        """Return the variances [n] of the distributions that heads [n, ...] stand for, if any."""
+        """Return the variance [n] of the action distribution of each head [n, outputs], if any."""
         del heads
         return None
 
-    @property
-    def distance(self) -> Distance:
-        """How far a head is from a teacher's."""
-        return squared_difference
+    def distance(self, heads: Any, targets: Any) -> Any:
+        """Return the mean distance between heads and a teacher's, both [n, outputs]."""
+        return squared_difference(heads, targets)
 
-    def hold_to(self, teacher: Teacher) -> None:
-        """Learn from now on with the head held to that of a network, which `start_from` sets."""
-        self.teacher = self._parts["teacher"] = teacher
+    def imitate(self, teacher: keras.Model, coefficient: float) -> None:
+        """Add the distance from a teacher to the loss (Hinton et al., arXiv 1503.02531)."""
+        self.teacher, self._distillation = teacher, coefficient
 
-    def _held(self, loss: Any, observations: Any) -> Any:
-        """Return the loss of the network over a batch of observations, with the teacher's."""
-        held = self.teacher and self.teacher.loss(self.network, observations)
-        return loss if held is None else loss + held
+    def _with_distillation(self, loss: Any, observations: Any) -> Any:
+        """Return the loss of a batch, plus the distance from the teacher if there is one."""
+        if self.teacher is None:
+            return loss
+        heads, targets = (
+            networks.acting(network, self._spec)(observations, training=False)
+            for network in (self.network, self.teacher)
+        )
+        return loss + self._distillation * self.distance(heads, targets)
 
     @abstractmethod
     def observe(self, tick: Tick) -> None:
-        """Take in one tick of the vector environment."""
+        """Store one tick of the vector environment."""
 
     def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:  # noqa: B027
-        """Take in the last observations before all environments start fresh episodes."""
+        """Store the last observations before all environments start new episodes."""
 
     @abstractmethod
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
-        """Learn from all since the last call, which led to these observations; return metrics."""
+        """Learn from all ticks since the last call, which `observations` follow; return metrics."""
 
     @abstractmethod
     def change_network(self, change: Change) -> None:
-        """Go on with what `change` makes of the network, and of each target."""
+        """Replace the network and each target by the result of `change`."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Act from now on by the network as it stands."""
+        """Act by the current weights from now on."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Let go of all observations, which may be most of the memory: nothing more is learned."""
+        """Free the memory of all stored observations; nothing can be learned afterwards."""
 
     def start_from(self, weights: Weights, seen: int) -> None:
-        """Begin with a trained network, whose normaliser has seen so many observations."""
-        teachers = [self.teacher.network] if self.teacher else []
+        """Start from a trained network, whose normaliser has seen `seen` observations."""
+        teachers = [] if self.teacher is None else [self.teacher]
         for network in (self.network, *self.targets, *teachers):
             variables = {variable.name: variable for variable in network.variables}
             for name, value in weights.items():
@@ -108,27 +114,30 @@ class Agent(ABC):
 
     @abstractmethod
     def _variables(self) -> list[Any]:
-        """Return all that gradient steps change, in the order of checkpoints."""
+        """Return all variables that gradient steps change, in the order of checkpoints."""
 
     def arrays(self) -> Arrays:
-        """Return all state for a checkpoint: variables, generators and every part's own."""
+        """Return the whole state for a checkpoint."""
         states = (random.bit_generator.state for random in (self._explore, self._draw))
         arrays = {
             "generators": np.frombuffer(json.dumps(list(states)).encode(), np.uint8),
             **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
             **self._kept,
         }
-        for name, part in self._parts.items():
-            arrays |= {f"{name}/{key}": array for key, array in part.arrays().items()}
+        parts = {name: part.arrays() for name, part in self._parts.items()}
+        if self.teacher is not None:
+            parts["teacher"] = networks.weights(self.teacher)
+        for name, part in parts.items():
+            arrays |= {f"{name}/{key}": array for key, array in part.items()}
         return arrays
 
     def copies(self) -> list[str]:
-        """Return the names, among `arrays`, of what targets copy from the network."""
+        """Return the names in `arrays` of the variables of target networks."""
         copied = {id(variable) for target in self.targets for variable in target.variables}
         return [f"variable/{i}" for i, v in enumerate(self._variables()) if id(v) in copied]
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take the state of a checkpoint back."""
+        """Restore the state of a checkpoint."""
         states = json.loads(arrays["generators"].tobytes())
         for random, state in zip((self._explore, self._draw), states, strict=True):
             random.bit_generator.state = state
@@ -137,7 +146,14 @@ class Agent(ABC):
         self._kept = {name: arrays[name].copy() for name in self._kept}
         for name, part in self._parts.items():
             part.restore(section(arrays, name))
+        if self.teacher is not None:
+            networks.set_weights(self.teacher, section(arrays, "teacher"))
         self.refresh()
+
+
+def squared_difference(heads: Any, targets: Any) -> Any:
+    """Return the mean squared difference of values or actions."""
+    return tf.reduce_mean(tf.square(heads - targets))
 
 
 def build(
@@ -146,8 +162,7 @@ def build(
     """Build the agent of an algorithm; `prepare` changes policy networks before they train."""
     agent: Agent = _module(algo, spec).build(spec, preset, seed, prepare)
     if preset.distillation:
-        network = network_factory(algo, spec, preset, seed)()
-        agent.hold_to(Teacher(network, spec, preset.distillation, agent.distance))
+        agent.imitate(network_factory(algo, spec, preset, seed)(), preset.distillation)
     return agent
 
 
@@ -158,7 +173,7 @@ def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> Netw
 
 
 def head(algo: str, spec: EnvSpec) -> str:
-    """Return what the numbers of an algorithm's head are: "q_values", "logits" or "action"."""
+    """Return the meaning of an algorithm's head: "q_values", "logits" or "action"."""
     if spec.num_actions is None:
         return "action"
     return "logits" if ALGORITHMS[algo].STOCHASTIC else "q_values"
@@ -170,6 +185,6 @@ def _module(algo: str, spec: EnvSpec) -> Any:
 
 
 def section(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
-    """Return the arrays of a checkpoint whose names start with `prefix/`, without it."""
+    """Return the arrays of a checkpoint named `prefix/…`, by the rest of their names."""
     start = f"{prefix}/"
     return {k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)}

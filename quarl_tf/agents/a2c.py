@@ -1,8 +1,8 @@
-"""A2C as the special case of PPO that it is (Huang et al., arXiv 2205.09123).
+"""A2C as a special case of PPO (Huang et al., arXiv 2205.09123).
 
-One epoch over one minibatch, no clipping of the ratio (which is 1 where it is differentiated),
-advantages as they are, and RMSprop; TF-Agents has no A2C of its own. The preset holds all but the
-optimizer, with a lambda of 1 where returns are the paper's of n steps.
+One epoch over one minibatch, a ratio that is not clipped (it is 1 where it is differentiated),
+advantages that are not normalised, and RMSprop; TF-Agents has no A2C. The preset holds all but the
+optimizer; a lambda of 1 gives the paper's n-step returns.
 
 Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783):
 
@@ -10,11 +10,11 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 2. Observations are normalised by running statistics inside both networks, and truncated episodes
    bootstrap from the value of their last observation, as in `ppo`.
 3. Policy and value share layers for images only.
-4. RMSprop has its epsilon under the root, as OpenAI's baselines have it; the preset says how much.
-5. Rollouts may be longer than the paper's 5 steps, and advantages weighted by a lambda below 1,
-   where the preset says so; the step size may fall to 0 over the training.
+4. RMSprop has its epsilon under the root, as in OpenAI's baselines; the preset sets it.
+5. Rollouts may be longer than the paper's 5 steps, lambda below 1, and the step size may fall to 0,
+   as the preset sets them.
 6. Continuous actions and the policy's last layer are as in `ppo`.
-7. As of every algorithm: see `agents`.
+7. Common to all algorithms: see `agents`.
 """
 
 from functools import partial

@@ -3,16 +3,16 @@
 Deviations from the paper:
 
 1. Observations are normalised by running statistics inside actor and critic, instead of batch
-   normalisation. The targets get the statistics as they are.
-2. Exploration noise is Gaussian or Ornstein-Uhlenbeck as the preset says, in units of half the
-   action range; before `learning_starts` actions are uniform. It runs on over episodes' ends.
+   normalisation. The targets have the same statistics.
+2. Exploration noise is Gaussian or Ornstein-Uhlenbeck, as the preset says, in units of half the
+   action range; before `learning_starts` actions are uniform. Episodes' ends do not reset it.
 3. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
    steps, all in one compiled call.
 4. The critic takes the action at its first layer, together with the observation.
 5. Rewards of several steps may be summed before bootstrapping, where the preset says so.
-6. All layers start from Glorot's uniform weights, the last ones too (the paper's: within 0.003).
+6. All layers have Glorot's uniform initial weights, the last ones too (the paper's: within 0.003).
 7. No weight decay; the step size may fall to 0 over the training.
-8. As of every algorithm: see `agents`.
+8. Common to all algorithms: see `agents`.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
+from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.networks import Design, NetworkFactory
 from quarl_tf.presets import DdpgPreset
@@ -39,15 +39,15 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
     """Build the agent: actor and critic with their targets and optimizers."""
     observed, acted = tf_agents.observation_spec(spec), tf_agents.action_spec(spec)
     factory = network_factory(spec, preset, seed)
-    judge = networks.critic_factory(spec, Design.of(preset, 1), seed)
+    new_critic = networks.critic_factory(spec, Design.of(preset, 1), seed)
 
-    def pair() -> list[tf_agents.FactoryNetwork]:
+    def pair() -> list[tf_agents.ModelNetwork]:
         return [
-            tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, "Actor"),
-            tf_agents.FactoryNetwork(judge, (observed, acted), "Critic", tf_agents.value),
+            tf_agents.ModelNetwork(prepare(factory()), observed, "Actor"),
+            tf_agents.ModelNetwork(new_critic(), (observed, acted), "Critic", tf_agents.value),
         ]
 
-    def step(network: tf_agents.FactoryNetwork, rate: float) -> tf_agents.GradientStep:
+    def step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:
         optimizer = tf_agents.adam(rate, preset, network.model.trainable_variables)
         return tf_agents.GradientStep(optimizer, preset.precision)
 
@@ -65,23 +65,23 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         gamma=preset.discount,
     )
 
-    def of_critic(batch: Any) -> Any:
+    def critic_loss(batch: Any) -> Any:
         given = batch.time_step, batch.action_step.action, batch.next_time_step
         return agent.critic_loss(*given, training=True)
 
-    def of_actor(batch: Any) -> Any:
+    def actor_loss(batch: Any) -> Any:
         return agent.actor_loss(batch.time_step, training=True)
 
     steps = [
-        (of_critic, critic, step(critic, preset.critic_learning_rate)),
-        (of_actor, actor, step(actor, preset.learning_rate)),
+        (critic_loss, critic, step(critic, preset.critic_learning_rate)),
+        (actor_loss, actor, step(actor, preset.learning_rate)),
     ]
-    learner = tf_agents.Learner(agent, [actor, critic], [target_actor], steps)
+    learner = Learner(agent, [actor, critic], [target_actor], steps)
     return OffPolicyAgent(spec, preset, seed, learner, action_noise(spec, preset))
 
 
 def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
-    """Return what adds noise to the best action; uniform actions while the replay warms up."""
+    """Return the exploration: uniform actions during warm-up, then noise on the actor's action."""
     low, high = spec.bounds
     kept = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
 

@@ -1,12 +1,11 @@
-"""The distributions that PPO and A2C draw their actions from."""
+"""The action distributions of PPO and A2C."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import tf_agents
-from quarl_tf.agents.distillation import squared_difference
+from quarl_tf.agents import squared_difference, tf_agents
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats
 from quarl_tf.spec.actions import split
@@ -15,18 +14,18 @@ _made = tf_agents.distributions
 
 
 class Categorical:
-    """The distribution of a discrete action, or of several at once; the head is the logits."""
+    """Distribution of one or several discrete actions; the head is the logits."""
 
     def __init__(self, choices: int | tuple[int, ...]) -> None:
         self._choices = choices
 
     def read(self, logits: Any) -> Any:
-        """Return the distribution as TF-Agents takes it."""
+        """Return the distribution for TF-Agents."""
         parts = [_made.Categorical(each, dtype=tf.int32) for each in split(logits, self._choices)]
         return parts[0] if isinstance(self._choices, int) else _made.Blockwise(parts)
 
     def draw(self, logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
-        """Draw actions (Gumbel-max); return them with the logarithms of their probabilities."""
+        """Draw actions (Gumbel-max); return them with their log probabilities."""
         each = [_drawn(part, random) for part in split(logits, self._choices)]
         if isinstance(self._choices, int):
             return each[0]
@@ -34,23 +33,25 @@ class Categorical:
         return actions, log_probabilities.sum(axis=1)
 
     def variance(self, logits: Floats) -> Floats:
-        """Return the variance over the actions' probabilities, of several choices their mean."""
+        """Return the variance [n] of the actions' probabilities, the mean over several choices."""
         parts = split(logits, self._choices)
         odds = [np.exp(part - part.max(axis=1, keepdims=True)) for part in parts]
         variances = [(o / o.sum(axis=1, keepdims=True)).var(axis=1) for o in odds]
         return np.asarray(np.mean(variances, axis=0))
 
-    def distance(self, logits: Any, wanted: Any) -> Any:
-        """Return the mean Kullback-Leibler divergence from what is wanted to what there is."""
-        pairs = zip(split(wanted, self._choices), split(logits, self._choices), strict=True)
+    def distance(self, logits: Any, targets: Any) -> Any:
+        """Return the mean Kullback-Leibler divergence KL(targets || logits)."""
+        pairs = zip(split(targets, self._choices), split(logits, self._choices), strict=True)
         divergences = [
-            tf.reduce_sum(tf.nn.softmax(w) * (tf.nn.log_softmax(w) - tf.nn.log_softmax(f)), axis=-1)
-            for w, f in pairs
+            tf.reduce_sum(
+                tf.nn.softmax(t) * (tf.nn.log_softmax(t) - tf.nn.log_softmax(own)), axis=-1
+            )
+            for t, own in pairs
         ]
         return tf.reduce_mean(tf.add_n(divergences))
 
     def refresh(self) -> None:
-        """Do nothing: all depends on the head."""
+        """Do nothing: the head is the whole distribution."""
 
 
 def _drawn(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
@@ -62,29 +63,29 @@ def _drawn(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any
 
 
 class Gaussian:
-    """Independent normal distributions around the head; their widths are learned."""
+    """Independent normal distributions around the head with learned standard deviations."""
 
     def __init__(self, network: keras.Model) -> None:
         self._logarithm = network.get_layer("action").log_deviation
         self.refresh()
 
     def read(self, means: Any) -> Any:
-        """Return the distribution as TF-Agents takes it."""
+        """Return the distribution for TF-Agents."""
         deviation = tf.broadcast_to(tf.exp(self._logarithm), tf.shape(means))
         return _made.MultivariateNormalDiag(means, deviation)
 
     def draw(self, means: Floats, random: np.random.Generator) -> tuple[Floats, Floats]:
-        """Draw actions; return them with the logarithms of their probability densities."""
+        """Draw actions; return them with their log densities."""
         noise = random.standard_normal(means.shape).astype(np.float32)
         constant = np.log(self._deviation) + np.float32(0.5 * np.log(2 * np.pi))
         return means + self._deviation * noise, -(noise * noise / 2 + constant).sum(axis=1)
 
     def variance(self, means: Floats) -> Floats:
-        """Return the variance of an action, the mean over its components; the same everywhere."""
+        """Return the variance [n], the mean over the components; it does not depend on the head."""
         return np.full(len(means), (self._deviation**2).mean(), np.float32)
 
     distance = staticmethod(squared_difference)
 
     def refresh(self) -> None:
-        """Bring the widths up to date."""
+        """Read the current standard deviations."""
         self._deviation: Floats = np.exp(self._logarithm.numpy())

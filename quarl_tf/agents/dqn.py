@@ -2,17 +2,17 @@
 
 Deviations from the paper:
 
-1. Observations are normalised by running statistics inside the network, so that one int8 scale can
-   serve all features. The target network gets the statistics together with its weights.
+1. Observations are normalised by running statistics inside the network, so that one int8 scale
+   suits all features. The target network gets the statistics together with its weights.
 2. Gradient steps come in bursts of `gradient_steps` after every `train_frequency` environment
    steps, all in one compiled call; the target period counts gradient steps.
 3. Adam instead of RMSprop, gradients clipped by norm, and the squared loss instead of errors
-   clipped at 1: with values near 100, clipped errors weigh a rare failure no more than a small
-   misjudgement (they fit the median), and values climb past what the discount allows.
-4. Rewards of several steps may be summed before bootstrapping, without a correction for actions
-   that the policy would not take; the head may be dueling. Both where the preset says so.
-5. The step size may fall to 0 over the training; many environments are acted in at once.
-6. As of every algorithm: see `agents`.
+   clipped at 1: with values near 100, clipped errors fit the median, in which rare failures have no
+   weight, and values rise above what the discount allows.
+4. Where the preset says so, rewards of several steps are summed before bootstrapping, without an
+   off-policy correction, and the head is dueling.
+5. The step size may fall to 0 over the training; many environments are used at once.
+6. Common to all algorithms: see `agents`.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 
 from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.off_policy import Exploration, OffPolicyAgent
+from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, NetworkFactory
@@ -39,10 +39,10 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     observed = tf_agents.observation_spec(spec)
     factory = network_factory(spec, preset, seed)
 
-    def q_network(name: str) -> tf_agents.FactoryNetwork:
-        return tf_agents.FactoryNetwork(lambda: prepare(factory()), observed, name)
-
-    network, target = q_network("QNetwork"), q_network("TargetQNetwork")
+    network, target = (
+        tf_agents.ModelNetwork(prepare(factory()), observed, name)
+        for name in ("QNetwork", "TargetQNetwork")
+    )
     optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)
     agent = tf_agents.build(
         tf_agents.published.dqn.dqn_agent.DdqnAgent if preset.double else tf_agents.SingleDqnAgent,
@@ -62,12 +62,12 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
         return [tf.clip_by_norm(gradient, preset.gradient_clip) for gradient in gradients]
 
     step = tf_agents.GradientStep(optimizer, preset.precision, clip)
-    learner = tf_agents.Learner(agent, [network], [target], [(loss, network, step)])
+    learner = Learner(agent, [network], [target], [(loss, network, step)])
     return OffPolicyAgent(spec, preset, seed, learner, epsilon_greedy(spec, preset))
 
 
 def epsilon_greedy(spec: EnvSpec, preset: DqnPreset) -> Exploration:
-    """Return what acts greedily, but at random with a probability that falls linearly."""
+    """Return the epsilon-greedy exploration; epsilon falls linearly from 1."""
 
     def act(greedy: Any, random: np.random.Generator, progress: float, *_: Any) -> Any:
         done = min(1.0, progress / preset.exploration_fraction)

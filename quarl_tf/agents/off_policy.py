@@ -1,6 +1,8 @@
-"""What off-policy agents have in common: they learn in bursts from a replay of what they saw."""
+"""Off-policy agents: they learn in bursts from a replay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.agents import Agent, Change
 from quarl_tf.agents.replay import Replay
-from quarl_tf.agents.tf_agents import Learner, transition
+from quarl_tf.agents.tf_agents import GradientStep, ModelNetwork, transition
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import tf
@@ -17,17 +19,30 @@ from quarl_tf.networks import inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
 
-#: Chooses actions: at will the best ones, which the first argument returns, by a generator and the
-#: share of the training that is done; while warming up none is learned. The last argument is noise
-#: [num_envs, action size], 0 at first, that it may change.
+#: Chooses actions, given a function that returns the greedy ones, a generator, the finished share
+#: of the training, whether the replay warms up, and noise [num_envs, action size], which starts at
+#: 0 and may be changed.
 Exploration = Callable[
     [Callable[[], npt.NDArray[Any]], np.random.Generator, float, bool, npt.NDArray[Any]],
     npt.NDArray[Any],
 ]
 
 
+@dataclass(frozen=True)
+class Learner:
+    """TF-Agents' agent with its networks, losses and gradient steps."""
+
+    agent: Any
+    #: Networks that take normalised observations; the first is exported.
+    networks: Sequence[ModelNetwork]
+    #: Target networks of the exported one.
+    targets: Sequence[ModelNetwork]
+    #: A loss of a batch of transitions, its network and its gradient step; the first is reported.
+    steps: Sequence[tuple[Callable[[Any], Any], ModelNetwork, GradientStep]]
+
+
 class OffPolicyAgent(Agent):
-    """Acts by an exploration, keeps what it sees in a replay and learns from draws of it."""
+    """Acts by an exploration, stores ticks in a replay and learns from samples of it."""
 
     def __init__(
         self,
@@ -38,7 +53,7 @@ class OffPolicyAgent(Agent):
         exploration: Exploration,
     ) -> None:
         super().__init__(spec, seed, "replay")
-        self._spec, self._preset, self._learner = spec, preset, learner
+        self._preset, self._learner = preset, learner
         self._pending: list[npt.NDArray[Any]] = []
         rows = preset.buffer_size, preset.num_envs
         self._replay = Replay(spec, *rows, n_step=preset.n_step, discount=preset.discount)
@@ -55,7 +70,7 @@ class OffPolicyAgent(Agent):
         self._burst = inference.compiled(self._train_on, self.network)
 
     def change_network(self, change: Change) -> None:
-        """Go on with another network, and other targets."""
+        """Replace the network and its targets by the results of `change`."""
         for network in (self._learner.networks[0], *self._learner.targets):
             network.model = change(network.model)
         self._take_networks()
@@ -65,7 +80,7 @@ class OffPolicyAgent(Agent):
         return len(self._replay) < self._preset.learning_starts
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
-        """Act greedily, or as the exploration has it."""
+        """Return the exploration's actions."""
 
         def greedy() -> npt.NDArray[Any]:
             return self._spec.greedy(self._snapshot(observations))
@@ -79,16 +94,16 @@ class OffPolicyAgent(Agent):
         self._replay.add(tick)
 
     def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
-        """Mark the end of the stream."""
+        """Mark a break in the stream."""
         self._replay.add_break(observations)
 
     def forget(self) -> None:
-        """Let go of the replay."""
+        """Free the replay."""
         self._pending.clear()
         del self._replay, self._parts["replay"]
 
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
-        """Bring the normalisers up to date; learn one burst once the replay has warmed up."""
+        """Update the normalisers; take a burst of gradient steps once the replay has warmed up."""
         del observations
         self._statistics.update(np.concatenate(self._pending))
         self._pending.clear()
@@ -101,16 +116,38 @@ class OffPolicyAgent(Agent):
         return {"loss": loss}
 
     def _train_on(self, *batches: Any) -> Any:
-        """Take one gradient step on each of the stacked batches; return the mean loss."""
+        """Take a gradient step on each of the stacked batches; return the mean loss."""
         steps = self._preset.gradient_steps
         total = tf.constant(0.0)
         for i in tf.range(steps):
-            total += self._learner.step(transition(*(field[i] for field in batches)), self._held)
+            total += self._gradient_step(transition(*(field[i] for field in batches)))
         return total / steps
 
+    # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
+    def _gradient_step(self, batch: Any) -> Any:
+        """Take one gradient step of every loss on a batch of transitions; return the first loss."""
+        learner = self._learner
+
+        def whole(loss: Callable[[Any], Any], network: ModelNetwork) -> Any:
+            found = loss(batch)
+            if network is not learner.networks[0]:
+                return found
+            return self._with_distillation(found, batch.time_step.observation)
+
+        # TF-Agents' own `train` can neither scale a loss nor skip a step.
+        losses = [
+            step(partial(whole, loss, network), network.model.trainable_variables)
+            for loss, network, step in learner.steps
+        ]
+        learner.agent.train_step_counter.assign_add(1)
+        learner.agent._update_target()
+        return losses[0]
+
     def refresh(self) -> None:
-        """Act from now on by the network as it stands."""
+        """Act by the current weights from now on."""
         self._snapshot.refresh()
 
     def _variables(self) -> list[Any]:
-        return self._learner.variables()
+        steps = (step for *_, step in self._learner.steps)
+        return [*self._learner.agent.variables, *(v for step in steps for v in step.variables())]

@@ -1,4 +1,4 @@
-"""What PPO and A2C have in common: they learn from each rollout in minibatches."""
+"""The actor-critic of PPO and A2C: it learns from each rollout in minibatches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from quarl_tf import networks
 from quarl_tf.agents import Agent, Change, tf_agents
-from quarl_tf.agents.distillation import Distance
 from quarl_tf.agents.distributions import Categorical, Gaussian
 from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
@@ -21,7 +20,7 @@ from quarl_tf.presets import PpoPreset
 
 
 class _TwoNetworks:
-    """Policy and value without a layer in common, as the papers' small networks."""
+    """Policy and value without shared layers, as the papers' small networks."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
         self.value = networks.policy_factory(spec, design, seed, "initial value weights")()
@@ -34,7 +33,7 @@ class _TwoNetworks:
         self.trainable_variables = [v for m in self.normalised for v in m.trainable_variables]
         self._snapshots = [Snapshot(model) for model in self.normalised]
         self.variables = [v for snapshot in self._snapshots for v in snapshot.variables]
-        #: What `refresh` takes the values of.
+        #: The variables whose values `refresh` takes.
         self.read = self.variables
 
     def features(self, observations: Any) -> Any:
@@ -45,7 +44,7 @@ class _TwoNetworks:
         return heads, values[:, 0]
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Bring predictions up to date, by the values of `read` if they are at hand."""
+        """Predict by the current weights, which are the given values of `read` if known."""
         rest = [v.numpy() for v in self.variables] if values is None else list(values)
         for snapshot in self._snapshots:
             size = len(snapshot.variables)
@@ -54,7 +53,7 @@ class _TwoNetworks:
 
 
 class _SharedTorso:
-    """Policy and value as two heads on the same layers, as the papers' networks for images."""
+    """Policy and value as two heads on shared layers, as the papers' networks for images."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
         draw = int(generator(seed, "initial value weights").integers(2**31))
@@ -71,7 +70,7 @@ class _SharedTorso:
 
     def take(self, network: keras.Model) -> None:
         head, last = network.get_layer("head"), network.layers[-1]
-        # bfloat16 in front of float32 heads.
+        # The torso may compute in bfloat16, the heads are float32.
         seen = tf.cast(head.input, tf.float32)
         self._torso = keras.Model(network.input, seen)
         logits = head(self._features)
@@ -94,7 +93,7 @@ class _SharedTorso:
 
 def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFactory:
     """Return the factory of the policy network: logits, or the mean of continuous actions."""
-    # A head near zero starts with even chances (Andrychowicz et al., arXiv 2006.05990).
+    # A head near zero gives equal probabilities at first (Andrychowicz et al., arXiv 2006.05990).
     design = _design(preset, spec.action_size, 0.01)
     if spec.num_actions is not None:
         return networks.policy_factory(spec, design, seed)
@@ -102,13 +101,13 @@ def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFacto
 
 
 def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
-    # As the papers' policies: Nature's network has rectifiers, the small ones tanh.
+    # As in the papers: ReLU in Nature's network, tanh in the small ones.
     activation = "relu" if preset.architecture.convolutions else "tanh"
     return Design.of(preset, outputs, activation=activation, head_gain=head_gain)
 
 
 class ActorCritic(Agent):
-    """Acts by its distribution, learns from each rollout and forgets it."""
+    """Draws actions from its distribution and learns from each rollout once."""
 
     def __init__(
         self,
@@ -119,9 +118,9 @@ class ActorCritic(Agent):
         optimizer: Callable[[Sequence[Any]], Any],
     ) -> None:
         super().__init__(spec, seed, "minibatches")
-        self._spec, self._preset = spec, preset
+        self._preset = preset
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
-        #: Of the latest actions: as drawn, logarithms of their probabilities, values.
+        #: Of the latest tick: actions as drawn, their log probabilities, values.
         self._drawn: tuple[npt.NDArray[Any], ...] = ()
         self.network = prepare(network_factory(spec, preset, seed)())
         self._model: _SharedTorso | _TwoNetworks = (
@@ -141,23 +140,23 @@ class ActorCritic(Agent):
         self._round = inference.compiled(self._train_on, self.network)
 
     def _loss_agent(self, spec: EnvSpec) -> Any:
-        """Return TF-Agents' agent, which only computes losses; the steps are ours."""
+        """Return TF-Agents' agent, which only computes losses."""
         model, preset = self._model, self._preset
         observed = tf_agents.observation_spec(model.features_spec)
-        network = tf_agents.FactoryNetwork
-        self._actor = network(lambda: model.policy, observed, "Actor", self._distribution.read)
+        network = tf_agents.ModelNetwork
+        self._actor = network(model.policy, observed, "Actor", self._distribution.read)
         return tf_agents.build(
             tf_agents.published.PPOAgent,
             observed,
             spec,
             optimizer=keras.optimizers.SGD(),
             actor_net=self._actor,
-            value_net=network(lambda: model.value, observed, "Value", tf_agents.value),
+            value_net=network(model.value, observed, "Value", tf_agents.value),
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,
             compute_value_and_advantage_in_train=False,
-            # What the paper's clipped variant does without.
+            # Not part of the paper's clipped variant.
             normalize_rewards=False,
             normalize_observations=False,
             initial_adaptive_kl_beta=0.0,
@@ -165,16 +164,15 @@ class ActorCritic(Agent):
         )
 
     def change_network(self, change: Change) -> None:
-        """Go on with another policy network."""
+        """Replace the policy network by the result of `change`."""
         self.network = change(self.network)
         self._model.take(self.network)
         self._actor.model = self._model.policy
         self._round = inference.compiled(self._train_on, self.network)
 
-    @property
-    def distance(self) -> Distance:
-        """How far a head is from a teacher's: of discrete actions by their probabilities."""
-        return self._distribution.distance
+    def distance(self, heads: Any, targets: Any) -> Any:
+        """Return the mean distance from a teacher; of discrete actions that of probabilities."""
+        return self._distribution.distance(heads, targets)
 
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""
@@ -190,19 +188,19 @@ class ActorCritic(Agent):
         self._rows.append(tuple(np.copy(field) for field in row))
 
     def action_variance(self, heads: Floats) -> Floats:
-        """Return the variances [n] of the distributions that heads [n, ...] stand for.
+        """Return the variance [n] of the action distribution of each head [n, outputs].
 
-        Of discrete actions it is the variance over their probabilities (QuaRL, Krishnan et al.,
-        arXiv 1910.01055, figure 1): the lower, the more is explored.
+        For discrete actions it is the variance of their probabilities (QuaRL, Krishnan et al.,
+        arXiv 1910.01055, figure 1): the lower, the more exploration.
         """
         return self._distribution.variance(heads)
 
     def forget(self) -> None:
-        """Let go of the rollout under way."""
+        """Free the current rollout."""
         self._rows.clear()
 
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
-        """Learn from the rollout that ended with these observations, then forget it."""
+        """Learn from the rollout, which ended with these observations, then discard it."""
         preset = self._preset
         seen, rewards, terminated, starts, actions, log_probabilities, values = (
             np.stack(field) for field in zip(*self._rows, strict=True)
@@ -214,7 +212,7 @@ class ActorCritic(Agent):
         )
         returns = advantages + values
         valid = np.flatnonzero(starts)
-        if not valid.size:  # Nothing but resets.
+        if not valid.size:  # All ticks are resets.
             return {}
         draws = [
             np.resize(self._draw.permutation(valid), starts.size) for _ in range(preset.epochs)
@@ -224,10 +222,10 @@ class ActorCritic(Agent):
         flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
         loss, *read = self._round(index, *flat)
         self._statistics.update(flat[0][valid])
-        anew = self._statistics.apply_to(self._model.normalised)
-        # The statistics have changed since; to read all variables takes long.
+        renewed = self._statistics.apply_to(self._model.normalised)
+        # Reading all variables takes long: only the statistics may have changed since the steps.
         current = [
-            variable.numpy() if anew and not variable.trainable else value.numpy()
+            variable.numpy() if renewed and not variable.trainable else value.numpy()
             for variable, value in zip(self._model.read, read, strict=True)
         ]
         self._model.refresh(current)
@@ -235,14 +233,14 @@ class ActorCritic(Agent):
         return {"loss": float(loss)}
 
     def _train_on(self, index: Any, *fields: Any) -> tuple[Any, ...]:
-        """Take a step on each minibatch; return the mean loss, and what predictions go by."""
+        """Take a step on each minibatch; return the mean loss and the values of `read`."""
         total = tf.constant(0.0)
         steps = index.shape[0]
         for i in tf.range(steps):
             total += self._gradient_step(*(tf.gather(field, index[i]) for field in fields))
         return total / float(steps), *(variable.read_value() for variable in self._model.read)
 
-    # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
+    # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def _gradient_step(
         self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
@@ -264,12 +262,12 @@ class ActorCritic(Agent):
                 debug_summaries=False,
                 training=True,
             ).loss
-            return self._held(found, seen)
+            return self._with_distillation(found, seen)
 
         return self._step(loss, self._model.trainable_variables)
 
     def refresh(self) -> None:
-        """Act from now on by the networks as they stand."""
+        """Act by the current weights from now on."""
         self._model.refresh()
         self._distribution.refresh()
 
@@ -287,7 +285,7 @@ def advantage_estimates(
     """Estimate advantages [ticks, num_envs] (generalised estimation, arXiv 1506.02438).
 
     `values` [ticks + 1, num_envs] end with those of the last observations. Truncation is not
-    `terminated`. Where nothing starts, `starts` is False and the estimate means nothing.
+    `terminated`. Ticks that only reset have `starts` False; their estimates mean nothing.
     """
     advantages = np.zeros_like(rewards, dtype=np.float32)
     following = np.zeros(rewards.shape[1], np.float32)
@@ -296,6 +294,6 @@ def advantage_estimates(
         error = rewards[t] + discount * values[t + 1] - values[t]
         following = error + discount * preset.gae_lambda * following
         advantages[t] = following
-        # The tick before this one must see nothing of what follows an episode's end.
+        # Nothing behind the end of an episode may reach the tick before.
         following = np.where(starts[t], following, 0.0).astype(np.float32)
     return advantages

@@ -1,8 +1,8 @@
-"""Experience replay over the stream of a vector environment; each observation is stored once.
+"""Experience replay of the stream of a vector environment; each observation is stored once.
 
-Row t holds what environment e showed and did at tick t. The observation after it is row t + 1, so a
-transition is a pair of neighbouring rows. Of stacked frames each is kept once. `starts` tells where
-a transition may begin: not at an episode's last observation (Gymnasium's NEXT_STEP autoreset
+Row t holds what environment e observed and did at tick t. The observation after it is row t + 1, so
+a transition is a pair of neighbouring rows. Of stacked frames, each is stored once. `starts` tells
+where a transition may begin: not at an episode's last observation (Gymnasium's NEXT_STEP autoreset
 ignores the action there), and not at the last row before a break in the stream.
 """
 
@@ -24,30 +24,29 @@ class Transitions(NamedTuple):
     action: npt.NDArray[Any]
     #: Discounted sum of the rewards up to `next_observation`.
     reward: npt.NDArray[np.float32]
-    #: Weight of what follows `next_observation`, less one step's discount (TF-Agents multiplies by
-    #: it): discount ** (steps - 1), or 0 where the episode terminated. Truncation is bootstrapped
-    #: through.
+    #: Weight of the next value, without the discount that TF-Agents multiplies by:
+    #: discount ** (steps - 1), or 0 after termination. Truncation bootstraps.
     discount: npt.NDArray[np.float32]
     next_observation: npt.NDArray[Any]
 
 
 class Replay:
-    """A ring of the newest rows of a vector environment's stream."""
+    """A ring buffer of the newest rows of a vector environment's stream."""
 
     def __init__(
         self, spec: EnvSpec, capacity: int, num_envs: int, *, n_step: int = 1, discount: float = 1.0
     ) -> None:
-        """Allocate room for so many observations, in whole rows; a UsageError if it is too little.
+        """Allocate `capacity` observations, in whole rows; a UsageError if these are too few.
 
-        A sampled transition spans `n_step` steps, fewer where its episode ends.
+        A transition spans `n_step` steps, or fewer where its episode ends.
         """
         self._n_step, self._discount = n_step, discount
         rows = capacity // num_envs
         kind: type[_FrameStacks | _Observations]
         kind = _FrameStacks if spec.frame_stack > 1 else _Observations
         self._observations = kind(rows, num_envs, spec)
-        # As many rows as an observation reaches back are lost to overwriting, the newest has no
-        # successor, and of the others all but one may start nothing: resets and a break.
+        # `reach` rows lose overwritten frames, the newest row has no successor, and of the others
+        # all but one may not start a transition: resets and a break.
         if rows < (least := self._observations.reach + self._observations.resets + 3):
             raise UsageError(
                 f"The replay must hold {least} observations of each environment; raise "
@@ -57,10 +56,16 @@ class Replay:
         self._actions = np.zeros((rows, *acted), np.int32 if spec.num_actions else np.float32)
         self._rewards, self._continues = np.zeros((2, rows, num_envs), np.float32)
         self._starts = np.zeros((rows, num_envs), np.bool_)
+        self._fields: dict[str, npt.NDArray[Any]] = {
+            "actions": self._actions,
+            "rewards": self._rewards,
+            "continues": self._continues,
+            "starts": self._starts,
+        }
         self._rows_added = 0
 
     def __len__(self) -> int:
-        """Return how many observations are held."""
+        """Return the number of stored observations."""
         rows, num_envs = self._starts.shape
         return min(self._rows_added, rows) * num_envs
 
@@ -75,15 +80,14 @@ class Replay:
         self._rows_added += 1
 
     def add_break(self, observation: npt.NDArray[Any]) -> None:
-        """Store the last observations before all environments start fresh episodes."""
+        """Store the last observations before all environments start new episodes."""
         none = np.zeros(len(observation), np.bool_)
         self.add(Tick(observation, np.zeros_like(self._actions[0]), none, none, none))
 
     def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
-        """Draw transitions uniformly, with replacement; `shape` is e.g. (batches, batch_size)."""
+        """Draw transitions uniformly, with replacement; `shape` is (batches, batch_size)."""
         rows, num_envs = self._starts.shape
-        # Of the oldest stacks of a full ring some frames are overwritten. The newest row has no
-        # successor yet.
+        # The oldest stacks of a full ring have overwritten frames, the newest row no successor.
         lost = self._observations.reach if self._rows_added > rows else 0
         held = min(self._rows_added, rows) - lost
         pairs = (held - 1) * num_envs
@@ -103,7 +107,7 @@ class Replay:
         first, reward, weight = row, self._rewards[row, env], self._continues[row, env]
         row = (row + 1) % rows
         for _ in range(self._n_step - 1):
-            # An episode's last observation and the newest row start nothing: there it ends short.
+            # The transition ends early at an episode's last observation and at the newest row.
             goes_on = (weight > 0) & self._starts[row, env] & (row != newest)
             weight = np.where(goes_on, weight * np.float32(self._discount), weight)
             reward = reward + np.where(goes_on, weight * self._rewards[row, env], 0.0)
@@ -118,34 +122,31 @@ class Replay:
         )
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the state for a checkpoint, without rows never written."""
+        """Return the state for a checkpoint, without unwritten rows."""
         held = min(self._rows_added, len(self._starts))
-        fields = {name: getattr(self, f"_{name}") for name in self._FIELDS}
-        fields |= self._observations.kept
-        arrays = {name: array[:held] for name, array in fields.items()}
+        rings = self._fields | self._observations.kept
+        arrays = {name: ring[:held] for name, ring in rings.items()}
         return {**arrays, "rows_added": np.array(self._rows_added)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take the state of a checkpoint back."""
+        """Restore the state of a checkpoint."""
         self._rows_added = int(arrays["rows_added"])
-        for name in self._FIELDS:
-            getattr(self, f"_{name}")[: len(arrays[name])] = arrays[name]
+        for name, ring in self._fields.items():
+            ring[: len(arrays[name])] = arrays[name]
         for name, ring in self._observations.kept.items():
             saved = arrays[name]
-            if len(saved) < len(ring):  # A full one is not copied, for it may be large.
+            if len(saved) < len(ring):  # A full ring may be large: it is not copied.
                 ring[: len(saved)] = saved
                 saved = ring
             self._observations.kept[name] = saved
 
-    _FIELDS = ("actions", "rewards", "continues", "starts")
-
 
 class _Observations:
-    """Keeps observations whole."""
+    """Stores whole observations."""
 
-    #: Rows before an observation's own that it is put together from.
+    #: Number of earlier rows that an observation is assembled from.
     reach = 0
-    #: Rows one after another that only reset.
+    #: Most rows in a row that only reset.
     resets = 1
 
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
@@ -161,7 +162,7 @@ class _Observations:
 
 
 class _FrameStacks:
-    """Keeps the newest frame of each stack, and how many of a stack's frames are of its game."""
+    """Stores the newest frame of each stack and its age: how many frames are of its game."""
 
     resets = 3
 
@@ -186,6 +187,6 @@ class _FrameStacks:
         back = np.arange(self.reach, -1, -1)
         rows = (row.reshape(-1, 1) - back) % len(frames)
         planes = frames[rows, env.reshape(-1, 1)]
-        # A game's first stacks are filled up with zeros.
+        # A game's first stacks are padded with zeros.
         planes[back >= ages[row, env].reshape(-1, 1)] = 0
         return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)

@@ -1,9 +1,7 @@
-"""Our Keras networks and Gymnasium environments as TF-Agents sees them."""
+"""TF-Agents' view of our Keras networks and environments; optimizers and gradient steps."""
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gym_notices.notices
@@ -11,7 +9,6 @@ import numpy as np
 
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks import NetworkFactory
 from quarl_tf.presets import A2cPreset, Preset
 
 # TF-Agents imports the old gym, which prints advice to move to Gymnasium. We use Gymnasium.
@@ -34,34 +31,29 @@ published: Any = tf_agents.agents
 distributions = tensorflow_probability.distributions
 squared_loss = element_wise_squared_loss
 
-#: Of a loss in float16; the scale doubles behind so many good steps.
+#: Scales of a loss in float16; the scale doubles after `GOOD_STEPS` good steps in a row.
 FIRST_SCALE, LARGEST_SCALE, GOOD_STEPS = 2.0**15, 2.0**24, 2000
 
 
-class FactoryNetwork(tfa_network.Network):  # type: ignore[misc]
-    """A TF-Agents network around a Keras model made by a factory.
-
-    TF-Agents copies a network (for targets) by calling its constructor again with the same
-    arguments. A ready model would share its variables with the copy; a factory does not. The model
-    may be replaced by another.
-    """
+class ModelNetwork(tfa_network.Network):  # type: ignore[misc]
+    """A TF-Agents network around a Keras model, which may be replaced by another."""
 
     def __init__(
         self,
-        factory: NetworkFactory,
+        model: keras.Model,
         input_tensor_spec: Any,
         name: str,
         read: Callable[[Any], Any] = lambda head: head,
     ) -> None:
-        """Build the model; `read` is how its head is meant: a distribution, or values [n]."""
+        """Wrap a model; `read` maps its head to a distribution, or to values [n]."""
         super().__init__(input_tensor_spec=input_tensor_spec, state_spec=(), name=name)
-        self.model = factory()
+        self.model = model
         self._read = read
 
     def call(
         self, observation: Any, step_type: Any = None, network_state: Any = (), training: Any = None
     ) -> tuple[Any, Any]:
-        """Return the head as it is meant, and the untouched (empty) state."""
+        """Return the read head, and the (empty) state."""
         return self._read(self.model(observation, training=training)), network_state
 
 
@@ -71,23 +63,22 @@ def value(head: Any) -> Any:
 
 
 class GradientStep:
-    """A gradient step on a loss: gradients clipped, then applied by an optimizer.
+    """A gradient step on a loss: gradients are clipped, then applied by an optimizer.
 
-    Where layers compute in float16, small gradients would be 0 there: the loss is scaled up, its
-    gradients down again in float32, and a step is skipped if they are not finite (Micikevicius et
-    al., arXiv 1710.03740). That halves the scale; many good steps in a row double it.
+    In float16 small gradients would become 0: the loss is scaled up, its gradients down again in
+    float32, and a step is skipped if they are not finite (Micikevicius et al., arXiv 1710.03740).
+    A skipped step halves the scale; many good steps in a row double it.
     """
 
     def __init__(
         self, optimizer: Any, precision: str, clip: Callable[[Any], Any] = lambda given: given
     ) -> None:
-        """Take steps by an optimizer; `clip` maps gradients to those that are applied."""
         self._optimizer, self._clip = optimizer, clip
-        #: The scale, and the good steps since it changed.
+        #: The scale, and the number of good steps since it changed.
         self._scaling = [tf.Variable(v) for v in (FIRST_SCALE, 0.0) if precision == "float16"]
 
     def __call__(self, loss: Callable[[], Any], variables: Sequence[Any]) -> Any:
-        """Take one step of these variables; return the loss."""
+        """Take one step of the variables; return the loss."""
         with tf.GradientTape() as tape:
             found = loss()
             scaled = found * self._scaling[0] if self._scaling else found
@@ -110,51 +101,12 @@ class GradientStep:
         return found
 
     def variables(self) -> list[Any]:
-        """Return what steps change beside what is learned."""
+        """Return the optimizer's variables and the scale."""
         return [*self._optimizer.variables(), *self._scaling]
 
 
-@dataclass(frozen=True)
-class Learner:
-    """An off-policy agent of TF-Agents, and what belongs to it."""
-
-    agent: Any
-    #: What learns from normalised observations; first the one that is exported.
-    networks: Sequence[FactoryNetwork]
-    #: Copies of that one.
-    targets: Sequence[FactoryNetwork]
-    #: Losses of a batch of transitions, the network that each is of, and what takes its steps; the
-    #: first loss is reported.
-    steps: Sequence[tuple[Callable[[Any], Any], FactoryNetwork, GradientStep]]
-
-    # It has no Python control flow on tensors: AutoGraph would only take seconds to convert it.
-    @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
-    def step(self, batch: Any, held: Callable[[Any, Any], Any]) -> Any:
-        """Take one gradient step on a batch of transitions; return the loss.
-
-        What is exported has a loss that is `held`: a function of it and the observations.
-        """
-
-        def whole(loss: Callable[[Any], Any], network: FactoryNetwork) -> Any:
-            found, exported = loss(batch), network is self.networks[0]
-            return held(found, batch.time_step.observation) if exported else found
-
-        # The agent's own `train` neither scales a loss nor leaves a step out.
-        losses = [
-            take(partial(whole, loss, network), network.model.trainable_variables)
-            for loss, network, take in self.steps
-        ]
-        self.agent.train_step_counter.assign_add(1)
-        self.agent._update_target()
-        return losses[0]
-
-    def variables(self) -> list[Any]:
-        """Return all that gradient steps change."""
-        return [*self.agent.variables, *(v for *_, take in self.steps for v in take.variables())]
-
-
 class SingleDqnAgent(tf_agents.agents.DqnAgent):  # type: ignore[misc]
-    """TF-Agents' DQN with one pass of the target network instead of two to find its best value."""
+    """TF-Agents' DQN with one pass of the target network instead of two for its best value."""
 
     def _compute_next_q_values(self, next_time_steps: Any, info: Any) -> Any:
         del info
@@ -165,7 +117,7 @@ class SingleDqnAgent(tf_agents.agents.DqnAgent):  # type: ignore[misc]
 def observation_spec(spec: EnvSpec) -> Any:
     """Return TF-Agents' specification of the observations."""
     if spec.observation_dtype == "uint8":
-        # TF-Agents draws an input from this, below the maximum plus 1; 256 would not fit a byte.
+        # TF-Agents samples inputs below the maximum plus 1; 256 does not fit a byte.
         return tensor_spec.BoundedTensorSpec(spec.observation_shape, tf.uint8, 0, 254)
     return tensor_spec.TensorSpec(spec.observation_shape, tf.as_dtype(spec.observation_dtype))
 
@@ -180,7 +132,7 @@ def action_spec(spec: EnvSpec) -> Any:
 
 
 def build(kind: Any, observed: Any, spec: EnvSpec, **settings: Any) -> Any:
-    """Build an agent of TF-Agents, of a kind, whose networks take what is `observed`."""
+    """Build a TF-Agents agent of class `kind`, whose networks take inputs of spec `observed`."""
     agent = kind(
         ts.time_step_spec(observed),
         action_spec(spec),
@@ -192,7 +144,7 @@ def build(kind: Any, observed: Any, spec: EnvSpec, **settings: Any) -> Any:
 
 
 def time_steps(observation: Any) -> Any:
-    """Assemble time steps amid an episode, for losses that look at observations only."""
+    """Return time steps inside an episode, for losses that use observations only."""
     batch = tf.shape(observation)[:1]
     return ts.TimeStep(
         tf.fill(batch, ts.StepType.MID), tf.zeros(batch), tf.ones(batch), observation
@@ -200,7 +152,7 @@ def time_steps(observation: Any) -> Any:
 
 
 def transition(observation: Any, action: Any, reward: Any, discount: Any, following: Any) -> Any:
-    """Assemble a batch of transitions as TF-Agents' agents train on."""
+    """Return a batch of transitions that TF-Agents' agents train on."""
     after = time_steps(following)._replace(reward=reward, discount=discount)
     return trajectory.Transition(
         time_steps(observation), policy_step.PolicyStep(action, (), ()), after
@@ -212,20 +164,18 @@ def adam(
 ) -> Any:
     """Return Adam with its moments.
 
-    Keras' legacy one: each variable takes one fused operation a step instead of ten, which halves
-    the time of a step of Nature's network over 32 images.
+    Keras' legacy version has one fused operation a variable, which takes half the time.
     """
     optimizer = keras.optimizers.legacy.Adam(_schedule(learning_rate, preset), epsilon=epsilon)
-    # Else created by the first step, too late for a restore.
+    # The first step would create them, too late for a restore.
     optimizer._create_all_weights(variables)
     return optimizer
 
 
 def rmsprop(preset: A2cPreset, variables: Sequence[Any]) -> Any:
-    """Return RMSprop with its moments; A2C's constants (OpenAI baselines, a2c.py).
+    """Return RMSprop with its moments, with A2C's constants (OpenAI baselines, a2c.py).
 
-    Its epsilon is under the root, as there. Keras' legacy one adds it to the root, where 1e-5
-    bounds next to nothing: small gradients would take steps a hundred times as large.
+    Epsilon is under the root. Keras' legacy version adds it to the root, where 1e-5 is too small.
     """
     rate = _schedule(preset.learning_rate, preset)
     optimizer = keras.optimizers.RMSprop(rate, rho=0.99, epsilon=preset.epsilon)

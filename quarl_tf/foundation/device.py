@@ -1,4 +1,4 @@
-"""What trainings compute on: the CPU, unless a GPU is asked for before TensorFlow is loaded."""
+"""The device of trainings: the CPU, unless a GPU is chosen before TensorFlow is loaded."""
 
 import sys
 
@@ -8,7 +8,7 @@ DEVICES = ("cpu", "gpu")
 
 
 def use(device: str) -> None:
-    """Choose "cpu" or "gpu" (experimental) for this process; a UsageError where that cannot be."""
+    """Choose "cpu" or "gpu" (experimental) for this process, or raise a UsageError."""
     global _chosen  # noqa: PLW0603
     if device not in DEVICES:
         raise unknown("device", device, DEVICES)

@@ -1,4 +1,4 @@
-"""Progress bars and spinners on standard error; where that is no terminal, a line a minute."""
+"""Progress bars and spinners on standard error; a line per minute if it is no terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-#: Called with the amount done, the total, and a short note.
+#: Called with the finished amount, the total and a short note.
 Update = Callable[..., None]
 
 #: Seconds between two lines where a bar cannot be drawn.
@@ -18,7 +18,7 @@ _SECONDS_BETWEEN = 60.0
 
 @contextmanager
 def spinner(title: str) -> Iterator[None]:
-    """Show that something is going on while the block runs, where no amount of it can be told."""
+    """Show a spinner while the block runs, whose progress is unknown."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -29,15 +29,15 @@ def spinner(title: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Update]:
-    """Show a bar while the block runs; the block calls what it is given to move it.
+    """Show a bar while the block runs; yield the function that moves it.
 
-    Where there is no terminal, long blocks say every minute how far they are.
+    Without a terminal, print the progress every minute.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(console, title)
         return
-    # Words are cut short in a narrow terminal, where the numbers must be seen.
+    # A narrow terminal truncates words, never numbers.
     words: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis", "ratio": 1}
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(**words)),
@@ -50,7 +50,7 @@ def progress_bar(title: str) -> Iterator[Update]:
     task = progress.add_task(title, total=None, note="")
 
     def update(done: int, total: int, note: str = "") -> None:
-        progress.start()  # Not before: what is done already shows no bar.
+        progress.start()  # Only now: a finished block shows no bar.
         progress.update(task, completed=done, total=total, note=note)
 
     try:

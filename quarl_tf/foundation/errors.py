@@ -1,39 +1,39 @@
-"""Errors a user can cause or fix; the command line shows each as one line, without a traceback."""
+"""Errors that a user can fix; the command line shows each as one line, without a traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class QuarlError(ValueError):
-    """A failure with one clear line: what was wrong, what was received, what to do next."""
+    """A failure, in one line: what is wrong, what to do, what was received."""
 
     exit_code = 1
 
 
 class UsageError(QuarlError):
-    """A request that cannot be meant as it stands: an unknown name, a value out of range."""
+    """An invalid request: an unknown name, a value out of range."""
 
     exit_code = 2
 
 
 class GateError(QuarlError):
-    """A quality gate that did not hold: a scheme loses more reward than the user allows."""
+    """A failed quality gate: a scheme loses more reward than the user allows."""
 
     exit_code = 3
 
 
-#: Names that a line still holds.
+#: Number of names that fit on a line.
 _FEW = 20
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
-    """Build the error for a name that is not among the known ones, naming the closest.
+    """Return the error for an unknown name of a `kind`, with the closest known ones.
 
-    `kind` is what the name stands for, and `hint` says what to do if none of these is meant.
+    `hint` says what else to do.
     """
     choices = sorted(known)
     by_lower = {choice.lower(): choice for choice in choices}
-    # Of a few names all are shown where none is close; of many the closest, however far.
+    # If none is close, all of few names are shown, but the closest of many.
     cutoff = 0.5 if len(choices) <= _FEW else 0.0
     close = [by_lower[c] for c in get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)]
     advice = (
@@ -44,5 +44,5 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says on one line; the name of its type where it says nothing."""
+    """Return an error's message on one line, or the name of its type without one."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all, so that *exists* means *finished*.
+"""Atomic files: each is written under a temporary name in its folder, then renamed.
 
-Every file is written to a temporary name in its own folder and renamed.
+So a file that exists is complete.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from typing import Any
 
 from quarl_tf.foundation.errors import QuarlError
 
-#: Seconds after which a temporary file is no longer being written.
+#: Age in seconds at which a temporary file is abandoned.
 _STALE_AFTER = 3600
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, renamed onto it when the block ends well.
+    """Yield a temporary path beside `path`, which is renamed to it if the block succeeds.
 
-    A QuarlError says that the folder cannot be written; nothing is left behind then.
+    A QuarlError where the folder is not writable; then no file remains.
     """
     temporary: Path | None = None
     try:
@@ -39,7 +39,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        # mkstemp makes files private; artifacts are for sharing.
+        # mkstemp creates private files.
         temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
@@ -51,8 +51,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def _remove_stale_temporaries(path: Path) -> None:
-    """Remove what killed processes left of earlier writes; one that still writes is younger."""
-    # As `mkstemp` names them: eight characters, so that no other file's are met.
+    """Remove temporary files of killed processes."""
+    # As `mkstemp` names them: eight characters, so that no other file matches.
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - temporary.stat().st_mtime > _STALE_AFTER:
@@ -60,7 +60,7 @@ def _remove_stale_temporaries(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> QuarlError:
-    """Return what to say where a file or folder cannot be written."""
+    """Return the error for a file or folder that cannot be written."""
     return QuarlError(
         f"Cannot write {path}: {error.strerror or error}; make the folder writable, free some "
         f"space, or choose another with --root. Received: path={str(path)!r}"
@@ -68,24 +68,24 @@ def unwritable(path: Path, error: OSError) -> QuarlError:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a text file, whole or not at all."""
+    """Write a text file atomically."""
     write_bytes(path, content.encode())
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file, whole or not at all; NaN and infinities are refused."""
+    """Write a JSON file atomically; a ValueError for NaN and infinities."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     write_text(path, text + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with one header, whole or not at all."""
+    """Write rows with a header atomically."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -94,7 +94,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file; a QuarlError where that cannot be."""
+    """Read a file, or raise a QuarlError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -105,7 +105,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a QuarlError where the file is missing or damaged."""
+    """Read a JSON object; a QuarlError if the file is missing or damaged."""
     content = read_bytes(path)
     try:
         value = json.loads(content)
@@ -120,16 +120,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Hash a file's content; a QuarlError where it cannot be read."""
+    """Return the hash of a file's content; a QuarlError if it cannot be read."""
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 @contextlib.contextmanager
 def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None]:
-    """Keep other processes out of a folder, which is made, while the block runs.
+    """Create and lock a folder while the block runs; a QuarlError(`refusal`) if it is locked.
 
-    The folder itself is locked, and the lock ends with the process at the latest; a `shared` one
-    lets those in that share it, too. A QuarlError says `refusal` where another process has it.
+    The lock ends with the process at the latest. `shared` locks exclude only others.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,13 +141,13 @@ def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None
         except BlockingIOError as error:
             raise QuarlError(refusal) from error
         except OSError:
-            pass  # A file system that cannot lock folders, such as NFS: all go unlocked.
+            pass  # Some file systems, such as NFS, cannot lock folders: work unlocked.
         yield
     finally:
         os.close(handle)
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """Return eight characters that tell JSON-ready values from others."""
+    """Return eight hexadecimal digits that identify JSON-ready values."""
     canonical = json.dumps(dict(values), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]

@@ -1,7 +1,7 @@
-"""The one place that loads TensorFlow, with Keras 2, which TF-Agents and tfmot need.
+"""Load TensorFlow with Keras 2, which TF-Agents and tfmot need; import `tf` and `keras` from here.
 
-Import `tf` and `keras` from here. What computes is set here as well, so that trainings by command
-and by Python end with the same bytes.
+All settings of the computation are made here, so that trainings by the command line and by Python
+end with the same bytes.
 """
 
 import ctypes
@@ -26,13 +26,13 @@ def _refuse_keras_3() -> None:
 
 
 def _set_environment() -> None:
-    """Set what TensorFlow reads when it is loaded or first computes."""
+    """Set the variables that TensorFlow reads when it is loaded or first computes."""
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    # Its C++ logs say nothing a user could act on; failures arrive as exceptions.
+    # Its C++ logs do not help users; failures are exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Else it takes oneDNN's convolutions only on processors newer than AVX2.
+    # By default oneDNN's convolutions are used on processors newer than AVX2 only.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-    # Else XLA sums large tensors in windows, without vector instructions.
+    # By default XLA sums large tensors in windows, without vector instructions.
     flags = os.environ.get("XLA_FLAGS", "").split()
     if _XLA_FLAG not in flags:
         os.environ["XLA_FLAGS"] = " ".join([_XLA_FLAG, *flags])
@@ -41,7 +41,7 @@ def _set_environment() -> None:
 
 
 def _limit_blas() -> None:
-    """Let NumPy multiply in one thread: a few rows are done before a second has woken up."""
+    """Let NumPy multiply in one thread, which is faster for a few rows."""
     if "OPENBLAS_NUM_THREADS" in os.environ:
         return
     library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
@@ -60,9 +60,9 @@ try:
     with native_output.caught():
         import tensorflow as tf
         import tf_keras as keras
-        from tf_keras.src.mixed_precision import autocast_variable, device_compatibility_check
+        from tf_keras.src.mixed_precision import device_compatibility_check
 
-        # Its first use looks for a GPU, and says that there is none.
+        # The first use of TensorFlow prints that there is no GPU.
         _DEVICES = {found.device_type for found in tf.config.list_logical_devices()}
 except ModuleNotFoundError as error:
     raise QuarlError(
@@ -70,7 +70,7 @@ except ModuleNotFoundError as error:
         f"the rest in the folder of quarl_tf: pip install '.[train]'. Received: {error}"
     ) from error
 
-# What float16 costs without a GPU the command says in one line.
+# The command line reports the cost of float16 without a GPU itself.
 device_compatibility_check._logged_compatibility_check = True
 if tf.keras.Model is not keras.Model:
     raise QuarlError(
@@ -82,4 +82,4 @@ if device.chosen() == "gpu" and "GPU" not in _DEVICES:
         f"TensorFlow sees no GPU; train on the CPU. Received: devices={sorted(_DEVICES)}"
     )
 
-__all__ = ["autocast_variable", "keras", "tf"]
+__all__ = ["keras", "tf"]

@@ -1,4 +1,4 @@
-"""What the values of a user's file or option must be."""
+"""Kinds of values in a user's files and options, and their checks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,29 +8,29 @@ from quarl_tf.foundation.errors import UsageError, unknown
 
 
 class Kind(NamedTuple):
-    """What a value must be: in words, and what tells it. To Python, but not here, True is 1."""
+    """A kind of value: its description and its test, for which True is not 1."""
 
     text: str
     fits: Callable[[Any], bool]
 
     def require(self, name: str, value: Any) -> None:
-        """Refuse a value of another kind."""
+        """Raise a UsageError for a value of another kind."""
         if not self.fits(value):
             raise UsageError(f"{name} must be {self.text}. Received: {name}={value!r}")
 
 
 def number(text: str, fits: Callable[[float], bool]) -> Kind:
-    """Return the kind of finite floats of which something holds."""
+    """Return the kind of finite floats that pass a test."""
     return Kind(text, lambda value: type(value) is float and value < math.inf and fits(value))
 
 
 def one_of(choices: Sequence[Any]) -> Kind:
-    """Return the kind of some words."""
+    """Return the kind of the given words."""
     return Kind(" or ".join(choices), lambda value: type(value) is str and value in choices)
 
 
 def listed(text: str, types: tuple[type, ...], least: int = 1) -> Kind:
-    """Return the kind of lists of so many values or more of some types, `text` in the plural."""
+    """Return the kind of lists of at least `least` values of some types; `text` is plural."""
     more = "one or more " * least
     return Kind(
         f"a list of {more}{text}",
@@ -48,7 +48,7 @@ MAPPING = Kind("a mapping", lambda value: type(value) is dict and all(map(NAME.f
 
 
 def require_all(values: Mapping[str, Any], kinds: Mapping[str, Kind], what: str) -> None:
-    """Refuse a key that is not known in `what`, and a value of another kind."""
+    """Raise a UsageError for a key that is unknown in `what`, or a value of another kind."""
     for name, value in values.items():
         if name not in kinds:
             raise unknown(what, name, kinds)

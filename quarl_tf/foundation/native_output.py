@@ -1,4 +1,4 @@
-"""Catch what native libraries print past Python: notices that no user could act on."""
+"""Catch the output of native libraries, which bypasses Python."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def caught() -> Iterator[Callable[[], str]]:
-    """Divert standard error while the block runs; yield what returns it so far, on one line."""
+    """Catch standard error in the block; yield a function that returns it on one line."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
@@ -30,7 +30,7 @@ def caught() -> Iterator[Callable[[], str]]:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what native libraries print, on standard output as well, while the block runs."""
+    """Drop all native output in the block, on standard output as well."""
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)
@@ -40,7 +40,7 @@ def silenced() -> Iterator[None]:
         try:
             yield
         finally:
-            # C holds lines back where standard output is no terminal; they would come out later.
+            # C buffers lines if standard output is no terminal.
             flush(None)
             os.dup2(kept, 1)
             os.close(kept)

@@ -1,6 +1,6 @@
-"""Know what makes a result: the commit, the packages and the processor.
+"""Identify what produced a result: the commit, the packages and the processor.
 
-A training's bytes depend on the processor's instructions, and all speeds do.
+The bytes of a training depend on the processor's instructions, as all speeds do.
 """
 
 import contextlib
@@ -13,21 +13,19 @@ from pathlib import Path
 
 from quarl_tf.foundation.files import digest, sha256
 
-#: Extensions by which libraries choose their kernels, best first: of x86, then of Arm.
+#: Extensions that libraries choose kernels by, best first: of x86, then of Arm.
 _EXTENSIONS = ("amx_bf16", "avx512_bf16", "avx512bw", "avx2", "bf16", "asimd")
 
 
 @cache
 def processor() -> str:
-    """Return the processor's name and the best extension it has, as "AMD EPYC with avx2"."""
-    try:
-        return describe_processor(Path("/proc/cpuinfo").read_text())
-    except OSError:
-        return describe_processor("")
+    """Return the processor's name and its best extension, such as "AMD EPYC with avx2"."""
+    path = Path("/proc/cpuinfo")
+    return describe_processor(path.read_text() if path.exists() else "")
 
 
 def describe_processor(information: str) -> str:
-    """Return the name and the best extension of the processor that /proc/cpuinfo describes."""
+    """Return the same from the content of /proc/cpuinfo."""
     fields = [line.partition(":") for line in information.splitlines()]
     names = [value.strip() for name, _, value in fields if name.strip() == "model name"]
     words = set(information.split())
@@ -44,7 +42,7 @@ _RECORDED_PACKAGES = (
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that shape a result, those that are installed."""
+    """Return the versions of the installed packages that affect results."""
     versions = {}
     for name in _RECORDED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -61,16 +59,16 @@ def sources() -> str:
 
 
 def import_path() -> str:
-    """Return the PYTHONPATH of processes that shall find this package first of all."""
+    """Return a PYTHONPATH on which this package comes first."""
     given = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(Path(__file__).parents[2]), *([given] if given else [])])
 
 
 @cache
 def source_commit() -> str | None:
-    """Return the commit this code runs from, `-dirty` if it was changed since; None if unknown."""
+    """Return the commit of this code, with `-dirty` if it has changes; None if unknown."""
     package = Path(__file__).resolve().parents[1]
-    # Installed into an environment within another project, git would name that one's.
+    # An environment inside another project would give that project's commit.
     if _git(package, "rev-parse", "--show-toplevel") != str(package.parent):
         return None
     commit = _git(package, "rev-parse", "--short=12", "HEAD")
@@ -79,7 +77,7 @@ def source_commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git answers in a folder; None without git, or outside of its projects."""
+    """Return the output of git in a folder; None without git or a repository."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True

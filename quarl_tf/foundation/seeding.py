@@ -1,4 +1,4 @@
-"""One random generator per purpose, derived by name; evaluation seeds apart from all others."""
+"""Random generators and environment seeds by purpose; evaluation seeds are distinct from all."""
 
 import zlib
 
@@ -19,10 +19,9 @@ def environment_seed(seed: int, purpose: str, *indices: int) -> int:
 
 
 def evaluation_seeds(seed: int, episodes: int) -> list[int]:
-    """Return distinct environment seeds from 2**30 up, never used before the final evaluation.
+    """Return distinct environment seeds from 2**30 up, for the final evaluation only.
 
-    The first n of a longer list are the list of n, so a longer evaluation begins with
-    the episodes of a shorter one.
+    A longer list begins with the shorter ones.
     """
     draws = generator(seed, "evaluation").integers(_SPLIT, 2 * _SPLIT, size=2 * episodes + 64)
     return list(dict.fromkeys(draws.tolist()))[:episodes]

@@ -1,7 +1,7 @@
-"""Policy networks: one Keras model from raw observation to head, input scaling inside.
+"""Policy networks: Keras models from raw observation to head, with the input scaling inside.
 
-A network is built by a factory, never copied, so targets and copies are equal by construction
-and share nothing. Layers have fixed names, so that weights can be stored by name.
+Networks are built by factories, never copied, so that two networks share nothing. Layers have fixed
+names, by which weights are stored.
 """
 
 import math
@@ -25,34 +25,34 @@ from quarl_tf.spec.architectures import Architecture
 NetworkFactory = Callable[[], "keras.Model"]
 Weights = dict[str, Floats]
 
-#: Rank of a batch of vectors, and of one of images.
+#: Ranks of batches of vectors and of images.
 _FLAT, _IMAGES = 2, 4
 
-#: Name of every policy network; the converter's names of operations start with it.
+#: Name of every policy network; it prefixes the names of operations in flatbuffers.
 NAME = "policy"
 
 
 @dataclass(frozen=True)
 class Design:
-    """How a network is built behind its scaled observations."""
+    """Layers of a network behind its scaled observations."""
 
     architecture: Architecture
     outputs: int
-    #: Of the hidden layers, "relu" or "tanh".
+    #: Of hidden layers: "relu" or "tanh".
     activation: str = "relu"
-    #: Scale of the head's orthogonal initial weights; None for Glorot's uniform ones everywhere.
+    #: Gain of the head's orthogonal initial weights; None for Glorot's uniform ones everywhere.
     head_gain: float | None = None
-    #: Normalises hidden fully-connected layers before their activation.
+    #: Layer normalisation of hidden fully-connected layers, before their activation.
     layer_norm: bool = False
-    #: "float32", "bfloat16" or "float16" in the hidden layers; weights and head are float32.
+    #: Of hidden layers: "float32", "bfloat16" or "float16"; weights and head are float32.
     precision: str = "float32"
-    #: Gives a state's value and the actions' advantages a last hidden layer each (Wang et al.,
+    #: Separate last hidden layers for the state's value and the actions' advantages (Wang et al.,
     #: arXiv 1511.06581); the head is then the advantages.
     dueling: bool = False
 
     @classmethod
     def of(cls, preset: Preset, outputs: int, **more: Any) -> Self:
-        """Return the design that a preset says, with so many outputs."""
+        """Return the design of a preset."""
         same: dict[str, Any] = {"layer_norm": preset.layer_norm, "precision": preset.precision}
         return cls(preset.architecture, outputs, **same, **more)
 
@@ -60,11 +60,11 @@ class Design:
 def policy_factory(
     spec: EnvSpec, design: Design, seed: int, purpose: str = "initial weights"
 ) -> NetworkFactory:
-    """Return a factory of networks; every call draws the initial weights that `purpose` names."""
+    """Return a factory of networks with a linear head; `purpose` names the initial weights."""
 
     def build() -> keras.Model:
-        observation, head = _policy(spec, design, seed, purpose)
-        return keras.Model(observation, head, name=NAME)
+        observation = _observation(spec)
+        return keras.Model(observation, _Layers(design, seed, purpose).head(observation), name=NAME)
 
     return build
 
@@ -72,13 +72,14 @@ def policy_factory(
 def actor_factory(
     spec: EnvSpec, design: Design, seed: int, *, stochastic: bool = False
 ) -> NetworkFactory:
-    """Return a factory of networks whose head is a continuous action.
+    """Return a factory of networks whose output is a continuous action.
 
-    It is the mean of a distribution (`stochastic`), or tanh keeps it within its bounds.
+    It is bounded by tanh or, if `stochastic`, the mean of a distribution.
     """
 
     def build() -> keras.Model:
-        observation, head = _policy(spec, design, seed, "initial weights")
+        observation = _observation(spec)
+        head = _Layers(design, seed, "initial weights").head(observation)
         if not stochastic:
             head = keras.layers.Activation("tanh", name="squash")(head)
         action = ActionScaling(*spec.bounds, stochastic=stochastic, name="action")(head)
@@ -88,7 +89,7 @@ def actor_factory(
 
 
 def critic_factory(spec: EnvSpec, design: Design, seed: int) -> NetworkFactory:
-    """Return a factory of networks from observation and action to one value."""
+    """Return a factory of networks from observation and action to a value."""
     low, high = spec.bounds
     half = (high - low) / 2
 
@@ -102,17 +103,12 @@ def critic_factory(spec: EnvSpec, design: Design, seed: int) -> NetworkFactory:
     return build
 
 
-def _policy(spec: EnvSpec, design: Design, seed: int, purpose: str) -> tuple[Any, Any]:
-    observation, layers = _observation(spec), _Layers(design, seed, purpose)
-    return observation, layers.connected(layers.features(observation))
-
-
 def _observation(spec: EnvSpec) -> Any:
     return keras.Input(spec.observation_shape, name="observation", dtype=spec.observation_dtype)
 
 
 class _Layers:
-    """Builds the layers of one network, each with initial weights of its own."""
+    """Builds the layers of a network; each draws its own initial weights."""
 
     def __init__(self, design: Design, seed: int, purpose: str) -> None:
         self._design = design
@@ -120,8 +116,12 @@ class _Layers:
         precision = design.precision
         self._policy = precision if precision == "float32" else f"mixed_{precision}"
 
+    def head(self, observation: Any) -> Any:
+        """Build all layers from the observation to the head."""
+        return self.connected(self.features(observation))
+
     def features(self, observation: Any) -> Any:
-        """Build what scales observations, the convolutions, and what flattens their results."""
+        """Build the input scaling, the convolutions and their flattening."""
         design = self._design
         if observation.dtype == tf.uint8:
             hidden = ByteScaling(dtype=self._policy, name="byte_scaling")(observation)
@@ -161,7 +161,7 @@ class _Layers:
 
     def _hidden(self, inputs: Any, units: int, name: str) -> Any:
         design, initializer = self._design, self._initializer(math.sqrt(2))
-        # Quantised, tanh is a layer of its own: a table that a quantised sum goes into.
+        # tanh is a layer of its own, since its input is quantised as well.
         apart = design.layer_norm or design.activation == "tanh"
         activation = None if apart else design.activation
         hidden = keras.layers.Dense(
@@ -188,19 +188,19 @@ class _Layers:
 
 
 def acting(network: keras.Model, spec: EnvSpec) -> keras.Model:
-    """Return the part of a policy that chooses: a dueling network without the value."""
+    """Return the part of a policy that chooses actions: a dueling network without its value."""
     if spec.num_actions is None:
         return network
     return keras.Model(network.input, network.get_layer("head").output, name=NAME)
 
 
 def weights(network: keras.Model) -> Weights:
-    """Return a copy of all variables by name, the normaliser's included."""
+    """Return copies of all variables by name, including the normaliser's."""
     return {variable.name: variable.numpy() for variable in network.variables}
 
 
 def set_weights(network: keras.Model, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Set all variables by name; a QuarlError where names or shapes are not this network's."""
+    """Set all variables by name; a QuarlError where names or shapes differ."""
     expected = {v.name: tuple(v.shape) for v in network.variables}
     received = {name: value.shape for name, value in values.items()}
     if expected != received:
@@ -210,7 +210,7 @@ def set_weights(network: keras.Model, values: Mapping[str, npt.NDArray[Any]]) ->
 
 
 def save_weights(path: Path, values: Weights) -> None:
-    """Write weights as `.npz`, whole or not at all."""
+    """Write weights as `.npz`, atomically."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **values)  # type: ignore[arg-type]
 

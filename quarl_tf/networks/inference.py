@@ -1,4 +1,4 @@
-"""How networks are evaluated: compiled, or as a snapshot in NumPy where they are small."""
+"""Evaluation of networks: compiled, or in NumPy for small networks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,20 +8,20 @@ import numpy.typing as npt
 
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks.layers import Floats, Forward, unwrap
+from quarl_tf.networks.layers import Floats, Forward, Read, unwrap
 
 
 def _is_plain(network: keras.Model) -> bool:
-    """Tell whether a network is dense layers in float32, which XLA and NumPy are fast at."""
+    """Tell whether all layers are float32 and none is a convolution: XLA and NumPy are fast."""
     kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
     images = any(isinstance(layer, keras.layers.Conv2D) for layer in kernels)
     return not images and {layer.compute_dtype for layer in kernels} <= {"float32"}
 
 
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
-    """Compile a function of arrays about a network: by XLA, or for oneDNN's kernels.
+    """Compile a function of arrays that uses a network: by XLA, or for oneDNN's kernels.
 
-    XLA saves the calls between small operations, but has slow convolutions on CPUs, and slow
+    XLA saves the calls between small operations, but is slow at convolutions on CPUs and at
     products in bfloat16.
     """
     by_kind: dict[tuple[Any, ...], Any] = {}
@@ -32,8 +32,8 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
         if kind not in by_kind:
             traced = tf.function(function, jit_compile=_is_plain(network))
             by_kind[kind] = traced.get_concrete_function(*tensors)
-        # TensorFlow's own search for the trace that fits takes 200 us a call, and to match the
-        # arguments with its signature as long again.
+        # TensorFlow's own search for the trace takes 200 us a call, and its check of the arguments
+        # as long again.
         trace = by_kind[kind]
         return trace.inference_fn.call_preflattened([*tensors, *trace.captured_inputs])
 
@@ -43,43 +43,32 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
 def forward(network: keras.Model) -> Forward:
     """Return the compiled forward pass: observations [n, ...] to heads [n, outputs]."""
     run = compiled(network, network)
-
-    def call(observations: npt.NDArray[Any]) -> Floats:
-        heads: Floats = run(observations).numpy()
-        return heads
-
-    return call
+    return lambda observations: run(observations).numpy()
 
 
 class Snapshot:
-    """The forward pass of a network, up to date after each `refresh`.
+    """The forward pass of a network with the weights of the last `refresh`.
 
-    Networks without convolutions in float32 are evaluated by NumPy as they stood then: a call into
-    TensorFlow costs 150 us however small the network, which is ten times what the arithmetic of a
-    few observations takes. Others are evaluated as they stand, in the arithmetic that learns.
+    Float32 networks without convolutions are evaluated by NumPy: a call into TensorFlow costs 150
+    us, ten times the arithmetic of a few observations. Others always use their current weights, in
+    the arithmetic that learns.
     """
 
     def __init__(self, network: keras.Model) -> None:
         self._compiled = None if _is_plain(network) else forward(network)
-        # Kept, for Keras walks through all it contains whenever it is asked for variables.
+        # Kept, since Keras searches all layers whenever it lists variables.
         self.variables: Sequence[Any] = list(network.variables)
-        self._layers = [(layer, list(layer.variables)) for layer in network.layers[1:]]
+        self._layers = network.layers[1:]
         self._steps: list[Forward] = []
         self.refresh()
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Bring the snapshot up to date, by the values of all variables if they are at hand.
-
-        To read them one by one takes longer than to evaluate a small network.
-        """
+        """Take the current weights or, which saves reading them, these values of all variables."""
         if self._compiled is not None:
             return
         arrays = [variable.numpy() for variable in self.variables] if values is None else values
-        by_variable = {id(v): array for v, array in zip(self.variables, arrays, strict=True)}
-        self._steps = [
-            in_numpy(layer, [by_variable[id(v)] for v in variables])
-            for layer, variables in self._layers
-        ]
+        by_id = {id(v): array for v, array in zip(self.variables, arrays, strict=True)}
+        self._steps = [in_numpy(layer, lambda v: by_id[id(v)]) for layer in self._layers]
 
     def __call__(self, observations: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return heads [n, outputs] of observations [n, ...]."""
@@ -90,17 +79,17 @@ class Snapshot:
         return observations
 
 
-def in_numpy(layer: Any, values: Sequence[npt.NDArray[Any]]) -> Forward:
-    """Return what a layer computes with given values of its variables."""
+def in_numpy(layer: Any, read: Read) -> Forward:
+    """Return the function of arrays that a layer computes; `read` gives its variables' values."""
     if hasattr(layer, "in_numpy"):
-        forward_pass: Forward = layer.in_numpy(*values)
+        forward_pass: Forward = layer.in_numpy(read)
         return forward_pass
     if isinstance(layer, keras.layers.Dense):
-        kernel, bias = values
+        kernel, bias = read(layer.kernel), read(layer.bias)
         activation = _ACTIVATIONS[layer.activation.__name__]
         return lambda x: activation(x @ kernel + bias)
     if isinstance(layer, keras.layers.LayerNormalization):
-        (gamma, beta), epsilon = values, layer.epsilon
+        gamma, beta, epsilon = read(layer.gamma), read(layer.beta), layer.epsilon
 
         def normalise(x: Floats) -> Any:
             centred = x - x.mean(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The layers that scale what a network takes and gives."""
+"""Layers that scale the inputs and outputs of networks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,11 @@ from quarl_tf.foundation.keras import keras, tf
 
 Floats = npt.NDArray[np.float32]
 Forward = Callable[[npt.NDArray[Any]], Floats]
+#: Returns the value of a variable.
+Read = Callable[[Any], Floats]
 
-#: Normalised observations beyond this many standard deviations are cut off (as the papers' DDPG
-#: does); it also bounds the range that the first int8 tensor must cover.
+#: Normalised observations are clipped to this many standard deviations (as in the papers' DDPG),
+#: which also bounds the range of the first int8 tensor.
 CLIP_DEVIATIONS = 5.0
 
 
@@ -22,10 +24,10 @@ def unwrap(layer: Any) -> Any:
 
 
 class ObservationNormalizer(keras.layers.Layer):  # type: ignore[misc]
-    """Map every feature to (x − mean) · inverse_deviation, cut off at ±5.
+    """Map every feature to (x − mean) · inverse_deviation, clipped to ±5.
 
-    The statistics are variables of the network that `RunningStatistics` sets, not gradient descent.
-    They are exported with it, so a flatbuffer takes raw observations.
+    The statistics are variables that `RunningStatistics` sets, not gradient descent. They are
+    exported with the network, so that a flatbuffer takes raw observations.
     """
 
     def build(self, input_shape: Any) -> None:
@@ -42,8 +44,9 @@ class ObservationNormalizer(keras.layers.Layer):  # type: ignore[misc]
         normalised = (inputs - self.mean) * self.inverse_deviation
         return tf.clip_by_value(normalised, -CLIP_DEVIATIONS, CLIP_DEVIATIONS)
 
-    def in_numpy(self, mean: Floats, scale: Floats) -> Forward:
-        """Return the same for arrays, with given statistics."""
+    def in_numpy(self, read: Read) -> Forward:
+        """Return the function of arrays."""
+        mean, scale = read(self.mean), read(self.inverse_deviation)
         return lambda x: np.clip((x - mean) * scale, -CLIP_DEVIATIONS, CLIP_DEVIATIONS)
 
 
@@ -54,16 +57,17 @@ class ByteScaling(keras.layers.Layer):  # type: ignore[misc]
         """Scale a batch of observations."""
         return tf.cast(inputs, self.compute_dtype) * (1.0 / 255.0)
 
-    def in_numpy(self) -> Forward:
-        """Return the same for arrays."""
+    def in_numpy(self, read: Read) -> Forward:
+        """Return the function of arrays."""
+        del read
         return lambda x: x.astype(np.float32) * np.float32(1.0 / 255.0)
 
 
 class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
     """Map ±1 to the bounds of an action.
 
-    Of a stochastic policy the action is the mean of a normal distribution; the layer keeps the
-    logarithm of its standard deviation, in the action's own units, with the network's weights.
+    The action of a stochastic policy is the mean of a normal distribution; the layer also holds the
+    logarithm of its standard deviation, in units of the action.
     """
 
     def __init__(self, low: Floats, high: Floats, *, stochastic: bool, name: str) -> None:
@@ -73,7 +77,7 @@ class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
         self._stochastic = stochastic
 
     def build(self, input_shape: Any) -> None:
-        """Create the deviation: half the action's range to start with."""
+        """Create the deviation, half the action's range at first."""
         del input_shape
         if self._stochastic:
             self.log_deviation = self.add_weight(
@@ -86,7 +90,7 @@ class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
         """Scale a batch."""
         return inputs * self.half + self._middle
 
-    def in_numpy(self, *log_deviation: Floats) -> Forward:
-        """Return the same for arrays; the deviation plays no part in it."""
-        del log_deviation
+    def in_numpy(self, read: Read) -> Forward:
+        """Return the function of arrays."""
+        del read
         return lambda x: x * self.half + self._middle

@@ -1,4 +1,4 @@
-"""The running statistics that observations are normalised by."""
+"""Running statistics of observations, for their normalisation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from quarl_tf.foundation.keras import keras
 from quarl_tf.networks.layers import unwrap
 from quarl_tf.spec.architectures import LEAST_DEVIATION
 
-#: Growth of the number of observations after which their statistics are looked at again.
+#: Growth of the number of observations after which the networks' statistics are updated.
 _GROWTH = 1.01
 
 
 class RunningStatistics:
-    """Mean and variance of all observations seen so far, by Chan's parallel update.
+    """Mean and variance of all observations so far, by Chan's parallel update.
 
-    Of bytes nothing is kept: `ByteScaling` knows their range.
+    Bytes have none: `ByteScaling` knows their range.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -29,14 +29,14 @@ class RunningStatistics:
         self.squares = np.zeros(shape, np.float64)
 
     def start_from(self, network: keras.Model, count: int) -> None:
-        """Take what a network normalises by as the statistics of so many observations."""
+        """Take the statistics of a network's normaliser, as those of `count` observations."""
         if self._wanted:
             layer = unwrap(network.get_layer("normalizer"))
             self.count, self.mean = float(count), layer.mean.numpy().astype(np.float64)
             self.squares = count / layer.inverse_deviation.numpy().astype(np.float64) ** 2
 
     def update(self, observations: npt.NDArray[np.float32]) -> None:
-        """Take in a batch [n, ...]."""
+        """Add a batch [n, ...]."""
         if not self._wanted:
             return
         batch = observations.astype(np.float64)
@@ -49,7 +49,7 @@ class RunningStatistics:
         self.count = total
 
     def apply_to(self, networks: Sequence[keras.Model]) -> bool:
-        """Set the normalisers of networks once there is 1 % more; tell whether they were set."""
+        """Set the normalisers of networks if there is 1 % more; tell whether they were set."""
         if not self._wanted or self.count < _GROWTH * self._applied:
             return False
         self._applied = self.count
@@ -68,6 +68,6 @@ class RunningStatistics:
         return {**counts, "mean": self.mean, "squares": self.squares}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take the state of a checkpoint back."""
+        """Restore the state of a checkpoint."""
         self.count, self._applied = float(arrays["count"]), float(arrays["applied"])
         self.mean, self.squares = arrays["mean"].copy(), arrays["squares"].copy()

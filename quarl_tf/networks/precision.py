@@ -1,4 +1,4 @@
-"""Measure what a precision of hidden layers costs on this machine."""
+"""Measure the cost of a precision of hidden layers on this machine."""
 
 import time
 from typing import Any
@@ -9,10 +9,9 @@ _REPETITIONS = 4
 
 
 def slowdown(precision: str) -> float:
-    """Measure how many times as long as in float32 a convolution's gradient takes.
+    """Return the time of a convolution's gradient, as a multiple of that in float32.
 
-    The layer is the first of Nature's network (Mnih et al. 2015); the time is the least of a few,
-    for other work on the machine only adds to it.
+    The layer is the first of Nature's network (Mnih et al. 2015), the time the least of several.
     """
     return _gradient_seconds(precision) / _gradient_seconds("float32")
 
@@ -28,7 +27,7 @@ def _gradient_seconds(precision: str) -> float:
             loss = tf.reduce_sum(tf.cast(product, tf.float32))
         return tape.gradient(loss, kernel)
 
-    gradient()  # It is compiled.
+    gradient()  # Compiles it.
     seconds = []
     for _ in range(_REPETITIONS):
         start = time.perf_counter()

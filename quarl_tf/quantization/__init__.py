@@ -1,6 +1,4 @@
-"""Quantisers: grids, and what applies them to networks."""
-
-from __future__ import annotations
+"""Quantisation: grids, and functions that apply them to networks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +9,17 @@ Change = Callable[[Any], Any]
 
 
 def watching(quantization: Quantization | None) -> Change:
-    """Return what makes a network one that trains until the delay; for None it stays as it is."""
+    """Return the function that makes a network record ranges; the identity for None."""
     if quantization is None:
         return lambda network: network
-    # It loads a second Keras: seconds and 70 MB that plain trainings do without.
+    # This loads a second Keras: seconds and 70 MB that plain trainings save.
     from quarl_tf.quantization import qat
 
     return lambda network: qat.watched(network, quantization.recipe, quantization.schedule)
 
 
 def quantizing(quantization: Quantization | None) -> Change:
-    """Return what makes a network one as it is at the end of a training, but for its variables."""
+    """Return the function that quantises the layers of a network; the identity for None."""
     if quantization is None:
         return lambda network: network
     from quarl_tf.quantization import qat

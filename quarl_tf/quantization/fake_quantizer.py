@@ -1,122 +1,50 @@
-"""What watches the range of a tensor, and what quantises it: TensorFlow's side of `grid`."""
-
-from __future__ import annotations
+"""The TensorFlow counterpart of `grid`: rounds tensors to grids, with gradients."""
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks.layers import Floats, Forward
-from quarl_tf.quantization.grid import Grid, frozen_grid, grid_between, snap
+from quarl_tf.networks.layers import Floats
+from quarl_tf.quantization.grid import Grid, frozen_grid, grid_between
 from quarl_tf.spec import QatSchedule, TensorFormat
 
 with warnings.catch_warnings():
-    # It compares versions by what Python has given up.
+    # It compares versions by a deprecated module.
     warnings.simplefilter("ignore", DeprecationWarning)
     from tensorflow_model_optimization.python.core.quantization.keras import quantizers
 
-#: Weight of what a moving average had before.
-_KEPT = 0.99
 
-#: Share of a batch below and above a range by percentiles.
-_TAIL = 0.001
-
-
-class Watcher(quantizers.Quantizer):  # type: ignore[misc]
-    """Takes in the range of what passes in training, and changes nothing."""
-
-    def __init__(self, ranges: str) -> None:
-        """Keep how ranges are made of batches; see `QatSchedule.ranges`."""
-        self._ranges = ranges
-
-    def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
-        """Create the ends as variables of the layer; the wrong way round: nothing was seen yet."""
-        del tensor_shape
-        return {
-            "low": _variable(layer, f"{name}_seen_low", 1.0),
-            "high": _variable(layer, f"{name}_seen_high", -1.0),
-        }
-
-    def __call__(
-        self, inputs: Any, training: bool, weights: Mapping[str, Any], **kwargs: Any
-    ) -> Any:
-        """Return the tensor as it is."""
-        del kwargs
-        if training:
-            self._watch(tf.cast(inputs, tf.float32), weights["low"], weights["high"])
-        return inputs
-
-    def _watch(self, values: Any, low: Any, high: Any) -> None:
-        if self._ranges == "percentile":
-            ordered = tf.sort(tf.reshape(values, (-1,)))
-            last = tf.cast(tf.size(ordered) - 1, tf.float32)
-            places = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
-            lowest, highest = (ordered[place] for place in places)
-        else:
-            lowest, highest = tf.reduce_min(values), tf.reduce_max(values)
-        first = low > high
-        if self._ranges == "extremes":
-            ends = tf.minimum(low, lowest), tf.maximum(high, highest)
-        else:
-            pairs = (low, lowest), (high, highest)
-            ends = tuple(_KEPT * end + (1 - _KEPT) * now for end, now in pairs)
-        low.assign(tf.where(first, lowest, ends[0]))
-        high.assign(tf.where(first, highest, ends[1]))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return nothing: networks are built by factories, never from a configuration."""
-        return {}
-
-
+@dataclass(frozen=True)
 class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
-    """Puts a tensor on the grid of a range; gradients pass as if it did not.
+    """Rounds a tensor to a grid; gradients pass as the schedule says."""
 
-    Attributes:
-        form: The grid.
-        kernel: Whether the tensor is a kernel; else the output of a layer.
-        per_channel: Whether each index of the last axis has a grid of its own.
-    """
-
-    def __init__(
-        self,
-        form: TensorFormat,
-        schedule: QatSchedule,
-        *,
-        kernel: bool = False,
-        per_channel: bool = False,
-        fixed: tuple[float, float] | None = None,
-        limit: float = float("inf"),
-    ) -> None:
-        """Describe a quantiser.
-
-        Args:
-            form: The grid.
-            schedule: Says the gradient, and whether the step is learned.
-            kernel: Whether the tensor is a kernel.
-            per_channel: Whether each index of the last axis has a grid of its own.
-            fixed: The range, where it is known.
-            limit: Largest end of the range, whatever was seen.
-        """
-        self.form, self.kernel, self.per_channel = form, kernel, per_channel
-        self._clips = schedule.gradient == "clipped"
-        self.learns = schedule.learned_steps and fixed is None
-        self._fixed, self._limit = fixed, limit
+    form: TensorFormat
+    schedule: QatSchedule
+    #: Whether the tensor is a kernel; else it is the output of a layer.
+    kernel: bool = False
+    #: Whether each index of the last axis has its own grid.
+    per_channel: bool = False
+    #: The range, where it is known in advance.
+    fixed: tuple[float, float] | None = None
+    #: Bound of the range's ends, whatever was observed.
+    limit: float = float("inf")
 
     def build(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
         """Create the ends of the grid as variables of the layer."""
         shape = self._shape(tensor_shape)
-        low = _variable(layer, f"{name}_low", -1.0, shape)
-        return {"low": low, "high": _variable(layer, f"{name}_high", 1.0, shape)}
+        low = add_variable(layer, f"{name}_low", -1.0, shape)
+        return {"low": low, "high": add_variable(layer, f"{name}_high", 1.0, shape)}
 
     def build_stretch(self, tensor_shape: Any, name: str, layer: Any) -> dict[str, Any]:
-        """Create the logarithm of the factor by which the step is learned, if it is."""
-        if not self.learns:
+        """Create the logarithm of the factor of a learned step, where the step is learned."""
+        if not self.schedule.learned_steps or self.fixed is not None:
             return {}
-        shape = self._shape(tensor_shape)
-        return {"log_stretch": _variable(layer, f"{name}_log_stretch", 0.0, shape, trainable=True)}
+        name, shape = f"{name}_log_stretch", self._shape(tensor_shape)
+        return {"log_stretch": add_variable(layer, name, 0.0, shape, trainable=True)}
 
     def _shape(self, tensor_shape: Any) -> tuple[int, ...]:
         return (tensor_shape[-1],) if self.per_channel else ()
@@ -124,17 +52,18 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
     def __call__(
         self, inputs: Any, training: bool, weights: Mapping[str, Any], **kwargs: Any
     ) -> Any:
-        """Return the quantised tensor, in the arithmetic that it had."""
+        """Return the quantised tensor in its own dtype."""
         del training, kwargs
         values = tf.cast(inputs, tf.float32)
         if "log_stretch" in weights:
             return tf.cast(self._by_learned_step(values, weights), inputs.dtype)
         low, high = weights["low"], weights["high"]
-        inside = (values >= low) & (values <= high) if self._clips else None
+        clips = self.schedule.gradient == "clipped"
+        inside = (values >= low) & (values <= high) if clips else None
         return tf.cast(_with_gradient(values, self.snap(values, low, high), inside), inputs.dtype)
 
     def snap(self, inputs: Any, low: Any, high: Any) -> Any:
-        """Return the values on the grid, as `grid.snap`; without a gradient."""
+        """Round to the grid, as `grid.snap`; without a gradient."""
         if self.form.rounding == "floor":
             step = (high - low) / self.form.steps
             return tf.floor(tf.clip_by_value(inputs, low, high) / step) * step
@@ -146,17 +75,17 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         return operation(inputs, low, high, self.form.bits, self.form.symmetric)
 
     def _by_learned_step(self, inputs: Any, weights: Mapping[str, Any]) -> Any:
-        """Quantise by a step that is learned (Esser et al., arXiv 1902.08153).
+        """Quantise by a learned step (Esser et al., arXiv 1902.08153).
 
-        Two things are not as there. It starts as the step of the frozen range. And what is learned
-        is the logarithm of a factor, as Jain et al. do (arXiv 1903.08066): Adam moves whatever it
-        learns by about the learning rate, which may be more than a step, and would take it below 0.
+        Unlike there, the step starts as that of the frozen range, and the logarithm of a factor is
+        learned (Jain et al., arXiv 1903.08066): Adam moves every variable by about the learning
+        rate, which may be more than a step and would make it negative.
         """
-        # The step changes; which code is 0 does not.
+        # The step changes, the code of 0 does not.
         frozen = (weights["high"] - weights["low"]) / self.form.steps
         first = tf.round(weights["low"] / frozen)
         last = first + self.form.steps
-        # As many as share the step: of a kernel, or of one observation's activations.
+        # Values that share the step: of a kernel, or of one observation's activations.
         shape = inputs.shape if self.kernel else inputs.shape[1:]
         count = np.prod(shape[:-1] if self.per_channel else shape)
         scale = tf.math.rsqrt(tf.maximum(-first, last) * np.float32(count))
@@ -165,27 +94,22 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         return _with_gradient(codes, tf.round(codes), None) * step
 
     def freeze(self, weights: Mapping[str, Any], low: Floats, high: Floats) -> None:
-        """Set the grid to a range, widened to contain 0 and moved so that 0 is on it."""
-        if self._fixed is not None:
-            low, high = (np.array(end, np.float32) for end in self._fixed)
-        ends = np.clip(low, -self._limit, 0), np.clip(high, 0, self._limit)
+        """Set the grid to a range, widened and moved so that 0 is on it."""
+        if self.fixed is not None:
+            low, high = (np.array(end, np.float32) for end in self.fixed)
+        ends = np.clip(low, -self.limit, 0), np.clip(high, 0, self.limit)
         grid = grid_between(*ends, self.form)
         weights["low"].assign(grid.low)
         weights["high"].assign(grid.high)
 
-    def in_numpy(self, values: Mapping[str, Floats]) -> Forward:
-        """Return the same for arrays, with given values of the variables."""
-        grid = self.grid(values)
-        return lambda x: snap(x, grid, self.form)
-
     def grid(self, values: Mapping[str, Floats]) -> Grid:
-        """Return the grid, stretched where its step is learned."""
+        """Return the grid by the values of the variables, a learned step included."""
         stretch = np.exp(values.get("log_stretch", np.float32(0)))
         low, high = (values[end] * stretch for end in ("low", "high"))
         return frozen_grid(low, high, self.form)
 
     def exported(self, inputs: Any, grid: Grid) -> Any:
-        """Quantise a tensor by constants, in elementary operations in the order of `grid.snap`."""
+        """Quantise a tensor by constants, with the elementary operations of `grid.snap`."""
         low, high, step = grid
         if self.form.rounding == "floor":
             return self.snap(inputs, tf.constant(low), tf.constant(high))
@@ -195,25 +119,26 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         return tf.floor((clipped - low) * inverse - zero + 0.5) * step
 
     def get_config(self) -> dict[str, Any]:
-        """Return nothing: networks are built by factories, never from a configuration."""
+        """Return nothing: networks are built by factories, not from configurations."""
         return {}
 
 
-def _variable(
+def add_variable(
     layer: Any, name: str, value: float, shape: tuple[int, ...] = (), *, trainable: bool = False
 ) -> Any:
+    """Add a variable to a layer."""
     initial = keras.initializers.Constant(value)
     return layer.add_weight(name, shape, initializer=initial, trainable=trainable)
 
 
 @tf.custom_gradient  # type: ignore[misc]
 def past(inputs: Any, *unused: Any) -> Any:
-    """Return the inputs; the others have a gradient of 0, where optimizers would miss one."""
+    """Return the inputs; give the others a gradient of 0, since optimizers refuse None."""
     return tf.identity(inputs), lambda upstream: (upstream, *map(tf.zeros_like, unused))
 
 
 def _with_gradient(inputs: Any, value: Any, inside: Any) -> Any:
-    """Return `value`, through which gradients reach `inputs` where `inside`, or everywhere."""
+    """Return `value` with the gradient of `inputs`, only where `inside` is true if it is given."""
     value = tf.stop_gradient(value)
 
     @tf.custom_gradient  # type: ignore[misc]
@@ -229,7 +154,7 @@ def _with_gradient(inputs: Any, value: Any, inside: Any) -> Any:
 
 
 def _scaled_gradient(value: Any, scale: Any) -> Any:
-    """Return a value whose gradient is scaled."""
+    """Return the value, and multiply its gradient by `scale`."""
 
     @tf.custom_gradient  # type: ignore[misc]
     def scaled(x: Any) -> Any:

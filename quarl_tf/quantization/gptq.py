@@ -1,39 +1,34 @@
-"""Round a kernel so that what its layer computes changes least, on inputs that were seen.
+"""Round a kernel so that its layer's outputs change least on recorded inputs.
 
-GPTQ (Frantar et al., arXiv 2210.17323): inputs are rounded one after the other, and what each
-rounding does to the outputs is made up for by the weights that are still to be rounded.
+GPTQ (Frantar et al., arXiv 2210.17323): the weights of one input after the other are rounded, and
+the weights that are not yet rounded compensate for the error of the outputs.
 """
-
-from __future__ import annotations
 
 import numpy as np
 
 from quarl_tf.quantization.grid import Array, Grid, grid_between, snap
 from quarl_tf.spec import TensorFormat
 
-#: Added to the inputs' second moments, as a share of their mean, so that they can be inverted.
+#: Damping of the inputs' second moments, as a share of their mean, to make them invertible.
 _DAMPING = 0.01
 
-#: The same where a kernel is fitted, times inputs over observations.
+#: The same in `fitted`, times inputs / observations.
 _FIT_DAMPING = 0.02
 
-#: Inputs that make up for each other's rounding. Their moments are a matrix of that size squared.
+#: Inputs that compensate for each other; their moments are a matrix of this size squared.
 _BLOCK = 2048
 
-#: Inputs after which the weights behind them are told of their errors, all at once.
+#: Inputs whose errors are passed on to all later weights at once.
 _LAZY = 512
 
-#: Parts of a channel's range that its grid may span.
+#: Candidate ranges of a channel's grid, as shares of the channel's range.
 _PARTS = np.linspace(0.4, 1.0, 25)
 
 
 def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]:
-    """Return a kernel on a grid for each output, and the grids.
+    """Return a kernel [outputs, inputs] rounded to a grid for each output, and the grids.
 
-    Args:
-        kernel: [outputs, inputs] float32 weights.
-        inputs: [n, inputs] inputs that the layer meets.
-        form: Bits and kind of the grid.
+    The error of the outputs is least on `inputs` [n, inputs] of the layer.
     """
     weights = kernel.astype(np.float64)
     importance = np.square(inputs, dtype=np.float64).mean(axis=0)
@@ -47,23 +42,17 @@ def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]
 
 
 def fitted(kernel: Array, seen: Array, given: Array) -> tuple[Array, Array]:
-    """Return the kernel that makes of the inputs that a layer meets most nearly what it should.
+    """Fit a kernel [outputs, inputs] to the inputs of a layer behind rounded layers.
 
-    Least squares, by the change from the kernel as it is, which damping keeps small.
-
-    Args:
-        kernel: [outputs, inputs] float32 weights.
-        seen: [n, inputs] inputs that the layer meets, of rounded layers before it.
-        given: [n, inputs] inputs that it met when nothing was rounded.
-
-    Returns:
-        The kernel, and what the bias takes: [outputs].
+    With the inputs `seen` there, its outputs are nearest to those of the original kernel with the
+    inputs `given` when nothing is rounded, both [n, inputs]. Least squares in the change of the
+    kernel, which damping keeps small. Returns the kernel and what to add to the bias [outputs].
     """
     weights, centre = kernel.astype(np.float64), seen.mean(axis=0, dtype=np.float64)
     moved = seen - centre
     missing = (given - given.mean(axis=0, dtype=np.float64) - moved) @ weights.T
     moments = moved.T @ moved
-    # Few observations say little of many weights.
+    # The fewer observations for the weights, the stronger the damping.
     damping = _FIT_DAMPING * moments.shape[0] * max(np.diag(moments).mean(), 1e-12) / len(seen)
     change = np.linalg.solve(moments + np.eye(len(moments)) * damping, moved.T @ missing).T
     shift = given.mean(axis=0, dtype=np.float64) @ weights.T - centre @ (weights + change).T
@@ -76,7 +65,7 @@ def _round_block(
     moments = inputs.T.astype(np.float64) @ inputs / len(inputs)
     moments += np.eye(len(moments)) * damping
     order = np.argsort(-np.diag(moments))
-    # Of the inverse, what is left of it once the inputs in front are rounded.
+    # Row i of the inverse's factor is for the inputs from i on: those before are rounded.
     factor = np.linalg.cholesky(np.linalg.inv(moments[np.ix_(order, order)])).T
     left, rounded = weights[:, order], np.empty_like(weights)
     for start in range(0, len(order), _LAZY):
@@ -91,12 +80,9 @@ def _round_block(
 
 
 def best_grid(weights: Array, importance: Array, form: TensorFormat) -> Grid:
-    """Return the grid of each output whose squared error, by the inputs' size, is least.
+    """Return the grid with the least squared error for each output of weights [outputs, inputs].
 
-    Args:
-        weights: [outputs, inputs].
-        importance: [inputs] mean square of each input.
-        form: Bits and kind of the grid.
+    `importance` [inputs] is the mean square of each input.
     """
     low, high = weights.min(axis=1, keepdims=True), weights.max(axis=1, keepdims=True)
     grids = [grid_between(part * low, part * high, form) for part in _PARTS]

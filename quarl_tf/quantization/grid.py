@@ -1,18 +1,16 @@
-"""Put float tensors on n-bit grids, and round them to IEEE half.
+"""Round float tensors to n-bit grids and to IEEE half.
 
-A grid is all multiples of a step between two ends; 0 is one of them. Its range is that of a tensor,
-widened to contain 0, and what its `TensorFormat` says makes a grid of it:
+A grid is all multiples of a step between two ends, 0 among them. It is computed from the tensor's
+range, widened to contain 0, by its `TensorFormat`:
 
-* A step of the "runtime" is range / (2**bits - 1), as TensorFlow's fake quantisers and integer
-  kernels have it. The range is moved by less than a step, so that 0 is one of its codes.
-* A "paper" step is range / 2**bits, as published (QuaRL, Krishnan et al., arXiv 1910.01055,
-  section 3). Rounded to the nearest, the ends move inwards by one step together, for 2**bits codes
-  span one step less.
+* The "runtime" step is range / (2**bits - 1), as in TensorFlow's fake quantisers and integer
+  kernels. The range is moved by less than a step, so that 0 is one of the codes.
+* The "paper" step is range / 2**bits (QuaRL, Krishnan et al., arXiv 1910.01055, section 3). Rounded
+  to the nearest value, the ends move inwards by one step in total, since 2**bits codes span one
+  step less.
 * Rounded down ("floor"), as in the published formula, the ends stay: one code too many for n bits.
   Every weight is shifted down, by half a step on average, so that errors add up.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 
@@ -25,28 +23,22 @@ Array = npt.NDArray[Any]
 
 
 class Grid(NamedTuple):
-    """The multiples of a step from `low` to `high`; of one tensor, or of each of its channels."""
+    """The multiples of a step from `low` to `high`, for a tensor or for each of its channels."""
 
     low: Array
     high: Array
     step: Array
 
     def values(self) -> Array:
-        """Return all values of the grid of one tensor."""
+        """Return all values of a tensor's grid."""
         first, last = (np.rint(end / self.step) for end in (self.low, self.high))
         return np.arange(first, last + 1) * self.step
 
 
 def grid_between(low: Array, high: Array, form: TensorFormat) -> Grid:
-    """Return the grid of a range, in the arithmetic of its ends.
-
-    Args:
-        low: Lower end of the range, of one tensor or of each of its channels.
-        high: Upper end.
-        form: Bits and kind of the grid.
-    """
+    """Return the grid of a tensor's range, or of each channel's, in the dtype of its ends."""
     low, high = np.minimum(low, 0), np.maximum(high, 0)
-    # Nothing but 0: any step will do.
+    # If all values are 0, any step will do.
     high = np.where(high > low, high, low + 1)
     if form.symmetric:
         high = np.maximum(-low, high)
@@ -64,15 +56,15 @@ def grid_between(low: Array, high: Array, form: TensorFormat) -> Grid:
 
 
 def frozen_grid(low: Array, high: Array, form: TensorFormat) -> Grid:
-    """Return the grid whose ends are known."""
+    """Return the grid with given ends."""
     return Grid(low, high, (high - low) / form.steps)
 
 
 def snap(values: Array, grid: Grid, form: TensorFormat) -> Array:
-    """Return the values on a grid that stand for these.
+    """Round values to a grid.
 
-    The order of operations is that of TensorFlow's `fake_quant_with_min_max_vars`, for the same
-    bits in float32; but halfway between two codes it may take the other one.
+    The order of operations is that of TensorFlow's `fake_quant_with_min_max_vars`, and so are the
+    results in float32, except halfway between two codes.
     """
     low, high, step = grid
     clipped = np.minimum(np.maximum(values, low), high)
@@ -80,7 +72,7 @@ def snap(values: Array, grid: Grid, form: TensorFormat) -> Array:
         on_grid: Array = np.floor(clipped / step) * step + 0
     else:
         inverse = 1 / step
-        # Codes counted from that of 0, so that 0 stays exactly 0.
+        # Codes are counted from that of 0, so that 0 stays exactly 0.
         zero = np.floor(-low * inverse + 0.5)
         on_grid = np.floor((clipped - low) * inverse - zero + 0.5) * step
     return on_grid
@@ -89,15 +81,10 @@ def snap(values: Array, grid: Grid, form: TensorFormat) -> Array:
 def fake_quantize(
     values: npt.ArrayLike, form: TensorFormat, axis: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """Put a tensor on its own grid, in float64.
+    """Round a float32 tensor to the grid of its own range, in float64.
 
-    Args:
-        values: Finite float32 tensor, not empty.
-        form: Bits and kind of the grid.
-        axis: Channel axis for a grid of each slice, None for one in all.
-
-    Raises:
-        ValueError: It is empty or not finite.
+    With an `axis`, each of its slices has its own grid. A ValueError for a tensor that is empty or
+    not finite.
     """
     array = _finite(values).astype(np.float64)
     others = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
@@ -107,13 +94,12 @@ def fake_quantize(
 
 
 def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """Round a float32 tensor to the nearest IEEE 754 half, ties to even, and return it as float32.
+    """Round a float32 tensor to the nearest IEEE half, ties to even; return it as float32.
 
-    Raises:
-        ValueError: It is empty or not finite, or a value would overflow to infinity.
+    A ValueError for a tensor that is empty or not finite, or where a value would overflow.
     """
     array = _finite(values)
-    with np.errstate(over="ignore"):  # Reported below, with the value.
+    with np.errstate(over="ignore"):  # Reported below.
         halves = array.astype(np.float16)
     if np.isinf(halves).any():
         largest = float(array.flat[np.abs(array).argmax()])
@@ -122,7 +108,7 @@ def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
 
 
 def _finite(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # A float64 beyond float32 becomes inf, refused below.
+    with np.errstate(over="ignore"):  # A float64 beyond float32 becomes inf.
         array = np.asarray(values, dtype=np.float32)
     if array.size == 0:
         raise ValueError(f"values must not be empty. Received: shape={array.shape}")

@@ -1,63 +1,54 @@
-"""A layer of a policy network before and behind the delay: watched, and quantised."""
-
-from __future__ import annotations
+"""Layers of a policy network before the delay (watched) and after it (quantised)."""
 
 from collections.abc import Callable
 from typing import Any
 
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.inference import in_numpy
-from quarl_tf.networks.layers import CLIP_DEVIATIONS, Floats, Forward, ObservationNormalizer
-from quarl_tf.quantization.fake_quantizer import FakeQuantizer, Watcher, past
-from quarl_tf.quantization.grid import Grid
+from quarl_tf.networks.layers import CLIP_DEVIATIONS, Floats, Forward, ObservationNormalizer, Read
+from quarl_tf.quantization.fake_quantizer import FakeQuantizer, add_variable, past
+from quarl_tf.quantization.grid import Grid, snap
+
+#: Weight of earlier batches in a moving average.
+_DECAY = 0.99
+
+#: Share of a batch beyond each end of a range by percentiles.
+_TAIL = 0.001
 
 
 class _Wrapper(keras.layers.Layer):  # type: ignore[misc]
-    """A layer around another of the same name, so that both kinds of network are addressed alike.
+    """A layer around another of the same name, so that both have the same address.
 
-    `autocast` is off: what is inside casts to its own arithmetic, ranges are float32.
+    `autocast` is off: the inner layer casts to its own dtype, ranges are float32.
     """
 
     def __init__(self, layer: Any) -> None:
         super().__init__(name=layer.name, autocast=False)
         self.layer = layer
-        self._order: list[int] = []
 
-    def _by_id(self, values: tuple[Floats, ...]) -> dict[int, Floats]:
-        # Kept, for Keras walks through all it contains whenever it is asked for variables.
-        self._order = self._order or [id(variable) for variable in self.variables]
-        return dict(zip(self._order, values, strict=True))
-
-    def in_numpy(self, *values: Floats) -> Forward:
-        """Return what the layer inside computes, with given values of all variables."""
-        by_id = self._by_id(values)
-        return in_numpy(self.layer, [by_id[id(variable)] for variable in self.layer.variables])
+    def in_numpy(self, read: Read) -> Forward:
+        """Return the inner layer's function of arrays."""
+        return in_numpy(self.layer, read)
 
 
 class WatchedLayer(_Wrapper):
-    """Computes what the layer inside does, and takes in the range of its output in training."""
+    """Computes the inner layer and, in training, records the range of its output."""
 
-    def __init__(
-        self, layer: Any, kernel: FakeQuantizer | None, output: FakeQuantizer | None, ranges: str
-    ) -> None:
-        """Wrap a layer.
+    def __init__(self, layer: Any, quantizers: dict[str, FakeQuantizer], ranges: str) -> None:
+        """Wrap a built layer, whose "kernel" and "output" the quantisers are for.
 
-        Args:
-            layer: The layer, built.
-            kernel: What will quantise its kernel.
-            output: What will quantise its output.
-            ranges: How ranges are made of batches; see `QatSchedule.ranges`.
+        `QatSchedule.ranges` explains `ranges`.
         """
         super().__init__(layer)
-        both = {"kernel": kernel, "output": output}
-        self.quantizers = {part: quantizer for part, quantizer in both.items() if quantizer}
-        self.watcher = Watcher(ranges)
-        #: Whether it is watched behind the delay, too.
-        self.follows = ranges == "following"
+        self.quantizers = quantizers
+        self.ranges = ranges
 
     def build(self, input_shape: Any) -> None:
-        """Create the range, and the factors of steps that will be learned."""
-        self.seen = self.watcher.build(None, "output", self)
+        """Create the range (low above high until something is seen) and learned steps."""
+        self.seen = {
+            "low": add_variable(self, "output_seen_low", 1.0),
+            "high": add_variable(self, "output_seen_high", -1.0),
+        }
         self.stretches = {
             part: quantizer.build_stretch(self.shape_of(part), part, self)
             for part, quantizer in self.quantizers.items()
@@ -65,24 +56,41 @@ class WatchedLayer(_Wrapper):
         super().build(input_shape)
 
     def shape_of(self, part: str) -> Any:
-        """Return the shape of the kernel, or none for the output: it has one grid."""
+        """Return the shape of the kernel, or None for the output, which has one grid."""
         return self.layer.kernel.shape if part == "kernel" else None
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return the layer's output."""
-        outputs = self.watcher(self.layer(inputs), training, self.seen)
+        outputs = self.layer(inputs)
+        if training:
+            self.watch(outputs)
         stretches = [v for stretch in self.stretches.values() for v in stretch.values()]
         return past(outputs, *stretches) if stretches else outputs
 
+    def watch(self, outputs: Any) -> None:
+        """Update the range by a batch of outputs."""
+        values, low, high = tf.cast(outputs, tf.float32), self.seen["low"], self.seen["high"]
+        if self.ranges == "percentile":
+            ordered = tf.sort(tf.reshape(values, (-1,)))
+            last = tf.cast(tf.size(ordered) - 1, tf.float32)
+            places = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
+            lowest, highest = (ordered[place] for place in places)
+        else:
+            lowest, highest = tf.reduce_min(values), tf.reduce_max(values)
+        first = low > high
+        if self.ranges == "extremes":
+            ends = tf.minimum(low, lowest), tf.maximum(high, highest)
+        else:
+            pairs = (low, lowest), (high, highest)
+            ends = tuple(_DECAY * end + (1 - _DECAY) * now for end, now in pairs)
+        low.assign(tf.where(first, lowest, ends[0]))
+        high.assign(tf.where(first, highest, ends[1]))
+
 
 class QuantizedLayer(_Wrapper):
-    """Computes what a watched layer does with kernel and output on grids; it shares its variables.
-
-    The grids are variables of its own.
-    """
+    """Computes a watched layer with kernel and output on grids, and shares its variables."""
 
     def __init__(self, watched: WatchedLayer) -> None:
-        """Take over a watched layer."""
         super().__init__(watched.layer)
         self._watched = watched
         self.quantizers = watched.quantizers
@@ -110,12 +118,12 @@ class QuantizedLayer(_Wrapper):
             outputs = _computed(self.layer, inputs, kernel, self.layer.bias)
         else:
             outputs = self.layer(inputs)
-        if self._watched.follows:
-            outputs = self._watched.watcher(outputs, training, self._watched.seen)
+        if training and self._watched.ranges == "following":
+            self._watched.watch(outputs)
         return self._quantized("output", outputs)
 
     def freeze(self) -> None:
-        """Set the grids to the range that was seen, and to the kernel's."""
+        """Set the grids to the observed range, and to the range of the kernel."""
         for part, quantizer in self.quantizers.items():
             if part == "output":
                 low, high = (self._watched.seen[end].numpy() for end in ("low", "high"))
@@ -125,29 +133,30 @@ class QuantizedLayer(_Wrapper):
                 low, high = kernel.min(axis=others), kernel.max(axis=others)
             quantizer.freeze(self.variables_of[part], low, high)
 
-    def take_grids(self, other: QuantizedLayer) -> None:
-        """Set the grids to those of the same layer of another network, with what it has seen."""
-        for mine, theirs in zip(self._ranges(), other._ranges(), strict=True):
-            mine.assign(theirs)
-
-    def _ranges(self) -> list[Any]:
+    @property
+    def ranges(self) -> list[Any]:
+        """The variables of the observed range and of the grids."""
         grids = (v for grid in self.variables_of.values() for v in grid.values())
         return [*self._watched.seen.values(), *grids]
 
-    def in_numpy(self, *values: Floats) -> Forward:
-        """Return the same for arrays, with given values of all variables."""
-        by_id = self._by_id(values)
+    def in_numpy(self, read: Read) -> Forward:
+        """Return the function of arrays, rounded to the grids."""
 
-        def on_grid(part: str) -> Forward:
-            if (quantizer := self.quantizers.get(part)) is None:
+        def rounding(part: str) -> Forward:
+            quantizer = self.quantizers.get(part)
+            if quantizer is None:
                 return lambda x: x
-            return quantizer.in_numpy({n: by_id[id(v)] for n, v in self.variables_of[part].items()})
+            grid = quantizer.grid({name: read(v) for name, v in self.variables_of[part].items()})
+            return lambda x: snap(x, grid, quantizer.form)
 
-        inner = [by_id[id(variable)] for variable in self.layer.variables]
-        if "kernel" in self.quantizers:
-            inner[0] = on_grid("kernel")(inner[0])
-        compute, output = in_numpy(self.layer, inner), on_grid("output")
-        return lambda x: output(compute(x))
+        round_kernel, round_output = rounding("kernel"), rounding("output")
+
+        def read_rounded(variable: Any) -> Floats:
+            is_kernel = variable is getattr(self.layer, "kernel", None)
+            return round_kernel(read(variable)) if is_kernel else read(variable)
+
+        compute = in_numpy(self.layer, read_rounded)
+        return lambda x: round_output(compute(x))
 
     def grid(self, part: str) -> Grid:
         """Return the grid of the "kernel" or the "output"."""
@@ -155,11 +164,7 @@ class QuantizedLayer(_Wrapper):
         return self.quantizers[part].grid(values)
 
     def exported(self, *, rounded: bool) -> Callable[[Any], Any]:
-        """Return what the layer computes, by constants, for the converter.
-
-        Args:
-            rounded: Whether the output is put on its grid.
-        """
+        """Return the layer as a function with constants; `rounded` rounds its output."""
         compute = self._by_constants()
         quantizer = self.quantizers.get("output") if rounded else None
         if quantizer is None:
@@ -175,15 +180,15 @@ class QuantizedLayer(_Wrapper):
             return lambda x: tf.clip_by_value((x - mean) * factor, *ends)
         if not hasattr(layer, "kernel"):
             return layer.call  # type: ignore[no-any-return]
-        # On its grid already: training leaves weights right between two codes, where another order
-        # of operations would round to the other one.
+        # Rounded here: weights may lie halfway between two codes, where the converter's order of
+        # operations could choose the other one.
         kernel = self._quantized("kernel", layer.kernel).numpy()
         bias = layer.bias.numpy()
         return lambda x: _computed(layer, x, tf.constant(kernel), tf.constant(bias))
 
 
 def _computed(layer: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
-    """Return what a convolution or a fully-connected layer computes with another kernel."""
+    """Compute a convolution or a fully-connected layer with another kernel and bias."""
     inputs, kernel, bias = (tf.cast(x, layer.compute_dtype) for x in (inputs, kernel, bias))
     convolve = isinstance(layer, keras.layers.Conv2D)
     product = layer.convolution_op(inputs, kernel) if convolve else tf.matmul(inputs, kernel)

@@ -1,6 +1,4 @@
-"""Post-training quantisation: weights to weights, before export."""
-
-from __future__ import annotations
+"""Post-training quantisation of weights, before export."""
 
 from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import Floats
@@ -11,20 +9,17 @@ _FULLY_CONNECTED_RANK = 2
 
 
 def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
-    """Put every kernel on its grid; biases and the normaliser stay as they are.
+    """Round every kernel to its grid; biases and the normaliser do not change.
 
-    The papers' granularity: one grid for a fully-connected kernel, one per output channel for a
-    convolution (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
-
-    Args:
-        weights: Variables by name.
-        recipe: Format of each layer's kernel.
+    As in the papers, a fully-connected kernel has one grid, a convolution one per output channel
+    (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
     """
-    require_layers(recipe, {name.split("/", maxsplit=1)[0] for name in weights})
+    layers = {name: name.partition("/")[0] for name in weights}
+    require_layers(recipe, set(layers.values()))
 
     def quantize(name: str, kernel: Floats) -> Floats:
-        form = recipe.of(name.split("/", maxsplit=1)[0]).weights
-        if form is None or not name.split(":", maxsplit=1)[0].endswith("/kernel"):
+        form = recipe.of(layers[name]).weights
+        if form is None or not name.partition(":")[0].endswith("/kernel"):
             return kernel
         whole = kernel.ndim == _FULLY_CONNECTED_RANK and not form.per_channel
         return fake_quantize(kernel, form, None if whole else -1)
@@ -33,5 +28,5 @@ def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
 
 
 def half_weights(weights: Weights) -> Weights:
-    """Round every variable to IEEE half, the normaliser's too, as fp16 flatbuffers store them."""
+    """Round every variable to IEEE half, as fp16 flatbuffers store them."""
     return {name: round_to_half(value) for name, value in weights.items()}

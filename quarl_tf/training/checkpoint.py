@@ -1,7 +1,7 @@
-"""Checkpoints of a training: one `.npz` each, whole or absent, the newest two kept.
+"""Checkpoints of a training: atomic `.npz` files, of which the newest two are kept.
 
-A zip archive carries a checksum of every member, by which a damaged file is found. A checkpoint
-may be saved without what is large, for a training that goes on on another machine.
+Checksums of the zip archive reveal damaged files. To continue on another machine, a checkpoint can
+be saved without its large parts.
 """
 
 import json
@@ -20,23 +20,23 @@ from quarl_tf.presets import Preset
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.state import require_same_settings
 
-#: Bytes of what is saved to go on elsewhere, at most.
+#: Largest size in bytes of a checkpoint that is saved to continue elsewhere.
 LIMIT = 20_000_000
 _KEPT = 2
 _STATE = "state.json"
 
-#: What reading a damaged archive ends in; RuntimeError where it suddenly seems to be encrypted.
+#: Errors on reading a damaged archive; RuntimeError where it seems to be encrypted.
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
 
 
 def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> Path:
-    """Write the checkpoint of a step, then delete all but it and the one before."""
+    """Write the checkpoint of a step, then delete all others but the one before."""
     path = folder / f"{step:012d}.npz"
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays, **{_STATE: _text(state)})  # type: ignore[arg-type]
     checkpoints = _newest_first(folder)
     place = checkpoints.index(path)
-    # A training goes on from the newest good one: those of later steps are damaged.
+    # Training resumed from the newest good one: those of later steps are damaged.
     for superseded in checkpoints[:place] + checkpoints[place + _KEPT :]:
         superseded.unlink(missing_ok=True)
     return path
@@ -47,20 +47,20 @@ def _text(state: Any) -> npt.NDArray[np.uint8]:
 
 
 def save_to_go_on(folder: Path, file: Path) -> Run:
-    """Save the newest checkpoint to a file that a training goes on from; return that training.
+    """Save the newest checkpoint to a file to continue from; return the run that continues.
 
-    Left out are the replay, copies of the network and the best network so far. A QuarlError where
-    there is no checkpoint, or too much of it.
+    The replay, copies of the network and the best network are left out. A QuarlError where there is
+    no checkpoint, or where it is too large.
     """
     found = load_newest(folder)
     if found is None:
         raise QuarlError(
-            "This run has no checkpoint: it is not begun, or finished, and --from takes its id. "
+            "This run has no checkpoint: it is not begun, or is finished and --from takes its id. "
             f"Received: folder={str(folder)!r}"
         )
     arrays, state = found
     out = {name for name in arrays if name.startswith(("replay/", "best/"))}
-    out |= set(state.get("copies", ()))  # Earlier versions did not tell.
+    out |= set(state.get("copies", ()))  # Earlier versions lack this.
     kept = {name: array for name, array in arrays.items() if name not in out}
     state |= {"best": [float("-inf"), state["step"]], "lacking": sorted(out)}
     with atomic_path(file) as temporary:
@@ -68,7 +68,7 @@ def save_to_go_on(folder: Path, file: Path) -> Run:
             np.savez_compressed(target, **kept, **{_STATE: _text(state)})  # type: ignore[arg-type]
         if (size := temporary.stat().st_size) > LIMIT:
             raise QuarlError(
-                f"What is to be saved is larger than {LIMIT:,} bytes; copy the run folder instead. "
+                f"The checkpoint is larger than {LIMIT:,} bytes; copy the run folder instead. "
                 f"Received: bytes={size:,}"
             )
     run = Run.from_dict(state["run"])
@@ -76,7 +76,7 @@ def save_to_go_on(folder: Path, file: Path) -> Run:
 
 
 def load_to_go_on(file: Path) -> tuple[dict[str, npt.NDArray[Any]], Any]:
-    """Return arrays and state of a saved checkpoint; a QuarlError if it is none or damaged."""
+    """Return arrays and state of a checkpoint saved to continue from; else a QuarlError."""
     found = load(file)
     if found is None or "lacking" not in found[1]:
         raise QuarlError(
@@ -87,7 +87,7 @@ def load_to_go_on(file: Path) -> tuple[dict[str, npt.NDArray[Any]], Any]:
 
 
 def going_on(file: Path, run: Run, preset: Preset) -> Run:
-    """Return a run that goes on where another was saved; a QuarlError if with other settings."""
+    """Return the run that continues a saved one; a QuarlError if settings differ."""
     _, state = load_to_go_on(file)
     origin = Origin(Run.from_dict(state["run"]), sha256(file), state["step"], str(file))
     found = replace(run, origin=origin)
@@ -96,15 +96,15 @@ def going_on(file: Path, run: Run, preset: Preset) -> Run:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
-    """Return arrays and state of the newest checkpoint that is not damaged, or None."""
+    """Return arrays and state of the newest undamaged checkpoint, or None."""
     return next(filter(None, map(load, _newest_first(folder))), None)
 
 
 def load(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
-    """Return arrays and state of a checkpoint, or None if it is damaged or not there."""
+    """Return arrays and state of a checkpoint, or None if it is damaged or missing."""
     try:
         with zipfile.ZipFile(path) as archive:
-            # NumPy reads as far as an array's header says; the checksum is at the very end.
+            # NumPy may stop reading before the checksum at the end of a member.
             if archive.testzip() is not None:
                 return None
         with np.load(path) as file:

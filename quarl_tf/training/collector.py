@@ -1,4 +1,4 @@
-"""What a training learns from: its agent's steps in a vector of environments."""
+"""Collect experience: the agent's steps in a vector of environments."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _RECENT_EPISODES = 20
 
 
 class Collector:
-    """Lets an agent act tick by tick, and counts steps, episodes and returns."""
+    """Steps an agent through environments; counts steps, episodes and returns."""
 
     def __init__(self, agent: Agent, env_id: str, preset: Preset, seed: int) -> None:
         self.envs = environments.make_vector(env_id, preset.num_envs, training=True)
-        #: Steps of the environments so far, over all of them.
+        #: Steps so far, the sum over all environments.
         self.step = 0
         self.episodes = 0
         #: Returns of the latest episodes.
@@ -32,7 +32,7 @@ class Collector:
         self._running = np.zeros(preset.num_envs)
 
     def restart(self) -> None:
-        """Begin fresh episodes, on seeds that follow from the step."""
+        """Start new episodes, with seeds that follow from the step."""
         seed = environment_seed(self._seed, "training", self.step)
         self.observations, _ = self.envs.reset(seed=seed)
         self._ticks = ticks(self.envs, self._act, self.observations)
@@ -42,17 +42,17 @@ class Collector:
         return self._agent.act(observations, self.step / self._steps)
 
     def tick(self) -> None:
-        """Let the agent act once in every environment and see what comes of it."""
+        """Let the agent act once in every environment and observe the results."""
         tick = next(self._ticks)
         self._agent.observe(tick)
         self._actions, self.observations = tick.actions, tick.following
-        # Atari: an episode is a life with clipped rewards; what is reported is the game's score.
+        # In Atari an episode is a life with clipped rewards; the score of the game is reported.
         self._running += tick.info.get(environments.RAW_REWARD, tick.rewards)
         over = tick.info.get(environments.GAME_OVER, tick.done)
         self.recent.extend(self._running[over].tolist())
         self.episodes += int(np.count_nonzero(over))
         self._running[over] = 0.0
-        # A reset is no step of the environment.
+        # Ticks that only reset are no steps.
         self.step += int(np.count_nonzero(tick.starts))
 
     def mean_return(self) -> float | None:
@@ -60,21 +60,20 @@ class Collector:
         return float(np.mean(self.recent)) if self.recent else None
 
     def require_finite_returns(self) -> None:
-        """Refuse rewards that are not finite, where they are not the answer to such actions."""
-        # A network that has diverged may ask for actions that are answered by such rewards.
+        """Refuse rewards that are not finite (QuarlError), unless the actions are not either."""
         if np.isfinite(self._actions).all():
             for episode_return in (*self.recent, *self._running.tolist()):
                 environments.require_finite(episode_return, f"step={self.step}")
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: counts and returns; the episodes under way are lost."""
+        """Return the state for a checkpoint, without the current episodes."""
         state = {"step": self.step, "recent": list(self.recent), "episodes": self.episodes}
         if isinstance(self.envs.unwrapped, environments.Rising):
             state["task"] = self.envs.unwrapped.training_state()
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take `state` back; `restart` goes on."""
+        """Restore `state`; `restart` must follow."""
         self.step, self.episodes = state["step"], state["episodes"]
         self.recent.extend(state["recent"])
         if isinstance(self.envs.unwrapped, environments.Rising):

@@ -1,4 +1,4 @@
-"""The curves of a training, as `progress.csv` and for TensorBoard."""
+"""Curves of a training, as `progress.csv` and for TensorBoard."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from quarl_tf.foundation.keras import tf
 
 
 class Progress:
-    """Keeps a row for each point of the curves; each row added writes the files."""
+    """Keeps one row per point of the curves, and writes the files with each new row."""
 
     def __init__(self, folder: Path) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -18,7 +18,7 @@ class Progress:
         self._writer: Any = None
 
     def start(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write TensorBoard's curves anew: a killed training may have gone further."""
+        """Rewrite TensorBoard's curves: a killed training may have gone further."""
         self.rows = [*rows]
         board = self._folder / "tensorboard"
         for stale in board.glob("*"):
@@ -28,7 +28,7 @@ class Progress:
             self._to_board(row)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Add a row: its `step`, and values by name, None where there is none."""
+        """Add a row: its `step` and values by name, None if missing."""
         self.rows.append(row)
         self._to_board(row)
         write_csv(self._folder / "progress.csv", self.rows)

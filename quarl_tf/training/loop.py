@@ -1,16 +1,16 @@
 """Train one run: act and learn, keep the best network, resume exactly.
 
-Exact resume by construction: at every checkpoint all environments start fresh episodes with seeds
-derived from the run's seed and the step, in an uninterrupted run as well. So nothing of an
-environment's inner state has to be saved, and a run that was killed anywhere and resumed ends with
-the same network, bit for bit, as one that was not: on the same machine and, for images, on as many
-threads, which convolutions add up their gradients by.
+At every checkpoint all environments start new episodes, with seeds that follow from the run's seed
+and the step, in an uninterrupted run as well. So no state of an environment has to be saved, and a
+killed and resumed run ends with the same network as an uninterrupted one, bit for bit, on the same
+machine and, for images, with as many threads, which affect the sums of gradients.
 """
 
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,23 @@ from quarl_tf.training import checkpoint, rollout
 from quarl_tf.training.collector import Collector
 from quarl_tf.training.curves import Progress
 
-#: Observations kept to calibrate int8 activations with.
+#: Observations kept for the calibration of int8 activations.
 CALIBRATION_OBSERVATIONS = 2000
 
 
 def train(
     workspace: Workspace, run: Run, update: Update, preset: presets.Preset | None = None
 ) -> TrainingRecord:
-    """Train a run, or go on where it was; a finished run is returned as it stands.
+    """Train a run, resume it, or return the record of a finished run.
 
-    Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/`, and last of all
-    `training.json`, which says that the run is finished; its checkpoints are deleted then.
-    A `preset` has the run's overrides in it; without one it is the package's.
+    Writes `network.npz`, `calibration.npz`, `progress.csv`, `tensorboard/` and, last of all,
+    `training.json`, which marks the run as finished; then deletes its checkpoints. A `preset`
+    includes the run's overrides; without one the package's is used.
 
     Raises:
         UsageError: The environment, preset or an override does not fit.
-        QuarlError: The folder cannot be written, is of other settings, is in use, or has
-            flatbuffers of an earlier training.
+        QuarlError: The folder is not writable, is in use, or has other settings or flatbuffers of
+            an earlier training.
     """
     folder = workspace.run_dir(run.run_id)
     preset = preset or presets.load(run.algo, run.env_id, run.overrides)
@@ -69,13 +69,13 @@ def train(
         training.start_from(workspace, run.origin)
     busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
     with locked(folder, busy):
-        # Another process may have finished it while this one was building.
+        # Another process may have finished it in the meantime.
         return finished_training(workspace, run, preset) or training.complete(update)
 
 
 @dataclass
 class _Best:
-    """The best network so far by greedy return on selection seeds; later wins a tie."""
+    """The network with the best greedy return on selection seeds, the latest of equal ones."""
 
     weights: networks.Weights
     score: float = float("-inf")
@@ -86,7 +86,7 @@ class _Training:
     """The state of one training between bursts."""
 
     def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
-        #: Of all parts. Now: commits made while it trains are not what it runs.
+        #: Of every session that trained the run. Read now: the code may be changed meanwhile.
         self._origins: dict[str, list[str]] = {
             "commits": [provenance.source_commit() or "unknown"],
             "sources": [provenance.sources()],
@@ -95,12 +95,13 @@ class _Training:
         self._folder, self._run, self._preset = folder, run, preset
         self._checkpoints = checkpoint_dir(folder)
         spec = environments.env_spec(run.env_id)
-        #: Of earlier parts, as far as this one goes on from them.
+        #: Of earlier sessions, up to the checkpoint that this one resumes.
         self._seconds = 0.0
         self._started = time.monotonic()
         self._schedule = None if run.quantization is None else run.quantization.schedule
+        # A plain training does not load the second Keras that this needs.
+        self._qat: Any = self._schedule and import_module("quarl_tf.quantization.qat")
         self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
-        #: On which side of the delay it is.
         self._quantized = False
         self._spec = spec
         self._take_snapshot()
@@ -108,18 +109,18 @@ class _Training:
         self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
         self._progress = Progress(folder)
         self.best = _Best(networks.weights(self.agent.network))
-        #: Of the distributions on the states of the latest greedy episodes.
+        #: Of the action distributions in the latest greedy episodes.
         self._variances: list[Floats] = []
 
     @property
     def step(self) -> int:
-        """How many steps of the environments are done."""
+        """Finished steps of the environments."""
         return self.collector.step
 
     def _take_snapshot(self) -> None:
-        """Make ready to play by the network as it is exported, in float32.
+        """Prepare greedy play by the network as it is exported, in float32.
 
-        On the grids of few bits a sum in bfloat16 often takes another code than in float32.
+        On grids of few bits, sums in bfloat16 often round to another code than in float32.
         """
         run, preset, network = self._run, self._preset, self.agent.network
         if preset.precision != "float32":
@@ -130,14 +131,14 @@ class _Training:
         self._snapshot = Snapshot(networks.acting(network, self._spec))
 
     def complete(self, update: Update) -> TrainingRecord:
-        """Train to the end, and write what came of it."""
+        """Train to the end, and write the results."""
         folder, preset = self._folder, self._preset
         self.resume()
         while self.step < preset.steps and not self._solved:
             self.burst()
             update(self.step, preset.steps, self.note())
         best = self.best
-        self.agent.forget()  # What calibrates takes memory, too.
+        self.agent.forget()  # The calibration needs memory, too.
         networks.set_weights(self.agent.network, best.weights)
         observations = self.greedy("calibration", CALIBRATION_OBSERVATIONS).observations
         networks.save_weights(folder / "network.npz", best.weights)
@@ -160,12 +161,12 @@ class _Training:
 
     @property
     def _solved(self) -> bool:
-        """Whether the return is reached that was asked for."""
+        """Whether the return that ends the training early is reached."""
         until, ready = self._preset.until, self._schedule is None or self._quantized
         return ready and until is not None and self.best.score >= until
 
     def start_from(self, workspace: Workspace, origin: Origin) -> None:
-        """Begin with the network of another training; a QuarlError where it is another by now."""
+        """Start from the network of another run; a QuarlError if it has changed."""
         name = origin.run.run_id
         if starting_from(workspace, name, self._run, self._preset) != self._run:
             raise QuarlError(
@@ -181,7 +182,7 @@ class _Training:
         self.best = _Best(networks.weights(self.agent.network))
 
     def resume(self) -> None:
-        """Go on from the newest good checkpoint, or from where it was saved; episodes are fresh."""
+        """Resume from the newest good checkpoint or the saved one; start new episodes."""
         found, origin = checkpoint.load_newest(self._checkpoints), self._run.origin
         if found is None and origin is not None and origin.step:
             found = checkpoint.load_to_go_on(Path(origin.file))
@@ -192,18 +193,18 @@ class _Training:
                 rows = self._restore(*found)
             except (KeyError, ValueError) as error:
                 raise QuarlError(
-                    "Another version of this program wrote the checkpoints; go on with that one, "
+                    "Another version of this program wrote the checkpoints; continue with it, "
                     "or delete the run folder and train again. Received: "
                     f"{str(self._checkpoints)!r} ({type(error).__name__}: {one_line(error)})"
                 ) from error
-        # The first file: a folder that cannot be written is found before anything is computed.
+        # Written first, so that an unwritable folder is refused before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
         write_json(self._folder / "run.json", description)
         self._progress.start(rows)
         self.collector.restart()
 
     def _restore(self, arrays: agents.Arrays, state: Any) -> Any:
-        """Take the state of a checkpoint; return its rows of progress."""
+        """Restore a checkpoint; return its rows of progress."""
         if state["quantized"]:
             self._quantize()
         if "lacking" in state:
@@ -220,7 +221,7 @@ class _Training:
         return state["rows"]
 
     def burst(self) -> None:
-        """Act for `train_frequency` steps, learn once, then do what has come due."""
+        """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""
         schedule = self._schedule
         if schedule is not None and self.step >= schedule.delay and not self._quantized:
             self._start_quantization(schedule.delay)
@@ -230,7 +231,7 @@ class _Training:
         metrics = self.agent.learn(self.collector.observations)
         self._require_finite_loss(metrics.get("loss", 0.0))
         if schedule is not None and schedule.ranges == "following" and self._quantized:
-            # Target networks get them by their updates: with the weights, or (DDPG) at once.
+            # Updates of target networks copy the grids, with the weights or (DDPG) every time.
             self._freeze_ranges()
         if self._due(before, self._preset.evaluation_every):
             self._variances.clear()
@@ -246,30 +247,24 @@ class _Training:
             self._checkpoint()
 
     def _start_quantization(self, delay: int) -> None:
-        """Quantise from now on; what was best before was another, unquantised network."""
-        from quarl_tf.quantization import qat  # `watching` has loaded it.
-
-        qat.require_watched(self.agent.network, delay)
+        """Quantise from now on; the best network so far does not count, it is not quantised."""
+        self._qat.require_watched(self.agent.network, delay)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _Best(networks.weights(self.agent.network))
 
     def _quantize(self) -> None:
-        """Go on with the quantised network; its grids are still to be set."""
-        from quarl_tf.quantization import qat
-
-        self.agent.change_network(qat.quantized)
+        """Continue with the quantised network, whose grids are set later."""
+        self.agent.change_network(self._qat.quantized)
         self._quantized = True
         self._take_snapshot()
 
     def _freeze_ranges(self, copies: Sequence[keras.Model] = ()) -> None:
-        from quarl_tf.quantization import qat
-
-        qat.freeze(self.agent.network, copies)
+        self._qat.freeze(self.agent.network, copies)
         self.agent.refresh()
 
     def greedy(self, purpose: str, keep: int = 0) -> rollout.Rollout:
-        """Play a greedy episode in every trial environment, on the seeds of a purpose."""
+        """Play a greedy episode in every trial environment, with seeds by purpose and step."""
         seed = environment_seed(self._run.seed, purpose, self.step)
         if self._exported is not self.agent.network:
             networks.set_weights(self._exported, networks.weights(self.agent.network))
@@ -287,16 +282,15 @@ class _Training:
         return rollout.rollout(self._trial_envs, act, seed, keep)
 
     def note(self) -> str:
-        """Say how training goes."""
+        """Return the progress in a few words."""
         mean = self.collector.mean_return()
         best = f", best greedy {self.best.score:.1f}" if self.best.step else ""
         return "" if mean is None else f"return {mean:.1f}{best}"
 
     def _require_finite_loss(self, loss: float) -> None:
-        if math.isfinite(loss):
-            return
-        self.collector.require_finite_returns()
-        raise self._diverged(f"loss={loss}")
+        if not math.isfinite(loss):
+            self.collector.require_finite_returns()
+            raise self._diverged(f"loss={loss}")
 
     def _diverged(self, received: str) -> QuarlError:
         return QuarlError(
@@ -305,7 +299,7 @@ class _Training:
         )
 
     def _due(self, before: int, every: int) -> bool:
-        """Tell whether a multiple of `every`, or the end, lies in the burst just done."""
+        """Tell whether a multiple of `every`, or the end, lies in the last burst."""
         return self.step // every > before // every or self.step >= self._preset.steps
 
     def _checkpoint(self) -> None:

@@ -1,6 +1,6 @@
-"""Greedy rollouts of a network in a vector environment: to choose networks and to calibrate.
+"""Greedy rollouts of a network in a vector environment, to select networks and to calibrate.
 
-These rollouts use seeds of their own (`seeding.environment_seed`), never evaluation seeds.
+Their seeds (`seeding.environment_seed`) are never evaluation seeds.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ import numpy.typing as npt
 from quarl_tf import environments
 from quarl_tf.environments.acting import ticks
 
-#: Observations [num_envs, ...], and whether each is of an episode that still counts, to actions.
+#: Maps observations [num_envs, ...], and whether each one's episode is unfinished, to actions.
 Act = Callable[[npt.NDArray[Any], npt.NDArray[np.bool_]], npt.NDArray[Any]]
 
 
 class Rollout(NamedTuple):
-    """Whole episodes: their returns, and observations acted on in them."""
+    """Returns of whole episodes, and observations from them."""
 
     returns: list[float]
     observations: npt.NDArray[Any]
@@ -27,9 +27,9 @@ class Rollout(NamedTuple):
 def rollout(
     envs: gym.vector.VectorEnv[Any, Any, Any], act: Act, seed: int, keep: int = 0
 ) -> Rollout:
-    """Play one episode to its end in every environment; return at most `keep` observations.
+    """Play one episode in every environment; return at most `keep` observations.
 
-    One each: as many as finish first would count short episodes more often than long ones.
+    One each, since the episodes that finish first would over-represent short ones.
     """
     observations, _ = envs.reset(seed=seed)
     playing = np.ones(envs.num_envs, np.bool_)
@@ -49,13 +49,11 @@ def rollout(
 
 
 class _Thinned:
-    """Keeps part of what it is given.
+    """Keeps at most `most` of the observations it is given.
 
-    Those in which a feature is smallest or largest (up to a quarter of what is kept), half from the
-    beginning, the others evenly spread over the rest.
-
-    A trained policy spends most of its time near where it wants to be; the way there, where
-    observations are largest, is short.
+    These are the observations with the smallest or largest value of a feature (up to a quarter),
+    half of all from the beginning, and others evenly spread over the rest. A trained policy spends
+    most time near its goal; the way there, with the largest observations, is short.
     """
 
     def __init__(self, most: int) -> None:
@@ -97,7 +95,7 @@ def _count(batches: list[npt.NDArray[Any]]) -> int:
 
 
 def thin(observations: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
-    """Keep at most `most` observations, evenly spread."""
+    """Return at most `most` of the observations, evenly spread."""
     if len(observations) <= most:
         return observations
     index = np.linspace(0, len(observations) - 1, most).astype(np.int64)

@@ -102,7 +102,7 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     begun.resume()
     assert begun.step == state["step"]
     start = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
-    teacher = networks.weights(begun.agent.teacher.network)
+    teacher = networks.weights(begun.agent.teacher)
     for name, value in start.items():
         np.testing.assert_array_equal(teacher[name], value)
         np.testing.assert_array_equal(arrays[f"teacher/{name}"], value)

@@ -1,18 +1,13 @@
-"""Quantisation-aware training: watched until the delay, quantised on frozen grids from then on."""
-
-from __future__ import annotations
+"""Quantisation-aware training: watched until the delay, then quantised on frozen grids."""
 
 import copy
-import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
-from samples import Patch, products, refused, silent
+from samples import Patch, refused, silent
 
 from quarl_tf import agents, networks, presets
 from quarl_tf.agents.distributions import Categorical
@@ -23,8 +18,9 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design, actor_factory, inference, policy_factory
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.quantization import qat, watching
-from quarl_tf.quantization.fake_quantizer import FakeQuantizer, Watcher
+from quarl_tf.quantization.fake_quantizer import FakeQuantizer
 from quarl_tf.quantization.grid import grid_between, snap
+from quarl_tf.quantization.layers import WatchedLayer
 from quarl_tf.spec import QatSchedule, Quantization, Run, TensorFormat
 from quarl_tf.spec.architectures import Architecture, Convolution
 from quarl_tf.store.workspace import Workspace
@@ -49,7 +45,7 @@ class Quantized:
         self.variables = quantizer.build(shape, "x", layer)
         self.variables |= quantizer.build_stretch(shape, "x", layer)
 
-    def freeze(self, low: Any, high: Any) -> Quantized:
+    def freeze(self, low: Any, high: Any) -> Self:
         self.quantizer.freeze(self.variables, np.float32(low), np.float32(high))
         return self
 
@@ -57,8 +53,12 @@ class Quantized:
         return np.asarray(self.quantizer(tf.convert_to_tensor(values), True, self.variables))
 
     @property
+    def values(self) -> dict[str, np.ndarray]:
+        return {name: variable.numpy() for name, variable in self.variables.items()}
+
+    @property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.variables["low"].numpy(), self.variables["high"].numpy()
+        return self.values["low"], self.values["high"]
 
     def gradients(self, values: np.ndarray, upstream: np.ndarray, *of: Any) -> list[np.ndarray]:
         inputs = tf.constant(values)
@@ -68,9 +68,10 @@ class Quantized:
         return [np.asarray(g) for g in tape.gradient(loss, [inputs, *of])]
 
 
-def activation(form: TensorFormat, low: float, high: float, **options: Any) -> Quantized:
-    """Return the quantiser of five features that reached from low to high."""
-    limit = options.pop("limit", float("inf"))
+def activation(
+    form: TensorFormat, low: float, high: float, limit: float = np.inf, **options: Any
+) -> Quantized:
+    """Return the quantiser of five features with a range."""
     quantizer = FakeQuantizer(form, schedule(**options), limit=limit)
     return Quantized(quantizer, (None, 5)).freeze(low, high)
 
@@ -92,25 +93,23 @@ BATCHES = [np.float32([[1, -1, 3]]), np.float32([[5, -2, 0]]), np.float32([[0, 0
 
 
 def watched_ends(ranges: str, *batches: np.ndarray, training: bool = True) -> list[float]:
-    watcher = Watcher(ranges)
-    variables = watcher.build(None, "x", keras.layers.Layer())
+    layer = WatchedLayer(keras.layers.Activation("linear"), {}, ranges)
     for batch in batches:
-        tensor = tf.constant(batch)
-        assert watcher(tensor, training, variables) is tensor
-    return [float(variables[end]) for end in ("low", "high")]
+        np.testing.assert_array_equal(layer(batch, training=training), batch)
+    return [float(layer.seen[end]) for end in ("low", "high")]
 
 
 @pytest.mark.parametrize(
     ("ranges", "low", "high"),
     [
         ("extremes", -2, 5),
-        # The first batch's, then 99 parts of what was with one of what is.
+        # The first batch's; then 0.99 of the previous value and 0.01 of the batch's.
         ("moving_average", 0.99 * (0.99 * -1 + 0.01 * -2), 0.99 * (0.99 * 3 + 0.01 * 5) + 0.01),
     ],
 )
 def test_ranges_by_hand(ranges: str, low: float, high: float) -> None:
     assert watched_ends(ranges, *BATCHES) == pytest.approx([low, high], rel=1e-6)
-    # As they were made: nothing lies between them.
+    # Initial values: nothing was seen.
     assert watched_ends(ranges, *BATCHES, training=False) == [1, -1]
 
 
@@ -125,34 +124,26 @@ KINDS = {"nearest": {}, "floor": {"rounding": "floor", "step": "paper"}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("low", "high"), [(2, 5), (-5, -2), (-1, 3), (-0.037, 8.1), (0, 0)])
 @pytest.mark.parametrize("bits", BITS)
-def test_grids_hold_0_exactly(bits: int, low: float, high: float, kind: str) -> None:
-    form = TensorFormat(bits=bits, **KINDS[kind])
-    quantized = activation(form, low, high)
-    ends = quantized.ends
-    assert ends[0] <= 0 <= ends[1]
-    assert not quantized(np.zeros((1, 5), np.float32)).any()
-    if low or high:
-        step = (ends[1] - ends[0]) / form.steps
-        np.testing.assert_allclose(ends, (min(low, 0), max(high, 0)), atol=float(step))
-
-
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(("low", "high"), [(-1.3, 2.9), (0, 0.007), (-600, 11)])
-def test_quantised_values_are_those_of_numpy_bit_for_bit(
-    bits: int, low: float, high: float
+@pytest.mark.parametrize(
+    ("low", "high"), [(-1.3, 2.9), (0, 0.007), (-600, 11), (2, 5), (-5, -2), (0, 0)]
+)
+def test_quantised_values_are_those_of_numpy_bit_for_bit_and_0_stays(
+    low: float, high: float, bits: int, kind: str
 ) -> None:
-    values = np.random.default_rng(0).uniform(2 * low, 2 * high, (200, 5)).astype(np.float32)
-    for kind in KINDS.values():
-        form = TensorFormat(bits=bits, **kind)
-        quantized = activation(form, low, high)
-        grid = quantized.quantizer.grid({k: v.numpy() for k, v in quantized.variables.items()})
-        np.testing.assert_array_equal(quantized(values), snap(values, grid, form))
-        spelled_out = quantized.quantizer.exported(tf.constant(values), grid)
-        np.testing.assert_array_equal(quantized(values), spelled_out)
-        in_half = quantized.quantizer(tf.constant(values, tf.bfloat16), False, quantized.variables)
-        assert in_half.dtype == tf.bfloat16
+    random, form = np.random.default_rng(0), TensorFormat(bits=bits, **KINDS[kind])
+    values = random.uniform(2 * min(low, 0), 2 * max(high, 0), (200, 5)).astype(np.float32)
+    values[0] = 0
+    quantized = activation(form, low, high)
+    grid = quantized.quantizer.grid(quantized.values)
+    found = quantized(values)
+    assert not found[0].any()
+    np.testing.assert_array_equal(found, snap(values, grid, form))
+    np.testing.assert_array_equal(found, quantized.quantizer.exported(tf.constant(values), grid))
+    if low or high:
+        np.testing.assert_allclose(quantized.ends, (min(low, 0), max(high, 0)), atol=grid.step)
+    half = tf.constant(values, tf.bfloat16)
+    assert quantized.quantizer(half, False, quantized.variables).dtype == tf.bfloat16
 
 
 def test_pre_activations_of_tanh_end_where_its_table_does() -> None:
@@ -223,7 +214,7 @@ def test_a_learned_step_stretches_the_range_and_keeps_0() -> None:
     quantized.variables["log_stretch"].assign(np.log(np.float32(2)))
     values = np.float32([[-20, -2.9, 0.9, 1.1, 20]])
     np.testing.assert_allclose(quantized(values), [[-8, -2, 0, 2, 6]], rtol=1e-6)
-    grid = quantized.quantizer.grid({k: v.numpy() for k, v in quantized.variables.items()})
+    grid = quantized.quantizer.grid(quantized.values)
     np.testing.assert_allclose(grid, (-8, 6, 2), rtol=1e-6)
 
 
@@ -267,8 +258,8 @@ def test_a_watched_network_is_the_plain_one(name: str, options: dict[str, Any]) 
         np.testing.assert_array_equal(found, plain(observations).numpy())
     named = networks.weights(network)
     assert len(named) == len(network.variables)  # No two have the same name.
-    for variable, value in networks.weights(plain).items():
-        np.testing.assert_array_equal(named[variable], value)
+    of_plain = networks.weights(plain)
+    np.testing.assert_equal({name: named[name] for name in of_plain}, of_plain)
 
     def gradients(model: keras.Model) -> dict[str, np.ndarray]:
         with tf.GradientTape() as tape:
@@ -277,37 +268,34 @@ def test_a_watched_network_is_the_plain_one(name: str, options: dict[str, Any]) 
         found = tape.gradient(loss, variables)
         return {v.name: g.numpy() for v, g in zip(variables, found, strict=True)}
 
-    of_plain, of_network = gradients(plain), gradients(network)
-    for variable, gradient in of_network.items():
-        np.testing.assert_array_equal(gradient, of_plain.get(variable, 0))
-    assert of_plain.keys() == {name for name in of_network if "log_stretch" not in name}
+    found = gradients(network)
+    stretches = {name: found.pop(name) for name in [*found] if "log_stretch" in name}
+    assert not any(value.any() for value in stretches.values())
+    np.testing.assert_equal(found, gradients(plain))
 
 
 def layers_of(network: keras.Model, name: str) -> dict[str, np.ndarray]:
-    """Return what every quantised layer puts out."""
+    """Return the output of every quantised layer."""
     layers = qat.quantized_layers(network)
     model = keras.Model(network.input, [layer.output for layer in layers])
     outputs = model(seen(name, 2000))
     return {layer.name: out.numpy() for layer, out in zip(layers, outputs, strict=True)}
 
 
+MLP = {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 7}
+#: The inputs of a tanh are indices into a table of 8 bits.
+TANH = MLP | {"hidden_0": 8, "hidden_0_tanh": 5, "hidden_1": 8, "hidden_1_tanh": 5}
+CONVOLUTIONAL = {"byte_scaling": 7, "convolution_0": 5, "convolution_1": 5, "hidden_0": 5}
+
+
 @pytest.mark.parametrize(
     ("name", "widths"),
     [
-        ("relu", {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 7}),
-        # What feeds a tanh is an index into a table of 8 bits.
-        (
-            "tanh",
-            {"normalizer": 7, "hidden_0": 8, "hidden_0_tanh": 5}
-            | {"hidden_1": 8, "hidden_1_tanh": 5, "head": 7},
-        ),
-        # The value of a dueling network stays in float.
-        ("dueling", {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 7}),
-        ("deterministic", {"normalizer": 7, "hidden_0": 5, "hidden_1": 5, "head": 8, "squash": 7}),
-        (
-            "images",
-            {"byte_scaling": 7, "convolution_0": 5, "convolution_1": 5, "hidden_0": 5, "head": 7},
-        ),
+        ("relu", MLP),
+        ("tanh", TANH),
+        ("dueling", MLP),  # Its value stays in float.
+        ("deterministic", MLP | {"head": 8, "squash": 7}),
+        ("images", CONVOLUTIONAL | {"head": 7}),
     ],
 )
 def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) -> None:
@@ -317,17 +305,15 @@ def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) ->
     assert counts.keys() == widths.keys()
     for layer, width in widths.items():
         assert 2 ** (width - 1) - 2 < counts[layer] <= 2**width
-    grids = {
-        layer.name: layer.grid("kernel")
+    kernels = [
+        (layer.name, layer.grid("kernel").high.shape)
         for layer in qat.quantized_layers(network)
         if "kernel" in layer.quantizers
-    }
-    for layer, grid in grids.items():
-        channels = {"convolution_0": (4,), "convolution_1": (8,)}.get(layer, ())
-        assert grid.high.shape == channels
-    assert qat.kernel_grids(network) == [
-        (7 if layer == "head" else 5, layer.startswith("conv")) for layer in grids
     ]
+    channels = {"convolution_0": (4,), "convolution_1": (8,)}
+    assert dict(kernels) == {layer: channels.get(layer, ()) for layer, _ in kernels}
+    expected = [(7 if layer == "head" else 5, layer in channels) for layer, _ in kernels]
+    assert qat.kernel_grids(network) == expected
 
 
 def test_single_layers_may_have_bits_of_their_own() -> None:
@@ -345,18 +331,11 @@ def test_dense_kernels_have_a_grid_per_output_if_asked_for() -> None:
     assert shapes == [(16,), (16,), (3,)]
 
 
+#: The first two are tried with every network.
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"bits": 2},
-    {"bits": 8},
-    {"edge_bits": 3},
-    {"rule": "paper"},
-    {"ranges": "percentile"},
-    {"ranges": "following"},
-    {"gradient": "clipped"},
-    {"per_channel": True},
-    {"learned_steps": True},
-    {"learned_steps": True, "per_channel": True, "bits": 8},
+    *({}, {"bits": 2}, {"bits": 8}, {"edge_bits": 3}, {"rule": "paper"}, {"ranges": "percentile"}),
+    *({"ranges": "following"}, {"gradient": "clipped"}, {"per_channel": True}),
+    *({"learned_steps": True}, {"learned_steps": True, "per_channel": True, "bits": 8}),
 ]
 
 
@@ -383,8 +362,8 @@ def test_every_way_of_computing_a_quantised_network_is_the_same(
         ways.append(inference.forward(network))  # By XLA.
     for way in ways:
         off = np.abs(way(observations) - in_tensorflow) / step
-        # Sums in another order take the other one of two codes where they lie between them, which
-        # by the published rule is on every code.
+        # Sums in another order may round to the other one of two codes if they lie halfway between
+        # them, which by the published rule they do at every code.
         assert (off > 1e-3).mean() < 0.03
         assert off.max() < 10 or "rule" in options
 
@@ -396,7 +375,7 @@ def test_a_following_range_grows_with_the_next_freeze() -> None:
     values = network(far, training=True).numpy()
     assert qat.head_step(network) == before
     qat.freeze(network)
-    # A hundredth of the way, which is as far again.
+    # It moved a hundredth of the way to a range 100 times as wide.
     assert qat.head_step(network) > before
     assert not np.array_equal(network(far), values)
     still = frozen("relu", aware(8))
@@ -457,15 +436,8 @@ def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precisio
     assert len(np.unique(heads)) <= 2**8 < len(np.unique(values))
 
 
-_COMMON = {
-    "steps": 800,
-    "num_envs": 2,
-    "network": [8],
-    "train_frequency": 32,
-    "evaluation_every": 200,
-    "evaluation_episodes": 2,
-    "checkpoint_every": 200,
-}
+_COMMON: dict[str, Any] = {"steps": 800, "num_envs": 2, "network": [8], "train_frequency": 32}
+_COMMON |= {"evaluation_every": 200, "evaluation_episodes": 2, "checkpoint_every": 200}
 _OFF_POLICY = {"learning_starts": 64, "batch_size": 8, "gradient_steps": 2}
 _PPO = {"minibatch_size": 16, "epochs": 1}
 DELAY = 500
@@ -490,72 +462,25 @@ RUNS["following"] = at_delay(PLAIN["dqn"], ranges="following")
 PLAIN["learned"] = PLAIN["a2c"]
 RUNS["learned"] = at_delay(PLAIN["a2c"], learned_steps=True)
 
-#: Those that are trained to their end: A2C and PPO are of one class, a dueling network is a DQN's.
-WHOLE = ("dqn", "ddpg", "ppo", "following", "learned")
 
-
-class _CutError(Exception):
-    """Stands for a kill."""
-
-
-#: Steps after which a copy of a run's folder is kept: as if it had been killed there.
-CUTS = {"before": 450, "after": 700}
-
-Trained = Callable[[str], tuple[Workspace, Run]]
-
-
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Return a function that trains one of `RUNS`, once, and keeps what a kill would leave.
-
-    What is not one of `WHOLE` is trained no further than to the first such kill.
-    """
-    root = tmp_path_factory.mktemp("quantized")
-    done: dict[str, Workspace] = {}
-
-    def train(name: str) -> tuple[Workspace, Run]:
-        run = RUNS[name]
-        if name not in done:
-            workspace = Workspace(root / name / "whole")
-
-            def update(step: int, *_: Any) -> None:
-                for cut, after in CUTS.items():
-                    there = root / name / cut
-                    if step > after and not there.exists():
-                        shutil.copytree(workspace.root, there)
-                        if name not in WHOLE:
-                            raise _CutError
-
-            with nullcontext() if name in WHOLE else pytest.raises(_CutError):
-                loop.train(workspace, run, update)
-            done[name] = workspace
-        return done[name], run
-
-    return train
-
-
-def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], Any]:
-    found = checkpoint.load_newest(folder / "checkpoints")
-    assert found is not None
-    return found
+def begun(folder: Path, run: Run) -> Any:
+    state = loop._Training(folder, run, presets.load(run.algo, run.env_id, run.overrides))
+    state.resume()
+    return state
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_until_the_delay_training_is_the_plain_one(
-    name: str, quantized: Trained, tmp_path: Path
-) -> None:
-    workspace, run = quantized(name)
+def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) -> None:
+    def trained(run: Run) -> tuple[dict[str, np.ndarray], Any]:
+        state = begun(tmp_path / run.run_id, run)
+        while state.step <= 450:
+            state.burst()
+        found = checkpoint.load_newest(tmp_path / run.run_id / "checkpoints")
+        assert found is not None
+        return found
 
-    def cut(step: int, *_: Any) -> None:
-        if step > CUTS["before"]:
-            raise _CutError
-
-    with pytest.raises(_CutError):
-        loop.train(Workspace(tmp_path), PLAIN[name], cut)
-    plain, plain_state = load_checkpoint(Workspace(tmp_path).run_dir(PLAIN[name].run_id))
-    folder = workspace.root.parent / "before" / "runs" / run.run_id
-    aware_of, aware_state = load_checkpoint(folder)
-    assert 400 <= aware_state["step"] == plain_state["step"] < CUTS["before"]
+    (plain, plain_state), (aware_of, aware_state) = trained(PLAIN[name]), trained(RUNS[name])
+    assert 400 <= aware_state["step"] == plain_state["step"] < 450
     learned = [key for key in plain if not key.startswith("variable/")]
     assert any("kernel" in key for key in learned)
     assert aware_state.pop("run") != plain_state.pop("run")
@@ -564,58 +489,16 @@ def test_until_the_delay_training_is_the_plain_one(
     assert min(aware_state.pop("seconds"), plain_state.pop("seconds")) > 0
     for row in (*aware_state["rows"], *plain_state["rows"]):
         assert row.pop("seconds") > 0
-    assert aware_state == plain_state  # Losses, returns and draws among it.
-    for key in learned:
-        np.testing.assert_array_equal(aware_of[key], plain[key], err_msg=key)
-    # And all the others: targets, moments, critics, which ranges among them only displace.
+    assert aware_state == plain_state  # Including losses, returns and draws.
+    np.testing.assert_equal({key: aware_of[key] for key in learned}, {k: plain[k] for k in learned})
+    # Ranges shift the numbers of the other variables: targets, moments, critics.
     values = {array.tobytes() for key, array in aware_of.items() if key.startswith("variable/")}
     assert values >= {plain[key].tobytes() for key in plain.keys() - set(learned)}
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_training_killed_on_either_side_of_the_delay_ends_with_the_same_bytes(
-    name: str, cut: str, quantized: Trained, tmp_path: Path
-) -> None:
-    workspace, run = quantized(name)
-    shutil.copytree(workspace.root.parent / cut, tmp_path, dirs_exist_ok=True)
-    folder = Workspace(tmp_path).run_dir(run.run_id)
-    assert load_checkpoint(folder)[1]["quantized"] == (cut == "after")
-    loop.train(Workspace(tmp_path), run, silent)
-    assert products(Workspace(tmp_path).run_dir(run.run_id)) == products(
-        workspace.run_dir(run.run_id)
-    )
-
-
-def test_a_record_names_all_commits_and_processors_of_a_training(
-    tmp_path: Path, quantized: Trained, monkeypatch: Patch
-) -> None:
-    workspace, run = quantized("ppo")
-    shutil.copytree(workspace.root.parent / "after", tmp_path, dirs_exist_ok=True)
-    whole = loop.train(workspace, run, silent)
-    monkeypatch.setattr(loop.provenance, "source_commit", lambda: "fedcba987654")
-    monkeypatch.setattr(loop.provenance, "processor", lambda: "Beta with asimd")
-    resumed = loop.train(Workspace(tmp_path), run, silent)
-    assert resumed.commits == [*whole.commits, "fedcba987654"]
-    assert resumed.processors == [*whole.processors, "Beta with asimd"]
-
-
-@pytest.mark.parametrize("name", ["dqn", "ddpg", "ppo"])
-def test_grids_never_move_after_the_delay(name: str, tmp_path: Path) -> None:
-    state = just_quantised(tmp_path, RUNS[name])
-    then = networks.weights(state.agent.network)
-    for _ in range(3):
-        state.burst()
-    now = networks.weights(state.agent.network)
-    ends = [key for key in now if key.endswith(("_low:0", "_high:0"))]
-    assert len(ends) >= 2 * 5
-    for key in ends:
-        np.testing.assert_array_equal(now[key], then[key])
-    assert any(not np.array_equal(now[key], then[key]) for key in now if key.endswith("/kernel:0"))
-
-
-def test_grids_that_follow_are_those_of_the_network_that_is_kept(quantized: Trained) -> None:
-    workspace, run = quantized("following")
+def test_grids_that_follow_are_those_of_the_network_that_is_kept(tmp_path: Path) -> None:
+    workspace, run = Workspace(tmp_path), RUNS["following"]
+    loop.train(workspace, run, silent)
     kept = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
     kernels = [key for key in kept if key.endswith("/kernel:0")]
     assert len(kernels) == 2
@@ -646,27 +529,22 @@ def test_the_best_before_the_delay_is_forgotten(tmp_path: Path, monkeypatch: Pat
     assert not any("inf" in note for note in notes)
 
 
-#: What makes acting a function of the head: no noise, no exploration, one draw.
+#: Overrides by which acting depends on the head alone: no noise, no exploration, one draw.
 _CERTAIN = {"ddpg": {"noise": 0.0}, "dqn": {"exploration_final": 0.0}, "ppo": {}}
 
 
-def just_quantised(folder: Path, run: Run) -> loop._Training:
-    """Train until the network is quantised."""
-    state = loop._Training(folder, run, presets.load(run.algo, run.env_id, run.overrides))
-    state.resume()
-    while not state._quantized:
-        state.burst()
-    return state
-
-
 @pytest.mark.parametrize("name", _CERTAIN)
-def test_from_the_delay_on_the_quantised_network_acts(name: str, tmp_path: Path) -> None:
+def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
+    name: str, tmp_path: Path
+) -> None:
     overrides = {**PLAIN[name].overrides, **_CERTAIN[name], "evaluation_every": 800}
     run = replace(RUNS[name], overrides=overrides)
-    state = just_quantised(tmp_path, run)
+    state = begun(tmp_path, run)
+    while not state._quantized:
+        state.burst()
     network, preset = state.agent.network, state._preset
     assert DELAY < state.step < DELAY + 2 * preset.train_frequency + 1
-    # As many as it plays in.
+    # Batches as large as the number of environments.
     pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
     heads = np.stack([Snapshot(network)(pair) for pair in pairs])
     draws = copy.deepcopy(state.agent._explore)
@@ -680,18 +558,20 @@ def test_from_the_delay_on_the_quantised_network_acts(name: str, tmp_path: Path)
     }
     np.testing.assert_array_equal(acted, meant[name]())
     plain = agents.network_factory(run.algo, state._spec, preset, run.seed)()
-    now = networks.weights(network)
-    networks.set_weights(plain, {name: now[name] for name in networks.weights(plain)})
+    then = networks.weights(network)
+    networks.set_weights(plain, {name: then[name] for name in networks.weights(plain)})
     assert not np.array_equal(heads, [Snapshot(plain)(pair) for pair in pairs])
+    # Targets have the same grids, critics none, and the grids never move.
+    ends = [key for key in then if key.endswith(("_low:0", "_high:0"))]
+    assert len(ends) >= 2 * 5
+    grids = {key: then[key] for key in ends}
     for target in state.agent.targets:
-        for key, value in networks.weights(network).items():
-            if key.endswith(("_low:0", "_high:0")):
-                np.testing.assert_array_equal(networks.weights(target)[key], value)
-
-
-def test_no_critic_is_quantised(tmp_path: Path) -> None:
-    for name in ("ddpg", "ppo"):
-        agent: Any = just_quantised(tmp_path / name, RUNS[name]).agent
-        critic = agent._normalised[1] if name == "ddpg" else agent._model.value
-        assert qat.quantized_layers(agent.network)
-        assert not qat.quantized_layers(critic)
+        found = networks.weights(target)
+        np.testing.assert_equal({key: found[key] for key in ends}, grids)
+    critics = {"ddpg": lambda: state.agent._normalised[1], "ppo": lambda: state.agent._model.value}
+    assert name == "dqn" or not qat.quantized_layers(critics[name]())
+    for _ in range(3):
+        state.burst()
+    now = networks.weights(network)
+    np.testing.assert_equal({key: now[key] for key in ends}, grids)
+    assert any(not np.array_equal(now[key], then[key]) for key in now if key.endswith("/kernel:0"))

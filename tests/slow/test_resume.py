@@ -1,4 +1,4 @@
-"""A training that was cut off anywhere ends with the same bytes as one that was not."""
+"""An interrupted and resumed training ends with the same bytes as an uninterrupted one."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch, products
+from samples import Patch, products, silent
 
 from quarl_tf import agents, environments, networks, pipeline, presets
 from quarl_tf.environments import airnav, registry
@@ -29,34 +29,41 @@ _DQN_IMAGES = {**_IMAGES, "batch_size": 4, "gradient_steps": 1, "buffer_size": 1
 _PPO_IMAGES = {**_IMAGES, "minibatch_size": 16, "epochs": 1, "precision": "bfloat16"}
 
 
-_FEW_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
-_LATE = Quantization.from_mapping({"bits": 4, "delay": 350})
+def aware(delay: int, **options: Any) -> Quantization:
+    return Quantization.from_mapping({"bits": 4, "delay": delay, **options})
 
-#: Algorithm, environment, changes of the preset, of which environment that is, quantisation.
+
+_FEW_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
+
+#: Algorithm, environment, changes of the preset of another environment, and quantisation; the
+#: checkpoint that is resumed lies behind a delay of 100, before one of 350.
 KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
     "dqn": ("dqn", "CartPole-v1", {**_DQN, "dueling": True}, "CartPole-v1", None),
+    "dqn at 4 bits": ("dqn", "CartPole-v1", _DQN, "CartPole-v1", aware(350)),
     "dqn of images at 4 bits": ("dqn", BREAKOUT, {**_DQN, **_DQN_IMAGES}, BREAKOUT, _FEW_BITS),
     "dqn of a task that rises": ("dqn", "AirNav-v0", _DQN, "AirNav-v0", None),
     "dqn in float16": ("dqn", "CartPole-v1", {**_DQN, "precision": "float16"}, "CartPole-v1", None),
     "ppo of images": ("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}, BREAKOUT, None),
-    "a2c at 4 bits": ("a2c", "CartPole-v1", _A2C, "CartPole-v1", _LATE),
+    "a2c at 4 bits": ("a2c", "CartPole-v1", _A2C, "CartPole-v1", aware(350)),
     "continuous ppo": ("ppo", "Pendulum-v1", _PPO, "CartPole-v1", None),
+    "learned steps": ("ppo", "CartPole-v1", _PPO, "CartPole-v1", aware(100, learned_steps=True)),
     "ddpg": ("ddpg", "Pendulum-v1", _DDPG, "MountainCarContinuous-v0", None),
+    "ddpg at 4 bits": ("ddpg", "Pendulum-v1", _OFF_POLICY, "MountainCarContinuous-v0", aware(100)),
 }
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    # Games of 60 ticks.
+    # A game takes 60 ticks.
     monkeypatch.setitem(registry.find(BREAKOUT).kwargs, "max_num_frames_per_episode", 240)
-    # Zones rise within the training.
+    # The task becomes harder during the training.
     monkeypatch.setattr(airnav, "REACHED", 12.0)
     monkeypatch.setattr(airnav, "_SUCCESSES", 2)
     algo, env_id, changes, preset_of, quantization = KINDS[kind]
     preset = presets.load(algo, preset_of, {**_BRIEF, **changes})
     run = Run(algo, env_id, 3, {}, quantization)
     whole = cut_and_resumed(run, preset, tmp_path)
-    # All that can be learned has been.
+    # Every trainable variable has changed.
     factory = agents.network_factory(run.algo, environments.env_spec(run.env_id), preset, run.seed)
     learned = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
     for variable in factory().trainable_variables:
@@ -66,12 +73,11 @@ def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatc
 
 
 def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
-    """Train, whole and cut off after the last checkpoint; return where it is whole."""
+    """Train without and with an interruption after the last checkpoint; return the former."""
     whole, cut = Workspace(folder / "whole"), Workspace(folder / "cut")
 
     def keep(step: int, steps: int, _: str) -> None:
         if step >= steps:
-            # As a kill after the last checkpoint leaves it.
             shutil.copytree(whole.root, cut.root)
 
     train(whole, run, keep, preset)
@@ -82,18 +88,18 @@ def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
     return whole
 
 
-def test_a_resumed_training_is_held_to_where_it_began(tmp_path: Path) -> None:
+def test_a_resumed_distillation_depends_on_the_network_that_it_started_from(tmp_path: Path) -> None:
     changes = {**_BRIEF, **_DQN}
     first, there = Run("dqn", "CartPole-v1", 3, changes), Workspace(tmp_path / "whole")
-    train(there, first, lambda *_: None)
-    networks_of = {}
+    train(there, first, silent)
+    kernels = []
     for coefficient in (0.0, 5.0):
-        held = {**changes, "distillation": coefficient}
-        preset = presets.load("dqn", "CartPole-v1", held)
-        run = Run("dqn", "CartPole-v1", 3, held, _FEW_BITS)
+        overrides = {**changes, "distillation": coefficient}
+        preset = presets.load("dqn", "CartPole-v1", overrides)
+        run = Run("dqn", "CartPole-v1", 3, overrides, _FEW_BITS)
         run = pipeline.with_origin(there, first.run_id, run, preset)
         whole = cut_and_resumed(run, preset, tmp_path)
         shutil.rmtree(tmp_path / "cut")
         found = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
-        networks_of[coefficient] = found["head/kernel:0"]
-    assert not np.array_equal(*networks_of.values())
+        kernels.append(found["head/kernel:0"])
+    assert not np.array_equal(*kernels)

@@ -1,6 +1,5 @@
-"""Training learns, and ends with the same bytes however often it was cut off."""
+"""What a training writes, how it resumes, and what it refuses."""
 
-import csv
 import errno
 import math
 import os
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from samples import Capsys, Patch, products, refusal, refused, silent, snapshot
 
@@ -29,9 +29,9 @@ from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
 from quarl_tf.training.rollout import rollout
 
 
-def rows(workspace: Workspace, run: Run) -> list[dict[str, str]]:
-    with (workspace.run_dir(run.run_id) / "progress.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def curves(workspace: Workspace, run: Run) -> pandas.DataFrame:
+    path = workspace.run_dir(run.run_id) / "progress.csv"
+    return pandas.read_csv(path, float_precision="round_trip")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def with_weights(run: Run, folder: Path) -> Any:
 
 
 def train_and_cut(workspace: Workspace, run: Run, cut: Path) -> None:
-    """Train, and copy what a kill leaves when all is learned."""
+    """Train, and copy the run as a kill after the last step leaves it."""
 
     def keep(step: int, steps: int, _: str) -> None:
         if step >= steps:
@@ -60,17 +60,16 @@ def train_and_cut(workspace: Workspace, run: Run, cut: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a workspace as a killed training leaves it."""
+def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut = tmp_path_factory.mktemp("killed")
     train_and_cut(Workspace(tmp_path_factory.mktemp("whole")), tiny_run, cut)
-    return Workspace(cut)
+    return cut
 
 
 @pytest.fixture
-def cut_off(killed: Workspace, tmp_path: Path) -> Workspace:
-    """Return a copy of the workspace of a killed training, to be damaged or gone on with."""
-    shutil.copytree(killed.root, tmp_path, dirs_exist_ok=True)
+def cut_off(killed: Path, tmp_path: Path) -> Workspace:
+    """Return a workspace of a killed training, to be damaged or resumed."""
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     return Workspace(tmp_path)
 
 
@@ -88,37 +87,37 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
 
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
-    seen = [row for row in rows(trained, tiny_run) if row["greedy_return"]]
-    found = [(float(row["greedy_return"]), int(row["step"])) for row in seen]
+    found = curves(trained, tiny_run).dropna(subset="greedy_return")
     assert len(found) >= tiny_run.overrides["steps"] // tiny_run.overrides["evaluation_every"]
     # The later of two that are equally good.
-    assert (record.selection_return, record.best_step) == max(found)
+    best = max(zip(found.greedy_return, found.step, strict=True))
+    assert (record.selection_return, record.best_step) == best
 
 
 def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
-    found, given = rows(trained, tiny_run), tiny_run.overrides
+    found, given = curves(trained, tiny_run), tiny_run.overrides
     columns = ["step", "seconds", "episodes", "episode_return", "greedy_return", "loss"]
-    assert list(found[0]) == columns
-    steps, episodes = ([int(row[name]) for row in found] for name in ("step", "episodes"))
-    assert given["steps"] <= steps[-1] < given["steps"] + given["train_frequency"]
+    assert list(found) == columns
+    last = found.step.iloc[-1]
+    assert given["steps"] <= last < given["steps"] + given["train_frequency"]
     # A hundredth is less than a burst here, so every burst has its row; resets are no steps.
-    gaps = np.diff([0, *steps])
-    assert 0 < gaps.min() <= gaps.max() <= given["train_frequency"]
-    # CartPole pays 1 a step, so an episode is 1 to 500 steps long.
-    assert all(1 <= float(r["episode_return"]) <= 500 for r in found if r["episode_return"])
-    assert 1 <= steps[-1] / episodes[-1] <= 500
-    learning = [float(row["loss"]) for row in found if row["loss"]]
-    assert len(learning) >= sum(step > given["learning_starts"] for step in steps)
-    assert np.isfinite(learning).all()
+    assert np.diff(found.step, prepend=0).min() > 0
+    assert np.diff(found.step, prepend=0).max() <= given["train_frequency"]
+    # CartPole pays 1 a step, and an episode is 1 to 500 steps long.
+    assert found.episode_return.dropna().between(1, 500).all()
+    assert 1 <= last / found.episodes.iloc[-1] <= 500
+    losses = found.loss.dropna()
+    assert len(losses) >= (found.step > given["learning_starts"]).sum()
+    assert np.isfinite(losses).all()
 
 
 def test_training_stops_at_the_return_that_was_asked_for(tiny_run: Run, tmp_path: Path) -> None:
-    # Whatever is not hopeless is enough; the first evaluation is at a quarter.
+    # Any policy reaches this return at the first evaluation.
     run = replace(tiny_run, overrides={**tiny_run.overrides, "until": 1})
     record = train(Workspace(tmp_path), run, silent)
-    last = rows(Workspace(tmp_path), run)[-1]
-    assert record.best_step == int(last["step"]) < run.overrides["steps"]
-    assert record.selection_return == float(last["greedy_return"]) >= 1
+    last = curves(Workspace(tmp_path), run).iloc[-1]
+    assert record.best_step == last.step < run.overrides["steps"]
+    assert record.selection_return == last.greedy_return >= 1
 
 
 def test_calibration_is_of_what_the_kept_network_sees(trained: Workspace, tiny_run: Run) -> None:
@@ -127,25 +126,11 @@ def test_calibration_is_of_what_the_kept_network_sees(trained: Workspace, tiny_r
     assert 0 < len(kept) <= most
     assert kept.dtype == np.float32
     head = inference.Snapshot(with_weights(tiny_run, folder))
-    # Among the first observations are those of the reset, from whose seed all others follow.
     envs = environments.make_vector("CartPole-v1", tiny_run.overrides["evaluation_episodes"])
-    final = int(rows(trained, tiny_run)[-1]["step"])
+    final = int(curves(trained, tiny_run).step.iloc[-1])
     seed = environment_seed(tiny_run.seed, "calibration", final)
     expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
-
-
-def test_one_seed_gives_the_same_bytes(trained: Workspace, tiny_run: Run, tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    folder = workspace.run_dir(tiny_run.run_id)
-    folder.mkdir(parents=True)
-    # A run folder half written, without a checkpoint to go on from.
-    (folder / "progress.csv").write_text("step,episode_return\n64,1")
-    (folder / "network.npz").write_bytes(b"PK\x03\x04")
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / ".000000000400.npz.x.tmp").write_bytes(b"PK\x03\x04")
-    train(workspace, tiny_run, silent)
-    assert products(folder) == products(trained.run_dir(tiny_run.run_id))
 
 
 @pytest.mark.parametrize("change", ["a variable less", "another shape", "a state less"])
@@ -165,15 +150,23 @@ def test_checkpoints_of_others_are_kept(cut_off: Workspace, tiny_run: Run, chang
     assert newest.read_bytes() == kept
 
 
-def test_damage_costs_a_checkpoint(cut_off: Workspace, trained: Workspace, tiny_run: Run) -> None:
-    saved = sorted((cut_off.run_dir(tiny_run.run_id) / "checkpoints").glob("*.npz"))
+def test_damage_costs_a_checkpoint_and_a_record_names_all_commits_and_processors(
+    cut_off: Workspace, trained: Workspace, tiny_run: Run, monkeypatch: Patch
+) -> None:
+    folder, whole = (there.run_dir(tiny_run.run_id) for there in (cut_off, trained))
+    saved = sorted((folder / "checkpoints").glob("*.npz"))
     assert len(saved) == 2
     saved[-1].write_bytes(saved[-1].read_bytes()[:-9])
+    monkeypatch.setattr(loop.provenance, "source_commit", lambda: "fedcba987654")
+    monkeypatch.setattr(loop.provenance, "processor", lambda: "Beta with asimd")
     steps = []
-    train(cut_off, tiny_run, lambda step, *_: steps.append(step))
-    # It went on from the checkpoint before, not from the start, nor from the damaged one.
+    record = train(cut_off, tiny_run, lambda step, *_: steps.append(step))
+    # It resumed the checkpoint before the damaged one.
     assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
-    assert products(cut_off.run_dir(tiny_run.run_id)) == products(trained.run_dir(tiny_run.run_id))
+    assert products(folder) == products(whole)
+    expected = TrainingRecord.load(whole / "training.json")
+    assert record.commits == [*expected.commits, "fedcba987654"]
+    assert record.processors == [*expected.processors, "Beta with asimd"]
 
 
 def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: Path) -> None:
@@ -190,9 +183,13 @@ def test_full_disk_is_one_line_and_training_goes_on_later(
     workspace = Workspace(tmp_path)
     folder = workspace.run_dir(tiny_run.run_id)
     fsync = os.fsync
+    # A run folder half written, without a checkpoint to resume.
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "progress.csv").write_text("step,episode_return\n64,1")
+    (folder / "network.npz").write_bytes(b"PK\x03\x04")
 
     def fills_up(handle: int) -> None:
-        # What comes behind the first checkpoint finds no room.
+        # The disk is full after the first checkpoint.
         if any((folder / "checkpoints").glob("*.npz")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
@@ -263,6 +260,15 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     assert sum(map(len, state._variances)) == sum(lengths)
 
 
+def require_start(workspace: Workspace, run: Run, kept: networks.Weights) -> None:
+    """Check that a run starts from these weights."""
+    state = begun(workspace.run_dir("unused"), run)
+    assert run.origin is not None
+    state.start_from(workspace, run.origin)
+    found = {name: state.best.weights[name] for name in kept}
+    np.testing.assert_equal(found, kept)
+
+
 def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
     copy: Workspace, tiny_run: Run, tmp_path: Path
 ) -> None:
@@ -270,23 +276,20 @@ def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
     run = starting_from(copy, tiny_run.run_id, replace(tiny_run, quantization=how), preset)
     kept = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
-    state = begun(copy.run_dir("unused"), run)
-    state.start_from(copy, run.origin)
-    for name, value in kept.items():
-        np.testing.assert_array_equal(state.best.weights[name], value)
+    require_start(copy, run, kept)
     cut = Workspace(tmp_path / "cut")
     train_and_cut(copy, run, cut.root)
     started: list[int] = []
     train(cut, run, lambda done, *_: started.append(done))
     assert started[0] > preset.checkpoint_every
     assert products(cut.run_dir(run.run_id)) == products(copy.run_dir(run.run_id))
-    # Its reference is what it started from.
+    # Its reference is the network that it started from.
     export(tiny_run.run_id, ["fp32"], root=copy.root)
     (artifact,) = export(run.run_id, ["qat_w4a4"], root=copy.root)
     fp32 = Sidecar.load(copy.artifact(tiny_run.run_id, "fp32").with_suffix(".json"))
     assert evaluate(artifact, 2).reference_sha256 == fp32.sha256
-    anew = replace(run, origin=replace(run.origin, network_sha256="another"))
-    assert "trained again since" in refused(train, copy, anew, silent)
+    other = replace(run, origin=replace(run.origin, network_sha256="another"))
+    assert "trained again since" in refused(train, copy, other, silent)
 
 
 def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace, tiny_run: Run) -> None:
@@ -296,12 +299,8 @@ def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace, tiny_ru
     shutil.rmtree(copy.root / "runs")
     again = copy, tiny_run.run_id, tiny_run, preset
     run = starting_from(*again)
-    assert run.origin is not None
+    require_start(copy, run, kept)
     assert run.origin.network_sha256 == Sidecar.load(fp32.with_suffix(".json")).sha256
-    state = begun(copy.run_dir("unused"), run)
-    state.start_from(copy, run.origin)
-    for name, value in kept.items():
-        np.testing.assert_array_equal(state.best.weights[name], value)
     content = bytearray(fp32.read_bytes())
     content[-100] ^= 1
     fp32.write_bytes(content)
@@ -365,5 +364,5 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
     networks.set_weights(wanted, networks.weights(state.agent.network))
     heads = inference.forward(wanted)(frames)
     np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))
-    # In the arithmetic that trains, some would be others.
+    # In bfloat16, as trained, some differ.
     assert not np.array_equal(inference.forward(state.agent.network)(frames), heads)

@@ -1,4 +1,4 @@
-"""What each algorithm computes: how it explores, its losses and gradient steps by hand."""
+"""Exploration, losses and gradient steps of each algorithm, by hand."""
 
 import weakref
 from typing import Any
@@ -197,7 +197,7 @@ def test_loss_of_dqn_by_hand(double: bool) -> None:
     assert (values.argmax(axis=1) != target.argmax(axis=1)).any()
     goal = rewards + 0.99 * discounts * target[np.arange(64), chosen]
     estimates = agent.network(seen).numpy()[np.arange(64), actions]
-    loss = agent._learner.step(batch, agent._held)
+    loss = agent._gradient_step(batch)
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
 
 
@@ -206,11 +206,11 @@ def values_of(model: Any) -> list[Any]:
 
 
 def test_a_gradient_step_of_ddpg_by_hand() -> None:
-    # Hardly a step of the critic, so that the actor is seen to climb it.
+    # The critic hardly changes, so that the actor's step must increase its value.
     rates = {"critic_learning_rate": 1e-7, "learning_rate": 1e-3, "learning_rate_decay": False}
     agent = build("ddpg", STEERED, target_tau=0.25, **rates)
-    learner = agent._learner
-    critic, target_critic = agent._normalised[1], learner.agent._target_critic_network.model
+    critic = agent._normalised[1]
+    target_critic = agent._learner.agent._target_critic_network.model
     scramble(agent.targets[0], target_critic)
     seen, actions, rewards, discounts, following, batch = transitions(STEERED)
     value = target_critic([following, agent.targets[0](following)]).numpy().ravel()
@@ -218,7 +218,7 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
     estimates = critic([seen, actions]).numpy().ravel()
     climbed = critic([seen, agent.network(seen)]).numpy().mean()
     before = [values_of(model) for model in (agent.targets[0], target_critic)]
-    loss = learner.step(batch, agent._held)
+    loss = agent._gradient_step(batch)
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
     assert critic([seen, agent.network(seen)]).numpy().mean() > climbed + 1e-5
     # Targets take over a quarter of what has been learned.
@@ -235,16 +235,17 @@ def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec, precisi
 
     def learned(**changes: Any) -> tuple[float, Any, Any]:
         agent = build(algo, spec, **changes)
-        before = np.concatenate([v.ravel() for v in values_of(agent.network)])
-        loss = float(agent._learner.step(batch, agent._held))
-        after = np.concatenate([v.ravel() for v in values_of(agent.network)])
-        return loss, after, after - before
+        before = values_of(agent.network)
+        loss = float(agent._gradient_step(batch))
+        after = values_of(agent.network)
+        moved = [now - was for now, was in zip(after, before, strict=True)]
+        return loss, *(np.concatenate([np.ravel(v) for v in each]) for each in (after, moved))
 
     (loss, exact, step), (reduced, near, taken) = learned(), learned(precision=precision)
     assert loss != reduced == pytest.approx(loss, rel=0.02)
     assert exact.dtype == near.dtype == np.float32
     assert not np.array_equal(near, exact)
-    # Adam's first step has one size; few gradients have another sign.
+    # All steps of Adam's first update have one size; few gradients change their sign.
     assert np.mean(np.sign(step) == np.sign(taken)) > 0.95
 
 
@@ -271,7 +272,7 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     seen = transitions(spec)[0]
 
     def distance() -> float:
-        heads, wanted = agent.network(seen).numpy(), agent.teacher.network(seen).numpy()
+        heads, wanted = agent.network(seen).numpy(), agent.teacher(seen).numpy()
         if algo == "dqn" or spec.num_actions is None:
             return float(np.square(heads - wanted).mean())
         ends = [0, 2] if spec is CART_POLE else [0, 2, 5]
@@ -281,26 +282,25 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
             divergence += (np.exp(by) * (by - found)).sum(axis=1).mean()
         return divergence
 
-    before, start = distance(), [v.copy() for v in values_of(agent.teacher.network)]
+    before, start = distance(), [v.copy() for v in values_of(agent.teacher)]
     assert before > 0
-    assert float(agent._held(1.0, seen)) == pytest.approx(1 + 1e3 * before, rel=1e-4)
+    assert float(agent._with_distillation(1.0, seen)) == pytest.approx(1 + 1e3 * before, rel=1e-4)
     batch = transitions(spec)
+    actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[1]
+    given = [tf.constant(field) for field in (seen, actions, *[batch[2]] * 3)]
+    if algo in ("dqn", "ddpg"):
+        given = [batch[-1]]
     for _ in range(5):
-        if algo in ("dqn", "ddpg"):
-            agent._learner.step(batch[-1], agent._held)
-        else:
-            actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[1]
-            agent._gradient_step(*map(tf.constant, (seen, actions, *[batch[2]] * 3)))
+        agent._gradient_step(*given)
     assert distance() < before
-    for now, was in zip(values_of(agent.teacher.network), start, strict=True):
-        np.testing.assert_array_equal(now, was)
+    np.testing.assert_equal(values_of(agent.teacher), start)
 
 
 ADVANTAGES = np.random.default_rng(2).normal(size=32)
 
 
 def ppo_gradient(advantages: Any, **changes: Any) -> Any:
-    """Return the gradient that PPO goes by on a minibatch with these advantages."""
+    """Return the gradient of PPO's loss on a minibatch with these advantages."""
     agent = build("ppo", train_frequency=64, minibatch_size=32, epochs=1, **changes)
     random = np.random.default_rng(1)
     seen = random.normal(size=(32, 4)).astype(np.float32)
@@ -340,7 +340,7 @@ def batch(shared: Any) -> list[Any]:
     seen = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
     logits, _ = shared._model.predict(seen)
-    # As of another policy than today's, so that the ratio is clipped on both sides.
+    # Of another policy, so that the ratio is clipped on both sides.
     old = np.take_along_axis(log_softmax(logits, axis=1), actions[:, None], axis=1)[:, 0]
     old = old + random.normal(0, 0.3, 32)
     returns, advantages = random.normal(size=(2, 32))
@@ -362,7 +362,7 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
     np.testing.assert_allclose(stepped(shared, batch)[0], expected, rtol=1e-4)
-    # All of the policy network is among what is learned and saved, and the value's head beside it.
+    # The variables are those of the policy network and of the value's head.
     names = [variable.name for variable in shared._model.variables]
     assert len(set(names)) == len(names)
     beside = set(names) - {variable.name for variable in shared.network.variables}

@@ -1,4 +1,4 @@
-"""Grids by hand, by their properties, and beside TensorFlow's fake quantisers."""
+"""Grids by hand and by their properties."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What importing sets: the package nothing, the first stage that needs TensorFlow all it needs."""
+"""Importing the package changes nothing; loading TensorFlow makes all its settings."""
 
 from samples import python, refused
 
@@ -30,7 +30,7 @@ except ValueError as error:
     assert line.endswith("Received: keras=3.9.1")
 
 
-def test_all_is_set_however_numpy_was_loaded_by_the_device_that_was_chosen_first() -> None:
+def test_all_is_set_after_numpy_for_the_device_that_was_chosen_first() -> None:
     assert refused(device.use, "tpu", error=UsageError).endswith("Received: device='tpu'")
     code = """
 import os

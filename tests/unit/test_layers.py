@@ -1,4 +1,4 @@
-"""An import only ever points down, and what a board installs stays small."""
+"""Imports point down, and a board needs few packages."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import quarl_tf
 
 PACKAGE = Path(quarl_tf.__file__).parent
 
-#: From the ground up: a room may import from itself and from those before it.
+#: From the lowest: a room may import from itself and from those before it.
 ROOMS = [
     *("foundation", "spec", "presets", "environments", "networks", "store", "agents"),
     *("quantization", "runtime", "training", "export", "evaluation", "report", "pipeline"),
@@ -20,10 +20,6 @@ ROOMS = [
 
 
 TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
-
-
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -36,27 +32,29 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_every_file_lies_in_a_room() -> None:
-    outside = {room(path) for path in PACKAGE.rglob("*.py")} - {*ROOMS, "__init__"}
-    assert outside == set()
+def files() -> dict[str, list[Path]]:
+    """Return the files of each room."""
+    found: dict[str, list[Path]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        found.setdefault(path.relative_to(PACKAGE).with_suffix("").parts[0], []).append(path)
+    return found
 
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_imports_point_down(name: str) -> None:
     allowed = {*ROOMS[: ROOMS.index(name) + 1], "__version__"}
-    for path in [path for path in PACKAGE.rglob("*.py") if room(path) == name]:
+    assert files().keys() == {*ROOMS, "__init__"}
+    for path in files()[name]:
         names = set(imports(path))
-        found = {m.split(".")[1] for m in names if m.startswith("quarl_tf.")}
-        assert found <= allowed, path
+        assert {m.split(".")[1] for m in names if m.startswith("quarl_tf.")} <= allowed, path
         if name in ("evaluation", "report", "study"):
             assert not {m.split(".")[0] for m in names} & TENSORFLOW, path
             assert not any(m.startswith("quarl_tf.foundation.keras") for m in names), path
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Return the top-level modules that a statement loads in a fresh process."""
-    code = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    done = python(code)
+    """Return the top-level modules that a statement loads in a new process."""
+    done = python(f"import sys\n{statement}\nprint(*{{n.split('.')[0] for n in sys.modules}})")
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

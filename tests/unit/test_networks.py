@@ -1,4 +1,4 @@
-"""A network is what its factory and its weights say, however it is evaluated."""
+"""Networks compute what their factory and weights say, in every way of evaluation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +32,6 @@ KINDS = ("kernel", "bias")
 build = policy_factory(SPEC, MLP, seed=0)
 
 
-@pytest.fixture
-def random() -> np.random.Generator:
-    return np.random.default_rng(0)
-
-
 def test_head_is_that_of_the_weights_by_hand() -> None:
     network, observations = build(), seen(40)
     values = random_weights(network)
@@ -61,9 +56,9 @@ def test_the_same_seed_gives_the_same_initial_weights() -> None:
         *("normalizer/mean:0", "normalizer/inverse_deviation:0"),
         *(f"{layer}/{kind}:0" for layer in ("hidden_0", "hidden_1", "head") for kind in KINDS),
     }
+    np.testing.assert_equal(second, first)
+    np.testing.assert_equal(third, first)
     for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name])
-        np.testing.assert_array_equal(value, third[name])
         if name.endswith("/kernel:0"):
             assert not any(np.array_equal(value, other[name]) for other in others)
 
@@ -92,11 +87,11 @@ def convolve(images: np.ndarray, values: Weights, layer: str, stride: int) -> np
     return np.einsum("nhwcij,ijcf->nhwf", every, kernel) + values[f"{layer}/bias:0"]
 
 
-def test_images_go_through_convolutions_by_hand(random: np.random.Generator) -> None:
+def test_images_go_through_convolutions_by_hand() -> None:
     layers = Architecture((5,), (Convolution(3, 8, 4), Convolution(4, 3, 1)))
     network = policy_factory(EnvSpec((24, 20, 2), "uint8", 6), Design(layers, 6), seed=0)()
     values = random_weights(network)
-    images = random.integers(0, 256, (7, 24, 20, 2), np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (7, 24, 20, 2), np.uint8)
     maps = np.maximum(convolve(images / 255, values, "convolution_0", 4), 0)
     assert maps.shape == (7, 5, 4, 3)
     maps = np.maximum(convolve(maps, values, "convolution_1", 1), 0)
@@ -106,11 +101,12 @@ def test_images_go_through_convolutions_by_hand(random: np.random.Generator) -> 
     np.testing.assert_allclose(Snapshot(network)(images), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_critics_see_images_beside_actions_in_half_ranges(random: np.random.Generator) -> None:
+def test_critics_see_images_beside_actions_in_half_ranges() -> None:
     spec = EnvSpec((8, 8, 1), "uint8", None, (-2.0, 0.0), (2.0, 10.0))
     layers = Architecture((5,), (Convolution(3, 4, 2),))
     network = critic_factory(spec, Design(layers, 1), seed=0)()
     values = random_weights(network)
+    random = np.random.default_rng(0)
     images = random.integers(0, 256, (7, 8, 8, 1), np.uint8)
     actions = random.uniform([-2, 0], [2, 10], (7, 2)).astype(np.float32)
     maps = np.maximum(convolve(images / 255, values, "convolution_0", 2), 0).reshape(7, -1)
@@ -183,7 +179,7 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     assert (advantage.shape, value.shape) == ((2000, 3), (2000, 1))
     expected = value + advantage - advantage.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(network(x).numpy(), expected, rtol=1e-4, atol=1e-5)
-    # What acts shares the weights and has no value.
+    # The part that acts shares the weights and has no value.
     heads = choosing(x).numpy()
     np.testing.assert_array_equal(heads.argmax(axis=1), network(x).numpy().argmax(axis=1))
     assert len(np.unique(heads.argmax(axis=1))) == 3
@@ -223,8 +219,7 @@ def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design)
     # Same names, and the same initial weights, all of them float32.
     initial = networks.weights(half)
     assert list(initial) == list(networks.weights(twin))
-    for name, value in networks.weights(twin).items():
-        np.testing.assert_array_equal(initial[name], value)
+    np.testing.assert_equal(initial, networks.weights(twin))
     assert {value.dtype for value in initial.values()} == {np.dtype(np.float32)}
     hidden = [layer for layer in half.layers if layer.name.startswith(("hidden", "conv", "value_"))]
     assert {layer.compute_dtype for layer in hidden} == {"bfloat16"}
@@ -242,7 +237,7 @@ def test_weights_survive_their_file(tmp_path: Path) -> None:
     statistics(seen(10)).apply_to([first])
     for name in ("a.npz", "b.npz"):
         networks.save_weights(tmp_path / name, networks.weights(first))
-    # Their hash names the network, so the same weights have to be the same bytes.
+    # A hash identifies the network, so that the same weights must be the same bytes.
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     networks.set_weights(second, networks.load_weights(tmp_path / "a.npz"))
     np.testing.assert_array_equal(second(seen(5)).numpy(), first(seen(5)).numpy())
@@ -261,8 +256,7 @@ def test_weights_of_another_network_are_refused(change: Any) -> None:
     network = build()
     before = networks.weights(network)
     assert "do not fit the network" in refused(networks.set_weights, network, change(before))
-    for name, value in networks.weights(network).items():
-        np.testing.assert_array_equal(value, before[name])
+    np.testing.assert_equal(networks.weights(network), before)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 2**16))
@@ -290,7 +284,7 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
     observation = np.array([[7.0, 11.0, 1.0], [-3.5, 3.0, -1e9]], np.float32)
     expected = [[5.0, 4.5, -4.0], [-4.5, 0.5, -5.0]]
     np.testing.assert_array_equal(layer(observation).numpy(), expected)
-    # A feature that never moved is not blown up.
+    # A constant feature is not amplified.
     statistics(np.full((50, 3), 7, np.float32)).apply_to([network])
     assert np.abs(layer(np.full((1, 3), 7.001, np.float32)).numpy()).max() < 0.11
 
@@ -301,7 +295,7 @@ def test_all_bytes_are_spread_evenly_over_0_to_1() -> None:
     scaled = network.get_layer("byte_scaling")(every).numpy()
     np.testing.assert_allclose(scaled, every / 255, rtol=1e-6)
     assert (scaled.max(), network.input.dtype) == (1, "uint8")
-    # A byte's range is known: there is nothing to normalise with.
+    # There are no statistics of bytes.
     assert not [name for name in networks.weights(network) if "normalizer" in name]
 
 

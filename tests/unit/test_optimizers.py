@@ -1,6 +1,7 @@
-"""Steps by hand, of the optimizers and in float16; state is there before the first of them."""
+"""Steps of the optimizers, and of float16 loss scaling, by hand."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from quarl_tf.agents import tf_agents
 from quarl_tf.foundation.keras import keras, tf
 
 START = np.array([1.0, -2.0, 3.0, 0.5])
-#: Of very different sizes, so that each epsilon shows.
+#: Of very different sizes, so that each epsilon has an effect.
 GRADIENTS = np.array([[10.0, -1.0, 1e-3, 1e-6], [-2.0, 4.0, 2e-3, -3e-6], [5.0, 0.0, 1e-3, 1e-6]])
 
 PRESET = presets.load("a2c", "CartPole-v1", {"learning_rate_decay": False})
@@ -22,7 +23,7 @@ def variables() -> list[Any]:
 
 
 def steps(optimizer: Any, changed: list[Any], gradients: np.ndarray) -> np.ndarray:
-    """Take a step for each row of gradients; return where each led to."""
+    """Take a step for each row of gradients; return the variables after each."""
     places = []
     for row in gradients.astype(np.float32):
         optimizer.apply_gradients(zip([row[:3], row[3:]], changed, strict=True))
@@ -38,7 +39,7 @@ def test_adam_by_hand(epsilon: float) -> None:
     for t, gradient in enumerate(GRADIENTS, start=1):
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.999 * square + 0.001 * gradient**2
-        # Section 2 of the paper (arXiv 1412.6980): the order that changes what epsilon means.
+        # The order at the end of section 2 of the paper (arXiv 1412.6980) changes epsilon.
         rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         place = place - rate * mean / (np.sqrt(square) + epsilon)
         np.testing.assert_allclose(found[t - 1], place, rtol=0, atol=2e-6)
@@ -64,8 +65,8 @@ def test_step_size_falls_linearly_to_0_and_stays_there(algo: str) -> None:
         # Five gradient steps in all.
         size = {"learning_rate": 0.5, "steps": 5 * PRESET.minibatch_size}
         preset = replace(PRESET, learning_rate_decay=decay, **size)
-        rmsprop = algo == "rmsprop" and tf_agents.rmsprop(preset, changed)
-        places = steps(rmsprop or tf_agents.adam(0.5, preset, changed), changed, np.full((7, 4), 3))
+        makers = {"adam": partial(tf_agents.adam, 0.5), "rmsprop": tf_agents.rmsprop}
+        places = steps(makers[algo](preset, changed), changed, np.full((7, 4), 3))
         return np.diff(places, axis=0, prepend=START[None].astype(np.float32))
 
     # All gradients are equal, so each step differs from that without decay by its size alone.
@@ -84,7 +85,7 @@ class Half:
         self.step = tf_agents.GradientStep(optimizer, "float16", clip)
 
     def take(self, slope: float) -> float:
-        """Take a step; return how far it led."""
+        """Take a step; return its size."""
         before = float(self.weight)
 
         def loss() -> Any:
@@ -95,9 +96,9 @@ class Half:
         return before - float(self.weight)
 
     @property
-    def scaling(self) -> tuple[float, float]:
-        scale, good = (float(variable) for variable in self.step.variables()[-2:])
-        return scale, good
+    def scaling(self) -> tuple[float, ...]:
+        """Return the scale and the number of good steps."""
+        return tuple(map(float, self.step.variables()[-2:]))
 
 
 def test_small_gradients_survive_float16() -> None:
