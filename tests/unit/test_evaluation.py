@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from conftest import Network
-from samples import Artifacts, Copy, Describe, Patch, refused
+from samples import Artifacts, Describe, Patch, refused
 
 from quarl_tf import environments
 from quarl_tf.environments import acting, airnav
@@ -188,26 +188,32 @@ def test_agreement_is_of_greedy_actions_on_the_states_the_reference_visits(
     assert itself.agreement == {"fraction": 1.0, "states": len(greedy)}
 
 
-def test_both_kinds_are_saved_side_by_side(stochastic: Describe) -> None:
-    path = stochastic("fp32", "fp32")
-    folder = path.parent
+def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
+    path, seeds = stochastic("fp32", "fp32"), evaluation_seeds(0, 14)
+    saved, folder = evaluation_path(path), path.parent
+    assert "episodes=0" in refused(evaluate_and_save, path, 0, error=UsageError)
+    assert kept(path, seeds[:1]) is None
     greedy = evaluate_and_save(path, 12)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     sampled = evaluate_and_save(path, 8, chance=SAMPLED)
+    # The random baseline is shared.
     after = {file.name: file.read_bytes() for file in folder.iterdir()}
-    # The random baseline is shared: its first episodes are those of a shorter one.
-    assert {name: after[name] for name in before} == before
-    assert set(after) - set(before) == {"fp32.sampled.eval.json"}
-    assert Evaluation.load(folder / "fp32.sampled.eval.json") == sampled
-    assert kept(path, sampled.seeds, chance=SAMPLED) == sampled
-    assert kept(path, sampled.seeds) == greedy  # It has these episodes, and more.
-    assert kept(path, greedy.seeds, chance=SAMPLED) is None
-    assert evaluate_and_save(path, 8, chance=SAMPLED) == sampled
-    shorter = Evaluation.load(folder / "random.eval.json")
-    evaluate_and_save(path, 14, chance=SAMPLED)
-    longer = Evaluation.load(folder / "random.eval.json")
-    assert len(longer.seeds) == 14
-    assert (longer.seeds[:12], longer.returns[:12]) == (shorter.seeds, shorter.returns)
+    assert after == before | {"fp32.sampled.eval.json": after["fp32.sampled.eval.json"]}
+    # A longer evaluation is kept, a shorter one replaced.
+    assert evaluate_and_save(path, 8) == kept(path, seeds[:8]) == greedy == Evaluation.load(saved)
+    assert evaluate_and_save(path, 8, chance=SAMPLED) == kept(path, seeds[:8], SAMPLED) == sampled
+    assert kept(path, seeds[:12], SAMPLED) is kept(path, seeds[1:2]) is None
+    longer = evaluate_and_save(path, 14)
+    assert (longer.seeds, longer.returns[:12]) == (seeds, greedy.returns)
+    assert Evaluation.load(saved) == longer
+    baseline = Evaluation.load(folder / "random.eval.json")
+    assert (baseline.seeds, len(set(baseline.returns)) > 1) == (seeds, True)
+    others = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
+    for other in ({"artifact_sha256": "0" * 64}, *others):
+        replace(longer, **other).save(saved)
+        assert kept(path, seeds) is None
+    saved.write_text('{"run_id": ')
+    assert kept(path, seeds) is None
 
 
 def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatch: Patch) -> None:
@@ -272,34 +278,12 @@ def test_nan_rewards_refused(artifacts: Artifacts, describe: Describe, broken_re
         assert re.search("reward that is not finite.*return=nan, seed=7", message)
 
 
-def test_random_baseline_is_the_same_every_time() -> None:
-    first, again = (evaluate_random("CartPole-v1", "run", SEEDS) for _ in range(2))
-    assert first == again
+def test_random_episodes_depend_on_their_seed_alone() -> None:
+    first = evaluate_random("CartPole-v1", "run", SEEDS)
     assert evaluate_random("CartPole-v1", "run", SEEDS[5:]).returns == first.returns[5:]
     assert len(set(first.returns)) > 1
     assert 9 < np.mean(first.returns) < 60
     assert (first.scheme, first.artifact_sha256, first.latency_us) == ("random", None, None)
-
-
-def test_latest_is_of_these_bytes_and_these_seeds_or_none(copy_artifact: Copy) -> None:
-    path = copy_artifact("tied")
-    saved, seeds = evaluation_path(path), evaluation_seeds(0, 5)
-    assert kept(path, seeds) is None
-    result = evaluate_and_save(path, 4)
-    message = refused(evaluate_and_save, path, 0, error=UsageError)
-    assert message.endswith("Received: episodes=0")
-    # A longer evaluation is kept, a shorter one replaced.
-    assert evaluate_and_save(path, 2) == kept(path, seeds[:4]) == result == Evaluation.load(saved)
-    assert kept(path, seeds) is kept(path, seeds[1:2]) is None
-    longest = evaluate_and_save(path, 5)
-    assert longest.returns[:4] == result.returns
-    assert Evaluation.load(saved) == longest
-    others = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
-    for other in ({"artifact_sha256": "0" * 64}, *others):
-        replace(longest, **other).save(saved)
-        assert kept(path, seeds) is None
-    saved.write_text('{"run_id": ')
-    assert kept(path, seeds) is None
 
 
 def test_the_random_policy_plays_beside_the_plain_run(artifacts: Artifacts, tmp_path: Path) -> None:
