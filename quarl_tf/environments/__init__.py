@@ -28,8 +28,7 @@ from quarl_tf.spec import Chance, actions
 #: Key of a step's info for an episode's success, as in robotics environments.
 SUCCESS = "is_success"
 
-#: In steps; Atari games end after 27 000.
-LONGEST_EPISODE = 100_000
+LONGEST_EPISODE = 100_000  #: In steps; Atari games end after 27 000.
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Recipe, TensorFormat
 from quarl_tf.spec.actions import agreement
 
-#: Layers whose gain in return is measured, those with the largest share of the error.
-_WORST = 3
+_WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
 
 _BYTE = TensorFormat(bits=8)
 

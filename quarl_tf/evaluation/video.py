@@ -27,8 +27,7 @@ _GIF_ATTEMPTS = (
     *((32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5)),
 )
 
-#: Height of a screen in pixels.
-_GIF_HEIGHT, _HEIGHT = 300, 400
+_GIF_HEIGHT, _HEIGHT = 300, 400  #: Height of a screen in pixels.
 
 #: Steps of an Atari game per second: 60 frames, of which a policy sees one in four.
 _GAME_RATE = 15

@@ -10,17 +10,10 @@ from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.foundation.files import digest
 from quarl_tf.foundation.kinds import FLAG, INTEGER, NAME, Kind, require_all
 
-#: Widest grid that int4 holds.
-INT4_BITS = 4
-
-#: Default width of the observation and of the head.
-EDGE_BITS = 8
-
-#: Widths of a quantisation-aware training.
-QAT_BITS = range(2, 9)
-
-#: Widths of weight-only grids; at 32 bits they are finer than float32 at the ends of its range.
-PTQ_BITS = range(2, 33)
+INT4_BITS = 4  #: Widest grid of int4.
+EDGE_BITS = 8  #: Default width of the observation and of the head.
+QAT_BITS = range(2, 9)  #: Widths of a quantisation-aware training.
+PTQ_BITS = range(2, 33)  #: Widths of weight-only grids; 32 bits are finer than float32 at the ends.
 
 #: Names of the layers that scale the observation, and of those that end in the head.
 SCALINGS, HEADS = ("normalizer", "byte_scaling"), ("head", "squash")

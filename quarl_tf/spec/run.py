@@ -14,11 +14,8 @@ from quarl_tf.foundation.files import digest
 from quarl_tf.spec.recipe import Quantization
 from quarl_tf.spec.scheme import REFERENCE, Scheme, default_schemes, possible_schemes
 
-#: Episodes of an evaluation, as in the papers.
-DEFAULT_EPISODES = 100
-
-#: The algorithm of a policy that others trained.
-ADOPTED = "adopted"
+DEFAULT_EPISODES = 100  #: Episodes of an evaluation, as in the papers.
+ADOPTED = "adopted"  #: The algorithm of a policy that others trained.
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,8 @@ from quarl_tf.spec.recipe import (
     integers,
 )
 
-#: The scheme that all others are compared with; every plain training has it.
-REFERENCE = "fp32"
-
-#: Name of the random policy's evaluations, which are kept beside those of schemes.
-BASELINE = "random"
+REFERENCE = "fp32"  #: The scheme that all others are compared with; every plain training has it.
+BASELINE = "random"  #: Name of the random policy's evaluations, which lie beside those of schemes.
 
 
 def _uniform(form: LayerFormat, head: LayerFormat | None = None) -> Recipe:
