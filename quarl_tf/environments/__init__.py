@@ -25,9 +25,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.presets import ALGORITHMS
 from quarl_tf.spec import Chance, actions
 
-#: Key of a step's info for an episode's success, as in robotics environments.
-SUCCESS = "is_success"
-
+SUCCESS = "is_success"  #: Key of a step's info for success, as in robotics environments.
 LONGEST_EPISODE = 100_000  #: In steps; Atari games end after 27 000.
 
 

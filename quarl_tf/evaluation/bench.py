@@ -26,11 +26,9 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 _TURNS = 5
-
 #: Limits of a machine at rest: load of a core by others, and spread of a fixed loop.
 _REST_LOAD, _REST_SPREAD = 0.25, 1.1
 _LOOP = "sum(range(20_000))"
-
 _TIMER = Path(c_source.__file__).with_name("c") / "timer.c"
 
 

@@ -16,7 +16,6 @@ from quarl_tf.spec import Recipe, TensorFormat
 from quarl_tf.spec.actions import agreement
 
 _WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
-
 _BYTE = TensorFormat(bits=8)
 
 

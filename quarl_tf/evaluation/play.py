@@ -26,11 +26,8 @@ from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import baseline, evaluation_flaw, protocol
 from quarl_tf.store.workspace import evaluation_path, reference_path
 
-AGREEMENT_EPISODES = 10  #: Episodes on which actions are compared with those of the fp32 reference.
-
-#: Continuous actions agree if no component differs by more than this part of its range.
-AGREEMENT_TOLERANCE = 0.01
-
+AGREEMENT_EPISODES = 10  #: Episodes in which actions are compared with those of fp32.
+AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
 _LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
 
 _Act = Callable[[Any], Any]

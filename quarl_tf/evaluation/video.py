@@ -28,10 +28,7 @@ _GIF_ATTEMPTS = (
 )
 
 _GIF_HEIGHT, _HEIGHT = 300, 400  #: Height of a screen in pixels.
-
-#: Steps of an Atari game per second: 60 frames, of which a policy sees one in four.
-_GAME_RATE = 15
-
+_GAME_RATE = 15  #: Steps of an Atari game per second, each of 4 frames.
 _EDGE, _SECONDS_AT_THE_END = 6, 2
 _FRAME, _INK, _END = "#22313f", "#ffffff", "#ffc46b"
 _font = cache(ImageFont.load_default)

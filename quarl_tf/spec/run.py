@@ -156,16 +156,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Origin:
-    """The network of another training that one starts from, or the file of a saved training.
-
-    Attributes:
-        network_sha256: Of the network, or of that file.
-        step: Environment steps of the saved training; 0 if it starts from the network alone.
-    """
+    """The network of another training that one starts from, or the file of a saved training."""
 
     run: Run
-    network_sha256: str
-    step: int = 0
+    network_sha256: str  #: Of the network, or of that file.
+    step: int = 0  #: Environment steps of the saved training; 0 to start from the network alone.
     file: str = field(default="", compare=False)
 
     @property
