@@ -10,7 +10,7 @@ episodes; a user's own environment must ensure this itself.
 
 import math
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium as gym
@@ -135,10 +135,7 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
         UsageError: The environment is unknown, cannot be made, or needs a missing package.
     """
     registered = registry.find(env_id)
-
-    def create() -> gym.Env[Any, Any]:
-        return gym.make(env_id, disable_env_checker=True, **options)
-
+    create = partial(gym.make, env_id, disable_env_checker=True, **options)
     with registry.making(env_id):
         if atari.plays(registered):
             return atari.make(registered, sticky, **options)

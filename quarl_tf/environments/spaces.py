@@ -15,7 +15,6 @@ from gymnasium.wrappers.vector import VectorizeTransformAction, VectorizeTransfo
 
 #: A plain space, and the function to it (observations) or from it (actions).
 _Change = tuple[Space[Any], Callable[[Any], Any]]
-_flat: Callable[[Space[Any], Any], Any] = gym.spaces.flatten
 
 
 def plain(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
@@ -41,17 +40,15 @@ def plain_vector(envs: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.Vector
 def flaw(observation: Space[Any], action: Space[Any]) -> str | None:
     """Return what spaces must be, if plain spaces are not supported."""
     if not isinstance(observation, Box) or 0 in observation.shape:
-        return (
-            "Observations must be a Box, (Multi)Discrete, MultiBinary, or a Dict or Tuple of them"
-        )
+        kinds = "a Box, (Multi)Discrete, MultiBinary, or a Dict or Tuple of them"
+        return f"Observations must be {kinds}"
     fits = isinstance(action, Discrete | MultiDiscrete)
     if isinstance(action, Box) and np.issubdtype(action.dtype, np.floating):
         fits = action.is_bounded() and bool((action.low < action.high).all())
     if fits and action.shape != (0,):
         return None
-    return (
-        "Actions must be (Multi)Discrete, MultiBinary or a Box of floats, bounded, low below high"
-    )
+    kinds = "(Multi)Discrete, MultiBinary or a Box of floats, bounded, low below high"
+    return f"Actions must be {kinds}"
 
 
 def _observation(space: Space[Any]) -> _Change | None:
@@ -62,7 +59,8 @@ def _observation(space: Space[Any]) -> _Change | None:
     flat = cast(Box, space if is_array else gym.spaces.flatten_space(space))
     with np.errstate(over="ignore"):  # Gymnasium's own wrapper, DtypeObservation, warns of that.
         shown = Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
-    return shown, lambda seen: _flat(space, seen).astype(np.float32).reshape(shown.shape)
+    flatten: Callable[..., Any] = gym.spaces.flatten
+    return shown, lambda seen: flatten(space, seen).astype(np.float32).reshape(shown.shape)
 
 
 def _is_of_numbers(space: Space[Any]) -> bool:

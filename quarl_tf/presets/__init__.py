@@ -22,13 +22,6 @@ from quarl_tf.spec.architectures import Architecture, architecture
 #: files are float32.
 PRECISIONS = ("float32", "bfloat16", "float16")
 
-
-def _is_network(value: Any) -> bool:
-    if type(value) is tuple:
-        return all(type(units) is int and units > 0 for units in value)
-    return type(value) is str
-
-
 _Count = Annotated[int, COUNT]
 _Flag = Annotated[bool, FLAG]
 _Number = Annotated[float, number("a number of 0 or more", lambda v: v >= 0)]
@@ -36,7 +29,11 @@ _Positive = Annotated[float, number("a number above 0", lambda v: v > 0)]
 _Fraction = Annotated[float, number("a number from 0 to 1", lambda v: 0 <= v <= 1)]
 _Share = Annotated[float, number("a number above 0, at most 1", lambda v: 0 < v <= 1)]
 _Network = Annotated[
-    str | tuple[int, ...], Kind("a list of whole numbers above 0, or a name", _is_network)
+    str | tuple[int, ...],
+    Kind(
+        "a list of whole numbers above 0, or a name",
+        lambda v: type(v) is str or (type(v) is tuple and all(map(COUNT.fits, v))),
+    ),
 ]
 _Goal = Annotated[
     float | None,

@@ -3,7 +3,6 @@
 import re
 import reprlib
 from collections.abc import Collection
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = str(key.value)
             if name in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{name!r} comes twice", problem_mark=key.start_mark
-                )
+                raise yaml.MarkedYAMLError(None, None, f"{name!r} comes twice", key.start_mark)
             seen.add(name)
         return node
 
@@ -76,8 +73,7 @@ def quantization(algo: str) -> dict[str, Any]:
 
 
 def _content(algo: str) -> Table:
-    file = resources.files("quarl_tf.presets").joinpath(f"{algo}.yaml")
-    content: Table = parse(file.read_bytes())
+    content: Table = parse(Path(__file__).with_name(f"{algo}.yaml").read_bytes())
     return content
 
 
