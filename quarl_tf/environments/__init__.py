@@ -143,9 +143,7 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
         return spaces.plain(env)
 
 
-def make_vector(
-    env_id: str, num_envs: int, *, training: bool = False
-) -> gym.vector.VectorEnv[Any, Any, Any]:
+def make_vector(env_id: str, num_envs: int, *, training: bool = False) -> spaces.VectorEnv:
     """Make a vector environment: NumPy-vectorised where Gymnasium has one, else a loop.
 
     Loops, not processes: a step of Bullet is shorter than a message between processes. For

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
+from quarl_tf.environments.spaces import VectorEnv
 from quarl_tf.foundation.errors import UsageError
 
 #: Keys of a training vector's `info`: the unclipped reward, and whether the game is over.
@@ -94,9 +95,7 @@ def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env
     return TransformObservation(game, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
-def make_vector(
-    registered: Registered, num_envs: int, *, training: bool
-) -> gym.vector.VectorEnv[Any, Any, Any]:
+def make_vector(registered: Registered, num_envs: int, *, training: bool) -> VectorEnv:
     """Make a vector of games; its results do not depend on the timing of its threads."""
     from ale_py.vector_env import AtariVectorEnv
 
@@ -125,9 +124,7 @@ def make_vector(
 class _Games(gym.vector.VectorWrapper):
     """Adds the forced steps, and clips rewards and ends episodes for training."""
 
-    def __init__(
-        self, envs: gym.vector.VectorEnv[Any, Any, Any], opening: tuple[int, ...], *, training: bool
-    ) -> None:
+    def __init__(self, envs: VectorEnv, opening: tuple[int, ...], *, training: bool) -> None:
         super().__init__(envs)
         self.single_observation_space = _SPACE
         self.observation_space = gym.vector.utils.batch_space(_SPACE, envs.num_envs)
@@ -137,9 +134,7 @@ class _Games(gym.vector.VectorWrapper):
         #: Remaining forced steps, frames shown of the current life, and lives.
         self._left, self._age, self._lives = np.zeros((3, envs.num_envs), np.int32)
 
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         planes, info = self.env.reset(seed=seed, options=options)
         for action in self._forced[1:]:
             planes, *_, info = self.env.step(np.full(self.num_envs, action))
@@ -169,9 +164,7 @@ class _Game(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._opening = opening
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         planes, info = self.env.reset(seed=seed, options=options)
         start = {START: info["episode_frame_number"]}
         for action in self._opening:

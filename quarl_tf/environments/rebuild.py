@@ -33,9 +33,7 @@ class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
         self.observation_space = self.env.observation_space
         self.action_space = self.env.action_space
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         """Start an episode, with a seed in a new environment."""
         if seed is None:
             return self.env.reset(options=options)

@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.wrappers import TransformAction, TransformObservation
 from gymnasium.wrappers.vector import VectorizeTransformAction, VectorizeTransformObservation
 
+VectorEnv = gym.vector.VectorEnv[Any, Any, Any]
 #: A plain space, and the function to it (observations) or from it (actions).
 _Change = tuple[Space[Any], Callable[[Any], Any]]
 
@@ -26,7 +27,7 @@ def plain(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return env
 
 
-def plain_vector(envs: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:
+def plain_vector(envs: VectorEnv) -> VectorEnv:
     """Wrap a vector environment as `plain` wraps a single one."""
     if (change := _action(envs.single_action_space)) is not None:
         space, convert = change

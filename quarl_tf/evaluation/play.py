@@ -134,29 +134,21 @@ def evaluate_and_save(
     sidecar = Policy.load(artifact).sidecar
     run = Run.from_dict(sidecar.run)
     seeds = evaluation_seeds(run.seed, episodes)
-    reference = reference_path(artifact, sidecar)
-    evaluation = _saved(artifact, sidecar, seeds, chance)
+    reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
+    evaluation = None
+    with suppress(QuarlError):  # A damaged one is replaced.
+        saved = Evaluation.load(path)
+        if evaluation_flaw(saved, sidecar, reference, seeds, chance) is None:
+            evaluation = saved
     if evaluation is None:
         guide = reference if reference.exists() else None
         evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
-        evaluation.save(evaluation_path(artifact, chance))
+        evaluation.save(path)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
     beside = artifact.with_name(f"{BASELINE}.tflite")
     if reference.parent == artifact.parent and baseline(beside, run, seeds) is None:
         evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(evaluation_path(beside))
     return evaluation
-
-
-def _saved(
-    artifact: Path, sidecar: Sidecar, seeds: Sequence[int], chance: Chance
-) -> Evaluation | None:
-    """Return the saved evaluation, unless it is damaged or does not match."""
-    with suppress(QuarlError):
-        evaluation = Evaluation.load(evaluation_path(artifact, chance))
-        reference = reference_path(artifact, sidecar)
-        if evaluation_flaw(evaluation, sidecar, reference, seeds, chance) is None:
-            return evaluation
-    return None
 
 
 def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
