@@ -163,16 +163,14 @@ def test_gymnasium_accepts_it_and_it_is_drawn() -> None:
     assert tuple(picture[240, 240]) != (0xF0, 0xF0, 0xF0)
 
 
-def told(envs: Any) -> Any:
-    assert isinstance(envs.unwrapped, Rising)
-    return envs.unwrapped.training_state()
-
-
 def test_training_begins_in_the_nearest_zone_and_evaluation_is_in_the_farthest() -> None:
-    training, evaluation = make_vector("AirNav-v0", 2, training=True), make_vector("AirNav-v0", 2)
-    assert (told(training), told(evaluation)) == ([1, 0, 0], [4])
-    near, far = (envs.reset(seed=0)[0][:, -1] for envs in (training, evaluation))
-    assert near.max() < 18 / 30 < 33 / 30 < far.min()
+    distances = []
+    for training, state in ((True, [1, 0, 0]), (False, [4])):
+        envs: Any = make_vector("AirNav-v0", 2, training=training)
+        assert isinstance(envs.unwrapped, Rising)
+        assert envs.unwrapped.training_state() == state
+        distances.append(envs.reset(seed=0)[0][:, -1])
+    assert distances[0].max() < 18 / 30 < 33 / 30 < distances[1].min()
 
 
 def test_the_zone_rises_at_30_percent_of_a_window() -> None:
@@ -188,19 +186,3 @@ def test_the_zone_rises_at_30_percent_of_a_window() -> None:
         envs.train_from(before)
         envs._rise(successes, missions)
         assert envs.training_state() == after
-
-
-def test_a_training_resumes_in_its_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(airnav, "REACHED", 12.0)
-    monkeypatch.setattr(airnav, "_SUCCESSES", 2)
-    envs = make_vector("AirNav-v0", 3, training=True)
-    envs.reset(seed=1)
-    while told(envs)[0] < 3:
-        envs.step(np.zeros(3, int))
-    other: Any = make_vector("AirNav-v0", 3, training=True)
-    other.train_from(told(envs))
-    np.testing.assert_array_equal(envs.reset(seed=7)[0], other.reset(seed=7)[0])
-    for _ in range(150):
-        one, two = envs.step(np.zeros(3, int)), other.step(np.zeros(3, int))
-        np.testing.assert_array_equal(one[0], two[0])
-    assert told(envs) == told(other)
