@@ -50,9 +50,7 @@ def test_the_actions_are_air_learning_s() -> None:
         (15, 170, (5, 0), (0, 0), 21.6 - 360),
     ],
 )
-def test_an_action_moves_the_body_for_a_fifth_of_a_second(
-    action: int, heading: float, velocity: Any, expected: Any, turned: float
-) -> None:
+def test_motion(action: int, heading: float, velocity: Any, expected: Any, turned: float) -> None:
     start = {"heading": np.radians(heading), "velocity": np.array(velocity, float)}
     after, *_ = fly(action, **start)
     np.testing.assert_allclose(after.velocity[0], expected, atol=1e-12)
@@ -79,9 +77,7 @@ def test_an_action_moves_the_body_for_a_fifth_of_a_second(
         (0, {"goal": [3.9, 0.0], "obstacles": [[3.4, 0.0, 2.0]]}, 1000.0, True, False),
     ],
 )
-def test_rewards(
-    action: int, changes: dict[str, Any], reward: float, reached: bool, hit: bool
-) -> None:
+def test_rewards(action: int, changes: Any, reward: float, reached: bool, hit: bool) -> None:
     _, *found = fly(action, **changes)
     assert found == [pytest.approx(reward), reached, hit]
 

@@ -32,9 +32,7 @@ def test_each_layer_has_its_share_of_the_error(artifacts: Artifacts) -> None:
         assert one.gain is not None
 
 
-def test_the_gain_of_a_layer_is_paired_and_has_an_interval(
-    artifacts: Artifacts, monkeypatch: Patch
-) -> None:
+def test_gains_are_paired_with_an_interval(artifacts: Artifacts, monkeypatch: Patch) -> None:
     base, steady = np.arange(20.0) ** 2, np.tile([2.0, 4.0], 10)
     # Of int8 first, then of the layers by their share of the error.
     returns = [base, base + steady, base, base + 1]

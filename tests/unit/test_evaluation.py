@@ -58,9 +58,7 @@ def outcomes(result: Evaluation) -> list[tuple[float, int]]:
     return list(zip(result.returns, result.lengths, strict=True))
 
 
-def test_returns_are_those_of_stepping_by_hand(
-    artifacts: Artifacts, networks: dict[str, Any], monkeypatch: Patch
-) -> None:
+def test_returns_by_hand(artifacts: Artifacts, networks: Any, monkeypatch: Patch) -> None:
     path, network, env = artifacts["balancer"], networks["balancer"], gym.make("CartPole-v1")
     result = evaluate(path, SEEDS)
     expected = [step(env, lambda x: int(np.argmax(network(x))), seed) for seed in SEEDS]
@@ -173,9 +171,8 @@ def test_schemes_meet_the_same_noise(stochastic: Describe) -> None:
 
 
 @CHANCES
-def test_agreement_is_of_greedy_actions_on_the_states_the_reference_visits(
-    stochastic: Describe, chance: Chance
-) -> None:
+def test_agreement_is_of_greedy_actions(stochastic: Describe, chance: Chance) -> None:
+    """In the states that the reference visits."""
     balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
     reference, greedy = Policy.load(balancer), list[Any]()
     seeds = SEEDS[:AGREEMENT_EPISODES]

@@ -62,9 +62,7 @@ def engine() -> Iterator[MiniRacer]:
 @pytest.mark.parametrize(
     "name", ["CartPole-v1/dqn", "Acrobot-v1/ppo", "MountainCarContinuous-v0/ppo"]
 )
-def test_heads_are_the_reference_kernels_and_actions_the_runtimes(
-    engine: MiniRacer, name: str, scheme: str, tmp_path: Path
-) -> None:
+def test_heads_and_actions(engine: MiniRacer, name: str, scheme: str, tmp_path: Path) -> None:
     path = MODELS / name / "s0/fp32.tflite"
     sidecar, content = Policy.load(path).sidecar, path.read_bytes()
     seen = observed(sidecar.env_id, 10, 99)
@@ -109,9 +107,7 @@ def step(env: Any, state: list[float], action: Any) -> tuple[Any, float, bool, A
         ("AirNav-v0", [29, 29, 5, 5, np.pi]),
     ],
 )
-def test_a_step_is_that_of_the_environment(
-    engine: MiniRacer, env_id: str, reach: list[float]
-) -> None:
+def test_steps_are_the_environment_s(engine: MiniRacer, env_id: str, reach: list[float]) -> None:
     random, env = np.random.default_rng(0), make(env_id).unwrapped
     env.action_space.seed(0)
     states: list[Any] = random.uniform(-1, 1, (200, len(reach))) * reach
@@ -169,9 +165,7 @@ def played(workspace: Workspace) -> Any:
     return found and json.loads(found[1])
 
 
-def test_a_page_plays_the_episodes_of_the_evaluations(
-    engine: MiniRacer, workspace: Workspace
-) -> None:
+def test_a_page_plays_the_evaluations(engine: MiniRacer, workspace: Workspace) -> None:
     returns = engine.call(f"({PLAY})", played(workspace))
     for scheme, episodes in zip(("fp32", "int8"), returns, strict=True):
         told = Evaluation.load(evaluation_path(workspace.artifact(RUN, scheme)))
@@ -179,9 +173,7 @@ def test_a_page_plays_the_episodes_of_the_evaluations(
         np.testing.assert_allclose(episodes, expected, atol=0.01)
 
 
-def test_large_pages_missing_files_and_other_operators_do_not_play(
-    workspace: Workspace, monkeypatch: Patch
-) -> None:
+def test_what_cannot_play_is_left_out(workspace: Workspace, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(page, "LARGEST_PLAYING", 100_000)
         assert played(workspace) is None

@@ -181,9 +181,7 @@ def test_captions_of_several_runs_have_their_ids() -> None:
     assert video.scene([native, other], 0, 5).names == names
 
 
-def test_a_run_is_recorded_by_its_id_or_gets_one_line(
-    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
+def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     folder = tmp_path / "tflite_models/CartPole-v1/dqn/s0"
     shutil.copytree(POLICIES / "CartPole-v1/dqn/s0", folder)
     artifact, run_id, target = str(folder / "int8.tflite"), "dqn-CartPole-v1-s0", tmp_path / "a.gif"
