@@ -83,13 +83,13 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
     if algo not in ALGORITHMS:
         raise unknown("algorithm", algo, ALGORITHMS)
     kinds = {int: "discrete", tuple: "multi-discrete", type(None): "continuous"}
-    there = kinds[type(spec.num_actions)]
-    needed = {name: preset.ACTIONS or there for name, preset in ALGORITHMS.items()}
-    if needed[algo] != there:
-        fitting = [name for name, kind in needed.items() if kind == there]
+    given = kinds[type(spec.num_actions)]
+    needed = {name: preset.ACTIONS or given for name, preset in ALGORITHMS.items()}
+    if needed[algo] != given:
+        fitting = [name for name, kind in needed.items() if kind == given]
         raise UsageError(
             f"{algo} needs {needed[algo]} actions; take {' or '.join(fitting)}. "
-            f"Received: actions={there!r}"
+            f"Received: actions={given!r}"
         )
 
 

@@ -212,7 +212,7 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
         self._over = np.ones(self.num_envs, np.bool_)
         self.missions = self._plan()
         self._over[:] = False
-        return observe(self.missions, self.arena), _told(self._over)
+        return observe(self.missions, self.arena), _success_info(self._over)
 
     def _plan(self) -> Missions:
         draws = [self.randoms[e].random(_DRAWS) for e in np.flatnonzero(self._over)]
@@ -230,7 +230,7 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
         self.missions, self._over = flown, ended | late
         self._rise(int(reached.sum()), int(self._over.sum()))
         rewards = np.where(starts, rewards, 0.0)
-        return observe(flown, self.arena), rewards, ended, late, _told(reached)
+        return observe(flown, self.arena), rewards, ended, late, _success_info(reached)
 
     def _rise(self, successes: int, missions: int) -> None:
         if self._window is None:
@@ -264,8 +264,8 @@ class AirNav(gym.Env[NDArray[np.float32], np.int64]):
         """Fly for 0.2 s."""
         observations, rewards, ended, late, info = self._one.step(np.array([action]))
         self._trail.append(self._one.missions.position[0])
-        told = {"is_success": bool(info["is_success"][0])}
-        return observations[0], float(rewards[0]), bool(ended[0]), bool(late[0]), told
+        success = {"is_success": bool(info["is_success"][0])}
+        return observations[0], float(rewards[0]), bool(ended[0]), bool(late[0]), success
 
     def render(self) -> NDArray[np.uint8] | None:
         """Draw the arena from above, north up, with what the body sees, its goal and its trail."""
@@ -308,7 +308,7 @@ def _draw(missions: Missions, arena: Arena, trail: Floats) -> NDArray[np.uint8]:
     return np.asarray(image.resize((pixels, pixels), Image.Resampling.BOX))
 
 
-def _told(reached: Flags) -> dict[str, Any]:
+def _success_info(reached: Flags) -> dict[str, Any]:
     return {"is_success": reached, "_is_success": np.ones_like(reached)}
 
 

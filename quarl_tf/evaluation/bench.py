@@ -93,8 +93,8 @@ def _turn(
     yield f"{threads}", time_calls(policy, list(seen), calls)
     if threads == 1 and program is not None:
         given = seen[np.arange(calls) % len(seen)].tobytes()
-        told = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True).stdout
-        yield "C", np.array(told.split(), np.float64) / 1000
+        done = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True)
+        yield "C", np.array(done.stdout.split(), np.float64) / 1000
 
 
 def _program(artifact: Path, sidecar: Sidecar, folder: Path) -> Path | None:

@@ -93,9 +93,9 @@ def _resident(path: Path | None) -> int:
     for _ in range(_PROCESSES):
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=found_by)
         if done.returncode:
-            said = (done.stdout.strip() or done.stderr.strip()).splitlines()
+            output = (done.stdout.strip() or done.stderr.strip()).splitlines()
             raise QuarlError(
-                f"LiteRT cannot run the flatbuffer ({said[-1] if said else 'it said nothing'}); "
+                f"LiteRT cannot run the flatbuffer ({output[-1] if output else 'no output'}); "
                 f"export it again. Received: path={str(path)!r}, exit code {done.returncode}"
             )
         sizes.append(int(done.stdout))

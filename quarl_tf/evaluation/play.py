@@ -187,11 +187,11 @@ def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
         return partial(policy.sample, random=draws)
     if chance.kind != "epsilon":
         return policy.act
-    lots = generator(seed, "random actions")
+    random = generator(seed, "random actions")
 
     def act(observation: NDArray[Any]) -> Any:
-        lot, other = lots.random(), lots.integers(policy.sidecar.num_actions or 1)
-        return other if lot < chance.probability else policy.act(observation)
+        draw, other = random.random(), random.integers(policy.sidecar.num_actions or 1)
+        return other if draw < chance.probability else policy.act(observation)
 
     return act
 

@@ -63,7 +63,7 @@ class Preset(ABC):
     train_frequency: _Count  #: Environment steps between bursts of learning.
     evaluation_every: _Count  #: Steps between greedy evaluations that choose the best network.
     evaluation_episodes: _Count  #: Episodes of each such evaluation, played in parallel.
-    checkpoint_every: _Count  #: Steps between checkpoints; episodes start anew after each.
+    checkpoint_every: _Count  #: Steps between checkpoints; new episodes start at each.
     layer_norm: _Flag = False  #: Whether layer normalisation follows hidden fully-connected layers.
     precision: _Precision = "float32"  #: Of hidden layers in training, one of `PRECISIONS`.
     #: Greedy return on selection seeds, of the quantised network if any, that ends training.
