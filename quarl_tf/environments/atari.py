@@ -88,11 +88,11 @@ def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env
         repeat_action_probability=sticky,
         **options,
     )
-    stacked = FrameStackObservation(AtariPreprocessing(env, noop_max=_NOOP_MAX), _DEPTH)
     opening = _opening(env.get_wrapper_attr("ale").getMinimalActionSet())
-    # Twice where actions are sticky, as a game may miss the first.
-    game = _Game(stacked, opening[:1] * (sticky > 0) + opening)
-    return TransformObservation(game, lambda planes: channels_last(planes[None])[0], _SPACE)
+    env = FrameStackObservation(AtariPreprocessing(env, noop_max=_NOOP_MAX), _DEPTH)
+    # FIRE twice where actions are sticky, as a game may miss the first.
+    env = _Game(env, opening[:1] * (sticky > 0) + opening)
+    return TransformObservation(env, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
 def make_vector(registered: Registered, num_envs: int, *, training: bool) -> VectorEnv:

@@ -80,7 +80,8 @@ def evaluate(
 
 
 def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any) -> Evaluation:
-    missing = ("artifact_sha256", "latency_us", "reference_sha256", "agreement")
+    optional = ("artifact_sha256", "latency_us", "reference_sha256", "agreement")
+    facts = dict.fromkeys(optional) | facts
     return Evaluation(
         seeds=list(seeds),
         returns=[episode.result for episode in episodes],
@@ -91,7 +92,7 @@ def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any)
         versions=provenance.package_versions(),
         processor=provenance.processor(),
         sources=provenance.sources(),
-        **(dict.fromkeys(missing) | facts),
+        **facts,
     )
 
 
