@@ -130,7 +130,7 @@ CHANCES = pytest.mark.parametrize("chance", [GREEDY, SAMPLED], ids=["greedy", "s
 
 @CHANCES
 def test_an_episode_depends_on_its_seed_alone(stochastic: Describe, chance: Chance) -> None:
-    """And not on the policy: the noise is that of `by_hand`."""
+    """Draws follow from the seed, whatever the policy (`by_hand`)."""
     path = stochastic("fp32", "fp32")
     forwards, backwards = (evaluate(path, seeds, chance) for seeds in (SEEDS, SEEDS[::-1]))
     assert outcomes(forwards) == by_hand(path, chance, SEEDS)
