@@ -1,7 +1,7 @@
 """How the numbers of a network are represented, as plain data: formats, recipes, a schedule."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -175,7 +175,7 @@ class QatSchedule:
             )
 
 
-_RULES = {"nearest": integers, "paper": published}
+_RULES: Mapping[str, Callable[..., LayerFormat]] = {"nearest": integers, "paper": published}
 
 #: Value of `per_channel`: a grid per output at 2 and 3 bits only. At 2 bits on a robot, two such
 #: trainings had the highest mean of all options (reports/options); 3 bits are untried, and at 4 no
