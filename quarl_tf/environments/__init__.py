@@ -1,16 +1,16 @@
-"""Gymnasium environments by id: single ones to evaluate in, vectors to train in.
+"""Gymnasium environments by id: single ones for evaluation, vectors for training.
 
-Vector environments keep Gymnasium's NEXT_STEP autoreset: the step after an episode's last
+Vector environments use Gymnasium's NEXT_STEP autoreset: the step after an episode's last
 observation ignores its action and returns the first observation of the next episode with reward 0.
-Whoever learns from the stream must leave that step out.
+Learners must skip that step.
 
-After `reset(seed=...)` all that follows depends on the seed and the actions alone, whatever was
-played before; an environment of the user's own has to see to that itself.
+After `reset(seed=...)` everything depends on the seed and the actions alone, not on earlier
+episodes; a user's own environment must ensure this itself.
 """
 
 import math
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium as gym
@@ -25,28 +25,21 @@ from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.presets import ALGORITHMS
 from quarl_tf.spec import Chance, actions
 
-#: Key of a step's info that tells whether the episode succeeded, as robotics environments have it.
-SUCCESS = "is_success"
-
-#: Steps; the longest of all games ends after 27 000.
-LONGEST_EPISODE = 100_000
+SUCCESS = "is_success"  #: Key of a step's info for success, as in robotics environments.
+LONGEST_EPISODE = 100_000  #: In steps; Atari games end after 27 000.
 
 
 @dataclass(frozen=True)
 class EnvSpec:
     """Shapes and bounds of an environment's observations and actions."""
 
-    #: Without a batch dimension.
-    observation_shape: tuple[int, ...]
-    #: "float32" or "uint8".
-    observation_dtype: str
-    #: Of each of several actions at once (MultiDiscrete) a tuple; None if actions are continuous,
-    #: else bounds are None.
+    observation_shape: tuple[int, ...]  #: Without a batch dimension.
+    observation_dtype: str  #: "float32" or "uint8".
+    #: A tuple for several actions at once (MultiDiscrete); None if actions are continuous.
     num_actions: int | tuple[int, ...] | None
-    action_low: tuple[float, ...] | None = None
+    action_low: tuple[float, ...] | None = None  #: Bounds of continuous actions.
     action_high: tuple[float, ...] | None = None
-    #: Frames in an observation, newest last; 1 if it is no stack of frames.
-    frame_stack: int = 1
+    frame_stack: int = 1  #: Frames in an observation, newest last; 1 if it is no stack of frames.
 
     @property
     def action_size(self) -> int:
@@ -56,19 +49,19 @@ class EnvSpec:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what sidecars say of the environment, as JSON has it."""
+        """Return what sidecars record, JSON-ready."""
         facts = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         del facts["frame_stack"]
         return facts
 
     @cached_property
     def bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return lowest and highest continuous actions; spaces of float32 refuse float64."""
+        """Return lowest and highest continuous actions, in float32 as the spaces require."""
         low, high = self.action_low or (), self.action_high or ()
         return np.array(low, np.float32), np.array(high, np.float32)
 
     def greedy(self, heads: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-        """Return the best actions by heads [n, outputs]: of equal values the first."""
+        """Return the best actions of heads [n, outputs]; the first of equal values."""
         if self.num_actions is None:
             return np.clip(heads, *self.bounds)
         return actions.best(heads, self.num_actions)
@@ -76,32 +69,32 @@ class EnvSpec:
 
 @runtime_checkable
 class Rising(Protocol):
-    """A vector environment whose task grows harder as a training goes on, as by a curriculum."""
+    """A vector environment with a curriculum: its task becomes harder during a training."""
 
     def train_from(self, state: Any) -> None:
-        """Train from what `training_state` returned on, or from the easiest task for None."""
+        """Continue from a `training_state`, or start with the easiest task for None."""
 
     def training_state(self) -> Any:
-        """Return what a checkpoint keeps besides the seeds, as JSON has it."""
+        """Return the state for a checkpoint, JSON-ready."""
 
 
 def require_actions(algo: str, spec: EnvSpec) -> None:
-    """Refuse an environment whose actions an algorithm cannot choose."""
+    """Raise a UsageError for actions that an algorithm does not support."""
     if algo not in ALGORITHMS:
         raise unknown("algorithm", algo, ALGORITHMS)
     kinds = {int: "discrete", tuple: "multi-discrete", type(None): "continuous"}
-    there = kinds[type(spec.num_actions)]
-    needed = {name: preset.ACTIONS or there for name, preset in ALGORITHMS.items()}
-    if needed[algo] != there:
-        fitting = [name for name, kind in needed.items() if kind == there]
+    given = kinds[type(spec.num_actions)]
+    needed = {name: preset.ACTIONS or given for name, preset in ALGORITHMS.items()}
+    if needed[algo] != given:
+        fitting = [name for name, kind in needed.items() if kind == given]
         raise UsageError(
             f"{algo} needs {needed[algo]} actions; take {' or '.join(fitting)}. "
-            f"Received: actions={there!r}"
+            f"Received: actions={given!r}"
         )
 
 
 def require_chance(env_id: str, chance: Chance, algo: str | None = None) -> None:
-    """Refuse chance that an environment, or an algorithm's policy, has no room for."""
+    """Raise a UsageError for chance that an environment or an algorithm does not support."""
     if chance.sticky and rules(env_id) is None:
         flaw = "Only Atari games repeat actions by chance"
     elif chance.kind == "epsilon" and env_spec(env_id).num_actions is None:
@@ -115,7 +108,7 @@ def require_chance(env_id: str, chance: Chance, algo: str | None = None) -> None
 
 
 def require_end(steps: int) -> None:
-    """Refuse to go on with an episode that has taken so many steps that it may never end."""
+    """Raise a UsageError for an episode of so many steps that it may never end."""
     if steps > LONGEST_EPISODE:
         raise UsageError(
             "An episode is too long to be played to its end; register the environment with a time "
@@ -124,7 +117,7 @@ def require_end(steps: int) -> None:
 
 
 def require_finite(episode_return: float, where: str) -> None:
-    """Refuse a return that is not finite; `where` is its seed or step, for the message."""
+    """Raise a QuarlError for a return that is not finite; the message names `where`."""
     if not math.isfinite(episode_return):
         raise QuarlError(
             "The environment gave a reward that is not finite; fix it before training or "
@@ -133,35 +126,29 @@ def require_finite(episode_return: float, where: str) -> None:
 
 
 def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, Any]:
-    """Make one environment, with its time limit, of plain spaces (see `environments.spaces`).
+    """Make one environment with plain spaces (see `environments.spaces`).
 
-    Atari games follow the papers' protocol of evaluation (see `environments.atari`), but repeat
-    their last action at a frame with the probability `sticky`. Options, such as `render_mode`, are
-    those of `gymnasium.make`.
+    Atari games follow the papers' evaluation protocol (see `environments.atari`), but repeat their
+    last action at a frame with probability `sticky`. Options are those of `gymnasium.make`.
 
     Raises:
-        UsageError: The environment is unknown, or a package that it needs is not installed.
+        UsageError: The environment is unknown, cannot be made, or needs a missing package.
     """
     registered = registry.find(env_id)
-
-    def create() -> gym.Env[Any, Any]:
-        return gym.make(env_id, disable_env_checker=True, **options)
-
+    create = partial(gym.make, env_id, disable_env_checker=True, **options)
     with registry.making(env_id):
         if atari.plays(registered):
             return atari.make(registered, sticky, **options)
-        env = rebuild.RebuildOnReset(create) if rebuild.keeps_a_past(registered) else create()
+        env = rebuild.RebuildOnReset(create) if rebuild.keeps_state(registered) else create()
         return spaces.plain(env)
 
 
-def make_vector(
-    env_id: str, num_envs: int, *, training: bool = False
-) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """Make a vector environment: NumPy-vectorised where Gymnasium has one, else in a loop.
+def make_vector(env_id: str, num_envs: int, *, training: bool = False) -> spaces.VectorEnv:
+    """Make a vector environment: NumPy-vectorised where Gymnasium has one, else a loop.
 
-    Loops, not processes: a step of Bullet is short beside a message between processes. For
-    `training` Atari games are shaped as the papers train (see `environments.atari`), and what rises
-    begins with its easiest task. Errors are those of `make`.
+    Loops, not processes: a step of Bullet is shorter than a message between processes. For
+    `training`, Atari games are shaped as in the papers (see `environments.atari`), and a curriculum
+    starts with its easiest task. Errors are those of `make`.
     """
     registered = registry.find(env_id)
     with registry.making(env_id):
@@ -182,7 +169,7 @@ def make_vector(
 
 
 def env_spec(env_id: str) -> EnvSpec:
-    """Read the spaces of an environment; a UsageError where they are not supported."""
+    """Read the spaces of an environment; a UsageError if they are not supported."""
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
     env.close()

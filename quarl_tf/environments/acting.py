@@ -1,4 +1,4 @@
-"""The one loop that acts: to collect experience, to choose networks and to evaluate."""
+"""The loop of acting that training, selection and evaluation share."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,32 +9,25 @@ from quarl_tf import environments
 
 
 class Tick(NamedTuple):
-    """What one action came to; in a vector environment every field is [num_envs, ...]."""
+    """One step; in a vector environment every field is [num_envs, ...]."""
 
-    #: What was acted on.
-    observations: Any
+    observations: Any  #: Before the actions.
     actions: Any
     rewards: Any
-    #: Whether the episode terminated by it; truncation does not count.
     terminated: Any
-    #: False where the observation was its episode's last: this tick only resets.
-    starts: Any
+    starts: Any  #: False where the observation was its episode's last: this tick only resets.
     truncated: Any = False
-    #: The observations after it.
-    following: Any = None
+    following: Any = None  #: The observations after the actions.
     info: Mapping[str, Any] = {}
 
     @property
     def done(self) -> Any:
-        """Whether the episode ended by it, in either way."""
+        """Whether the episode was terminated or truncated."""
         return self.terminated | self.truncated
 
 
 def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Tick]:
-    """Act in an environment, or a vector, for as long as ticks are taken.
-
-    `act` maps observations to actions; the first `observations` are those of the reset.
-    """
+    """Act in an environment or a vector without end, from the `observations` of a reset."""
     starts: Any = np.ones(getattr(env, "num_envs", ()), np.bool_)
     while True:
         actions = act(observations)
@@ -45,19 +38,17 @@ def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Ti
 
 
 class Episode(NamedTuple):
-    """What an episode came to, and which of the game's starts it went on from."""
+    """The outcome of an episode."""
 
     result: float
     length: int
-    #: None where the environment does not tell.
-    success: bool | None
-    #: Steps at which several actions shared the best value.
-    ties: int = 0
-    start: int | None = None
+    success: bool | None  #: None where the environment does not report it.
+    ties: int = 0  #: Steps at which several actions shared the best value.
+    start: int | None = None  #: Number of a game's start.
 
 
 def play(env: Any, act: Callable[[Any], Any], observation: Any, seed: int) -> Episode:
-    """Play on from the reset by a seed to the end of the episode, its rewards summed.
+    """Play an episode to its end, from the `observation` of a reset with this seed.
 
     Raises:
         UsageError: It does not end.

@@ -1,12 +1,12 @@
-"""AirNav-v0: fly to a goal among obstacles, Air Learning's task in the plane, in NumPy alone.
+"""AirNav-v0: fly to a goal among obstacles, Air Learning's task in the plane and in NumPy.
 
 Actions, reward, zones and curriculum are those of its sources (harvard-edge/airlearning-rl:
-`settings.py`, `AirGym.py`). Not as there: depth is measured along 64 rays instead of a rendered
+`settings.py`, `AirGym.py`). Differences: depth is measured along 64 rays instead of a rendered
 image of 154×256; obstacles are round; a step takes 0.2 s, the 5 Hz of QuaRL's slowest policy; a
-mission that takes too long is truncated without a penalty; yaw turns both ways at the same rates.
+mission that takes too long is truncated without a penalty; yaw has the same rates both ways.
 
-Positions are in m, x to the north and y to the east; headings in radians clockwise from the north.
-The mission starts in the middle of the arena, and the body hovers while it yaws.
+Positions are in m, x north and y east; headings in radians clockwise from north. A mission starts
+in the middle of the arena, and the body hovers while it yaws.
 """
 
 from typing import Any, NamedTuple
@@ -24,10 +24,10 @@ Flags = NDArray[np.bool_]
 
 
 class Arena(NamedTuple):
-    """A walled square; least and most obstacles and radii, at most one in each of cells² cells."""
+    """A walled square with at most one obstacle in each of cells² cells."""
 
     half: float
-    obstacles: tuple[int, int]
+    obstacles: tuple[int, int]  # Smallest and largest number, and likewise radii.
     radii: tuple[float, float]
     cells: int
 
@@ -38,34 +38,34 @@ ARENAS = {
 }
 ZONES = 4
 
-#: Seconds, m, steps.
+#: In seconds, m and steps.
 STEP, BODY, REACHED, SLOW, RANGE, LIMIT = 0.2, 0.5, 3.0, 6.0, 20.0, 750
-#: Wanted forward and right speeds in m/s, and yaw rates in degrees per second.
+#: Commanded forward and right speeds in m/s, and yaw rates in degrees per second.
 _SPEEDS, _RATES = (5.0, 4.0, 3.0, 2.0, 1.0), (108.0, 54.0, 27.0, 13.5, 6.75)
 ACTIONS = np.array(
     [(a * v, b * v, 0) for a, b in ((1, 0), (1, 1), (-0.5, 0)) for v in _SPEEDS]
     + [(0, 0, sign * rate) for sign in (1, -1) for rate in _RATES]
 )
-#: Of the rays, from left to right over the camera's field of view.
+#: Directions of the rays from left to right, over the camera's field of view.
 _ANGLES = np.radians(np.linspace(-54, 54, 64))
 _RAYS = np.array([np.cos(_ANGLES), np.sin(_ANGLES)], np.float32)
 
 _MOST_CELLS = max(arena.cells for arena in ARENAS.values()) ** 2
 _DRAWS = 4 + 4 * _MOST_CELLS
-#: What the last inputs are divided by: velocity (m/s), offset and distance of the goal (m).
+#: Divisors of the last inputs: velocity (m/s), offset and distance of the goal (m).
 _SCALES = np.array([5.0, 5.0, 30.0, 30.0, 30.0])
 _LIMITS = np.repeat(np.array([1, 3], np.float32), [len(_ANGLES), len(_SCALES)])
 _OBSERVED = gym.spaces.Box(np.where(_LIMITS > 1, -_LIMITS, np.float32(0)), _LIMITS)
 _CHOICES: gym.spaces.Discrete[Any] = gym.spaces.Discrete(len(ACTIONS))
-#: Missions of the curriculum's window, and how many of them must succeed.
+#: Missions in a window of the curriculum, and successes that raise the zone.
 _WINDOW, _SUCCESSES = 1000, 300
 
 
 class Missions(NamedTuple):
-    """Missions under way, n of them in one arena."""
+    """The states of n missions in one arena."""
 
     position: Floats  # [n, 2]
-    velocity: Floats  # [n, 2], of the latest step
+    velocity: Floats  # [n, 2], of the last step
     heading: Floats  # [n]
     goal: Floats  # [n, 2]
     obstacles: Floats  # [n, most, 3]: centre and radius
@@ -73,10 +73,10 @@ class Missions(NamedTuple):
 
 
 def plan(draws: Floats, arena: Arena, zone: int) -> Missions:
-    """Lay missions out from uniform draws [n, _DRAWS].
+    """Create missions from uniform draws [n, _DRAWS].
 
-    A coordinate of the goal is as far from the middle as the zone says, either way. Obstacles stay
-    a passage of 1 m from the edge of their cell, and clear of start and goal.
+    The zone sets the distance of the goal's coordinates from the middle. Obstacles are 1 m or more
+    from the edge of their cell, and clear of start and goal.
     """
     n = len(draws)
     near = SLOW + 1
@@ -101,7 +101,7 @@ def plan(draws: Floats, arena: Arena, zone: int) -> Missions:
 
 
 def fly(missions: Missions, actions: NDArray[Any]) -> Missions:
-    """Act for a step; a diagonal command is met halfway from the velocity there is."""
+    """Act for one step; a diagonal command is averaged with the current velocity."""
     forward, right, rate = ACTIONS[actions].T
     wanted = _turned(np.stack([forward, right], axis=1), missions.heading)
     velocity = np.where((right > 0)[:, None], (wanted + missions.velocity) / 2, wanted)
@@ -115,7 +115,7 @@ def fly(missions: Missions, actions: NDArray[Any]) -> Missions:
 
 
 def judge(before: Missions, after: Missions, arena: Arena) -> tuple[Floats, Flags, Flags]:
-    """Return rewards, whether goals were reached, and whether the body hit something on its way."""
+    """Return rewards, whether goals were reached, and whether the body hit something."""
     path = after.position - before.position
     aside = before.obstacles[..., :2] - before.position[:, None]
     square = np.maximum((path**2).sum(axis=1), 1e-12)[:, None]
@@ -130,7 +130,7 @@ def judge(before: Missions, after: Missions, arena: Arena) -> tuple[Floats, Flag
 
 
 def depths(missions: Missions, arena: Arena) -> Floats:
-    """Return how far the body sees along every ray, in m, at most `RANGE`: [n, rays]."""
+    """Return the free distance along every ray in m, at most `RANGE`: [n, rays]."""
     cos, sin = (part.astype(np.float32)[:, None] for part in _direction(missions.heading))
     dx, dy = cos * _RAYS[0] - sin * _RAYS[1], sin * _RAYS[0] + cos * _RAYS[1]
     x, y = missions.position.astype(np.float32).T[..., None]
@@ -140,7 +140,7 @@ def depths(missions: Missions, arena: Arena) -> Floats:
         aside = (missions.obstacles[..., :2] - missions.position[:, None]).astype(np.float32)
         room: Floats = missions.obstacles[..., 2].astype(np.float32) ** 2 - (aside**2).sum(axis=2)
         along = aside[..., :1] * dx[:, None] + aside[..., 1:] * dy[:, None]
-        # No number where a ray passes by, negative where the obstacle lies behind.
+        # NaN where a ray misses the obstacle, negative where it lies behind.
         entry = along - np.sqrt(along * along + room[..., None])
     nearest = np.where(entry > 0, entry, np.float32(RANGE)).min(axis=1)
     shown: Floats = np.clip(np.minimum(nearest, walls), 0, np.float32(RANGE))
@@ -150,8 +150,7 @@ def depths(missions: Missions, arena: Arena) -> Floats:
 def observe(missions: Missions, arena: Arena) -> NDArray[np.float32]:
     """Return observations [n, 69]: depths, then velocity and goal in the body's frame, distance."""
     offset = missions.goal - missions.position
-    velocity = _turned(missions.velocity, -missions.heading)
-    goal = _turned(offset, -missions.heading)
+    velocity, goal = (_turned(v, -missions.heading) for v in (missions.velocity, offset))
     rest = np.concatenate([velocity, goal, _length(offset)[:, None]], axis=1) / _SCALES
     whole = np.concatenate([depths(missions, arena) / RANGE, rest], axis=1)
     return np.asarray(whole, np.float32)
@@ -172,10 +171,10 @@ def _length(vectors: Floats) -> Any:
 
 
 class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
-    """Many missions side by side, environment e as `AirNav` alone with seed + e.
+    """Parallel missions; environment e equals `AirNav` with seed + e.
 
-    In a training the zone rises from the nearest: at 30 % successes in a window of 1 000 missions,
-    which is closed as soon as it cannot come to that.
+    In a training the zone rises from 1 at 30 % successes in a window of 1 000 missions; a window
+    ends early once that is reached or impossible.
     """
 
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012
@@ -186,7 +185,7 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(_OBSERVED, num_envs)
         self.action_space = batch_space(_CHOICES, num_envs)
         self.randoms = [np_random()[0] for _ in range(num_envs)]
-        #: Successes and missions so far; None where the zone does not rise.
+        #: Successes and missions of the current window; None without a curriculum.
         self._window: list[int] | None = None
         self._choose(arena, zone)
 
@@ -198,29 +197,29 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
         self._name, self.arena, self._zone = arena, ARENAS[arena], zone
 
     def train_from(self, state: list[int] | None) -> None:
-        """Train from the nearest zone on, or where `training_state` was."""
+        """Start the curriculum in zone 1, or at a `training_state`."""
         self._zone, *self._window = state or (1, 0, 0)
 
     def training_state(self) -> list[int]:
-        """Return the zone, and successes and missions in its window."""
+        """Return the zone, and successes and missions of the window."""
         return [self._zone, *(self._window or ())]
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        """Start missions; options `arena` and `zone` hold from here on."""
+        """Start missions; options `arena` and `zone` also apply to later ones."""
         self._choose(**{"arena": self._name, "zone": self._zone, **(options or {})})
         if seed is not None:
             self.randoms = [np_random(seed + e)[0] for e in range(self.num_envs)]
         self._over = np.ones(self.num_envs, np.bool_)
         self.missions = self._plan()
         self._over[:] = False
-        return observe(self.missions, self.arena), _told(self._over)
+        return observe(self.missions, self.arena), _success_info(self._over)
 
     def _plan(self) -> Missions:
         draws = [self.randoms[e].random(_DRAWS) for e in np.flatnonzero(self._over)]
         return plan(np.array(draws), self.arena, self._zone)
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, Floats, Flags, Flags, dict[str, Any]]:
-        """Fly for 0.2 s; where a mission is over another one starts instead."""
+        """Fly for 0.2 s; missions that are over start again instead."""
         flown, starts = fly(self.missions, actions), ~self._over
         rewards, reached, hit = judge(self.missions, flown, self.arena)
         ended, reached = (reached | hit) & starts, reached & starts
@@ -231,26 +230,25 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
         self.missions, self._over = flown, ended | late
         self._rise(int(reached.sum()), int(self._over.sum()))
         rewards = np.where(starts, rewards, 0.0)
-        return observe(flown, self.arena), rewards, ended, late, _told(reached)
+        return observe(flown, self.arena), rewards, ended, late, _success_info(reached)
 
     def _rise(self, successes: int, missions: int) -> None:
         if self._window is None:
             return
         successes, missions = self._window[0] + successes, self._window[1] + missions
-        met = successes >= _SUCCESSES
-        self._zone = min(self._zone + met, ZONES)
-        closed = met or missions - successes > _WINDOW - _SUCCESSES
-        self._window = [0, 0] if closed else [successes, missions]
+        enough = successes >= _SUCCESSES
+        self._zone = min(self._zone + enough, ZONES)
+        over = enough or missions - successes > _WINDOW - _SUCCESSES
+        self._window = [0, 0] if over else [successes, missions]
 
 
 class AirNav(gym.Env[NDArray[np.float32], np.int64]):
-    """One mission at a time, in an `arena` ("easy", "hard") with the goal in a `zone` (1 to 4)."""
+    """One mission, in an `arena` ("easy", "hard") with the goal in a `zone` (1 to 4)."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
     observation_space, action_space = _OBSERVED, _CHOICES
 
     def __init__(self, *, render_mode: str | None = None, **options: Any) -> None:
-        """Choose the missions by `options`, which those of a reset change."""
         self.render_mode = render_mode
         self._one = AirNavVector(1, **options)
 
@@ -266,20 +264,20 @@ class AirNav(gym.Env[NDArray[np.float32], np.int64]):
         """Fly for 0.2 s."""
         observations, rewards, ended, late, info = self._one.step(np.array([action]))
         self._trail.append(self._one.missions.position[0])
-        told = {"is_success": bool(info["is_success"][0])}
-        return observations[0], float(rewards[0]), bool(ended[0]), bool(late[0]), told
+        success = {"is_success": bool(info["is_success"][0])}
+        return observations[0], float(rewards[0]), bool(ended[0]), bool(late[0]), success
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Draw the arena from above, with what the body sees."""
+        """Draw the arena from above, north up, with what the body sees, its goal and its trail."""
         if self.render_mode is None:
             return None
-        return draw(self._one.missions, self._one.arena, np.array(self._trail))
+        return _draw(self._one.missions, self._one.arena, np.array(self._trail))
 
 
-def draw(missions: Missions, arena: Arena, trail: Floats, pixels: int = 480) -> NDArray[np.uint8]:
-    """Draw the first mission, north up, with what it sees (yellow), its goal and its trail."""
+def _draw(missions: Missions, arena: Arena, trail: Floats) -> NDArray[np.uint8]:
     from PIL import Image, ImageDraw
 
+    pixels = 480
     metre = pixels / (arena.half + 1)  # Drawn at twice the size.
     image = Image.new("RGB", (2 * pixels, 2 * pixels), "#32363e")
     pen = ImageDraw.Draw(image)
@@ -310,7 +308,7 @@ def draw(missions: Missions, arena: Arena, trail: Floats, pixels: int = 480) -> 
     return np.asarray(image.resize((pixels, pixels), Image.Resampling.BOX))
 
 
-def _told(reached: Flags) -> dict[str, Any]:
+def _success_info(reached: Flags) -> dict[str, Any]:
     return {"is_success": reached, "_is_success": np.ones_like(reached)}
 
 

@@ -1,21 +1,20 @@
-"""Atari games by the papers' protocol, one alone or many in ale-py's threads.
+"""Atari games by the papers' protocol, single ones or vectors in ale-py's threads.
 
 No sticky actions; frame skip 4 with the maximum of the last two frames; grey 84x84; the last four
-stacked, oldest first; up to 30 no-op frames at the start; stopped after 108 000 frames.
+stacked, oldest first; up to 30 no-op frames at the start; truncation after 108 000 frames.
 
 As in the papers' wrappers (stable-baselines' `EpisodicLifeEnv`, `FireResetEnv`, `VecFrameStack`),
-a lost life is followed by a no-op, and a start or a lost life, where the game has FIRE, by FIRE and
-action 2. The agent is not asked in these steps, and its next stack holds the frame after them,
-zeros before it: a policy need not learn to press FIRE, and sees nothing of a life that is lost.
+some steps are forced, without the agent: a no-op after a lost life and, in games with FIRE, FIRE
+and action 2 after it and at the start. The next stack holds the frame after them, and zeros before:
+a policy need not learn to press FIRE, and sees nothing of the lost life.
 
-One environment alone takes these steps within the one before them. In a vector each is a tick whose
-action is not the agent's. A vector for training clips rewards to [-1, 1] and ends an episode with
-each life; such a tick is then one that only resets, with reward 0, and all but the last end an
-episode again. ale-py's own option starts a new game at every lost life: a policy trained under it
-never sees what comes after its first.
+A single game takes forced steps within the step before them; in a vector each is a tick. A vector
+for training clips rewards to [-1, 1] and ends an episode with each life; forced ticks then only
+reset, with reward 0, and all but the last end an episode again. (ale-py's own option starts a new
+game at every lost life, so that policies never see what follows the first.)
 
-Vectors draw 0 to 29 no-ops with generators of their own (single games: 1 to 30), and do not count
-them among the 108 000.
+Vectors draw 0 to 29 no-ops with their own generators (single games: 1 to 30), and do not count them
+among the 108 000 frames.
 """
 
 from typing import Any
@@ -26,13 +25,14 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
+from quarl_tf.environments.spaces import VectorEnv
 from quarl_tf.foundation.errors import UsageError
 
-#: Keys of a training vector's `info`, for reports: what the game gave, and whether it is over.
+#: Keys of a training vector's `info`: the unclipped reward, and whether the game is over.
 RAW_REWARD, GAME_OVER = "quarl_tf/raw_reward", "quarl_tf/game_over"
 
-#: Key of a single game's `info` at a reset: the frames before it, one of 30 numbers. Emulators have
-#: no chance, so games from the same start go alike as long as their actions do.
+#: Key of a single game's `info` at a reset: the number of frames before it, 1 to 30. Emulators are
+#: deterministic: the same start and actions give the same game.
 START = "quarl_tf/start"
 
 _NOOP_MAX = 30
@@ -40,7 +40,7 @@ _NOOP, _FIRE, _AFTER_FIRE = 0, 1, 2
 _DEPTH = 4
 _SPACE = gym.spaces.Box(0, 255, (84, 84, _DEPTH), np.uint8)
 
-#: The rules of an evaluation: whole games, not lives.
+#: The rules of an evaluation, over whole games.
 _RULES = {
     "sticky_actions": 0.0,
     "frame_skip": 4,
@@ -55,7 +55,7 @@ _RULES = {
 
 
 def rules(env_id: str, sticky: float = 0.0) -> dict[str, Any] | None:
-    """Return the rules by which a game is evaluated; None for other environments."""
+    """Return the rules of a game's evaluation; None for other environments."""
     if not env_id.endswith("NoFrameskip-v4"):
         return None
     opening = {"opening": f"FIRE twice and action {_AFTER_FIRE}"} if sticky else {}
@@ -63,7 +63,7 @@ def rules(env_id: str, sticky: float = 0.0) -> dict[str, Any] | None:
 
 
 def plays(registered: Registered) -> bool:
-    """Tell whether this is a game of the papers' protocol; a UsageError for one of another."""
+    """Tell whether this is a game of the papers' protocol; a UsageError for other variants."""
     if not str(registered.entry_point).startswith("ale_py."):
         return False
     if not registered.id.endswith("NoFrameskip-v4"):
@@ -75,12 +75,12 @@ def plays(registered: Registered) -> bool:
 
 
 def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env[Any, Any]:
-    """Make one game, which repeats its last action at a frame with the probability `sticky`."""
+    """Make one game, which repeats its last action at a frame with probability `sticky`."""
     import ale_py
 
-    # Else every emulator introduces itself on standard error.
+    # Without a banner of every emulator on standard error.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    # AtariPreprocessing takes its grey frames itself; colour ones would be made for nothing.
+    # AtariPreprocessing reads grey frames itself; colour ones would be wasted.
     env = gym.make(
         registered.id,
         disable_env_checker=True,
@@ -88,18 +88,14 @@ def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env
         repeat_action_probability=sticky,
         **options,
     )
-    stacked: gym.Env[Any, Any] = FrameStackObservation(
-        AtariPreprocessing(env, noop_max=_NOOP_MAX), _DEPTH
-    )
     opening = _opening(env.get_wrapper_attr("ale").getMinimalActionSet())
-    # A game may stick to the action before FIRE for all its frames, and would then wait for it.
-    game = _Game(stacked, opening[:1] * (sticky > 0) + opening)
-    return TransformObservation(game, lambda planes: channels_last(planes[None])[0], _SPACE)
+    env = FrameStackObservation(AtariPreprocessing(env, noop_max=_NOOP_MAX), _DEPTH)
+    # FIRE twice where actions are sticky, as a game may miss the first.
+    env = _Game(env, opening[:1] * (sticky > 0) + opening)
+    return TransformObservation(env, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
-def make_vector(
-    registered: Registered, num_envs: int, *, training: bool
-) -> gym.vector.VectorEnv[Any, Any, Any]:
+def make_vector(registered: Registered, num_envs: int, *, training: bool) -> VectorEnv:
     """Make a vector of games; its results do not depend on the timing of its threads."""
     from ale_py.vector_env import AtariVectorEnv
 
@@ -116,7 +112,7 @@ def make_vector(
         frameskip=4,
         maxpool=True,
         noop_max=_NOOP_MAX,
-        # Lives and clipping are seen to in `_Games`, which needs the raw rewards.
+        # `_Games` handles lives and clipping, and needs the raw rewards.
         episodic_life=False,
         life_loss_info=False,
         reward_clipping=False,
@@ -126,23 +122,19 @@ def make_vector(
 
 
 class _Games(gym.vector.VectorWrapper):
-    """Takes the steps that are not the agent's, and shapes what training sees."""
+    """Adds the forced steps, and clips rewards and ends episodes for training."""
 
-    def __init__(
-        self, envs: gym.vector.VectorEnv[Any, Any, Any], opening: tuple[int, ...], *, training: bool
-    ) -> None:
+    def __init__(self, envs: VectorEnv, opening: tuple[int, ...], *, training: bool) -> None:
         super().__init__(envs)
         self.single_observation_space = _SPACE
         self.observation_space = gym.vector.utils.batch_space(_SPACE, envs.num_envs)
         self._training = training
         # At a game's end ale-py resets at the next tick, whatever its action.
         self._forced = np.array([_NOOP, *opening])
-        #: Forced steps that are left, frames of the running life that were shown, and lives.
+        #: Remaining forced steps, frames shown of the current life, and lives.
         self._left, self._age, self._lives = np.zeros((3, envs.num_envs), np.int32)
 
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         planes, info = self.env.reset(seed=seed, options=options)
         for action in self._forced[1:]:
             planes, *_, info = self.env.step(np.full(self.num_envs, action))
@@ -166,22 +158,19 @@ class _Games(gym.vector.VectorWrapper):
 
 
 class _Game(gym.Wrapper[Any, Any, Any, Any]):
-    """Takes the steps that are not the agent's; tells from which start a game goes on."""
+    """Adds the forced steps, and the number of a game's start."""
 
     def __init__(self, env: gym.Env[Any, Any], opening: tuple[int, ...]) -> None:
         super().__init__(env)
         self._opening = opening
-        self._age, self._lives = 1, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         planes, info = self.env.reset(seed=seed, options=options)
         start = {START: info["episode_frame_number"]}
         for action in self._opening:
             planes, *_, info = self.env.step(action)
         self._age, self._lives = 1, info["lives"]
-        return _of_life(planes[None], np.array([1]))[0], info | start
+        return _of_life(planes[None], np.array([self._age]))[0], info | start
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         total, actions = 0.0, [action]
@@ -199,17 +188,17 @@ class _Game(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _opening(actions: list[Any]) -> tuple[int, ...]:
-    """Return the steps that start a life: none in games without FIRE, which ale-py puts at 1."""
+    """Return the forced steps at the start of a life: FIRE, if the game has it, is action 1."""
     return (_FIRE, _AFTER_FIRE) if actions[_FIRE].name == "FIRE" else ()
 
 
 def _life_lost(before: Any, lives: Any) -> Any:
-    """Tell whether a life was lost that was not the last: some games sit at 0 before they end."""
+    """Tell whether a life was lost, but not the last: some games stay at 0 before they end."""
     return (lives < before) & (lives > 0)
 
 
 def _of_life(planes: npt.NDArray[np.uint8], ages: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Blank the frames [n, 4, 84, 84] that were not shown in the running lives."""
+    """Blank the frames [n, 4, 84, 84] from before the current lives."""
     if ages.min() == _DEPTH:
         return planes
     planes = planes.copy()
@@ -218,9 +207,9 @@ def _of_life(planes: npt.NDArray[np.uint8], ages: npt.NDArray[Any]) -> npt.NDArr
 
 
 def channels_last(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Turn frames [n, 4, 84, 84] into images [n, 84, 84, 4], as TensorFlow's CPU kernels want them.
+    """Turn frames [n, 4, 84, 84] into images [n, 84, 84, 4], the layout of CPU kernels.
 
-    OpenCV does eight in 12 us; NumPy's transposed copy takes 150.
+    OpenCV takes 12 us for eight, NumPy's transposed copy 150.
     """
     import cv2
 

@@ -1,4 +1,4 @@
-"""Find environments by id; packages that register some are imported only for an unknown one."""
+"""Find environments by id; packages that register some are imported only for an unknown id."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 
-#: Versions that Gymnasium took out, and those that took their place without a change of the task.
+#: Versions that Gymnasium removed, and their successors with the same task.
 _RENAMED = {
     "BipedalWalker-v2": "BipedalWalker-v3",
     "BipedalWalkerHardcore-v2": "BipedalWalkerHardcore-v3",
@@ -21,23 +21,23 @@ _RENAMED = {
     "LunarLanderContinuous-v2": "LunarLanderContinuous-v3",
 }
 
-#: Packages that register environments when imported, and what their ids look like.
+#: Packages that register environments when imported, and the pattern of their ids.
 _REGISTERING = {
     "ale_py": re.compile(r"NoFrameskip-v\d+$|^ALE/"),
     "pybullet_envs_gymnasium": re.compile(r"BulletEnv-v\d+$"),
 }
 
-#: What to install where pip's name is not the module's.
+#: Names on PyPI that differ from the module's.
 _PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
 
 
 def canonical_id(env_id: str) -> str:
-    """Return today's id of an environment, for which an older version may be given."""
+    """Return the current id of an environment that may be given by an older version."""
     return _RENAMED.get(env_id, env_id)
 
 
 def find(env_id: str) -> Registered:
-    """Look an environment up, in packages that register some too."""
+    """Look an environment up, also in packages that register some."""
     if env_id not in gym.registry:
         for module, ids in _REGISTERING.items():
             try:
@@ -46,17 +46,23 @@ def find(env_id: str) -> Registered:
                 if ids.search(env_id):
                     raise _not_installed(env_id, error) from error
     if env_id not in gym.registry:
+        # Without the hundreds of variants of Atari games that `environments.atari` refuses.
+        known = [
+            name
+            for name, entry in gym.registry.items()
+            if name.endswith("NoFrameskip-v4") or not str(entry.entry_point).startswith("ale_py.")
+        ]
         hint = "One of your own needs --import MODULE, the module that registers it."
-        raise unknown("environment", env_id, filter(_is_offered, gym.registry), hint)
+        raise unknown("environment", env_id, known, hint)
     return gym.registry[env_id]
 
 
 @contextmanager
 def making(env_id: str) -> Iterator[None]:
-    """Turn what keeps an environment from being made into one line, a UsageError."""
+    """Turn every failure to make an environment into a UsageError of one line."""
     try:
         with warnings.catch_warnings():
-            # CartPole-v0, say, is a task of its own, asked for by its full name.
+            # Old versions such as CartPole-v0 are tasks of their own.
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             yield
     except (ImportError, gym.error.DependencyNotInstalled) as error:
@@ -71,9 +77,9 @@ def making(env_id: str) -> Iterator[None]:
 
 
 def import_environments(modules: Sequence[str]) -> None:
-    """Import modules, installed or in the current folder, that register a user's environments.
+    """Import a user's modules that register environments, installed or in the current folder.
 
-    A UsageError says which of them, or of what they import, is not there or cannot be imported.
+    A UsageError names the one that cannot be imported.
     """
     here = str(Path.cwd())
     if modules and here not in sys.path:
@@ -87,12 +93,6 @@ def import_environments(modules: Sequence[str]) -> None:
                 f"{one_line(error).rstrip('.')}); name it as an import statement would, installed "
                 f"or in the current folder. Received: --import {module!r}"
             ) from error
-
-
-def _is_offered(env_id: str) -> bool:
-    """Leave out the hundreds of variants of Atari games that `environments.atari` refuses."""
-    is_game = str(gym.registry[env_id].entry_point).startswith("ale_py.")
-    return env_id.endswith("NoFrameskip-v4") or not is_game
 
 
 def _not_installed(env_id: str, error: Exception) -> UsageError:

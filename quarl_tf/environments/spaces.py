@@ -1,8 +1,7 @@
-"""Observations as floats or bytes in one array, actions as indices from 0 or one vector.
+"""Plain spaces: observations as one array of floats or bytes, actions as indices or one vector.
 
-Dict, Tuple, Discrete, MultiDiscrete and MultiBinary observations are flattened as
-`gymnasium.spaces.flatten` does, discrete ones one-hot; what is neither float32 nor uint8 becomes
-float32.
+Dict, Tuple, Discrete, MultiDiscrete and MultiBinary observations are flattened as by
+`gymnasium.spaces.flatten`, discrete ones one-hot; all types but float32 and uint8 become float32.
 """
 
 from collections.abc import Callable
@@ -14,13 +13,13 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.wrappers import TransformAction, TransformObservation
 from gymnasium.wrappers.vector import VectorizeTransformAction, VectorizeTransformObservation
 
-#: A space, and what maps to it (observations) or from it (actions).
+VectorEnv = gym.vector.VectorEnv[Any, Any, Any]
+#: A plain space, and the function to it (observations) or from it (actions).
 _Change = tuple[Space[Any], Callable[[Any], Any]]
-_flat: Callable[[Space[Any], Any], Any] = gym.spaces.flatten
 
 
 def plain(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Wrap an environment where its spaces need it."""
+    """Wrap an environment whose spaces are not plain."""
     if (change := _action(env.action_space)) is not None:
         env = TransformAction(env, change[1], change[0])
     if (change := _observation(env.observation_space)) is not None:
@@ -28,7 +27,7 @@ def plain(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return env
 
 
-def plain_vector(envs: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:
+def plain_vector(envs: VectorEnv) -> VectorEnv:
     """Wrap a vector environment as `plain` wraps a single one."""
     if (change := _action(envs.single_action_space)) is not None:
         space, convert = change
@@ -40,31 +39,29 @@ def plain_vector(envs: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.Vector
 
 
 def flaw(observation: Space[Any], action: Space[Any]) -> str | None:
-    """Return why plain spaces are not supported, by naming what is."""
+    """Return what spaces must be, if plain spaces are not supported."""
     if not isinstance(observation, Box) or 0 in observation.shape:
-        return (
-            "Observations must be a Box, (Multi)Discrete, MultiBinary, or a Dict or Tuple of them"
-        )
+        kinds = "a Box, (Multi)Discrete, MultiBinary, or a Dict or Tuple of them"
+        return f"Observations must be {kinds}"
     fits = isinstance(action, Discrete | MultiDiscrete)
     if isinstance(action, Box) and np.issubdtype(action.dtype, np.floating):
         fits = action.is_bounded() and bool((action.low < action.high).all())
     if fits and action.shape != (0,):
         return None
-    return (
-        "Actions must be (Multi)Discrete, MultiBinary or a Box of floats, bounded, low below high"
-    )
+    kinds = "(Multi)Discrete, MultiBinary or a Box of floats, bounded, low below high"
+    return f"Actions must be {kinds}"
 
 
 def _observation(space: Space[Any]) -> _Change | None:
-    """Return how observations become one array; None if they are."""
+    """Return how to flatten observations; None if they are plain."""
     is_array = isinstance(space, Box) and bool(space.shape)
     if not _is_of_numbers(space) or (is_array and space.dtype in (np.float32, np.uint8)):
         return None
     flat = cast(Box, space if is_array else gym.spaces.flatten_space(space))
     with np.errstate(over="ignore"):  # Gymnasium's own wrapper, DtypeObservation, warns of that.
         shown = Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
-
-    return shown, lambda seen: _flat(space, seen).astype(np.float32).reshape(shown.shape)
+    flatten: Callable[..., Any] = gym.spaces.flatten
+    return shown, lambda seen: flatten(space, seen).astype(np.float32).reshape(shown.shape)
 
 
 def _is_of_numbers(space: Space[Any]) -> bool:
@@ -75,7 +72,7 @@ def _is_of_numbers(space: Space[Any]) -> bool:
 
 
 def _action(space: Space[Any]) -> _Change | None:
-    """Return how indices from 0, or a vector, become a space's actions; None if they are."""
+    """Return how to turn plain actions into those of a space; None if it is plain."""
     flat: Space[Any] = space
     if isinstance(space, Discrete):
         flat = Discrete(int(space.n))

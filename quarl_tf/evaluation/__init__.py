@@ -1,1 +1,1 @@
-"""Replay flatbuffers and compare what they earn."""
+"""Play episodes with flatbuffers, and compare their returns, memory and time."""

@@ -1,4 +1,4 @@
-"""Time flatbuffers in turns, so that whatever else the machine does meets all of them alike."""
+"""Time flatbuffers in turns, so that other load on the machine affects all of them equally."""
 
 import os
 import shutil
@@ -26,23 +26,20 @@ from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 _TURNS = 5
-
-#: What a machine at rest stays below: others' load of a core, and the spread of a fixed loop.
+#: Limits of a machine at rest: load of a core by others, and spread of a fixed loop.
 _REST_LOAD, _REST_SPREAD = 0.25, 1.1
 _LOOP = "sum(range(20_000))"
-
 _TIMER = Path(c_source.__file__).with_name("c") / "timer.c"
 
 
 def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, Any]:
-    """Time so many `Policy.act` calls of each flatbuffer, by one thread and by all, and its C.
+    """Time `Policy.act` of each flatbuffer with one thread and with all, and its C code.
 
-    Returned, ready for JSON, are the "artifacts", each with its "latency_us" by threads, and as "C"
-    where it can be written so and `cc` compiles, of `policy_head`; "load_ms" with its bytes in the
-    page cache and "bytes" as `memory.measure` has them; and how quiet the machine was: the
-    "load_average" of a core in the minute before, the "spread" of a fixed loop's durations (95th
-    percentile over median), and "at_rest". Observations are random numbers. A QuarlError says that
-    a file is missing, damaged or not what its sidecar says.
+    The JSON-ready result has the "artifacts", each with "latency_us" by threads and, if it has C
+    code that `cc` compiles, of "C" (`policy_head`), "load_ms" from the page cache and "bytes" by
+    `memory.measure`; and the state of the machine: "load_average" of a core in the minute before,
+    "spread" of a fixed loop's durations (95th percentile over median) and "at_rest". Observations
+    are random. A QuarlError for a file that is missing, damaged or differs from its sidecar.
     """
     sidecars = {path: Policy.load(path).sidecar for path in artifacts}
     cores = len(os.sched_getaffinity(0))
@@ -90,18 +87,18 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
 def _turn(
     policy: Policy, threads: int, program: Path | None, calls: int
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield the microseconds of calls by what makes them: so many threads and, after one, the C."""
+    """Yield the microseconds of calls by name: the number of threads and, after one, "C"."""
     shape, dtype = policy.sidecar.observation_shape, policy.sidecar.observation_dtype
     seen = np.random.default_rng(0).integers(0, 256, (100, *shape)).astype(dtype)
     yield f"{threads}", time_calls(policy, list(seen), calls)
     if threads == 1 and program is not None:
         given = seen[np.arange(calls) % len(seen)].tobytes()
-        told = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True).stdout
-        yield "C", np.array(told.split(), np.float64) / 1000
+        done = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True)
+        yield "C", np.array(done.stdout.split(), np.float64) / 1000
 
 
 def _program(artifact: Path, sidecar: Sidecar, folder: Path) -> Path | None:
-    """Compile what times a flatbuffer as C; None where that cannot be."""
+    """Compile the timer of a flatbuffer's C code; None if that is impossible."""
     for path in (artifact, sidecar_path(artifact)):
         shutil.copy(path, folder)
     copy, program = folder / artifact.name, folder / "program"

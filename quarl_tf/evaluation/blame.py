@@ -1,4 +1,4 @@
-"""Tell which layer of a policy int8 hurts."""
+"""Measure the error of int8 in each layer of a policy."""
 
 from __future__ import annotations
 
@@ -18,45 +18,30 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Recipe, TensorFormat
 from quarl_tf.spec.actions import agreement
 
-#: Layers whose return is played for, those with the largest share of the error.
-_WORST = 3
-
+_WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
 _BYTE = TensorFormat(bits=8)
 
 
 @dataclass(frozen=True)
 class Blame:
-    """What int8 does to one layer.
-
-    Attributes:
-        low: Least output over rollouts; `high` the greatest.
-        codes: Codes that the outputs take, of 256.
-        saturated: Share of the outputs at the ends of the grid.
-        noise: Signal to rounding noise of the outputs, in dB.
-        share: Its share of the squared error of the head, each layer alone in int8.
-        disagreement: Share of states with another action than fp32's if it alone is in float.
-        gain: Return gained if it alone is in float, paired; None where it was not played.
-    """
+    """The effect of int8 on one layer."""
 
     layer: str
-    low: float
+    low: float  #: Smallest output over rollouts, and the largest.
     high: float
-    codes: int
-    saturated: float
-    noise: float
-    share: float
-    disagreement: float
-    gain: Interval | None = None
+    codes: int  #: Codes that the outputs take, of 256.
+    saturated: float  #: Share of the outputs at the ends of the grid.
+    noise: float  #: Signal to rounding noise of the outputs, in dB.
+    share: float  #: Share of the squared error of the head, each layer alone in int8.
+    disagreement: float  #: Share of states with another action than fp32's, this layer in float.
+    gain: Interval | None = None  #: Paired return gained with this layer in float; None if unknown.
 
 
 @flatbuffer.understood()
 def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
-    """Judge each layer of a policy on rollouts; the worst are played for.
+    """Measure each layer on rollouts, and the worst by the return of so many episodes.
 
-    Args:
-        content: The fp32 flatbuffer.
-        policy: The same, loaded.
-        episodes: Episodes to play for each of the worst.
+    `content` is the fp32 flatbuffer that `policy` was loaded from.
     """
     observations = calibration.observations(policy)[: auto.SEEN]
     discrete = policy.sidecar.num_actions is not None
@@ -119,7 +104,7 @@ def _judged(layer: str, outputs: Array, share: float, disagreement: float) -> Bl
     grid = grid_between(np.array(low), np.array(high), _BYTE)
     on_grid = snap(outputs, grid, _BYTE)
     noise = max(float(np.square(on_grid - outputs).mean()), 1e-30)
-    # What ReLU made 0 is not cut off.
+    # Zeros of ReLU are not saturated.
     ends = (on_grid >= on_grid.max()) | ((on_grid <= on_grid.min()) & (low < 0))
     return Blame(
         layer,

@@ -1,7 +1,7 @@
 """Measure the memory of a flatbuffer: its weights, its file, the runtime's arena and a process.
 
-`python -m quarl_tf.evaluation.memory [FILE]` prints the resident bytes of a process that runs the
-file; without FILE, of one that could.
+`python -m quarl_tf.evaluation.memory [FILE]` prints the resident bytes of a process, which has run
+FILE if given.
 """
 
 import gc
@@ -20,9 +20,7 @@ from quarl_tf.foundation.provenance import import_path
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import Activation
 
-#: Bytes that tensors in the arena are aligned to.
-_ALIGNMENT = 64
-
+_ALIGNMENT = 64  #: Of tensors in the arena, in bytes.
 _PROCESSES = 5
 
 
@@ -38,19 +36,18 @@ def measure(path: Path) -> dict[str, int]:
 
 
 def weight_bytes(source: Path | bytes) -> int:
-    """Return the bytes of all constant tensors: kernels, biases and whatever else is fixed."""
+    """Return the bytes of all constant tensors."""
     found = flatbuffer.audit(source).weight_dtypes
     return sum(flatbuffer.byte_size(dtype, elements) for dtype, elements in found.items())
 
 
 def arena_bytes(source: Path | bytes) -> int:
-    """Return the bytes of the runtime's arena, where it keeps what it computes.
+    """Return the bytes of the runtime's arena, which holds computed tensors.
 
-    This is what LiteRT's planner needs for the main graph: every tensor that is not constant takes
-    memory from the operator that computes it to the last that uses it; the largest are placed
-    first, each in the smallest gap that it fits into. The real arena may be smaller where an
-    operator writes over its input, and larger by the scratch memory of operators; what a delegate
-    such as XNNPACK allocates for itself is in `process_bytes`.
+    This follows LiteRT's planner for the main graph: a tensor takes memory from the operator that
+    computes it to the last that uses it; the largest are placed first, each in the smallest gap
+    that fits. The real arena may be smaller, where an operator overwrites its input, or larger by
+    the scratch memory of operators; that of delegates such as XNNPACK is in `process_bytes`.
     """
     found = flatbuffer.activations(source)
     end = max((one.last for one in found), default=0)
@@ -68,7 +65,7 @@ def arena_bytes(source: Path | bytes) -> int:
 
 
 def _place(size: int, taken: Sequence[tuple[int, int]]) -> int:
-    """Return where in the arena to put a tensor, given starts and sizes of those it meets there."""
+    """Return the offset of a tensor, given starts and sizes of those alive at the same time."""
     gaps, behind = [], 0
     for start, length in sorted(taken):
         if behind + size <= start:
@@ -78,9 +75,9 @@ def _place(size: int, taken: Sequence[tuple[int, int]]) -> int:
 
 
 def process_bytes(path: Path) -> int:
-    """Return by how much a fresh Python process grows that loads a flatbuffer and runs it once.
+    """Return by how much a new Python process grows when it loads and runs a flatbuffer.
 
-    It is compared with one that only imports the interpreter; each is the median of five.
+    The baseline only imports the interpreter; each is the median of five processes.
     """
     flatbuffer.read(path)
     return _resident(path) - _resident(None)
@@ -88,7 +85,7 @@ def process_bytes(path: Path) -> int:
 
 @cache
 def _resident(path: Path | None) -> int:
-    # -P: not by whatever package of this name lies in the current folder.
+    # -P ignores packages of this name in the current folder.
     command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory"]
     command += [] if path is None else [str(path)]
     found_by = {**os.environ, "PYTHONPATH": import_path()}
@@ -96,9 +93,9 @@ def _resident(path: Path | None) -> int:
     for _ in range(_PROCESSES):
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=found_by)
         if done.returncode:
-            said = (done.stdout.strip() or done.stderr.strip()).splitlines()
+            output = (done.stdout.strip() or done.stderr.strip()).splitlines()
             raise QuarlError(
-                f"LiteRT cannot run the flatbuffer ({said[-1] if said else 'it said nothing'}); "
+                f"LiteRT cannot run the flatbuffer ({output[-1] if output else 'no output'}); "
                 f"export it again. Received: path={str(path)!r}, exit code {done.returncode}"
             )
         sizes.append(int(done.stdout))
@@ -106,7 +103,7 @@ def _resident(path: Path | None) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the resident bytes of this process, once it has run the flatbuffer, if there is one."""
+    """Print the resident bytes of this process, after running the flatbuffer if given."""
     if arguments:
         try:
             interpreter = Interpreter(model_path=arguments[0], num_threads=1)
@@ -116,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
             print(one_line(error))
             return 1
     gc.collect()
-    # Of the running process: its maximum would count what was needed for a moment only.
+    # The current size: the maximum would include temporary memory.
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     print(pages * os.sysconf("SC_PAGE_SIZE"))
     return 0

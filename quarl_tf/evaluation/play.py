@@ -1,7 +1,7 @@
-"""Replay flatbuffers in their environment: whole episodes, unclipped returns.
+"""Play whole episodes with flatbuffers, for unclipped returns.
 
-What is left to chance follows from the episode's seed (`spec.Chance`), so that all schemes meet
-the same noise on the same episode. Each kind is kept in files of its own.
+Randomness follows from the episode's seed (`spec.Chance`), so that all schemes meet the same noise
+in the same episode. Each kind of chance has files of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,9 @@ from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import baseline, evaluation_flaw, protocol
 from quarl_tf.store.workspace import evaluation_path, reference_path
 
-#: Episodes on which a policy is compared with its fp32 reference.
-AGREEMENT_EPISODES = 10
-
-#: Continuous actions agree if no component differs by more than this part of its range.
-AGREEMENT_TOLERANCE = 0.01
-
-#: Observations kept for measuring the latency; 1000 Atari frames take 28 MB.
-_LATENCY_OBSERVATIONS = 1000
+AGREEMENT_EPISODES = 10  #: Episodes in which actions are compared with those of fp32.
+AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
+_LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
 
 _Act = Callable[[Any], Any]
 _Fact = TypeVar("_Fact")
@@ -47,22 +42,22 @@ def evaluate(
     reference: Path | None = None,
     update: Update = lambda *_: None,
 ) -> Evaluation:
-    """Play one whole episode per seed with a flatbuffer, by its best actions or with chance.
+    """Play one whole episode per seed with a flatbuffer, greedily or with chance.
 
-    `update` is called after every episode. Of a `reference`, the run's fp32 flatbuffer, actions are
-    compared on the states that it visits itself, so that an early difference does not lead to other
-    states and count again and again.
+    `update` is called after every episode. Actions are compared with those of the `reference`, the
+    run's fp32 flatbuffer, on the states that the reference visits: otherwise an early difference
+    would lead to other states and count again.
 
     Raises:
         UsageError: The policy is no distribution to draw from.
-        QuarlError: A file is damaged, the reference is of another network, the environment is not
-            the one the policy was made for, or a return is not finite.
+        QuarlError: A file is damaged, the reference has another network, the environment is not
+            the policy's, or a return is not finite.
     """
     policy = Policy.load(artifact)
     sidecar = policy.sidecar
     guide = None if reference is None else _load_reference(reference, sidecar)
     seen: list[NDArray[Any]] = []
-    agreement = None
+    facts: dict[str, Any] = {}
     with closing(matching_env(sidecar, chance)) as env:
         episodes = _play_all(env, policy, seeds, chance, seen, update)
         if guide is not None:
@@ -70,22 +65,25 @@ def evaluate(
             agreement = {"fraction": 1.0, "states": states}
             if guide.sidecar.sha256 != sidecar.sha256:
                 agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
+            facts = {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
     return _evaluation(
         episodes,
+        seeds,
         run_id=sidecar.run_id,
         env_id=sidecar.env_id,
         scheme=sidecar.scheme,
         artifact_sha256=sidecar.sha256,
         protocol=protocol(sidecar.env_id, chance.actions, chance.sticky),
-        seeds=list(seeds),
         latency_us=percentiles(time_calls(policy, seen, random=_draws(seeds[0], chance))),
-        reference_sha256=None if guide is None else guide.sidecar.sha256,
-        agreement=agreement,
+        **facts,
     )
 
 
-def _evaluation(episodes: Sequence[Episode], **facts: Any) -> Evaluation:
+def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any) -> Evaluation:
+    optional = ("artifact_sha256", "latency_us", "reference_sha256", "agreement")
+    facts = dict.fromkeys(optional) | facts
     return Evaluation(
+        seeds=list(seeds),
         returns=[episode.result for episode in episodes],
         lengths=[episode.length for episode in episodes],
         starts=_listed([episode.start for episode in episodes]),
@@ -98,37 +96,29 @@ def _evaluation(episodes: Sequence[Episode], **facts: Any) -> Evaluation:
     )
 
 
+def _listed(facts: Sequence[_Fact | None]) -> list[_Fact] | None:
+    known = [fact for fact in facts if fact is not None]
+    return known if len(known) == len(facts) else None
+
+
 def require_playable(artifact: Path, chance: Chance = GREEDY) -> None:
-    """Refuse, by its errors and without playing, what `evaluate` would refuse."""
+    """Raise the errors of `evaluate` without playing."""
     policy = Policy.load(artifact)
     with closing(matching_env(policy.sidecar, chance)) as env:
         _actor(policy, 0, chance)(env.reset(seed=0)[0])
 
 
 def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:
-    """Play one whole episode per seed with random actions, the zero of normalised errors.
-
-    Errors are those of `evaluate`.
-    """
+    """Play one whole episode per seed with random actions, the zero of normalised errors."""
     episodes = []
     with closing(environments.make(env_id)) as env:
         for seed in seeds:
-            # With the environment's own seed, actions would follow its starting state.
+            # With the environment's own seed, actions would correlate with its starting state.
             env.action_space.seed(environment_seed(seed, "random actions"))
             observation, _ = env.reset(seed=seed)
             episodes.append(play(env, lambda _: env.action_space.sample(), observation, seed))
-    return _evaluation(
-        episodes,
-        run_id=run_id,
-        env_id=env_id,
-        scheme=BASELINE,
-        artifact_sha256=None,
-        protocol=protocol(env_id, "random"),
-        seeds=list(seeds),
-        latency_us=None,
-        reference_sha256=None,
-        agreement=None,
-    )
+    names = {"run_id": run_id, "env_id": env_id, "scheme": BASELINE}
+    return _evaluation(episodes, seeds, **names, protocol=protocol(env_id, "random"))
 
 
 def evaluate_and_save(
@@ -136,43 +126,30 @@ def evaluate_and_save(
 ) -> Evaluation:
     """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
 
-    Seeds follow from the run's, and the reference is the `reference_path`, if it exists. What was
-    saved for these very bytes, rules and reference is returned as it is, if it has these episodes
-    or more. Errors are those of `evaluate`, and a UsageError without an episode.
+    Seeds follow from the run's; the reference is the `reference_path`, if it exists. A saved
+    evaluation of the same bytes, rules and reference is returned if it has as many episodes. Errors
+    are those of `evaluate`, and a UsageError without an episode.
     """
     if episodes < 1:
         raise UsageError(f"An evaluation needs one episode or more. Received: episodes={episodes}")
     sidecar = Policy.load(artifact).sidecar
     run = Run.from_dict(sidecar.run)
     seeds = evaluation_seeds(run.seed, episodes)
-    reference = reference_path(artifact, sidecar)
-    evaluation = _saved(artifact, sidecar, seeds, chance)
+    reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
+    evaluation = None
+    with suppress(QuarlError):  # A damaged one is replaced.
+        saved = Evaluation.load(path)
+        if evaluation_flaw(saved, sidecar, reference, seeds, chance) is None:
+            evaluation = saved
     if evaluation is None:
         guide = reference if reference.exists() else None
         evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
-        evaluation.save(evaluation_path(artifact, chance))
-    # Last, so that a policy that is no distribution is refused at once. It lies beside fp32.
+        evaluation.save(path)
+    # Last, so that errors of the policy come at once. It is saved beside fp32.
     beside = artifact.with_name(f"{BASELINE}.tflite")
     if reference.parent == artifact.parent and baseline(beside, run, seeds) is None:
         evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(evaluation_path(beside))
     return evaluation
-
-
-def _saved(
-    artifact: Path, sidecar: Sidecar, seeds: Sequence[int], chance: Chance
-) -> Evaluation | None:
-    """Return what was saved; anything that does not fit, or is damaged, is cheap to redo."""
-    with suppress(QuarlError):
-        evaluation = Evaluation.load(evaluation_path(artifact, chance))
-        reference = reference_path(artifact, sidecar)
-        if evaluation_flaw(evaluation, sidecar, reference, seeds, chance) is None:
-            return evaluation
-    return None
-
-
-def _listed(facts: Sequence[_Fact | None]) -> list[_Fact] | None:
-    known = [fact for fact in facts if fact is not None]
-    return known if len(known) == len(facts) else None
 
 
 def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
@@ -188,7 +165,7 @@ def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
 
 
 def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> gym.Env[Any, Any]:
-    """Make the environment, once its spaces are those the policy was made for."""
+    """Make a policy's environment; a QuarlError if its spaces have changed."""
     for name, value in environments.env_spec(sidecar.env_id).facts.items():
         expected = getattr(sidecar, name)
         if value != expected:
@@ -206,16 +183,16 @@ def _draws(seed: int, chance: Chance) -> np.random.Generator | None:
 
 
 def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
-    """Return what acts in the episode of a seed."""
+    """Return the function that acts in the episode of a seed."""
     if (draws := _draws(seed, chance)) is not None:
         return partial(policy.sample, random=draws)
     if chance.kind != "epsilon":
         return policy.act
-    lots = generator(seed, "random actions")
+    random = generator(seed, "random actions")
 
     def act(observation: NDArray[Any]) -> Any:
-        lot, other = lots.random(), lots.integers(policy.sidecar.num_actions or 1)
-        return other if lot < chance.probability else policy.act(observation)
+        draw, other = random.random(), random.integers(policy.sidecar.num_actions or 1)
+        return other if draw < chance.probability else policy.act(observation)
 
     return act
 
@@ -228,12 +205,12 @@ def _play_all(
     seen: list[NDArray[Any]],
     update: Update,
 ) -> list[Episode]:
-    """Play the episodes of an evaluation; `seen` takes the first observations met.
+    """Play the episodes of an evaluation; add the first observations to `seen`.
 
-    A game has 30 starts and no chance: greedy episodes from one start are one, played once.
+    A game has 30 starts and is deterministic: greedy episodes from the same start are played once.
     """
     episodes: list[Episode] = []
-    by_start: dict[int | None, Episode] = {}
+    by_start: dict[int, Episode] = {}
 
     def act(observation: NDArray[Any], choose: _Act) -> Any:
         if len(seen) < _LATENCY_OBSERVATIONS:
@@ -243,11 +220,10 @@ def _play_all(
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
         start = info.get(environments.START)
-        # With chance no two episodes are alike.
-        episode = by_start.get(start) if chance == GREEDY else None
-        if episode is None:
-            ties = policy.ties
-            choose = _actor(policy, seed, chance)
+        if chance == GREEDY and start in by_start:
+            episode = by_start[start]
+        else:
+            ties, choose = policy.ties, _actor(policy, seed, chance)
             episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
         if start is not None:
@@ -261,7 +237,7 @@ def _agreement(
     env: gym.Env[Any, Any], guide: Policy, policy: Policy, seeds: Sequence[int], chance: Chance
 ) -> dict[str, float]:
     """Compare greedy actions on the states that the guide visits, with this chance."""
-    # Discrete actions have no range: they agree if they are equal.
+    # Discrete actions have no range, and must be equal.
     low, high = guide.sidecar.action_low or [0.0], guide.sidecar.action_high or [0.0]
     tolerance = AGREEMENT_TOLERANCE * np.subtract(high, low)
     states = agreed = 0

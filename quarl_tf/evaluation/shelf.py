@@ -1,12 +1,13 @@
-"""The shelf: of each task, algorithm and scheme the policy that did best on selection seeds.
+"""The shelf: for each task, algorithm and scheme the policy with the best selection return.
 
-A shelf is a folder of flatbuffers as `tflite_models/` is: by environment, algorithm and run.
+A shelf is a folder of flatbuffers by environment, algorithm and run, such as `tflite_models/`.
 """
 
 import csv
 import math
 import shutil
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from quarl_tf.evaluation.compare import Comparison, compare_saved
@@ -19,7 +20,7 @@ from quarl_tf.store.workspace import evaluation_path, sidecar_path
 
 @dataclass(frozen=True)
 class Entry:
-    """A policy on the shelf; of a file that is not kept the sidecar tells what it was."""
+    """A policy on the shelf; its sidecar exists even if its file is not kept."""
 
     artifact: Path
     sidecar: Sidecar
@@ -27,20 +28,20 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What it is asked for by: task, algorithm, scheme."""
+        """Its name: task, algorithm and scheme."""
         return "/".join((self.run.env_id, self.run.algo, self.sidecar.scheme))
 
     def evaluation(self) -> Evaluation | None:
-        """Return its evaluation by greedy actions, if there is one."""
+        """Return its greedy evaluation, if there is one."""
         path = evaluation_path(self.artifact)
         return Evaluation.load(path) if path.exists() else None
 
     def comparison(self) -> Comparison | None:
-        """Compare it with its fp32, where both played the same episodes by the same rules."""
+        """Compare it with its fp32, if both played the same episodes by the same rules."""
         return compare_saved(self.artifact, self.sidecar)
 
     def command(self) -> str:
-        """Return the command that plays it or, where the file is not kept, makes it."""
+        """Return the command that plays it or, if the file is not kept, makes it."""
         scheme = Scheme.parse(self.sidecar.scheme)
         if self.artifact.exists():
             return f"quarl evaluate {self.name}"
@@ -54,24 +55,21 @@ def entries(models: Path) -> list[Entry]:
     """Return all policies of a folder, by name, the best on selection seeds first."""
     found = []
     for path in sorted(models.glob("*/*/*/*.json")):
-        if path.name.endswith(".eval.json"):
-            continue
-        sidecar = Sidecar.load(path)
-        found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
+        if not path.name.endswith(".eval.json"):
+            sidecar = Sidecar.load(path)
+            found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
     scores = {folder: _selection_return(folder) for folder in {e.artifact.parent for e in found}}
     return sorted(found, key=lambda entry: (entry.name, -scores[entry.artifact.parent]))
 
 
 def shelf(models: Path) -> list[Entry]:
     """Return one policy for each task, algorithm and scheme: the best on selection seeds."""
-    best: dict[str, Entry] = {}
-    for entry in entries(models):
-        best.setdefault(entry.name, entry)
-    return list(best.values())
+    named = groupby(entries(models), key=lambda entry: entry.name)
+    return [next(same_name) for _, same_name in named]
 
 
 def available(models: Path) -> list[Entry]:
-    """Return what `take` can return: of a folder and of the package, files that are kept."""
+    """Return the policies of a folder and of the package whose files are kept."""
     return [entry for _, entry in sorted(_by_name(models).items()) if entry.artifact.exists()]
 
 
@@ -82,8 +80,8 @@ def _by_name(models: Path) -> dict[str, Entry]:
 def take(name: str, models: Path, default: Path) -> Path:
     """Return the flatbuffer of a name such as CartPole-v1/dqn/int8: task, algorithm and scheme.
 
-    What the shelf `models` lacks is looked for among the policies of the package, and copied to
-    `default` so that its results can lie beside it. A QuarlError says that its file is not kept.
+    A policy of the package that the shelf `models` lacks is copied to `default`, for its results. A
+    QuarlError if the file is not kept.
     """
     found = _by_name(models)
     if name not in found:
@@ -104,7 +102,7 @@ def take(name: str, models: Path, default: Path) -> Path:
 
 
 def _selection_return(folder: Path) -> float:
-    """Return the highest greedy return on selection seeds, by the curve beside the files."""
+    """Return the highest greedy return on selection seeds in the curve beside the files."""
     path = folder / "progress.csv"
     rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
     return max((float(row["greedy_return"] or -math.inf) for row in rows), default=-math.inf)

@@ -1,4 +1,4 @@
-"""Show policies side by side on one episode, in a film or in a window."""
+"""Show policies side by side in one episode, as a film or in a window."""
 
 import io
 import os
@@ -20,26 +20,22 @@ from quarl_tf.foundation.errors import QuarlError, UsageError, one_line
 from quarl_tf.foundation.files import atomic_path, write_bytes
 from quarl_tf.runtime.policy import Policy
 
-#: Bytes that a GIF stays below; and what is tried for it: colours, every how many-th frame, scale.
+#: Limit of a GIF in bytes, and attempts to meet it: colours, every how many-th frame, scale.
 GIF_LIMIT = 2_000_000
 _GIF_ATTEMPTS = (
     *((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6)),
     *((32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5)),
 )
 
-#: Pixels of a screen.
-_GIF_HEIGHT, _HEIGHT = 300, 400
-
-#: An Atari game shows 60 frames a second, of which a policy sees one in four.
-_GAME_RATE = 15
-
+_GIF_HEIGHT, _HEIGHT = 300, 400  #: Height of a screen in pixels.
+_GAME_RATE = 15  #: Steps of an Atari game per second, each of 4 frames.
 _EDGE, _SECONDS_AT_THE_END = 6, 2
 _FRAME, _INK, _END = "#22313f", "#ffffff", "#ffc46b"
 _font = cache(ImageFont.load_default)
 
 
 class _Shot(NamedTuple):
-    """What is seen of a policy: the screen, the return so far, and why it ended, if it has."""
+    """The screen and the return of a policy so far, and why its episode ended, if it has."""
 
     screen: Any
     result: float
@@ -47,17 +43,17 @@ class _Shot(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Policies with what stands above each, the episode they play, and its steps of a second."""
+    """Policies with their captions, and the episode they play."""
 
     policies: Sequence[Policy]
     names: Sequence[str]
     seed: int
     max_steps: int
-    rate: float
+    rate: float  #: Steps per second.
 
     def images(self, height: int, stride: int = 1) -> Iterator[Image.Image]:
-        """Play; yield every so many-th step, and the last one for as long as it is looked at."""
-        # Else pygame looks for a sound card, and complains at length where there is none.
+        """Play; yield every `stride`-th step, and repeat the last one at the end."""
+        # Without warnings of pygame about missing sound cards.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         with ExitStack() as stack:
             episodes = [
@@ -69,12 +65,16 @@ class Scene(NamedTuple):
             while left >= 0:
                 yield _compose(self.names, shots, height)
                 left -= all(shot.end for shot in shots)
-                # Of an episode that has ended, its last is held.
+                # An episode that has ended keeps its last shot.
                 shots = [next(*pair) for pair in zip(episodes, shots, strict=True)]
 
 
 def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
-    """Build the scene of policies of one environment that is drawn, for at most so many steps."""
+    """Build the scene of policies of one environment, for at most so many steps.
+
+    Raises:
+        UsageError: There are several environments, it cannot be drawn, or a number is invalid.
+    """
     sidecars = [policy.sidecar for policy in policies]
     first, tasks = sidecars[0], sorted({sidecar.env_id for sidecar in sidecars})
     if len(tasks) > 1 or seed < 0 or max_steps < 1:
@@ -92,31 +92,25 @@ def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
     is_game = environments.rules(first.env_id) is not None
     rate = _GAME_RATE if is_game else metadata.get("render_fps", 30)
     several = len({sidecar.run_id for sidecar in sidecars}) > 1
-    names = [
-        (f"{one.run_id} " if several else "")
-        + one.scheme
-        + (f", {one.size_bytes / 1000:,.0f} kB" if one.native else "")
-        for one in sidecars
-    ]
+    names = []
+    for one in sidecars:
+        name = f"{one.run_id} {one.scheme}" if several else one.scheme
+        names.append(f"{name}, {one.size_bytes / 1000:,.0f} kB" if one.native else name)
     return Scene(policies, names, seed, max_steps, rate)
 
 
 def record(scene: Scene, path: Path) -> None:
-    """Write a scene as .mp4, or as .gif (a QuarlError where it is too long), whole or not."""
-    if path.suffix not in (".gif", ".mp4"):
-        raise UsageError(f"A film ends in .gif or .mp4. Received: path={str(path)!r}")
+    """Write a scene as .mp4, or as .gif (a QuarlError if it is too long), atomically."""
     if path.suffix == ".mp4":
         _write_mp4(scene, path)
-    else:
+    elif path.suffix == ".gif":
         write_bytes(path, gif(scene, GIF_LIMIT))
+    else:
+        raise UsageError(f"A film ends in .gif or .mp4. Received: path={str(path)!r}")
 
 
 def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
-    """Return a scene as a GIF of fewer bytes than a limit, and so many frames a second at most.
-
-    Raises:
-        QuarlError: It is too long for that.
-    """
+    """Return a scene as a GIF of at most `rate` frames a second; a QuarlError above `limit`."""
     stride = ceil(scene.rate / rate)
     images = list(scene.images(_GIF_HEIGHT, stride))
     for colours, every, scale in _GIF_ATTEMPTS:
@@ -130,7 +124,7 @@ def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
 
 
 def watch(scene: Scene) -> None:
-    """Show a scene in a window until it ends or is closed; a UsageError without a display."""
+    """Show a scene in a window until either ends; a UsageError without a display."""
     import pygame
 
     try:
@@ -168,11 +162,11 @@ def _episode(policy: Policy, scene: Scene, stride: int) -> Generator[_Shot, None
 
 
 def _compose(names: Sequence[str], shots: Sequence[_Shot], height: int) -> Image.Image:
-    """Draw screens beside each other, each below its name and its return."""
+    """Draw screens beside each other, each below its caption and return."""
     screens = [Image.fromarray(np.asarray(shot.screen)) for shot in shots]
     width = round(screens[0].width * height / screens[0].height / 2) * 2
     bar, across = height // 20 * 2, width + _EDGE
-    # So that the longest name, a return and an end have room beside each other.
+    # With room for the longest name, a return and an end beside each other.
     font = _font(min(0.6 * bar, 1.9 * width / (max(map(len, names)) + 22)))
     image = Image.new("RGB", (len(shots) * across + _EDGE, bar + height + _EDGE), _FRAME)
     draw = ImageDraw.Draw(image)
@@ -189,12 +183,9 @@ def _compose(names: Sequence[str], shots: Sequence[_Shot], height: int) -> Image
 def _gif(images: Sequence[Image.Image], rate: float, colours: int, scale: float) -> bytes:
     width, height = (round(scale * side) for side in images[0].size)
     resized = [image.resize((width, height), Image.Resampling.BOX) for image in images]
-    # With one palette for all, what does not change takes no bytes.
+    # With one palette for all, unchanged parts take no bytes.
     samples = resized[:: ceil(len(resized) / 8)]
-    sheet = Image.new("RGB", (width, height * len(samples)))
-    for place, sample in enumerate(samples):
-        sheet.paste(sample, (0, place * height))
-    palette = sheet.quantize(colours)
+    palette = Image.fromarray(np.concatenate([np.asarray(s) for s in samples])).quantize(colours)
     first, *others = [
         image.quantize(palette=palette, dither=Image.Dither.NONE) for image in resized
     ]

@@ -1,9 +1,8 @@
-"""Read tables of presets: the package's own, and a file of the user's."""
+"""Read tables of presets: the package's and a user's file."""
 
 import re
 import reprlib
 from collections.abc import Collection
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ Table = dict[str, dict[str, Any]]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, not a word, and no key may come twice."""
+    """YAML in which 1e-3 is a number, not a string, and duplicate keys are errors."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -24,9 +23,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = str(key.value)
             if name in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{name!r} comes twice", problem_mark=key.start_mark
-                )
+                raise yaml.MarkedYAMLError(None, None, f"{name!r} comes twice", key.start_mark)
             seen.add(name)
         return node
 
@@ -39,7 +36,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse(text: str | bytes) -> Any:
-    """Parse YAML; a ValueError says in one line where it is none, or a key comes twice."""
+    """Parse YAML; a ValueError of one line names what is invalid and where."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -51,7 +48,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def parse_file(path: Path, what: str) -> Any:
-    """Parse a YAML file of the user's, of `what` as a user would say it; else a UsageError."""
+    """Parse a user's YAML file, called the file of `what` in a UsageError."""
     try:
         return parse(path.read_bytes())
     except OSError as error:
@@ -71,18 +68,17 @@ def shipped(algo: str) -> Table:
 
 
 def quantization(algo: str) -> dict[str, Any]:
-    """Read how an algorithm is trained quantisation-aware, where it differs from others."""
+    """Read an algorithm's defaults of quantisation-aware training."""
     return _content(algo).get("quantization", {})
 
 
 def _content(algo: str) -> Table:
-    file = resources.files("quarl_tf.presets").joinpath(f"{algo}.yaml")
-    content: Table = parse(file.read_bytes())
+    content: Table = parse(Path(__file__).with_name(f"{algo}.yaml").read_bytes())
     return content
 
 
 def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
-    """Read a file of presets: algorithms, below them environments, below them values by key."""
+    """Read a file of presets: by algorithm, environment and key."""
     content = parse_file(path, "presets")
     for algo, table in mapping(content, f"The top of {path}", "algorithms").items():
         if algo not in algorithms:
@@ -93,12 +89,12 @@ def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
 
 
 def _without_templates(table: Table) -> Table:
-    """Leave out what stands there only for other entries to start from (`.atari: &atari`)."""
+    """Leave out templates for other entries (`.atari: &atari`)."""
     return {name: values for name, values in table.items() if not name.startswith(".")}
 
 
 def mapping(value: Any, what: str, names: str = "names") -> dict[str, Any]:
-    """Require a mapping whose keys are words; `what` and `names` say what it and they are."""
+    """Require a mapping with string keys; `what` and `names` describe both in the error."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UsageError(f"{what} must map {names} to values. Received: {reprlib.repr(value)}")
     return value

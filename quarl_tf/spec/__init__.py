@@ -1,6 +1,6 @@
 """What is trained and how its numbers are represented, as plain data.
 
-Every path of the project follows from a `Run` and the name of a scheme alone.
+A `Run` and the name of a scheme determine every path of the project.
 """
 
 from quarl_tf.spec.chance import GREEDY, Chance

@@ -1,4 +1,4 @@
-"""Greedy choice by the values of a head, of one discrete action or of several at once."""
+"""Greedy choice of one discrete action, or of several at once, by the values of a head."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: How many discrete actions there are to choose from; of a MultiDiscrete space a list of them.
+#: The number of discrete actions; for a MultiDiscrete space one per action.
 Choices = int | Sequence[int]
 
 
 def split(heads: NDArray[Any], choices: Choices) -> list[NDArray[Any]]:
-    """Return the values [..., n] of each choice apart."""
+    """Split values into those of each choice, [..., n]."""
     if isinstance(choices, int):
         return [heads]
     return [heads[..., end - n : end] for n, end in zip(choices, accumulate(choices), strict=True)]
 
 
 def best(heads: NDArray[Any], choices: Choices) -> NDArray[Any]:
-    """Return the best actions [...] or [..., choices] by heads [..., n]; of equals the first."""
+    """Return the best actions [...] or [..., choices] of heads [..., n]; the first of equals."""
     each: list[NDArray[Any]] = [values.argmax(axis=-1) for values in split(heads, choices)]
     return each[0] if isinstance(choices, int) else np.stack(each, axis=-1)
 

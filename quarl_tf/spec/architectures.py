@@ -1,11 +1,11 @@
-"""Architectures of networks by name, the papers' among them; plain data."""
+"""Network architectures by name, including the papers', as plain data."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from quarl_tf.foundation.errors import unknown
 
-#: Features that deviate by less are normalised by this: what never moved is not blown up.
+#: Lower bound of the deviation that features are normalised by, for features that hardly vary.
 LEAST_DEVIATION = 1e-2
 
 
@@ -26,9 +26,9 @@ class Architecture(NamedTuple):
 
 def _nature(filters: tuple[int, int, int], units: int) -> Architecture:
     """Return Nature's three convolutions (Mnih et al., 2015) with other widths."""
-    windows = ((8, 4), (4, 2), (3, 1))
-    layers = (Convolution(n, *window) for n, window in zip(filters, windows, strict=True))
-    return Architecture((units,), tuple(layers))
+    first, second, third = filters
+    windows = Convolution(first, 8, 4), Convolution(second, 4, 2), Convolution(third, 3, 1)
+    return Architecture((units,), windows)
 
 
 NAMED: Mapping[str, Architecture] = {
@@ -46,7 +46,7 @@ NAMED: Mapping[str, Architecture] = {
 
 
 def architecture(network: str | Sequence[int]) -> Architecture:
-    """Return a preset's architecture: by name, else a UsageError, or by the units of its layers."""
+    """Return an architecture by name (UsageError if unknown) or by the units of its layers."""
     if not isinstance(network, str):
         return Architecture(tuple(network))
     if network not in NAMED:

@@ -1,15 +1,15 @@
-"""What an evaluation leaves to chance."""
+"""Randomness in evaluations."""
 
 from typing import Literal, NamedTuple
 
 
 class Chance(NamedTuple):
-    """What is left to chance in an evaluation, with which probability.
+    """The kind of randomness in an evaluation, and its probability.
 
-    "greedy": nothing. "sampled": actions are drawn from the policy's distribution. "epsilon": an
+    "greedy": none. "sampled": actions are drawn from the policy's distribution. "epsilon": an
     action is replaced by a random one. "sticky": a game repeats its last action at a frame (Machado
-    et al., arXiv 1709.06009). Every episode's chance follows from its seed, so that all schemes
-    meet the same.
+    et al., arXiv 1709.06009). The draws of an episode follow from its seed, the same for all
+    schemes.
     """
 
     kind: Literal["greedy", "sampled", "epsilon", "sticky"] = "greedy"
@@ -17,33 +17,31 @@ class Chance(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return what files of such evaluations are called after; empty for the usual ones."""
+        """The part of file names; empty for greedy evaluations."""
         return "" if self == GREEDY else self.kind + f"{self.probability:g}" * bool(self[1])
 
     @property
     def option(self) -> str:
-        """Return the option of the command line, a space before it."""
-        return {"greedy": "", "sampled": " --sample"}.get(self.kind, f" --{self._words}")
+        """The option of the command line, with a leading space; empty if greedy."""
+        named = {"greedy": "", "sampled": " --sample"}
+        return named.get(self.kind, f" --{self.kind} {self.probability:g}")
 
     @property
     def words(self) -> str:
-        """Return it in a few words; empty if nothing is left to chance."""
-        return {"greedy": "", "sampled": "sampled actions"}.get(self.kind, self._words)
-
-    @property
-    def _words(self) -> str:
-        return f"{self.kind} {self.probability:g}"
+        """A short description; empty if greedy."""
+        named = {"greedy": "", "sampled": "sampled actions"}
+        return named.get(self.kind, f"{self.kind} {self.probability:g}")
 
     @property
     def actions(self) -> str:
-        """Return how a policy's actions are chosen, as protocols say it."""
+        """How actions are chosen, as recorded in protocols."""
         if self.kind == "epsilon":
             return f"{self.probability:g} random, else greedy"
         return "greedy" if self.kind == "sticky" else self.kind
 
     @property
     def sticky(self) -> float:
-        """Return the probability that a game repeats its last action at a frame."""
+        """The probability that a game repeats its last action at a frame."""
         return self.probability if self.kind == "sticky" else 0.0
 
 

@@ -1,7 +1,7 @@
 """How the numbers of a network are represented, as plain data: formats, recipes, a schedule."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -10,37 +10,25 @@ from quarl_tf.foundation.errors import UsageError, unknown
 from quarl_tf.foundation.files import digest
 from quarl_tf.foundation.kinds import FLAG, INTEGER, NAME, Kind, require_all
 
-#: Widest grid that int4 holds.
-INT4_BITS = 4
+INT4_BITS = 4  #: Widest grid of int4.
+EDGE_BITS = 8  #: Default width of the observation and of the head.
+QAT_BITS = range(2, 9)  #: Widths of a quantisation-aware training.
+PTQ_BITS = range(2, 33)  #: Widths of weight-only grids; 32 bits are finer than float32 at the ends.
 
-#: Width of integer kernels, which take a grid per output of fully-connected kernels too.
-_KERNEL_BITS = 8
-
-#: Widest grid but that of integer kernels of which a fully-connected kernel gets one per output
-#: unless told otherwise: at 2 bits on a robot, two such trainings had the highest mean of all
-#: options (reports/options). 3 bits go with 2 untried; at 4 no option is known to be better.
-_FEW_BITS = 3
-
-
-#: Widths that a quantisation-aware training may have.
-QAT_BITS = range(2, 9)
-
-
-#: Widths of weights alone on a grid; at 32 bits it is finer than float32 at the ends of its range.
-PTQ_BITS = range(2, 33)
+#: Names of the layers that scale the observation, and of those that end in the head.
+SCALINGS, HEADS = ("normalizer", "byte_scaling"), ("head", "squash")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFormat:
-    """The grid that a tensor's numbers lie on; see `quantization.grid`.
+    """The grid of a tensor's numbers; see `quantization.grid`.
 
     Attributes:
         bits: Width of a code.
         symmetric: Whether the range is as wide below 0 as above, without the lowest code.
-        per_channel: Whether fully-connected kernels have a grid per output, as convolutions do
-            always.
-        rounding: To the "nearest" code, to the next below, "floor", or to the one by which what the
-            layer computes changes least, "gptq".
+        per_channel: Whether fully-connected kernels have a grid per output; convolutions always do.
+        rounding: To the "nearest" code, down ("floor"), or to the code that changes the layer's
+            output least ("gptq").
         step: A range over 2**bits, as the "paper" has it, or over 2**bits - 1, as the "runtime".
         ieee: Whether it is the float of so many bits instead of a grid.
     """
@@ -53,7 +41,7 @@ class TensorFormat:
     ieee: bool = False
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for values that mean nothing or contradict each other."""
+        """Raise a UsageError for values that are unknown or contradict each other."""
         if self.bits not in PTQ_BITS:
             raise UsageError(f"bits must be 2 to 32. Received: bits={self.bits}")
         _require_known(self, rounding=("nearest", "floor", "gptq"), step=("runtime", "paper"))
@@ -77,16 +65,27 @@ class LayerFormat:
     activations: TensorFormat | None = None
 
 
+def integers(bits: int, *, per_channel: bool = False, rounding: str = "nearest") -> LayerFormat:
+    """Return the formats of integer kernels: weights are symmetric, activations are not."""
+    weights = TensorFormat(bits=bits, symmetric=True, per_channel=per_channel, rounding=rounding)
+    return LayerFormat(weights=weights, activations=TensorFormat(bits=bits))
+
+
+def published(bits: int, *, per_channel: bool = False) -> LayerFormat:
+    """Return the formats of the papers' formula."""
+    form = TensorFormat(bits=bits, rounding="floor", step="paper")
+    return LayerFormat(weights=replace(form, per_channel=per_channel), activations=form)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How each layer of a network is represented.
+    """The formats of a network's layers.
 
     Attributes:
         default: Of all layers but those below.
-        observation: Of what scales the observation.
+        observation: Of the layer that scales the observation.
         head: Of the last layer.
-        by_layer: Of single layers, by name; what follows a layer by name (`hidden_0_tanh`) has its
-            format, too.
+        by_layer: Of single layers, by name; also of layers named after one (`hidden_0_tanh`).
     """
 
     default: LayerFormat = LayerFormat()
@@ -104,20 +103,41 @@ class Recipe:
         return self.head if layer in HEADS else self.default
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is not as it is by default, as JSON-ready values."""
-        values: dict[str, Any] = _lean(self)
-        return values
+        """Return what differs from the defaults, as JSON-ready values."""
+        return dict(_without_defaults(self))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Take `to_dict` back."""
+        """Invert `to_dict`."""
         entries = {name: _layer(form) for name, form in values.items() if name != "by_layer"}
         by_layer = {name: _layer(form) for name, form in values.get("by_layer", {}).items()}
         return cls(**entries, by_layer=by_layer)
 
 
-#: Names of the layers that scale the observation, and of those that end in the head.
-SCALINGS, HEADS = ("normalizer", "byte_scaling"), ("head", "squash")
+def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
+    """Raise a UsageError for a recipe that names a layer which is not there."""
+    for name in recipe.by_layer:
+        if name not in layers:
+            raise unknown("layer", name, layers)
+
+
+def _layer(values: Mapping[str, Any]) -> LayerFormat:
+    return LayerFormat(**{name: TensorFormat(**form) for name, form in values.items()})
+
+
+def _without_defaults(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_defaults(item) for key, item in value.items()}
+    if not is_dataclass(value):
+        return value
+    pairs = [(f, getattr(value, f.name)) for f in fields(value)]
+    return {f.name: _without_defaults(item) for f, item in pairs if item not in (f.default, {})}
+
+
+def _require_known(owner: Any, **choices: tuple[str, ...]) -> None:
+    for name, known in choices.items():
+        if (value := getattr(owner, name)) not in known:
+            raise unknown(name, value, known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +145,10 @@ class QatSchedule:
     """When and how a training becomes quantised.
 
     Attributes:
-        delay: Environment steps before which numbers are not quantised; they are from the first
-            burst of training after it.
+        delay: Environment steps before quantisation; it begins with the next burst of training.
         ranges: What activations' ranges are at the delay: the "extremes" seen until then, a
             "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile";
-            or "following", a moving average that goes on behind the delay, kernels' ranges too.
+            or "following", a moving average that continues after the delay, for kernels too.
         gradient: "straight_through" everywhere, or "clipped" to within the range.
         learned_steps: Whether steps are learned from the delay on; gradients are clipped then.
     """
@@ -140,7 +159,7 @@ class QatSchedule:
     learned_steps: bool = False
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for values that mean nothing or contradict each other."""
+        """Raise a UsageError for values that are unknown or contradict each other."""
         if self.delay < 1:
             raise UsageError(
                 "The delay must be 1 step or more: ranges are watched until then. "
@@ -156,51 +175,23 @@ class QatSchedule:
             )
 
 
-def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
-    """Raise a UsageError for a recipe that names a layer which is not there."""
-    for name in recipe.by_layer:
-        if name not in layers:
-            raise unknown("layer", name, layers)
+_RULES: Mapping[str, Callable[..., LayerFormat]] = {"nearest": integers, "paper": published}
 
+#: Value of `per_channel`: a grid per output at 2 and 3 bits only. At 2 bits on a robot, two such
+#: trainings had the highest mean of all options (reports/options); 3 bits are untried, and at 4 no
+#: option is known to be better.
+_FEW, _FEW_BITS = "few", 3
 
-def integers(bits: int, *, per_channel: bool = False) -> LayerFormat:
-    """Return the formats of integer kernels: weights are symmetric, activations are not."""
-    weights = TensorFormat(bits=bits, symmetric=True, per_channel=per_channel)
-    return LayerFormat(weights=weights, activations=TensorFormat(bits=bits))
+#: Options that change the defaults of others.
+_LEADING = (("rule", "paper"), ("learned_steps", True))
 
-
-def published(bits: int, *, per_channel: bool = False) -> LayerFormat:
-    """Return the formats of the papers' formula."""
-    form = TensorFormat(bits=bits, rounding="floor", step="paper")
-    return LayerFormat(weights=replace(form, per_channel=per_channel), activations=form)
-
-
-def _layer(values: Mapping[str, Any]) -> LayerFormat:
-    return LayerFormat(**{name: TensorFormat(**form) for name, form in values.items()})
-
-
-def _lean(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _lean(item) for key, item in value.items()}
-    if not is_dataclass(value):
-        return value
-    found = {f.name: (getattr(value, f.name), f.default) for f in fields(value)}
-    return {name: _lean(item) for name, (item, usual) in found.items() if item not in (usual, {})}
-
-
-def _require_known(owner: Any, **choices: tuple[str, ...]) -> None:
-    for name, known in choices.items():
-        if (value := getattr(owner, name)) not in known:
-            raise unknown(name, value, known)
-
-
-#: A grid per output up to `_FEW_BITS` only.
-_FEW = "few"
+_WIDTH = Kind("a whole number from 2 to 8", lambda value: type(value) is int and value in QAT_BITS)
 
 #: Options of a quantisation-aware training by name, beside the bits of single layers.
 _OPTIONS = {
-    **dict.fromkeys(("bits", "delay", "edge_bits"), INTEGER),
+    **dict.fromkeys(("bits", "edge_bits", "head.bits"), _WIDTH),
     **dict.fromkeys(("rule", "ranges", "gradient"), NAME),
+    "delay": INTEGER,
     "per_channel": Kind("true or false", lambda value: type(value) is bool or value == _FEW),
     "learned_steps": FLAG,
 }
@@ -208,15 +199,14 @@ _OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """How a training is quantisation-aware: to what, and when; see `quantization.qat`."""
+    """The recipe and schedule of a quantisation-aware training; see `quantization.qat`."""
 
     recipe: Recipe
     schedule: QatSchedule
 
     def __post_init__(self) -> None:
         """Raise a UsageError for steps that cannot be learned."""
-        weights = self.recipe.default.weights
-        if self.schedule.learned_steps and weights is not None and weights.rounding == "floor":
+        if self.schedule.learned_steps and self._rule == "paper":
             raise UsageError(
                 "Steps are learned only where values are rounded to the nearest; leave rule or "
                 "learned_steps out. Received: rule=paper, learned_steps=true"
@@ -230,12 +220,17 @@ class Quantization:
 
     @property
     def delay(self) -> int:
-        """Environment steps before which numbers are not quantised."""
+        """Environment steps before quantisation."""
         return self.schedule.delay
+
+    @property
+    def _rule(self) -> str:
+        weights = self.recipe.default.weights
+        return "paper" if weights is not None and weights.rounding == "floor" else "nearest"
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build from options by name; what is not given follows from them.
+        """Build from options by name; `presets.quantization` adds an algorithm's defaults.
 
         | option | meaning |
         |---|---|
@@ -246,24 +241,24 @@ class Quantization:
         | `per_channel` | a grid per output of fully-connected kernels; at 8 bits, and up to 3 |
         | `ranges`, `gradient`, `learned_steps` | see `QatSchedule`; learned steps clip |
 
-        What is usual for an algorithm is up to `presets.quantization`.
-
         Raises:
             UsageError: A name is unknown, or a value of another type or meaning.
         """
-        _require_sound(values)
+        layers = {name: _WIDTH for name in values if re.fullmatch(r"[a-z]\w*\.bits", name)}
+        require_all(values, layers | _OPTIONS, "quantisation option")
+        if missing := [name for name in ("bits", "delay") if name not in values]:
+            raise UsageError(
+                f"A quantisation needs bits and a delay. Received: no {' and no '.join(missing)}"
+            )
         bits, rule = values["bits"], values.get("rule", "nearest")
         if rule not in _RULES:
             raise unknown("rule", rule, _RULES)
-        few = rule != "paper" and bits <= _FEW_BITS
-        usual = few or (rule != "paper" and bits == _KERNEL_BITS)
-        per_channel = values.get("per_channel", usual)
+        few = bits <= _FEW_BITS and rule != "paper"
+        # Integer kernels have 8 bits and a grid per output.
+        per_channel = values.get("per_channel", few or (bits == 8 and rule != "paper"))
         form = partial(_RULES[rule], per_channel=few if per_channel == _FEW else per_channel)
-        widths = {name.removesuffix(".bits"): v for name, v in values.items() if "." in name}
-        for name, width in values.items():
-            if name.endswith("bits") and width not in QAT_BITS:
-                raise UsageError(f"{name} must be 2 to 8. Received: {name}={width}")
-        edge = values.get("edge_bits", bits if rule == "paper" else _EDGE_BITS)
+        widths = {name.removesuffix(".bits"): values[name] for name in layers}
+        edge = values.get("edge_bits", bits if rule == "paper" else EDGE_BITS)
         observation, head = (form(widths.pop(end, edge)) for end in ("observation", "head"))
         gradient = {"gradient": "clipped"} if values.get("learned_steps") else {}
         given = {f.name: values[f.name] for f in fields(QatSchedule) if f.name in values}
@@ -283,7 +278,7 @@ class Quantization:
 
     @classmethod
     def restore(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild what a record keeps; a UsageError where that is of another version."""
+        """Invert `to_dict`; a UsageError for a record of another version."""
         try:
             recipe, schedule = Recipe.from_dict(values["recipe"]), values["schedule"]
             return cls(recipe=recipe, schedule=QatSchedule(**schedule))
@@ -294,15 +289,14 @@ class Quantization:
 
     @property
     def tag(self) -> str:
-        """Name it for run ids: bits and delay, and a digest where more is not as usual."""
+        """Name it for run ids: bits and delay, and a digest unless the rest is default."""
         name = f"q{self.bits}d{self.delay}"
-        # Whatever the algorithm, and by the first version's kernels, so that names last when what
-        # is usual changes.
+        # The defaults of the first version, whatever the algorithm, so that names never change.
         usual = self.from_mapping({"bits": self.bits, "delay": self.delay, "per_channel": _FEW})
         return name if self == usual else f"{name}-{digest(self.to_dict())}"
 
     def options(self) -> dict[str, Any]:
-        """Return what must be given to `from_mapping` beside bits and delay."""
+        """Return the options of `from_mapping` beside bits and delay that are not default."""
         values = self._values()
         leading = {n: v for n, v in values.items() if (n, v) in _LEADING}
         usual = self.from_mapping({"bits": self.bits, "delay": self.delay, **leading})._values()
@@ -310,38 +304,11 @@ class Quantization:
 
     def _values(self) -> dict[str, Any]:
         recipe, weights = self.recipe, self.recipe.default.weights
-        ends = {"observation": recipe.observation, "head": recipe.head}
-        widths = {
-            f"{layer}.bits": form.activations.bits
-            for layer, form in {**ends, **recipe.by_layer}.items()
-            if form.activations is not None
-        }
+        layers = {"observation": recipe.observation, "head": recipe.head, **recipe.by_layer}
+        widths = {f"{n}.bits": f.activations.bits for n, f in layers.items() if f.activations}
         if "head.bits" in widths and widths["head.bits"] == widths.get("observation.bits"):
             widths = {"edge_bits": widths.pop("head.bits"), **widths}
             del widths["observation.bits"]
-        floor = weights is not None and weights.rounding == "floor"
-        return {
-            "rule": "paper" if floor else "nearest",
-            "per_channel": weights is not None and weights.per_channel,
-            **widths,
-            **asdict(self.schedule),
-        }
-
-
-#: What other options follow from.
-_LEADING = (("rule", "paper"), ("learned_steps", True))
-
-_RULES = {"nearest": integers, "paper": published}
-
-#: Width of the observation and of the head.
-_EDGE_BITS = 8
-
-
-def _require_sound(values: Mapping[str, Any]) -> None:
-    """Refuse names that are unknown, and values of another type."""
-    layers = {name: INTEGER for name in values if re.fullmatch(r"[a-z]\w*\.bits", name)}
-    require_all(values, {"head.bits": INTEGER, **layers, **_OPTIONS}, "quantisation option")
-    if missing := [name for name in ("bits", "delay") if name not in values]:
-        raise UsageError(
-            f"A quantisation needs bits and a delay. Received: no {' and no '.join(missing)}"
-        )
+        per_channel = weights is not None and weights.per_channel
+        values = {"rule": self._rule, "per_channel": per_channel, **widths}
+        return values | asdict(self.schedule)

@@ -1,4 +1,4 @@
-"""One training, as plain data; its name follows from it."""
+"""One training as plain data, which determines its name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from quarl_tf.foundation.files import digest
 from quarl_tf.spec.recipe import Quantization
 from quarl_tf.spec.scheme import REFERENCE, Scheme, default_schemes, possible_schemes
 
-#: Episodes of an evaluation, as in the papers.
-DEFAULT_EPISODES = 100
-
-#: Stands where the algorithm does, of a policy that others trained.
-ADOPTED = "adopted"
+DEFAULT_EPISODES = 100  #: Episodes of an evaluation, as in the papers.
+ADOPTED = "adopted"  #: The algorithm of a policy that others trained.
 
 
 @dataclass(frozen=True)
@@ -26,9 +23,9 @@ class Run:
     """One training: an algorithm on an environment from a seed, with overrides of its preset.
 
     With a `quantization` it is quantisation-aware; with an `origin` it starts from the network of
-    another training, or goes on where one was saved. The user's modules that register environments
-    and file of presets belong to its command, not to its name. Of an `ADOPTED` policy there is a
-    flatbuffer and no training: its overrides are the `name` and the `head` it was adopted with.
+    another training, or continues a saved one. The user's `modules` that register environments and
+    file of `presets` are part of its command, not of its name. An `ADOPTED` policy has a flatbuffer
+    and no training: its overrides are the `name` and the `head` it was adopted with.
     """
 
     algo: str
@@ -41,7 +38,7 @@ class Run:
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative seed, an adopted policy without a name, and an origin of no use."""
+        """Raise a UsageError for an invalid seed, name or origin."""
         if self.seed < 0:
             raise UsageError(f"The seed must be 0 or more. Received: seed={self.seed}")
         name = self.overrides.get("name")
@@ -77,24 +74,24 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """Name the run; overrides enter as a digest, so another preset is another run."""
+        """The run's name; overrides enter as a digest, so another preset is another run."""
         return f"{self._task}-{self.folder}"
 
     @property
     def folder(self) -> str:
-        """Name the folder of its flatbuffers, within those of its environment and algorithm."""
+        """The folder of its flatbuffers, below its environment and algorithm."""
         start = [] if self.origin is None else [self.origin.tag]
         return "-".join([f"s{self.seed}", *self._settings, *start])
 
     @property
     def seedless_id(self) -> str:
-        """Name the runs that differ from this one in their seed alone."""
+        """The name of the runs that differ from this one only in their seed."""
         start = [] if self.origin is None else [f"from-{self.origin.run.seedless_id}"]
         return "-".join([self._task, *self._settings, *start])
 
     @property
     def _task(self) -> str:
-        return f"{self.algo}-{file_name(self.env_id)}"
+        return f"{self.algo}-" + re.sub("[/:]", "_", self.env_id)
 
     @property
     def _settings(self) -> list[str]:
@@ -105,45 +102,41 @@ class Run:
 
     @property
     def plain(self) -> Run:
-        """What it is compared with: where it starts, or the same training without quantisation."""
+        """The run it is compared with: its origin, or the same training without quantisation."""
         if self.quantization is not None and self.origin is not None:
             return self.origin.run.plain
         return replace(self, quantization=None)
 
     @property
     def default_schemes(self) -> tuple[str, ...]:
-        """Return the names of what is exported of it when nothing else is asked for."""
+        """The names of the schemes that it is exported as by default."""
         usual = default_schemes(self.quantization)
         if not self.adopted:
             return usual
         return tuple(n for n in usual if n == REFERENCE or Scheme.parse(n).post_training)
 
     def command(self, verb: str) -> str:
-        """Write the command line of a verb for this run; an adopted one has none but `adopt`."""
+        """Return the command line of a verb for this run, of `adopt` for an adopted one."""
         what = ["adopt", "FILE.tflite"] if self.adopted else [verb, "--algo", self.algo]
         words = ["quarl", *what, "--env", self.env_id, "--seed", f"{self.seed}"]
         for name, value in self.overrides.items():
-            words += (
-                [f"--{name}", f"{value}"] if self.adopted else ["-p", f"{name}={_written(value)}"]
-            )
+            words += [f"--{name}", value] if self.adopted else _option("-p", name, value)
         for module in self.modules:
             words += ["--import", module]
         if self.presets is not None:
             words += ["--presets", self.presets]
         if self.origin is not None:
             words += ["--from", self.origin.file or self.origin.run.run_id]
-        if self.quantization is not None:
-            words += ["--bits", f"{self.quantization.bits}"]
-            words += ["--quant-delay", f"{self.quantization.delay}"]
-            # What a preset may say is said, whatever it says.
-            schedule = self.quantization.schedule
-            said = {"ranges": schedule.ranges, "gradient": schedule.gradient}
-            for name, value in {**said, **self.quantization.options()}.items():
-                words += ["-q", f"{name}={_written(value)}"]
+        if (how := self.quantization) is not None:
+            words += ["--bits", f"{how.bits}", "--quant-delay", f"{how.delay}"]
+            # Always given, as an algorithm's defaults may differ.
+            explicit = {"ranges": how.schedule.ranges, "gradient": how.schedule.gradient}
+            for name, value in (explicit | how.options()).items():
+                words += _option("-q", name, value)
         return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values, without those that say nothing."""
+        """Return the fields as JSON-ready values, without None."""
         how = None if self.quantization is None else self.quantization.to_dict()
         start = None if self.origin is None else self.origin.to_dict()
         values = asdict(self) | {"quantization": how, "origin": start}
@@ -152,32 +145,27 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
-        """Take `to_dict` back."""
-        quantization = values.get("quantization")
-        known = None if quantization is None else Quantization.restore(quantization)
-        modules = tuple(values.get("modules", ()))
-        start = values.get("origin")
-        origin = start and Origin(**{**start, "run": Run.from_dict(start["run"])})
-        return cls(**{**values, "quantization": known, "modules": modules, "origin": origin})
+        """Invert `to_dict`."""
+        fields = {**values, "modules": tuple(values.get("modules", ()))}
+        if (how := values.get("quantization")) is not None:
+            fields["quantization"] = Quantization.restore(how)
+        if (start := values.get("origin")) is not None:
+            fields["origin"] = Origin(**{**start, "run": cls.from_dict(start["run"])})
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The network of another training that one starts from, or the file that it was saved to.
-
-    Attributes:
-        network_sha256: Of the network, or of that file.
-        step: Environment steps after which it goes on; 0 where it begins with the network alone.
-    """
+    """The network of another training that one starts from, or the file of a saved training."""
 
     run: Run
-    network_sha256: str
-    step: int = 0
+    network_sha256: str  #: Of the network, or of that file.
+    step: int = 0  #: Environment steps of the saved training; 0 to start from the network alone.
     file: str = field(default="", compare=False)
 
     @property
     def tag(self) -> str:
-        """Name it for run ids."""
+        """Its part of run ids."""
         return f"from{digest({'run': self.run.run_id, 'network_sha256': self.network_sha256})}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,14 +174,10 @@ class Origin:
         return start | ({"step": self.step, "file": self.file} if self.step else {})
 
 
-def _written(value: Any) -> str:
-    """Write a value for the command line, where a name needs no quotes."""
-    return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)
-
-
-def file_name(env_id: str) -> str:
-    """Return an environment's id as part of a file's name."""
-    return re.sub("[/:]", "_", env_id)
+def _option(option: str, name: str, value: Any) -> list[str]:
+    """Return NAME=VALUE for the command line; names need no quotes."""
+    is_name = isinstance(value, str) and value.isidentifier()
+    return [option, f"{name}={value if is_name else json.dumps(value)}"]
 
 
 def require_possible(run: Run, schemes: Iterable[Scheme]) -> None:

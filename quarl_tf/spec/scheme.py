@@ -1,4 +1,4 @@
-"""The schemes: how the numbers of a flatbuffer are represented; the name says it."""
+"""Schemes: how the numbers of a flatbuffer are represented, by name."""
 
 import re
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Self
 
 from quarl_tf.foundation.errors import unknown
 from quarl_tf.spec.recipe import (
+    EDGE_BITS,
     INT4_BITS,
     PTQ_BITS,
     QAT_BITS,
@@ -17,46 +18,34 @@ from quarl_tf.spec.recipe import (
     integers,
 )
 
-#: The scheme that all others are compared with; every plain training has it.
-REFERENCE = "fp32"
-
-#: What evaluations of the random policy are called, which stand beside those of schemes.
-BASELINE = "random"
-
-_FLOAT16 = LayerFormat(weights=TensorFormat(bits=16, ieee=True))
-#: The runtime has one grid per output here, and quantises activations at each call.
-_DYNAMIC = LayerFormat(weights=TensorFormat(bits=8, symmetric=True, per_channel=True))
+REFERENCE = "fp32"  #: The scheme that all others are compared with; every plain training has it.
+BASELINE = "random"  #: Name of the random policy's evaluations, which lie beside those of schemes.
 
 
-def _uniform(form: LayerFormat) -> Recipe:
-    return Recipe(default=form, observation=replace(form, weights=None), head=form)
+def _uniform(form: LayerFormat, head: LayerFormat | None = None) -> Recipe:
+    return Recipe(default=form, observation=replace(form, weights=None), head=head or form)
 
 
-def _by_outputs(bits: int) -> LayerFormat:
-    """Return integers per channel, rounded by what the layer computes."""
-    form = TensorFormat(bits=bits, symmetric=True, per_channel=True, rounding="gptq")
-    return LayerFormat(weights=form, activations=TensorFormat(bits=bits))
-
-
-_CHANNEL, _TENSOR = _uniform(_by_outputs(8)), _uniform(integers(8))
+_GPTQ, _NEAREST = integers(8, per_channel=True, rounding="gptq"), integers(8, per_channel=True)
 
 _NATIVE = {
     "fp32": Recipe(),
-    "fp16": _uniform(_FLOAT16),
-    "dynamic_int8": _uniform(_DYNAMIC),
-    "int8": _CHANNEL,
-    "int8_tensor": _TENSOR,
-    "int8_head32": replace(_CHANNEL, head=LayerFormat()),
-    "int8_stock": _uniform(integers(8, per_channel=True)),
-    "int8_auto": _CHANNEL,
-    "qat_int8": _uniform(integers(8, per_channel=True)),
+    "fp16": _uniform(LayerFormat(weights=TensorFormat(bits=16, ieee=True))),
+    # The runtime quantises activations at each call.
+    "dynamic_int8": _uniform(replace(_NEAREST, activations=None)),
+    "int8": _uniform(_GPTQ),
+    "int8_tensor": _uniform(integers(8)),
+    "int8_head32": _uniform(_GPTQ, head=LayerFormat()),
+    "int8_stock": _uniform(_NEAREST),
+    "int8_auto": _uniform(_GPTQ),
+    "qat_int8": _uniform(_NEAREST),
     "qat_int4": _uniform(integers(INT4_BITS)),
 }
 
 #: Schemes whose activations are integers after training, with ranges from observations.
 CALIBRATED = ("int8", "int8_tensor", "int8_head32", "int8_stock", "int8_auto")
 
-#: What `quarl run` exports when nothing else is asked for.
+#: Schemes that `quarl run` exports by default.
 DEFAULT_SCHEMES = (
     *("fp32", "fp16", "dynamic_int8", "int8"),
     *(f"ptq_w{bits}" for bits in range(8, 1, -1)),
@@ -87,11 +76,11 @@ class Scheme:
     | `qat_wNaN`     | N-bit grid    | N-bit grid  | simulated, of a training at N bits       |
 
     Attributes:
-        name: The name, which says all the rest.
-        recipe: The formats of the numbers; of a training at fewer bits than `qat_int4`'s four, or
-            with options, its own recipe says them.
+        name: The name, which determines the rest.
+        recipe: The formats of the numbers. A training at fewer bits than `qat_int4`'s four, or with
+            options, has its own recipe instead.
         native: Whether the flatbuffer stores weights in those bits.
-        aware: Whether it is of a quantisation-aware training.
+        aware: Whether it belongs to a quantisation-aware training.
     """
 
     name: str
@@ -107,7 +96,7 @@ class Scheme:
 
     @property
     def rounding(self) -> str | None:
-        """How weights alone come on their grid, without observations; None if they do not."""
+        """How weights are rounded without observations; None if they are not."""
         weights = self.recipe.default.weights
         if weights is None or self.native or self.aware or self.calibrated:
             return None
@@ -115,12 +104,12 @@ class Scheme:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it takes observations to quantise by, after training."""
+        """Whether it needs observations, after training."""
         return self.name in CALIBRATED or self.name.startswith("ptq_opt_")
 
     @property
     def post_training(self) -> bool:
-        """Whether it can be made of a float flatbuffer, with observations if it is calibrated."""
+        """Whether it can be made from a float flatbuffer, with observations if calibrated."""
         return self.calibrated or bool(self.rounding and not self.single_layers)
 
     @property
@@ -131,7 +120,7 @@ class Scheme:
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Decode a scheme's name; a UsageError names the closest where it is none."""
+        """Decode a scheme's name; a UsageError for an unknown one names the closest."""
         if name in _NATIVE:
             return cls(name, _NATIVE[name], native=True, aware=name.startswith("qat_"))
         match = re.fullmatch(r"qat_w([1-9])a\1", name)
@@ -145,14 +134,15 @@ class Scheme:
             rounding = "floor" if match[1] else "nearest"
             pairs = [part.split("=") for part in match[3].split("-")[1:]]
             widths = {layer: int(bits) for layer, bits in pairs}
-            # One name a scheme: each layer once, in order.
+            # Each scheme has one name: layers are unique and sorted.
             if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in PTQ_BITS):
                 return cls(name, _on_grid(int(match[2]), rounding, widths), native=False)
-        raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE, *_QAT_SCHEMES})
+        aware = (f"qat_w{bits}a{bits}" for bits in QAT_BITS)
+        raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE, *aware})
 
 
 def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
-    """Return the papers' recipe of weights alone; theirs is one grid for a dense kernel."""
+    """Return the papers' weight-only recipe, with one grid per fully-connected kernel."""
 
     def form(bits: int) -> LayerFormat:
         return LayerFormat(weights=TensorFormat(bits=bits, rounding=rounding, step="paper"))
@@ -163,30 +153,24 @@ def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
 
 def _optimised(bits: int, *, rounded: bool) -> Recipe:
     def form(bits: int) -> LayerFormat:
-        form = _by_outputs(bits)
+        form = integers(bits, per_channel=True, rounding="gptq")
         return form if rounded else replace(form, activations=None)
 
-    edge = form(max(bits, _EDGE_BITS))
+    edge = form(max(bits, EDGE_BITS))
     return Recipe(default=form(bits), observation=replace(edge, weights=None), head=edge)
 
 
-#: Least width of the observation and of the head where they are chosen.
-_EDGE_BITS = 8
-
-_QAT_SCHEMES = tuple(f"qat_w{bits}a{bits}" for bits in QAT_BITS)
-
-
 def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
-    """Return the names of what is exported of a training when nothing else is asked for."""
+    """Return the names of the schemes that a training is exported as by default."""
     if quantization is None:
         return DEFAULT_SCHEMES
     simulated = f"qat_w{quantization.bits}a{quantization.bits}"
-    native = quantization.recipe in (_NATIVE["qat_int8"], _TENSOR)
+    native = quantization.recipe in (_NATIVE["qat_int8"], _NATIVE["int8_tensor"])
     return ("qat_int8", simulated) if native else (simulated,)
 
 
 def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
-    """Return the names of what can be exported of a training; for a plain one, the usual ones."""
+    """Return the names of the schemes that a training can be exported as."""
     usual = default_schemes(quantization)
     if quantization is None or quantization.bits > INT4_BITS:
         return usual

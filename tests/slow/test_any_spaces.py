@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ from quarl_tf.store.workspace import Workspace, evaluation_path
 
 
 class Copying(gym.Env[Any, Any]):
-    """Asks for an action that follows from the observation; ten steps, at most 1 for each."""
+    """Wants an action that follows from the observation; ten steps, at most 1 for each."""
 
-    observe: Any
-    reward: Any
+    def __init__(self, observed: Any, chosen: Any, draw: Any, show: Any, reward: Any) -> None:
+        self.observation_space, self.action_space = observed, chosen
+        self.draw, self.show, self.reward = draw, show, reward
+
+    def observe(self) -> Any:
+        self.wanted = self.draw(self.np_random)
+        return self.show(self.wanted)
 
     def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -31,71 +37,55 @@ class Copying(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
-        reward = float(self.reward(action))
+        reward = float(self.reward(action, self.wanted))
         self.steps += 1
         return self.observe(), reward, self.steps == 10, False, {}
 
 
-class Switches(Copying):
-    """Two switches to set as a dictionary says; the second is told one-hot."""
-
-    observation_space = spaces.Dict(first=spaces.MultiBinary(1), second=spaces.Discrete(3))
-    action_space = spaces.MultiDiscrete([2, 3])
-
-    def observe(self) -> Any:
-        self.wanted = self.np_random.integers([2, 3])
-        return {"first": self.wanted[:1].astype(np.int8), "second": self.wanted[1]}
-
-    def reward(self, action: Any) -> Any:
-        return np.mean(action == self.wanted)
-
-
-class Echo(Copying):
-    """Actions are 1 to 3, in a tuple of two halves."""
-
-    observation_space = spaces.Tuple([spaces.MultiDiscrete([3]), spaces.MultiBinary(1)])
-    action_space = spaces.Discrete(3, start=1)
-
-    def observe(self) -> Any:
-        self.wanted = self.np_random.integers(1, 4)
-        return np.array([self.wanted - 1]), np.zeros(1, np.int8)
-
-    def reward(self, action: Any) -> Any:
-        return action == self.wanted
-
-
-class Hand(Copying):
-    """Follows a matrix of targets."""
-
-    observation_space = spaces.Box(-1, 1, (2, 2), np.float64)
-    action_space = spaces.Box(-1, 1, (2, 2), np.float32)
-
-    def observe(self) -> Any:
-        self.wanted = self.np_random.uniform(-0.8, 0.8, (2, 2))
-        return self.wanted
-
-    def reward(self, action: Any) -> Any:
-        return 1 - np.abs(action - self.wanted).mean()
+#: Spaces of observations and actions, what to draw and how to show it, and the reward.
+ENVIRONMENTS: dict[str, tuple[Any, ...]] = {
+    # Two switches; the second is one-hot.
+    "Switches-v0": (
+        spaces.Dict(first=spaces.MultiBinary(1), second=spaces.Discrete(3)),
+        spaces.MultiDiscrete([2, 3]),
+        lambda random: random.integers([2, 3]),
+        lambda wanted: {"first": wanted[:1].astype(np.int8), "second": wanted[1]},
+        lambda action, wanted: np.mean(action == wanted),
+    ),
+    "Echo-v0": (
+        spaces.Tuple([spaces.MultiDiscrete([3]), spaces.MultiBinary(1)]),
+        spaces.Discrete(3, start=1),
+        lambda random: random.integers(1, 4),
+        lambda wanted: (np.array([wanted - 1]), np.zeros(1, np.int8)),
+        lambda action, wanted: action == wanted,
+    ),
+    "Hand-v0": (
+        spaces.Box(-1, 1, (2, 2), np.float64),
+        spaces.Box(-1, 1, (2, 2), np.float32),
+        lambda random: random.uniform(-0.8, 0.8, (2, 2)),
+        lambda wanted: wanted,
+        lambda action, wanted: 1 - np.abs(action - wanted).mean(),
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    names = [f"{kind.__name__}-v0" for kind in (Switches, Echo, Hand)]
-    for name, kind in zip(names, (Switches, Echo, Hand), strict=True):
-        gym.register(name, kind, max_episode_steps=20)
+    for name, parts in ENVIRONMENTS.items():
+        gym.register(name, partial(Copying, *parts), max_episode_steps=20)
     yield
-    for name in names:
+    for name in ENVIRONMENTS:
         del gym.registry[name]
 
 
 SHORT = {"steps": 4096, "evaluation_every": 2048, "evaluation_episodes": 8, "discount": 0.1}
 PPO = {"epochs": 10, "learning_rate": 0.01}
 CASES = [
-    ("ppo", Switches, PPO, 8, 5),
-    ("a2c", Switches, {"learning_rate": 0.02, "steps": 8192}, 8, 5),
-    ("dqn", Echo, {"n_step": 1}, 9, 4),
-    ("ddpg", Hand, {"batch_size": 64, "num_envs": 4}, 8, 6),
-    ("ppo", Hand, PPO, 7, 6),
+    ("ppo", "Switches-v0", PPO, 8, 5),
+    ("a2c", "Switches-v0", {"learning_rate": 0.02, "steps": 8192}, 8, 5),
+    ("dqn", "Echo-v0", {"n_step": 1}, 9, 4),
+    ("ddpg", "Hand-v0", {"batch_size": 64, "num_envs": 4}, 8, 6),
+    ("ppo", "Hand-v0", PPO, 7, 6),
 ]
 
 
@@ -108,16 +98,10 @@ def described(path: Path, algo: str, env_id: str, **changes: Any) -> list[str]:
     return [env_id, "--algo", algo, "--presets", str(file), "--root", str(path)]
 
 
-@pytest.mark.parametrize(("algo", "kind", "changes", "least", "chance"), CASES)
+@pytest.mark.parametrize(("algo", "env_id", "changes", "least", "chance"), CASES)
 def test_a_policy_is_trained_quantised_and_played(
-    algo: str,
-    kind: type[Copying],
-    changes: dict[str, Any],
-    least: float,
-    chance: float,
-    tmp_path: Path,
+    algo: str, env_id: str, changes: dict[str, Any], least: float, chance: float, tmp_path: Path
 ) -> None:
-    env_id = f"{kind.__name__}-v0"
     words = ["run", *described(tmp_path, algo, env_id, **changes), "--schemes", "fp32,int8"]
     assert verbs.main([*words, "--episodes", "20", "--no-report"]) == 0
     artifact = Workspace(tmp_path).artifact(f"{algo}-{env_id}-s0", "int8")
@@ -129,7 +113,7 @@ def test_a_policy_is_trained_quantised_and_played(
     assert verbs.main(["quantize", reference, "--scheme", "ptq_w8"]) == 0
     if algo in ("ppo", "a2c"):
         assert verbs.main(["evaluate", str(artifact), "--sample", "--episodes", "3"]) == 0
-    if kind is Switches:
+    if env_id == "Switches-v0":
         assert verbs.main(["evaluate", str(artifact), "--epsilon", "0.5", "--episodes", "3"]) == 0
 
 

@@ -1,7 +1,8 @@
-"""Single games and vectors of games follow one protocol, spelt out here in plain NumPy."""
+"""Single games and vectors follow one protocol, written out here in plain NumPy."""
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import ale_py
@@ -20,14 +21,14 @@ NOOP, FIRE = 0, 1
 
 
 def shrink(picture: np.ndarray, axis: int) -> np.ndarray:
-    """Average over 84 equal parts of an axis, which may end within a pixel."""
+    """Average over 84 equal parts of an axis, which may end inside a pixel."""
     size = picture.shape[axis]
     fine = np.repeat(picture, math.lcm(size, 84) // size, axis)
     return np.stack([part.mean(axis) for part in np.split(fine, 84, axis)], axis)
 
 
 class Reference:
-    """The protocol on the bare emulator, but for the number of no-ops, which is given."""
+    """The protocol on the bare emulator; the number of no-ops is given."""
 
     def __init__(self, env_id: str) -> None:
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -38,7 +39,7 @@ class Reference:
         self.opening = [FIRE, 2] if ale_py.Action.FIRE in self.actions else []
 
     def reset(self, noops: int) -> np.ndarray:
-        """Play no-ops of a new game, each for one frame, and open it."""
+        """Start a new game with no-ops of one frame each, and the forced steps."""
         self.ale.reset_game()
         for _ in range(noops):
             self.ale.act(self.actions[NOOP])
@@ -78,88 +79,68 @@ def random() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def follow(env_id: str, plays: Iterator[Any], ticks: int) -> int:
-    """Compare a game with the reference for some ticks; return how many games ended.
-
-    `plays` yields (observation, frames played) for a start, (action, observation, reward,
-    terminated, truncated) for a step.
-    """
-    reference = Reference(env_id)
-    ended, over = 0, False
-    for _, play in zip(range(ticks), plays, strict=False):
-        if len(play) == 2:
-            observation, frames = play
-            assert 0 <= frames <= 30
-            expected, over = reference.reset(frames), False
-        else:
-            assert not over
-            action, observation, reward, terminated, truncated = play
-            expected, raw, over = reference.step(action)
-            assert (reward, terminated, truncated) == (raw, over, False)
-            ended += over
-        assert observation.dtype == np.uint8
-        # A frame cut short by the end of the game is shown as it was before: nobody acts on it.
-        if not over:
-            # OpenCV's INTER_AREA rounds to whole grey levels.
-            assert np.abs(observation - expected).max() <= 0.51
-    return ended
-
-
-def single(env_id: str, random: np.random.Generator) -> Iterator[Any]:
+def single(env_id: str, random: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Yield (observation, frames played) for a start, (observation, action, reward, over) after."""
     env = make(env_id)
-    observation, info = env.reset(seed=3)
-    yield observation, info[START]
     while True:
-        action = int(random.integers(GAMES[env_id]))
-        observation, reward, terminated, truncated, _ = env.step(action)
-        yield action, observation, reward, terminated, truncated
-        if terminated or truncated:
-            observation, info = env.reset()
-            yield observation, info[START]
+        observation, info = env.reset(seed=3)
+        yield observation, info[START]
+        over = False
+        while not over:
+            action = int(random.integers(GAMES[env_id]))
+            observation, reward, over, truncated, _ = env.step(action)
+            assert not truncated
+            yield observation, action, reward, over
 
 
-def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[Any]:
-    """Play steps of the agent; those that are not are added to the one before them."""
+def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Yield as `single`; rewards of forced steps are added to the step before them."""
     envs = make_vector(env_id, 3)
     opening = 2 if ale_py.Action.FIRE in envs.unwrapped.ale.get_action_set() else 0
     observations, info = envs.reset(seed=3)
-    start = info["episode_frame_number"][1] - 4 * opening
-    yield observations[1], start
-    lives = info["lives"][1]
+    yield observations[1], info["episode_frame_number"][1] - 4 * opening
     while True:
-        actions = random.integers(GAMES[env_id], size=3)
-        observations, rewards, terminated, truncated, info = envs.step(actions)
-        total, over = rewards[1], terminated[1] | truncated[1]
-        forced = 0
+        actions, lives = random.integers(GAMES[env_id], size=3), info["lives"][1]
+        observations, (_, total, _), (_, over, _), truncated, info = envs.step(actions)
+        assert not truncated[1]
         if over:
-            yield actions[1], observations[1], total, terminated[1], truncated[1]
-            forced = 1 + opening
-        elif 0 < info["lives"][1] < lives:
-            forced = 1 + opening
-        for i in range(forced):
-            observations, rewards, _, _, info = envs.step(random.integers(2, size=3))
-            total += rewards[1]
-            if over and i == 0:
-                assert rewards[1] == 0
+            yield observations[1], actions[1], total, over
+        start = None
+        for _ in range((1 + opening) * (over or 0 < info["lives"][1] < lives)):
+            observations, (_, reward, _), *_, info = envs.step(random.integers(2, size=3))
+            total += reward
+            if over and start is None:
+                assert reward == 0
                 start = info["episode_frame_number"][1]
-        lives = info["lives"][1]
-        if over:
-            yield observations[1], start
-        else:
-            yield actions[1], observations[1], total, terminated[1], truncated[1]
+        yield (observations[1], start) if over else (observations[1], actions[1], total, over)
 
 
-@pytest.mark.parametrize("kind", [single, one_of_a_vector])
+@pytest.mark.parametrize("plays", [single, one_of_a_vector])
 @pytest.mark.parametrize("env_id", GAMES)
-def test_games_follow_the_protocol(env_id: str, kind: Any, random: np.random.Generator) -> None:
-    assert follow(env_id, kind(env_id, random), ticks=700) >= 1
+def test_games_follow_the_protocol(env_id: str, plays: Any, random: np.random.Generator) -> None:
+    reference, ended, over = Reference(env_id), 0, False
+    for observation, *play in islice(plays(env_id, random), 700):
+        if len(play) == 1:
+            assert 0 <= play[0] <= 30
+            expected, over = reference.reset(play[0]), False
+        else:
+            assert not over
+            expected, reward, over = reference.step(play[0])
+            assert play[1:] == [reward, over]
+            ended += over
+        assert observation.dtype == np.uint8
+        # The last frame of a game is incomplete and not shown, as nobody acts on it.
+        if not over:
+            # OpenCV's INTER_AREA rounds to whole grey levels.
+            assert np.abs(observation - expected).max() <= 0.51
+    assert ended
 
 
 class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
-    """Stands in for ale-py's vectors: rewards and lives as written, actions as they came."""
+    """Replaces ale-py's vectors: has scripted rewards and lives, and records actions."""
 
     has_fire = True
-    #: (reward, lives, terminated): a life is lost; the game sits at 0 lives, ends and goes anew.
+    #: (reward, lives, terminated): a life is lost; the game stays at 0 lives, ends and restarts.
     script = (
         *[(5, 3, False), (7, 2, False), (9, 2, False), (0, 2, False), (2, 2, False)],
         *[(-3, 0, False), (0, 0, True), (0, 3, False), (4, 3, False), (0, 3, False)],
@@ -188,14 +169,9 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.actions += actions.tolist()
-        reward, lives, terminated = next(self.left)
-        return (
-            self.planes(),
-            np.array([reward], np.int32),
-            np.array([terminated]),
-            np.array([False]),
-            {"lives": np.array([lives])},
-        )
+        reward, lives, terminated = ([value] for value in next(self.left))
+        ends = np.array(terminated), np.array([False])
+        return self.planes(), np.array(reward, np.int32), *ends, {"lives": np.array(lives)}
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -206,7 +182,7 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
         ([NOOP], [1, 6], [1, 2, 3, 1, 2, 3, 4, 4, 1, 2, 3, 4]),  # A game without FIRE.
     ],
 )
-def test_ticks_after_a_lost_life_stand_for_a_reset(
+def test_ticks_after_a_lost_life_act_as_a_reset(
     training: bool, expected: list[int], ends: list[int], frames: list[int], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(Scripted, "has_fire", FIRE in expected)
@@ -219,7 +195,7 @@ def test_ticks_after_a_lost_life_stand_for_a_reset(
         actions[start : start + len(expected)] = expected
     opening = expected[1:]
     assert envs.unwrapped.actions == opening + actions
-    # Of the frames of a life that is over, or was never the agent's, nothing is shown.
+    # Frames of a life that is over, or of forced steps, are not shown.
     stacks = [first, *(tick[0] for tick in ticks)]
     assert [np.count_nonzero(stack[0, 0, 0]) for stack in stacks] == frames
     rewards = raw = [reward for reward, *_ in Scripted.script]
@@ -238,10 +214,10 @@ def test_ticks_after_a_lost_life_stand_for_a_reset(
     assert envs.unwrapped.actions[len(opening) + 11 :] == [*opening, 8, 8] * 2
 
 
-def test_games_from_one_start_go_alike(random: np.random.Generator) -> None:
+def test_games_from_one_start_are_equal(random: np.random.Generator) -> None:
     envs = make(MS_PACMAN), make(MS_PACMAN)
     envs[1].reset(seed=100)
-    for _ in range(50):  # The other has a past.
+    for _ in range(50):  # The other has played before.
         envs[1].step(random.integers(9))
     seeds: dict[int, int] = {}
     starts = [(seed, envs[0].reset(seed=seed)[1][START]) for seed in range(60)]
@@ -266,5 +242,5 @@ def test_sticky_games_repeat_actions_by_the_seed_alone(random: np.random.Generat
     some, others = random.integers(4, size=(2, 80))
     np.testing.assert_array_equal(play(0.25, some), play(0.25, some))
     assert not np.array_equal(play(0.25, some), play(0.0, some))
-    # Whoever always repeats an action never takes another.
+    # An action that is always repeated stays the same.
     np.testing.assert_array_equal(play(1.0, some), play(1.0, others))

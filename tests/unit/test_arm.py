@@ -40,9 +40,8 @@ def test_a_side_replays_through_policy(artifacts: Artifacts, tmp_path: Path, sid
     np.save(tmp_path / "states.npy", states.astype(np.float32))
     said = arm.replay(side, tmp_path, [(path, tmp_path / "states.npy", tmp_path / "found.npz")])
     assert said["numpy"] == np.__version__
-    found = np.load(tmp_path / "found.npz")
+    found, step = np.load(tmp_path / "found.npz"), arm.step(path.read_bytes())
     heads = [policy.head(state) for state in states.astype(np.float32)]
-    step = arm.step(path.read_bytes())
     np.testing.assert_allclose(found["heads"], heads, atol=(side == "built_in") * 1.01 * step)
     assert found["actions"].shape == (20,)
 
@@ -64,8 +63,7 @@ def test_one_run_is_taken_of_each_network(tmp_path: Path) -> None:
         for scheme in ("fp32", "int8"):
             (folder / f"{scheme}.tflite").touch()
     (tmp_path / "Task-v0/dqn/s0/fp32.tflite").unlink()
-    names = [folder.name for folder in arm.chosen(tmp_path)]
-    assert names == ["s0-wide", "s1"]
+    assert [folder.name for folder in arm.chosen(tmp_path)] == ["s0-wide", "s1"]
 
 
 def test_rows_that_are_not_measured_again_stay() -> None:

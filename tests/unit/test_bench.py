@@ -1,11 +1,11 @@
-"""Files are timed in turns, and a machine that is not at rest is told from one that is."""
+"""Files are timed in turns, and a busy machine is reported."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from samples import Capsys, Patch, refusal
+from samples import Capsys, Patch, refusal, silent
 
 from quarl_tf.cli import main, verbs
 from quarl_tf.evaluation import bench as benches
@@ -19,20 +19,26 @@ CAR = POLICIES / "MountainCarContinuous-v0/ddpg/s0/int8.tflite"
 
 @pytest.fixture(autouse=True)
 def _same_memory(monkeypatch: Patch) -> None:
-    """Leave out the processes that tell how much memory a file takes; `test_memory` has them."""
+    """Measure no processes; `test_flatbuffer` does."""
     monkeypatch.setattr(benches.memory, "process_bytes", lambda _: 1000)
 
 
-def test_files_are_timed_by_all_threads(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
+def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
+    order, load = list[Path](), benches.Policy.load
+
+    def recorded(path: Path, threads: int = 1) -> benches.Policy:
+        order.extend({path} & {CART_POLE, CAR})
+        return load(path, threads)
+
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(benches.Policy, "load", recorded)
     target = tmp_path / "new/bench.json"
     assert main(["bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target)]) == 0
+    assert order == [CART_POLE, CAR, *[CART_POLE, CART_POLE, CAR, CAR] * 5]
     told = capsys.readouterr().out
     assert all(text in told for text in ("threads: 1", "threads: 2", "as C", str(target)))
     found = json.loads(target.read_text())
-    assert found["calls"] == 20
-    assert found["spread"] >= 1
-    assert found["load_average"] >= 0
+    assert (found["calls"], found["spread"] >= 1, found["load_average"] >= 0) == (20, True, True)
     for one, path in zip(found["artifacts"], (CART_POLE, CAR), strict=True):
         assert (one["artifact"], one["scheme"]) == (str(path), "int8")
         assert one["sha256"] == sha256(path)
@@ -43,38 +49,25 @@ def test_files_are_timed_by_all_threads(tmp_path: Path, capsys: Capsys, monkeypa
             assert 0 < latency["median"] <= latency["p95"] <= latency["p99"]
 
 
-def test_files_take_turns(monkeypatch: Patch) -> None:
-    order, load = [], benches.Policy.load
-
-    def recorded(path: Path, threads: int = 1) -> benches.Policy:
-        order.extend({path} & {CART_POLE, CAR})
-        return load(path, threads)
-
+def test_c_needs_an_int8_scheme_and_a_compiler(monkeypatch: Patch) -> None:
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(benches.Policy, "load", recorded)
-    found = benches.bench([CART_POLE, CAR], 5, lambda *_: None)
-    assert order == [CART_POLE, CAR] * 6
-    assert [list(one["latency_us"]) for one in found["artifacts"]] == [["1", "C"]] * 2
-
-
-def test_what_c_does_not_hold_or_nothing_compiles_is_timed_without(monkeypatch: Patch) -> None:
     reference = ROOT / "tflite_models/CartPole-v1/dqn/s0/fp32.tflite"
-    found = benches.bench([reference, CART_POLE], 5, lambda *_: None)
-    assert ["C" in one["latency_us"] for one in found["artifacts"]] == [False, True]
+    found = benches.bench([reference, CART_POLE], 5, silent)
+    assert [list(one["latency_us"]) for one in found["artifacts"]] == [["1"], ["1", "C"]]
     monkeypatch.setattr(benches.shutil, "which", lambda _: None)
-    (alone,) = benches.bench([CART_POLE], 5, lambda *_: None)["artifacts"]
-    assert "C" not in alone["latency_us"]
+    (alone,) = benches.bench([CART_POLE], 5, silent)["artifacts"]
+    assert list(alone["latency_us"]) == ["1"]
 
 
 @pytest.mark.parametrize(("load", "slow", "at_rest"), [(0, 1, True), (2, 1, False), (0, 3, False)])
 def test_a_busy_machine_is_told(
     load: float, slow: float, at_rest: bool, capsys: Capsys, monkeypatch: Patch
 ) -> None:
-    """The second is one whose load is high, the third one whose loops differ in length."""
+    """The second has a high load, the third loops of different durations."""
     monkeypatch.setattr(benches.os, "getloadavg", lambda: (load, 0, 0))
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(benches.timeit, "repeat", lambda *_, **__: [1.0] * 9 + [slow])
-    found = benches.bench([CART_POLE], 5, lambda *_: None)
+    found = benches.bench([CART_POLE], 5, silent)
     assert (found["load_average"], found["spread"]) == (load / 2, slow)
     assert found["at_rest"] is at_rest
     monkeypatch.setattr(verbs, "bench", lambda *_: found)
@@ -83,14 +76,14 @@ def test_a_busy_machine_is_told(
 
 
 def test_what_cannot_be_timed_gets_one_line(tmp_path: Path, capsys: Capsys) -> None:
-    assert "cannot be read" in refusal(capsys, "bench", str(tmp_path / "no.tflite"), code=1)
     damaged, target = tmp_path / "int8.tflite", tmp_path / "bench.json"
     damaged.write_bytes(CART_POLE.read_bytes()[:-100] + b"damaged" + CART_POLE.read_bytes()[-93:])
     shutil.copy(CART_POLE.with_suffix(".json"), tmp_path)
-    words = ("bench", str(CART_POLE), str(damaged), "--json", str(target))
-    assert "changed or damaged" in refusal(capsys, *words, code=1)
+    for words, code, message in (
+        ([str(tmp_path / "no.tflite")], 1, "cannot be read"),
+        ([str(CART_POLE), str(damaged), "--json", str(target)], 1, "changed or damaged"),
+        ([str(CART_POLE), "--calls", "0"], 2, "--calls: a whole number of 1 or more"),
+        (["CartPole-v1/dqn/int9"], 2, "did you mean"),
+    ):
+        assert message in refusal(capsys, "bench", *words, code=code)
     assert not target.exists()
-    assert "--calls: a whole number of 1 or more" in refusal(
-        capsys, "bench", str(CART_POLE), "--calls", "0"
-    )
-    assert "did you mean" in refusal(capsys, "bench", "CartPole-v1/dqn/int9")

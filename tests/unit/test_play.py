@@ -1,4 +1,4 @@
-"""The JavaScript of a page computes what the runtime and the environments compute."""
+"""The JavaScript of a page computes the same as the runtime and the environments."""
 
 import base64
 import io
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tflite_models"
 RUN = "ppo-MountainCarContinuous-v0-s0"
 
-#: What a browser has and the engine has not.
+#: A function of browsers that the engine lacks.
 ATOB = """
 const atob = (text) =>
   Array.from(Uint8Array.fromBase64(text), (byte) => String.fromCharCode(byte)).join("");
@@ -62,9 +62,7 @@ def engine() -> Iterator[MiniRacer]:
 @pytest.mark.parametrize(
     "name", ["CartPole-v1/dqn", "Acrobot-v1/ppo", "MountainCarContinuous-v0/ppo"]
 )
-def test_heads_are_the_reference_kernels_and_actions_the_runtimes(
-    engine: MiniRacer, name: str, scheme: str, tmp_path: Path
-) -> None:
+def test_heads_and_actions(engine: MiniRacer, name: str, scheme: str, tmp_path: Path) -> None:
     path = MODELS / name / "s0/fp32.tflite"
     sidecar, content = Policy.load(path).sidecar, path.read_bytes()
     seen = observed(sidecar.env_id, 10, 99)
@@ -72,7 +70,7 @@ def test_heads_are_the_reference_kernels_and_actions_the_runtimes(
         content = quantized(content, Scheme.parse(scheme), seen)
     (tmp_path / "policy.tflite").write_bytes(content)
     heads = reference_heads(tmp_path / "policy.tflite", seen)
-    # With bounds that nothing meets, an action is the head.
+    # With very wide bounds, an action is the head.
     wide = {"action_low": [-1e9] * heads.shape[1], "action_high": [1e9] * heads.shape[1]}
     files = [play.policy(content, one) for one in (sidecar, replace(sidecar, **wide))]
     actions, computed = engine.call(f"({COMPUTE})", files, seen.tolist())
@@ -82,8 +80,7 @@ def test_heads_are_the_reference_kernels_and_actions_the_runtimes(
     np.testing.assert_allclose(actions, [runtime.act(o) for o in seen], rtol=0, atol=1e-6)
 
 
-def flown(state: dict[str, Any], action: int) -> tuple[Any, float, bool, Any]:
-    """Take a step of AirNav."""
+def step_airnav(state: dict[str, Any], action: int) -> tuple[Any, float, bool, Any]:
     env = airnav.AirNavVector(1)
     env.reset(seed=0)
     env.missions = airnav.Missions(*(np.array([value]) for value in state.values()))
@@ -92,8 +89,7 @@ def flown(state: dict[str, Any], action: int) -> tuple[Any, float, bool, Any]:
     return [*position, *velocity, heading], reward, over, seen
 
 
-def stepped(env: Any, state: list[float], action: Any) -> tuple[Any, float, bool, Any]:
-    """Take a step of one of Gymnasium's environments."""
+def step(env: Any, state: list[float], action: Any) -> tuple[Any, float, bool, Any]:
     env.reset()
     small = env.spec.id == "MountainCarContinuous-v0"
     env.state = np.array(state, np.float32 if small else np.float64)
@@ -111,9 +107,7 @@ def stepped(env: Any, state: list[float], action: Any) -> tuple[Any, float, bool
         ("AirNav-v0", [29, 29, 5, 5, np.pi]),
     ],
 )
-def test_a_step_is_that_of_the_environment(
-    engine: MiniRacer, env_id: str, reach: list[float]
-) -> None:
+def test_steps_are_the_environment_s(engine: MiniRacer, env_id: str, reach: list[float]) -> None:
     random, env = np.random.default_rng(0), make(env_id).unwrapped
     env.action_space.seed(0)
     states: list[Any] = random.uniform(-1, 1, (200, len(reach))) * reach
@@ -129,10 +123,10 @@ def test_a_step_is_that_of_the_environment(
     cases, overs = list(zip(states, actions, strict=True)), 0
     for (state, action), made in zip(cases, engine.call(f"({STEP})", env_id, cases), strict=True):
         if env_id == "AirNav-v0":
-            expected, then = flown(state, action), made["next"]
+            expected, then = step_airnav(state, action), made["next"]
             made["next"] = [*then["position"], *then["velocity"], then["heading"]]
         else:
-            expected = stepped(env, state, action)
+            expected = step(env, state, action)
         overs += made["over"]
         for key, value in zip(("next", "reward", "over", "seen"), expected, strict=True):
             np.testing.assert_allclose(made[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
@@ -164,17 +158,14 @@ def page_of(workspace: Workspace, run_id: str) -> str:
 
 
 def played(workspace: Workspace) -> Any:
-    """Write a report; return what its page plays."""
+    """Write a report; return the scene of its page."""
     text = page_of(workspace, RUN)
     found = re.search(r'<script type="application/json" id="played">(.*?)</script>', text)
     assert (found is not None) == ("function policy(" in text) == (">At play<" in text)
     return found and json.loads(found[1])
 
 
-def test_a_page_plays_the_episodes_of_the_evaluations(
-    engine: MiniRacer, workspace: Workspace
-) -> None:
-    returns = []
+def test_a_page_plays_the_evaluations(engine: MiniRacer, workspace: Workspace) -> None:
     returns = engine.call(f"({PLAY})", played(workspace))
     for scheme, episodes in zip(("fp32", "int8"), returns, strict=True):
         told = Evaluation.load(evaluation_path(workspace.artifact(RUN, scheme)))
@@ -182,22 +173,17 @@ def test_a_page_plays_the_episodes_of_the_evaluations(
         np.testing.assert_allclose(episodes, expected, atol=0.01)
 
 
-def test_nothing_plays_where_a_file_is_not_there_or_the_page_is_large(
-    workspace: Workspace, monkeypatch: Patch
-) -> None:
+def test_what_cannot_play_is_left_out(workspace: Workspace, monkeypatch: Patch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(page, "LARGEST_PLAYING", 100_000)
         assert played(workspace) is None
     workspace.artifact(RUN, "int8").unlink()
     assert played(workspace) is None
-
-
-def test_a_policy_of_other_operators_does_not_play() -> None:
     path = MODELS / "CartPole-v1/a2c/s0-e9aa79bd/fp32.tflite"
     assert play.policy(path.read_bytes(), Policy.load(path).sidecar) is None
 
 
-def test_of_another_environment_a_page_has_a_film(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_other_environments_have_a_film(tmp_path: Path, monkeypatch: Patch) -> None:
     run = "ppo-LunarLander-v3-s0"
     workspace, shots = copied(tmp_path, run), list[video._Shot]()
     compose = video._compose

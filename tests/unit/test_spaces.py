@@ -1,6 +1,5 @@
-"""Spaces of any kind: observations become one array of numbers, actions indices or a vector."""
+"""Spaces: observations become one array of numbers, actions indices or a vector."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import islice
@@ -56,10 +55,10 @@ CHOSEN = [
 
 
 class Drawn(gym.Env[Any, Any]):
-    """Shows draws of its observation space, and tells which actions it got."""
+    """Observes draws of its observation space, and reports actions."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
-        # Draws of a space follow its seed, so that each environment has its own.
+        # A copy, as draws follow the space's seed.
         self.observation_space = deepcopy(observation_space)
         self.action_space = action_space
 
@@ -82,24 +81,26 @@ Register = Callable[..., str]
 
 @pytest.fixture
 def register() -> Iterator[Register]:
-    """Return a function that registers an environment, as a vector of its own if told so."""
+    """Return a function that registers an environment, optionally with a vector entry point."""
 
     def add(observation: Any, action: Any, *, vectorised: bool = False, **mode: Any) -> str:
-        def create_vector(num_envs: int, **_: Any) -> Any:
-            return gym.vector.SyncVectorEnv([lambda: Drawn(observation, action)] * num_envs, **mode)
+        def create() -> Drawn:
+            return Drawn(observation, action)
 
-        entry = create_vector if vectorised else None
-        gym.register("Drawn-v0", lambda: Drawn(observation, action), vector_entry_point=entry)
+        def create_vector(num_envs: int, **_: Any) -> Any:
+            return gym.vector.SyncVectorEnv([create] * num_envs, **mode)
+
+        gym.registry.pop("Drawn-v0", None)
+        gym.register("Drawn-v0", create, vector_entry_point=create_vector if vectorised else None)
         return "Drawn-v0"
 
-    with warnings.catch_warnings(action="ignore"):  # Of names that are registered anew.
-        yield add
+    yield add
     gym.registry.pop("Drawn-v0", None)
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize(("space", "shape"), SHOWN)
-def test_observations_are_floats_the_same_for_single_and_vector(
+def test_observations_become_floats_in_single_and_vector(
     register: Register, space: Any, shape: tuple[int, ...], vectorised: bool
 ) -> None:
     env_id = register(space, TWO, vectorised=vectorised)
@@ -120,7 +121,7 @@ def test_observations_are_floats_the_same_for_single_and_vector(
 
 
 def flat(space: Any, sample: Any) -> np.ndarray:
-    """Flatten by hand: boxes and bits as they are, what is discrete one-hot."""
+    """Flatten by hand, discrete spaces one-hot."""
     match space:
         case spaces.Dict():
             return np.concatenate([flat(space[key], sample[key]) for key in space])
@@ -136,7 +137,7 @@ def flat(space: Any, sample: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("vectorised", [False, True])
 @pytest.mark.parametrize(("space", "choices", "pairs"), CHOSEN)
-def test_actions_are_those_of_the_environment_in_single_and_vector(
+def test_actions_become_the_environment_s_in_single_and_vector(
     register: Register, space: Any, choices: Any, pairs: Any, vectorised: bool
 ) -> None:
     env_id = register(THREE, space, vectorised=vectorised)
@@ -150,29 +151,20 @@ def test_actions_are_those_of_the_environment_in_single_and_vector(
     for action, wanted in pairs:
         env.reset(seed=0)
         envs.reset(seed=0)
-        got = env.step(np.array(action))[-1]["got"]
-        np.testing.assert_array_equal(got, np.array(wanted, space.dtype))
-        for got in envs.step(np.array([action] * 2))[-1]["got"]:
-            np.testing.assert_array_equal(got, np.array(wanted, space.dtype))
+        got = [env.step(np.array(action))[-1]["got"]]
+        for one in [*got, *envs.step(np.array([action] * 2))[-1]["got"]]:
+            np.testing.assert_array_equal(one, np.array(wanted, space.dtype))
     env.reset(seed=0)
     assert np.asarray(env.step(env.action_space.sample())[-1]["got"]) in space
 
 
-def test_what_is_plain_already_is_not_wrapped() -> None:
+def test_plain_spaces_are_not_wrapped() -> None:
     """Wrappers take time at every step."""
     for action in (TWO, spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float64)):
         env = Drawn(THREE, action)
         assert plain(env) is env
         envs: Any = gym.vector.SyncVectorEnv([lambda env=env: env])
         assert plain_vector(envs) is envs
-
-
-def test_a_sidecar_says_what_the_environment_is(register: Register) -> None:
-    spec = env_spec(register(spaces.Dict(x=THREE, y=TWO), WORDS))
-    bounds = {"action_low": None, "action_high": None}
-    shown = {"observation_shape": [5], "observation_dtype": "float32"}
-    assert spec.facts == {**shown, **bounds, "num_actions": [2, 3]}
-    assert spec.action_size == 5
 
 
 @pytest.mark.parametrize(
@@ -196,7 +188,11 @@ def test_other_spaces_are_refused(register: Register, observation: Any, action: 
     assert "Received: Drawn-v0 with " in refused(env_spec, env_id, error=UsageError)
 
 
-def test_bytes_and_bounds_are_kept(register: Register) -> None:
+def test_sidecars_record_types_shapes_and_bounds(register: Register) -> None:
+    spec = env_spec(register(spaces.Dict(x=THREE, y=TWO), WORDS))
+    shown = {"observation_shape": [5], "observation_dtype": "float32", "num_actions": [2, 3]}
+    assert spec.facts == shown | {"action_low": None, "action_high": None}
+    assert spec.action_size == 5
     env_id = register(spaces.Box(0, 255, (8, 8, 3), np.uint8), TWO)
     assert env_spec(env_id) == EnvSpec((8, 8, 3), "uint8", 2)
     env_id = register(THREE, spaces.Box(-0.1, 2, (1,), np.float32))
@@ -204,27 +200,23 @@ def test_bytes_and_bounds_are_kept(register: Register) -> None:
     assert env_spec(env_id) == EnvSpec((3,), "float32", None, *bounds)
 
 
-def test_vectors_that_reset_at_another_time_are_refused(register: Register) -> None:
+def test_what_does_not_fit_is_refused(register: Register) -> None:
     env_id = register(THREE, TWO, vectorised=True, autoreset_mode="SameStep")
     assert "SAME_STEP" in refused(make_vector, env_id, 2, error=UsageError)
-
-
-def test_what_does_not_fit_an_algorithm_is_refused() -> None:
     for algo in ("dqn", "ddpg"):
-        message = refused(require_actions, algo, EnvSpec((3,), "float32", (2, 3)), error=UsageError)
+        message = refused(require_actions, algo, SEVERAL, error=UsageError)
         assert message.endswith("take a2c or ppo. Received: actions='multi-discrete'")
-    require_actions("ppo", EnvSpec((3,), "float32", (2, 3)))
+    require_actions("ppo", SEVERAL)
 
 
-# Choosing.
-
+SEVERAL = EnvSpec((3,), "float32", (2, 3))
 HEADS = np.float32([[0, 1, 5, 2, 5], [3, 3, -1, -2, -3], [1, 0, 0, 0, 1]])
 
 
 def test_the_best_action_of_each_choice_by_hand() -> None:
     assert best(HEADS, 5).tolist() == [2, 0, 0]
     assert best(HEADS, [2, 3]).tolist() == [[1, 0], [0, 0], [0, 2]]
-    assert EnvSpec((3,), "float32", (2, 3)).greedy(HEADS).tolist() == best(HEADS, [2, 3]).tolist()
+    assert SEVERAL.greedy(HEADS).tolist() == best(HEADS, [2, 3]).tolist()
     others = HEADS + np.float32([0, 0, 0, 0, 1])
     # One of the two actions of the first row differs.
     assert agreement(HEADS, others, [2, 3]) == pytest.approx(2 / 3)

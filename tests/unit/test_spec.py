@@ -33,25 +33,16 @@ JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
 OVERRIDES = st.dictionaries(st.text(min_size=1, max_size=5), JSON, max_size=4)
 
 
-def test_runs_are_named_after_what_they_are_in_one_folder_name() -> None:
-    for run, name in (
-        (Run("dqn", "CartPole-v1", 0), "dqn-CartPole-v1-s0"),
-        (Run("dqn", "Acrobot-v1", 12), "dqn-Acrobot-v1-s12"),
-        (Run("dqn", "ALE/Pong-v5", 3), "dqn-ALE_Pong-v5-s3"),
-        (Run("dqn", "My:Env-v0", 3), "dqn-My_Env-v0-s3"),
-    ):
-        assert run.run_id == name
-    with pytest.raises(UsageError, match="Received: seed=-1"):
-        Run("dqn", "CartPole-v1", -1)
-
-
 def test_every_part_of_a_run_enters_its_name() -> None:
+    ids = [Run("dqn", name, 12).run_id for name in ("Acrobot-v1", "ALE/Pong-v5", "My:Env-v0")]
+    assert ids == ["dqn-Acrobot-v1-s12", "dqn-ALE_Pong-v5-s12", "dqn-My_Env-v0-s12"]
     overrides = ({}, {"steps": 100}, {"steps": 101}, {"step": 100}, {"steps": 100, "num_envs": 1})
     runs = [Run("dqn", "CartPole-v1", 0, given) for given in overrides]
     runs += [Run("dqn", "CartPole-v1", 1), Run("dqn", "CartPole-v0", 0)]
     assert len({run.run_id for run in runs}) == len(runs)
-    ids = {Run("dqn", "X", 0, {"network": layers}).run_id for layers in ([8, 8], (8, 8))}
-    assert len(ids) == 1
+    assert len({Run("dqn", "X", 0, {"network": n}).run_id for n in ([8, 8], (8, 8))}) == 1
+    with pytest.raises(UsageError, match="Received: seed=-1"):
+        Run("dqn", "CartPole-v1", -1)
 
 
 @given(OVERRIDES, st.integers(0, 2**40))
@@ -82,41 +73,14 @@ def test_a_run_from_another_is_named_after_it_and_compared_with_it() -> None:
     assert len({run.seedless_id for run in seeds}) == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "received"),
-    [
-        ({"algo": "ppo"}, "--algo dqn --env CartPole-v1 from ppo-CartPole-v1-s0"),
-        ({"env_id": "Acrobot-v1"}, "--algo dqn --env CartPole-v1 from dqn-Acrobot-v1-s0"),
-        ({"seed": 1}, "seed=0"),
-        ({"quantization": 4}, "run='dqn-CartPole-v1-s0-q4d100'"),
-    ],
-)
-def test_origins_that_cannot_be_are_refused(changes: dict[str, Any], received: str) -> None:
-    changes = {"quantization": quantised()} if "quantization" in changes else changes
-    with pytest.raises(UsageError, match=re.escape(f"Received: {received}")):
-        Run("dqn", "CartPole-v1", 0, {}, quantised(), origin=start(**changes))
-
-
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"bits": 5},
-    {"delay": 200},
-    {"edge_bits": 4},
-    {"head.bits": 4},
-    {"observation.bits": 4, "hidden_0.bits": 2},
-    {"rule": "paper"},
-    {"ranges": "moving_average"},
-    {"ranges": "percentile"},
-    {"ranges": "following"},
-    {"gradient": "clipped"},
-    {"per_channel": True},
-    {"bits": 2, "per_channel": False},
-    {"bits": 2},
-    {"bits": 8},
-    {"bits": 8, "per_channel": False},
-    {"learned_steps": True},
+    *({}, {"bits": 2}, {"bits": 5}, {"bits": 8}, {"delay": 200}, {"edge_bits": 4}),
+    *({"head.bits": 4}, {"observation.bits": 4, "hidden_0.bits": 2}),
+    *({"per_channel": True}, *({"bits": bits, "per_channel": False} for bits in (2, 8))),
+    *({"ranges": ranges} for ranges in ("moving_average", "percentile", "following")),
+    *({"gradient": "clipped"}, {"learned_steps": True}),
     {"bits": 2, "learned_steps": True, "ranges": "moving_average"},
-    {"rule": "paper", "edge_bits": 8},
+    *({"rule": "paper"}, {"rule": "paper", "edge_bits": 8}),
     {"rule": "paper", "ranges": "moving_average", "gradient": "clipped"},
     {"rule": "paper", "bits": 2, "per_channel": True},
 ]
@@ -164,32 +128,48 @@ def test_a_quantisation_recorded_by_another_version_is_refused() -> None:
     former = {"bits": 4, "delay": 5, "rule": "nearest", "ranges": "moving_average"}
     with pytest.raises(UsageError, match="Received: "):
         Quantization.restore(former)
-    converted = Quantization.from_mapping(former)
-    assert converted.options() == {"ranges": "moving_average"}
+    assert Quantization.from_mapping(former).options() == {"ranges": "moving_average"}
+
+
+def started(**changes: Any) -> Run:
+    return Run("dqn", "CartPole-v1", 0, {}, quantised(), origin=start(**changes))
+
+
+def form(**changes: Any) -> TensorFormat:
+    return TensorFormat(**{"bits": 8} | changes)
 
 
 @pytest.mark.parametrize(
-    ("options", "received"),
+    ("make", "options", "message"),
     [
-        ({"bits": 1}, "Received: bits=1"),
-        ({"bits": 9}, "Received: bits=9"),
-        ({"edge_bits": 16}, "Received: edge_bits=16"),
-        ({"hidden_0.bits": 9}, "Received: hidden_0.bits=9"),
-        ({"head.bits": 4.0}, "Received: head.bits=4.0"),
-        ({"head.bit": 4}, "head.bit"),
-        ({"edge_bit": 4}, "did you mean edge_bits"),
-        ({"delay": 0}, "Received: delay=0"),
-        ({"rule": "papr"}, "did you mean paper"),
-        ({"ranges": "extreme"}, "did you mean extremes"),
-        ({"gradient": "clip"}, "did you mean clipped"),
-        ({"rule": "paper", "learned_steps": True}, "rule=paper, learned_steps=true"),
-        ({"gradient": "straight_through", "learned_steps": True}, "gradient=straight_through, le"),
-        ({"ranges": "following", "learned_steps": True}, "ranges=following, gradient=clipped"),
+        (quantised, {"bits": 1}, "Received: bits=1"),
+        (quantised, {"bits": 9}, "Received: bits=9"),
+        (quantised, {"edge_bits": 16}, "Received: edge_bits=16"),
+        (quantised, {"hidden_0.bits": 9}, "Received: hidden_0.bits=9"),
+        (quantised, {"head.bits": 4.0}, "Received: head.bits=4.0"),
+        (quantised, {"head.bit": 4}, "head.bit"),
+        (quantised, {"edge_bit": 4}, "did you mean edge_bits"),
+        (quantised, {"delay": 0}, "Received: delay=0"),
+        (quantised, {"rule": "papr"}, "did you mean paper"),
+        (quantised, {"ranges": "extreme"}, "did you mean extremes"),
+        (quantised, {"gradient": "clip"}, "did you mean clipped"),
+        (quantised, {"rule": "paper", "learned_steps": True}, "rule=paper, learned_steps=true"),
+        (quantised, {"gradient": "straight_through", "learned_steps": True}, "gradient=straight_t"),
+        (quantised, {"ranges": "following", "learned_steps": True}, "ranges=following, gradient=c"),
+        (form, {"bits": 1}, "Received: bits=1"),
+        (form, {"bits": 33}, "Received: bits=33"),
+        (form, {"rounding": "round"}, "Received: rounding='round'"),
+        (form, {"step": "papr"}, "Received: step='papr'"),
+        (form, {"rounding": "floor"}, "Received: step='runtime'"),
+        (form, {"symmetric": True, "step": "paper"}, "Received: symmetric=True"),
+        (started, {"algo": "ppo"}, "--algo dqn --env CartPole-v1 from ppo-CartPole-v1-s0"),
+        (started, {"env_id": "Acrobot-v1"}, "--algo dqn --env CartPole-v1 from dqn-Acrobot-v1-s0"),
+        (started, {"seed": 1}, "Received: seed=0"),
+        (started, {"quantization": quantised()}, "Received: run='dqn-CartPole-v1-s0-q4d100'"),
     ],
 )
-def test_quantisations_that_cannot_be_are_refused(options: dict[str, Any], received: str) -> None:
-    with pytest.raises(UsageError, match=received):
-        quantised(**options)
+def test_contradictions_are_refused(make: Any, options: dict[str, Any], message: str) -> None:
+    assert message in refused(make, **options, error=UsageError)
 
 
 def test_what_is_not_given_follows_from_the_rest() -> None:
@@ -209,10 +189,8 @@ def test_what_is_not_given_follows_from_the_rest() -> None:
     published = quantised(rule="paper").recipe
     assert published.head == published.default
     by_layer = quantised(**{"hidden_0.bits": 2, "head.bits": 6}).recipe
-    for layer, bits in (("hidden_0", 2), ("hidden_1", 4), ("head", 6)):
-        form = by_layer.of(layer).activations
-        assert form is not None
-        assert form.bits == bits
+    layers: list[Any] = [by_layer.of(layer) for layer in ("hidden_0", "hidden_1", "head")]
+    assert [layer.activations.bits for layer in layers] == [2, 4, 6]
 
 
 def test_presets_say_what_is_usual_for_an_algorithm() -> None:
@@ -231,14 +209,11 @@ def test_presets_say_what_is_usual_for_an_algorithm() -> None:
 
 @pytest.mark.parametrize("bits", QAT_BITS)
 def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
-    quantization = quantised(bits=bits)
-    schemes = [Scheme.parse(name) for name in default_schemes(quantization)]
-    assert {s.weight_bits for s in schemes} == {bits}
-    assert all(s.aware for s in schemes)
-    assert [s.name for s in schemes if s.native] == (["qat_int8"] if bits == 8 else [])
-    assert [s.name for s in schemes if not s.native] == [f"qat_w{bits}a{bits}"]
+    native = ("qat_int8",) if bits == 8 else ()
+    usual = default_schemes(quantised(bits=bits))
+    assert usual == (*native, f"qat_w{bits}a{bits}")
     # Its library is an extra, so it is made only when asked for.
-    assert ("qat_int4" in possible_schemes(quantization)) == (bits <= 4)
+    assert possible_schemes(quantised(bits=bits)) == ("qat_int4",) * (bits <= 4) + usual
 
 
 NAMES = (
@@ -246,22 +221,6 @@ NAMES = (
     *(f"qat_w{bits}a{bits}" for bits in QAT_BITS),
     *(f"ptq_{how}w{bits}" for how in ("", "paper_") for bits in PTQ_BITS),
 )
-
-
-@pytest.mark.parametrize(
-    ("values", "received"),
-    [
-        ({"bits": 1}, "bits=1"),
-        ({"bits": 33}, "bits=33"),
-        ({"rounding": "round"}, "rounding='round'"),
-        ({"step": "papr"}, "step='papr'"),
-        ({"rounding": "floor"}, "step='runtime'"),
-        ({"symmetric": True, "step": "paper"}, "symmetric=True"),
-    ],
-)
-def test_formats_that_cannot_be_are_refused(values: dict[str, Any], received: str) -> None:
-    with pytest.raises(UsageError, match=f"Received: {received}"):
-        TensorFormat(**{"bits": 8} | values)
 
 
 def test_a_recipe_says_the_formats_of_every_layer() -> None:
@@ -285,12 +244,10 @@ def test_every_scheme_is_a_named_recipe(name: str) -> None:
     assert scheme.rounding == rounding
 
 
-@pytest.mark.parametrize("name", ["ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"])
-def test_single_layers_may_have_bits_of_their_own(name: str) -> None:
-    scheme = Scheme.parse(name)
-    head = scheme.recipe.of("head").weights
-    assert head is not None
-    assert (scheme.weight_bits, head.bits) == (4, 8)
+def test_single_layers_may_have_bits_of_their_own() -> None:
+    for name in ("ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"):
+        recipe: Any = Scheme.parse(name).recipe
+        assert (recipe.default.weights.bits, recipe.of("head").weights.bits) == (4, 8)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Films show policies of one task on one seed, each with its name and its return."""
+"""Films of policies in one episode, with captions and returns."""
 
 import shutil
 import sys
@@ -13,7 +13,7 @@ import imageio_ffmpeg
 import numpy as np
 import pygame
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 from samples import SIDECAR, Capsys, Patch, refusal, refused
 
 from quarl_tf import cli, environments
@@ -22,7 +22,7 @@ from quarl_tf.runtime import POLICIES
 
 
 def acting(action: Any, env_id: str = "CartPole-v1", scheme: str = "fp32") -> Any:
-    """Return a policy that does the same whatever it sees."""
+    """Return a policy with a constant action."""
     spec = environments.env_spec(env_id)
     sidecar = replace(SIDECAR, env_id=env_id, scheme=scheme, **spec.facts)
     return SimpleNamespace(sidecar=sidecar, act=lambda _: action)
@@ -34,7 +34,7 @@ def balancing() -> Any:
 
 @pytest.fixture
 def shots(monkeypatch: Patch) -> list[Any]:
-    """Return what every image is drawn of, filled as it is drawn."""
+    """Return a list of the shots of every image, filled as they are drawn."""
     drawn: list[Any] = []
     compose = video._compose
 
@@ -48,23 +48,23 @@ def shots(monkeypatch: Patch) -> list[Any]:
 
 @pytest.fixture
 def window(monkeypatch: Patch) -> Any:
-    """Return pygame, whose windows nobody sees."""
+    """Return pygame with invisible windows."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.setattr(video, "_SECONDS_AT_THE_END", 0)
     return pygame
 
 
-def test_an_episode_that_ended_is_held_until_the_other_ends(shots: list[Any]) -> None:
+def test_the_last_shot_of_an_episode_is_kept_until_the_other_ends(shots: list[Any]) -> None:
     scene = video.scene([acting(0), balancing()], 3, 40)
     assert [name.split(",")[0] for name in scene.names] == ["fp32", "int8"]
     images = list(scene.images(100))
-    # 40 steps, what is seen before them, and two seconds of the last.
+    # The start, 40 steps, and two seconds of the last.
     assert len(images) == 1 + 40 + 2 * 50
     left, right = zip(*shots, strict=True)
     np.testing.assert_array_equal(left[0].screen, right[0].screen)
     end = [shot.end for shot in left].index("done")
     assert 5 < end < 20
-    assert [shot.result for shot in left[: end + 1]] == list(range(end + 1))
+    assert [shot.result for shot in left] == [*range(end), *[end] * (len(left) - end)]
     assert all(shot is left[end] for shot in left[end:])
     assert [shot.end for shot in right[38:42]] == ["", "", "stopped", "stopped"]
     assert right[-1].result == 40
@@ -94,8 +94,7 @@ def test_all_is_drawn_in_colour(env_id: str, action: Any, size: tuple[int, int],
     scene = video.scene([acting(action, env_id), acting(action, env_id, "int8")], 0, 2)
     assert scene.rate == rate
     image = next(iter(scene.images(400)))
-    edges = 2 * size[0] + 3 * video._EDGE, size[1] + 40 + video._EDGE
-    assert image.size == edges
+    assert image.size == (2 * size[0] + 3 * video._EDGE, size[1] + 40 + video._EDGE)
     screen = np.asarray(image)[40:-10, 10 : size[0] - 10].astype(int)
     assert (np.ptp(screen, axis=2) > 20).any()
 
@@ -108,13 +107,10 @@ def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch)
     assert large < video.GIF_LIMIT
     with Image.open(target) as film:
         assert film.info["loop"] == 0
-        milliseconds = 0
-        for place in range(film.n_frames):
-            film.seek(place)
-            milliseconds += film.info["duration"]
+        milliseconds = sum(frame.info["duration"] for frame in ImageSequence.Iterator(film))
     # 16 of 31 images at 25 a second, and two seconds of the last.
     assert milliseconds == 16 * 40 + 2000
-    # It is made smaller, or not at all.
+    # It is made smaller, or fails.
     monkeypatch.setattr(video, "GIF_LIMIT", large)
     video.record(scene, target)
     assert target.stat().st_size < large
@@ -124,7 +120,7 @@ def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch)
     assert list(target.parent.iterdir()) == []
 
 
-def test_of_a_film_that_fails_nothing_is_left(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_film_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: Patch) -> None:
     def write_frames(path: str, *_: Any, **__: Any) -> Iterator[None]:
         Path(path).write_bytes((yield) or b"")
         raise OSError(28, "No space left on device")
@@ -144,7 +140,7 @@ def test_an_mp4_can_be_played(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
     with closing(imageio_ffmpeg.read_frames(str(target))) as frames:
         assert next(frames)["fps"] == 50
-        # Every step, what is seen before them, and two seconds of the last.
+        # The start, every step, and two seconds of the last.
         assert len(list(frames)) == 6 + 2 * 50
 
 
@@ -162,7 +158,6 @@ def test_a_window_can_be_closed(window: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(video.Scene, "images", images)
     video.watch(scene)
     assert shown == [0, 1, 2, 3]
-    # Without a display there is none.
     window.display.quit()
     monkeypatch.setenv("SDL_VIDEODRIVER", "none-such")
     assert "quarl record" in refused(video.watch, scene)
@@ -178,18 +173,15 @@ def test_what_cannot_be_shown_is_refused(broken_reward: str) -> None:
         assert received in refused(video.scene, policies, seed, steps)
 
 
-def test_policies_of_several_runs_are_told_apart() -> None:
-    other = acting(0, scheme="int8")
+def test_captions_of_several_runs_have_their_ids() -> None:
+    native, other = balancing(), acting(0, scheme="int8")
     other.sidecar = replace(other.sidecar, run_id="ppo-CartPole-v1-s1", native=False)
-    native = balancing()
-    names = video.scene([native, other], 0, 5).names
     size = round(native.sidecar.size_bytes / 1000)
-    assert names == [f"dqn-CartPole-v1-s0 int8, {size} kB", "ppo-CartPole-v1-s1 int8"]
+    names = [f"dqn-CartPole-v1-s0 int8, {size} kB", "ppo-CartPole-v1-s1 int8"]
+    assert video.scene([native, other], 0, 5).names == names
 
 
-def test_a_run_is_recorded_by_its_id_or_gets_one_line(
-    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
+def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     folder = tmp_path / "tflite_models/CartPole-v1/dqn/s0"
     shutil.copytree(POLICIES / "CartPole-v1/dqn/s0", folder)
     artifact, run_id, target = str(folder / "int8.tflite"), "dqn-CartPole-v1-s0", tmp_path / "a.gif"
