@@ -1,4 +1,4 @@
-"""Small real flatbuffers with their sidecars, made once per session by TensorFlow's converter."""
+"""Small flatbuffers with sidecars, which TensorFlow's converter makes once per session."""
 
 import hashlib
 import os
@@ -18,7 +18,6 @@ from samples import SIDECAR
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Run
-from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
 # Before anything imports TensorFlow: TF-Agents knows only Keras 2.
@@ -84,12 +83,15 @@ class Network:
         return bytes(converter.convert())
 
 
-def sidecar_for(content: bytes, **changes: Any) -> Sidecar:
-    """Describe a flatbuffer for CartPole, but for what is given in `changes`."""
+def write_flatbuffer(path: Path, content: bytes, **changes: Any) -> Path:
+    """Write a flatbuffer and a sidecar for CartPole, which is right except for the changes."""
     found, hashed = flatbuffer.audit(content), hashlib.sha256(content).hexdigest()
     types = {"tensor_dtypes": found.tensor_dtypes, "weight_dtypes": found.weight_dtypes}
     values = {"sha256": hashed, "size_bytes": len(content), "operators": found.operators}
-    return replace(SIDECAR, **{**values, **types, "check": {}, **changes})
+    write_bytes(path, content)
+    sidecar = replace(SIDECAR, **{**values, **types, "check": {}, **changes})
+    sidecar.save(sidecar_path(path))
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -152,9 +154,8 @@ def artifacts(
     paths = {}
     for name, (network, scheme, io, changes) in recipes.items():
         content = networks[network].convert(scheme, io)
-        paths[name] = folder / f"{name}.tflite"
-        write_bytes(paths[name], content)
-        sidecar_for(content, scheme=scheme, **changes).save(sidecar_path(paths[name]))
+        path = folder / f"{name}.tflite"
+        paths[name] = write_flatbuffer(path, content, scheme=scheme, **changes)
     return paths
 
 
@@ -172,20 +173,17 @@ def copy_artifact(artifacts: dict[str, Path], tmp_path: Path) -> Callable[[str],
 
 @pytest.fixture
 def describe(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes content with a sidecar that matches it, but for changes."""
+    """Return a function that writes content and a sidecar, which is right except for changes."""
 
     def write(content: bytes, name: str = "policy", **changes: Any) -> Path:
-        path = tmp_path / f"{name}.tflite"
-        write_bytes(path, content)
-        sidecar_for(content, **changes).save(sidecar_path(path))
-        return path
+        return write_flatbuffer(tmp_path / f"{name}.tflite", content, **changes)
 
     return write
 
 
 @pytest.fixture(scope="session")
 def tiny_run() -> Run:
-    """Return a run that trains in a second, for what does not depend on what is learned."""
+    """Return a run that trains in a second, for tests that do not depend on what is learned."""
     # Kernels of fewer than 1024 weights stay in float in dynamic_int8.
     sizes = {"steps": 1200, "num_envs": 4, "network": [32, 32], "learning_starts": 200}
     # The ring holds less than is added, so that it wraps.

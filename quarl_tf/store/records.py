@@ -114,7 +114,7 @@ class TrainingRecord(_JsonRecord):
     selection_return: float
     network_sha256: str
     calibration_sha256: str
-    #: Wall time of the training, all parts of a resumed one together.
+    #: Wall time of the training alone, summed over the parts that its network comes from.
     seconds: float
     versions: dict[str, str]
     #: Of every part of a resumed training: commits, digests of the sources, processors.

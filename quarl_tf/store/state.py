@@ -181,7 +181,7 @@ def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | Non
 def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:
     """Return the record of a finished training, else None; a QuarlError for other settings.
 
-    Deletes the checkpoints that a process left which was killed at the end of the training.
+    Deletes checkpoints that remain where a process was killed at the end of the training.
     """
     folder = workspace.run_dir(run.run_id)
     if not (folder / "training.json").exists():

@@ -117,7 +117,7 @@ def report_name(name: str, chance: Chance = GREEDY) -> str:
 def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     """Write a flatbuffer and its sidecar.
 
-    The old sidecar is deleted first, so that none ever stands beside another flatbuffer.
+    The old sidecar is deleted first, so that no sidecar describes another flatbuffer.
     """
     try:
         sidecar_path(path).unlink(missing_ok=True)

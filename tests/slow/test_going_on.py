@@ -1,4 +1,4 @@
-"""A training that was saved goes on elsewhere where it was, as a run that says so."""
+"""A saved training resumes in another workspace, as a run of its own."""
 
 import shlex
 from dataclasses import replace
@@ -18,15 +18,8 @@ from quarl_tf.store.records import TrainingRecord
 from quarl_tf.store.workspace import Workspace, checkpoint_dir
 from quarl_tf.training import checkpoint, loop
 
-_BRIEF = {
-    "steps": 512,
-    "num_envs": 2,
-    "network": [8],
-    "train_frequency": 64,
-    "evaluation_every": 128,
-    "evaluation_episodes": 2,
-    "checkpoint_every": 256,
-}
+_BRIEF: dict[str, Any] = {"steps": 512, "num_envs": 2, "network": [8], "train_frequency": 64}
+_BRIEF |= {"evaluation_every": 128, "evaluation_episodes": 2, "checkpoint_every": 256}
 _DQN = {**_BRIEF, "learning_starts": 64, "batch_size": 16, "gradient_steps": 4, "target_update": 6}
 _FOUR_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
 RUNS = {
@@ -37,16 +30,15 @@ RUNS = {
 
 
 def saved(run: Run, folder: Path, file: Path) -> tuple[dict[str, np.ndarray], Any]:
-    """Train, and save the checkpoint in the middle; return all of that."""
+    """Train, and save the checkpoint in the middle to a file; return its content."""
     whole: list[Any] = []
+    checkpoints = checkpoint_dir(Workspace(folder).run_dir(run.run_id))
 
     def save(step: int, *_: object) -> None:
         if not whole and step > 256:
             words = ["checkpoint", "save", run.run_id, str(file), "--root", str(folder)]
             assert verbs.main(words) == 0
-            whole.extend(
-                checkpoint.load_newest(checkpoint_dir(Workspace(folder).run_dir(run.run_id))) or ()
-            )
+            whole.extend(checkpoint.load_newest(checkpoints) or ())
 
     loop.train(Workspace(folder), run, save)
     arrays, state = whole
