@@ -26,10 +26,10 @@ class Claims:
 
     def take(self, folder: Path) -> bool:
         """Claim a run, and tell whether it is ours; a QuarlError where that cannot be written."""
-        last = max(_claims(folder), default=-1)
-        if last >= 0 and not self._silent(folder / f"claim.{last}"):
+        last = max(folder.glob("claim.*"), key=_number, default=None)
+        if last is not None and not self._silent(last):
             return False
-        path = folder / f"claim.{last + 1}"
+        path = folder / f"claim.{0 if last is None else _number(last) + 1}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.touch(exist_ok=False)
@@ -58,19 +58,15 @@ class Claims:
     def release(self, folder: Path) -> None:
         """Give up the claim on a run."""
         mine = self._mine.pop(folder)
-        for number in _claims(folder):
+        for claim in folder.glob("claim.*"):
             # A later claim belongs to a worker that took ours for abandoned.
-            if number <= _number(mine):
-                (folder / f"claim.{number}").unlink(missing_ok=True)
+            if _number(claim) <= _number(mine):
+                claim.unlink(missing_ok=True)
 
     def release_all(self) -> None:
         """Give up all claims."""
         for folder in list(self._mine):
             self.release(folder)
-
-
-def _claims(folder: Path) -> list[int]:
-    return [_number(path) for path in folder.glob("claim.*")]
 
 
 def _number(claim: Path) -> int:
