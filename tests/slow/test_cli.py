@@ -444,6 +444,7 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
     [
         (["export", "dqn-Nope-v1-s0"], "train it first (quarl train", 1),
         (["evaluate", "nothing.tflite"], "nothing.tflite", 1),
+        (["evaluate", "tflite_models"], "(Is a directory)", 1),
         (["report", "dqn-Nope-v1-s0"], "dqn-Nope-v1-s0", 1),
         (["inspect", "nowhere.tflite"], "nowhere.tflite", 1),
         (["export", "RUN", "--schemes", "qat_w4a4"], "can be exported as fp32", 2),
@@ -497,16 +498,6 @@ def test_piped_output_has_paths_as_they_are(
     assert printed(capsys, "inspect", str(artifact)).startswith(f"{artifact}\n")
     empty = there / "empty"
     assert f"no runs in {empty}\n" in printed(capsys, "list", "--root", str(empty))
-
-
-def test_evaluate_says_what_it_takes(loose: Path, capsys: Capsys) -> None:
-    (loose / "int8.json").unlink()
-    for given, said in (
-        (loose, "(Is a directory)"),
-        (loose / "int8.json", "int8.json"),
-        (loose / "int8.tflite", "no sidecar int8.json"),
-    ):
-        assert said in refusal(capsys, "evaluate", str(given), code=1)
 
 
 def test_without_a_terminal_long_work_says_how_far(capsys: Capsys, monkeypatch: Patch) -> None:
