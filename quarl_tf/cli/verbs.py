@@ -108,7 +108,8 @@ def _run(args: argparse.Namespace) -> None:
     artifacts = _export_all(args, run.run_id, schemes)
     _evaluate_all(args, artifacts)
     if not args.no_report:
-        _report(args, [run.run_id])
+        args.runs, args.name = [run.run_id], None
+        _report(args)
     summary.hold(artifacts, args)
 
 
@@ -256,16 +257,16 @@ def _artifact(path: Path, models: Path) -> Path:
     return found
 
 
-def _report(args: argparse.Namespace, run_ids: Sequence[str] = ()) -> None:
-    if args.dry_run:  # Of `run`, which has one id.
-        name = report_name(run_ids[0], args.chance)
+def _report(args: argparse.Namespace) -> None:
+    if args.dry_run:  # Of `run`, which has one run.
+        name = report_name(args.runs[0], args.chance)
         print(f"report   {Workspace(args.root).report_dir(name)}")
         return
     with spinner("report"):
         page = pipeline.report(
-            run_ids or args.runs,
+            args.runs,
             root=args.root,
-            name=getattr(args, "name", None),
+            name=args.name,
             margin_percent=args.margin,
             chance=args.chance,
             command=args.command,
