@@ -360,8 +360,7 @@ def _study_command(args: argparse.Namespace, action: str) -> str:
 def _inspect(args: argparse.Namespace) -> None:
     audit = flatbuffer.audit(args.artifact)
     table = Table(show_header=False)
-    size = args.artifact.stat().st_size
-    table.add_row("size", f"{size:,} bytes")
+    table.add_row("size", f"{args.artifact.stat().st_size:,} bytes")
     for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
         for tensor in tensors:
             text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
@@ -377,22 +376,18 @@ def _inspect(args: argparse.Namespace) -> None:
     _say(str(args.artifact))
     _console.print(table)
     if fits:
-        _console.print(_board_table(args.board, fits))
+        table = Table(f"on {args.board}", "flash", "RAM", "lacks", "verdict")
+        for fit in fits:
+            pairs = zip(fit.taken or (), fit.there, strict=False)
+            sizes = [f"{taken:,} of {there:,}" for taken, there in pairs] or ["", ""]
+            verdict = "[green]fits" if fit.holds else "[red]does not fit"
+            table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
+        _console.print(table)
     if fits and not any(fit.holds for fit in fits):
         raise GateError(
             "This board does not hold the policy; quantise it to int8, or take a smaller network "
             f"or another board. Received: board={args.board!r}"
         )
-
-
-def _board_table(board: str, fits: Sequence[boards.Fit]) -> Table:
-    table = Table(f"on {board}", "flash", "RAM", "lacks", "verdict")
-    for fit in fits:
-        pairs = zip(fit.taken or (), fit.there, strict=False)
-        sizes = [f"{taken:,} of {there:,}" for taken, there in pairs] or ["", ""]
-        verdict = "[green]fits" if fit.holds else "[red]does not fit"
-        table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
-    return table
 
 
 def _provenance(artifact: Path) -> list[tuple[str, str]]:

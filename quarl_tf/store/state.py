@@ -340,7 +340,7 @@ def copy_curve(workspace: Workspace, run_id: str) -> None:
 def reported_runs(workspace: Workspace) -> set[str]:
     """Return the ids of all runs with results in a report."""
     found: set[str] = set()
-    for path in workspace.report_dir("x").parent.glob("*/results.json"):
+    for path in workspace.root.glob("reports/*/results.json"):
         # Other files may have that name.
         with contextlib.suppress(QuarlError, AttributeError, KeyError, TypeError):
             rows = read_json(path)["runs"]

@@ -365,7 +365,13 @@ class RayEngine:
                 f"Received: address={address!r} ({error})"
             ) from error
 
-        files = None if gather_in is None else self._beside(gather_in)
+        files: Any = None
+        if gather_in is not None:
+            # On this node, where the workspace is.
+            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            )
+            files = ray.remote(num_cpus=0, scheduling_strategy=here)(_Files).remote(gather_in)
 
         def work(job: Job) -> int:
             if files is None:
@@ -373,13 +379,6 @@ class RayEngine:
             return _apart(job, cores, lambda do, given: ray.get(getattr(files, do).remote(given)))
 
         self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
-
-    def _beside(self, root: Path) -> Any:
-        """Start the actor for a workspace on this node."""
-        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            self._ray.get_runtime_context().get_node_id(), soft=False
-        )
-        return self._ray.remote(num_cpus=0, scheduling_strategy=here)(_Files).remote(root)
 
     def has_room(self) -> bool:
         """Return True, as Ray queues the tasks."""
