@@ -129,7 +129,7 @@ _SCHEMES = _option(
     help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
     "a quantisation-aware training is for)",
 )
-_LOSS = "loss that does not matter to you, in %% of fp32's return (default: %(default)s)"
+_LOSS = "acceptable loss, in %% of fp32's return (default: %(default)s)"
 _MARGIN = _option(
     "--margin", type=_PERCENT, default=DEFAULT_MARGIN_PERCENT, metavar="PERCENT", help=_LOSS
 )
@@ -151,13 +151,13 @@ _RUN = (
         "--from",
         dest="origin",
         metavar="RUN",
-        help="start with a finished training's network, or go on from a saved one's FILE.npz",
+        help="start with a finished training's network, or resume a saved training (FILE.npz)",
     ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
     _option("--quant-delay", type=int, metavar="STEPS", help="steps before that (default: half)"),
     _several("-q", "KEY=VALUE", f"how: {_SETTINGS}learned_steps", "quantization"),
     _file_option(
-        "--presets", "FILE", "your own in YAML, by algorithm and environment; before ours"
+        "--presets", "FILE", "your own in YAML, by algorithm and environment; used before ours"
     ),
     _option("--device", choices=device.DEVICES, default="cpu", help="gpu is experimental"),
 )
@@ -177,7 +177,7 @@ _EVALUATION = (
     _chance,
     _MARGIN,
     _option("--gate", type=_PERCENT, metavar="PERCENT", help="exit with 3 if a scheme loses more"),
-    _option("--confident", action="store_true", help="hold the interval's worse end to it"),
+    _option("--confident", action="store_true", help="apply the gate to the interval's worse end"),
 )
 _TARGET = "c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf"
 _IN_INTEGERS = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
@@ -187,17 +187,17 @@ _SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz"
 _SAVED = "what to write, .npz, 20 MB at most: no replay"
 _ONE_POLICY = "a run id, an fp32 file or its name on the shelf"
 _FILM = "what to write, .gif (below 2 MB) or .mp4 (default: %(default)s)"
-_LACKING = "print a command for each run that lacks something, those with --bits last"
+_LACKING = "print a command for each unfinished run, those with --bits last"
 _COMMANDS = _option("--commands", action="store_true", help=_LACKING)
 _ENGINE = (
-    _option("--engine", choices=("local", "ray"), default="local", help="what runs them"),
+    _option("--engine", choices=("local", "ray"), default="local", help="where runs are executed"),
     _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
-    _option("--address", help="ray: of a cluster (default: of this machine alone)"),
+    _option("--address", help="ray: address of a cluster (default: start one here)"),
     _option("--cores", type=_COUNT, default=1, metavar="N", help="ray: cores of each run"),
     _option("--gather", action="store_true", help="ray: nodes share no folder"),
     _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
 )
-_BOARD = "whether this board holds it; exit with 3 if not (esp32, nano33ble, pico and others)"
+_BOARD = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
 
 
 def _study(action: str, help_: str, *options: _Option) -> tuple[Any, ...]:
@@ -217,7 +217,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "train",
-        "train a policy, or go on training it",
+        "train a policy, or resume its training",
         f"train {_TASK_EXAMPLE}",
         *(_ROOT, *_RUN, _DRY_RUN),
     ),
@@ -230,24 +230,24 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         _option("--no-float", action="store_true", help=_IN_INTEGERS),
         *(_SHELF, _DRY_RUN),
     ),
-    ("checkpoint", "save a training under way, to go on with it elsewhere", _SAVE_EXAMPLE),
+    ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),
     (
         "checkpoint save",
-        "save the newest checkpoint; `quarl train … --from FILE` goes on",
+        "save the newest checkpoint; `quarl train … --from FILE` resumes it",
         _SAVE_EXAMPLE,
         *(_RUN_ID, _file_option("file", "FILE", _SAVED), _ROOT),
     ),
     (
         "adopt",
-        "take a float policy that others trained: .tflite, .keras, .h5, or a SavedModel",
+        "import a float policy trained elsewhere: .tflite, .keras, .h5, or a SavedModel",
         "adopt policy.tflite --env CartPole-v1 --head logits --name mine --schemes fp32,int8",
         *(_ROOT, _IMPORT),
         _file_option("file", "FILE", "one observation in, one head out; FILE.json may describe it"),
         _option("--trust", action="store_true", help="run a SavedModel, which is a program"),
-        _option("--env", metavar="ID", help="Gymnasium id (default: as FILE.json says)"),
-        _option("--head", choices=_HEADS, help="(default: as FILE.json says)"),
+        _option("--env", metavar="ID", help="Gymnasium id (default: from FILE.json)"),
+        _option("--head", choices=_HEADS, help="(default: from FILE.json)"),
         _option("--name", help="name of the run (default: 12 digits of the file's sha256)"),
-        _option("--seed", type=int, default=0, help="its training's number (default: 0)"),
+        _option("--seed", type=int, default=0, help="seed of the run (default: 0)"),
         _option(
             "--schemes", metavar="LIST", default=REFERENCE, help="comma-separated (default: fp32)"
         ),
@@ -263,7 +263,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "blame",
-        "tell which layer int8 hurts",
+        "show how much int8 hurts each layer",
         "blame LunarLander-v3/dqn/fp32",
         _option("policy", metavar="POLICY", help=_ONE_POLICY),
         *(_ROOT, _SHELF, _IMPORT),
@@ -307,13 +307,13 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "plan, run and report the experiments that a file names",
         "study run studies/qat.yaml --jobs 4",
     ),
-    _study("plan", "list every experiment, and how far it is", _COMMANDS),
-    _study("run", "do what is missing, also what failed before", *_ENGINE),
-    _study("status", "count the experiments by how far they are, show failures"),
-    _study("report", "write tables and figures, and what is missing", _MARGIN),
+    _study("plan", "list all experiments and their states", _COMMANDS),
+    _study("run", "run missing and failed experiments", *_ENGINE),
+    _study("status", "count the experiments by state, show failures"),
+    _study("report", "write tables, figures, and the missing experiments", _MARGIN),
     (
         "inspect",
-        "show what a .tflite file really holds",
+        "show the content of a .tflite file",
         "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite",
         *(_ARTIFACT, _option("--board", metavar="NAME", help=_BOARD)),
     ),

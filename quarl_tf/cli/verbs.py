@@ -80,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
         _warn(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _warn("interrupted; the same command goes on where it was.")
+        _warn("interrupted; the same command resumes.")
         return 130
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; Python would report that at exit.
@@ -123,7 +123,7 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
     folder = Workspace(args.root).run_dir(args.run)
     run = checkpoint.save_to_go_on(checkpoint_dir(folder), args.file)
     _say(f"saved     {args.file}  ({args.file.stat().st_size:,} bytes)")
-    _say(f"go on by  {run.command('train')}")
+    _say(f"resume by {run.command('train')}")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -300,7 +300,7 @@ def _study_run(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
-    _tell_slow(pipeline.preset_of(run) for run in new)
+    _warn_slow(pipeline.preset_of(run) for run in new)
     pool: engine.Engine = engine.LocalEngine(args.jobs or len(engine.available_cores()))
     if args.engine == "ray":
         gather_in = args.root.resolve() if args.gather else None
@@ -311,7 +311,7 @@ def _study_run(args: argparse.Namespace) -> None:
     failed = [one for one in plan if one.state == State.FAILED]
     waiting = sum(one.state not in (State.EVALUATED, State.FAILED) for one in plan)
     if failed:
-        also = f", and {waiting} more cannot do without them" if waiting else ""
+        also = f", and {waiting} more cannot run without them" if waiting else ""
         raise QuarlError(
             f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
             f"{failed[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
@@ -320,8 +320,9 @@ def _study_run(args: argparse.Namespace) -> None:
     if waiting:
         raise QuarlError(
             f"{waiting} of {len(plan)} experiments are not evaluated, though none failed: files "
-            f"they go by have changed meanwhile. See which by `{_study_command(args, 'plan')}` and "
-            f"run the same command again. Received: study={wanted.name!r}"
+            "they depend on have changed meanwhile. See which by "
+            f"`{_study_command(args, 'plan')}` and run the same command again. "
+            f"Received: study={wanted.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")
 
@@ -474,7 +475,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     environments.import_environments(args.modules)
     given = args.task or args.env
     env_id = environments.canonical_id(given)
-    _tell_renamed({given: env_id})
+    _warn_renamed({given: env_id})
     overrides = dict(_override(text) for text in args.overrides)
     given_apart = {"until": args.until, "precision": args.precision}
     overrides |= {name: value for name, value in given_apart.items() if value is not None}
@@ -484,7 +485,7 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     environments.require_actions(algo, environments.env_spec(env_id))
     preset = presets.load(algo, env_id, overrides, args.presets)
     if args.presets is not None and env_id not in presets.own_table(algo, args.presets):
-        _warn(f"{args.presets} has no {algo} preset of {env_id}; going on with ours.")
+        _warn(f"{args.presets} has no {algo} preset of {env_id}; using the package's.")
     quantization = _quantization(args, algo, preset)
     own = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
@@ -499,13 +500,13 @@ def _warn(line: str) -> None:
     print(f"quarl: {line}", file=sys.stderr)
 
 
-def _tell_renamed(ids: Mapping[str, str]) -> None:
+def _warn_renamed(ids: Mapping[str, str]) -> None:
     for given, today in ids.items():
         if given != today:
-            _warn(f"{given} is {today} today; going on with that.")
+            _warn(f"{given} is now {today}, which is used.")
 
 
-def _tell_slow(used: Iterable[Preset]) -> None:
+def _warn_slow(used: Iterable[Preset]) -> None:
     precisions = {one.precision for one in used} - {"float32"}
     if not precisions:
         return
@@ -515,14 +516,14 @@ def _tell_slow(used: Iterable[Preset]) -> None:
         if (factor := slowdown(precision)) > _SLOW:
             _warn(
                 f"on this machine a convolution's gradient takes {factor:.1f} times as long in "
-                f"{precision}, in which hidden layers are to train, as in float32; for that give "
-                "--precision float32 (in a study, overrides)."
+                f"{precision}, the precision of the hidden layers, as in float32; to train in "
+                "float32 give --precision float32 (in a study, overrides)."
             )
 
 
 def _read_study(path: Path) -> Study:
     wanted = study.read(path)
-    _tell_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
+    _warn_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
     return wanted
 
 
@@ -589,7 +590,7 @@ def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
         print(f"train    {workspace.run_dir(run.run_id)}")
         return
     if not state.is_trained(workspace, run.run_id):
-        _tell_slow([preset])
+        _warn_slow([preset])
     with progress_bar(f"train {run.run_id}") as update:
         record = pipeline.train(run, root=workspace.root, update=update)
     _say(

@@ -1,1 +1,1 @@
-"""Where runs, flatbuffers and reports lie, what they record and what is done."""
+"""Paths and records of runs, flatbuffers and reports, and the progress of experiments."""

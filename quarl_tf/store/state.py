@@ -154,7 +154,7 @@ def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None)
 
 
 def is_evaluated(artifact: Path) -> bool:
-    """Tell whether a flatbuffer has an evaluation, of whatever `Chance`."""
+    """Tell whether a flatbuffer has an evaluation, of any `Chance`."""
     return any(artifact.parent.glob(f"{artifact.stem}.*eval.json"))
 
 

@@ -43,6 +43,6 @@ def _status(workspace: Workspace, run: Run, scheme: Scheme, episodes: int) -> St
     failure = failure_path(workspace, run)
     if found.state != State.EVALUATED and failure.exists():
         lines = failure.read_text(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line for line in reversed(lines) if line.strip()), "no output")
         return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
     return Status(run, scheme, found.state, found.reason if found.state == State.FAILED else "")

@@ -313,7 +313,7 @@ def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
     assert verbs.main(words) == 0
     shown = capsys.readouterr()
     assert "dqn-LunarLander-v3-s0" in shown.out
-    assert "LunarLander-v2 is LunarLander-v3" in shown.err
+    assert "LunarLander-v2 is now LunarLander-v3" in shown.err
 
 
 @pytest.mark.parametrize(

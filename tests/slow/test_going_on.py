@@ -49,7 +49,7 @@ def saved(run: Run, folder: Path, file: Path) -> tuple[dict[str, np.ndarray], An
 def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys: Capsys) -> None:
     run, file = RUNS[kind], tmp_path / "saved.npz"
     arrays, state = saved(run, tmp_path / "here", file)
-    command = shlex.split(capsys.readouterr().out.partition("go on by ")[2].splitlines()[0])[1:]
+    command = shlex.split(capsys.readouterr().out.partition("resume by ")[2].splitlines()[0])[1:]
     origin = Origin(run, sha256(file), state["step"], str(file))
     expected = Run(run.algo, run.env_id, 3, run.overrides, run.quantization, origin=origin)
     assert expected.run_id.startswith(f"{run.run_id}-from")

@@ -104,7 +104,7 @@ def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: 
     for env_id, told in (("CartPole-V1", True), ("CartPole-v1", False)):
         own = write(tmp_path / "own.yaml", shipped(epochs=3), env_id)
         assert verbs.main([*TRAIN, "--presets", str(own), "--root", str(tmp_path)]) == 0
-        line = f"quarl: {own} has no ppo preset of CartPole-v1; going on with ours.\n"
+        line = f"quarl: {own} has no ppo preset of CartPole-v1; using the package's.\n"
         assert capsys.readouterr().err == (line if told else "")
 
 

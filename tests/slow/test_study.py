@@ -99,7 +99,7 @@ def test_a_killed_study_goes_on_and_a_failing_cell_leaves_the_others_alone(
     assert "Training diverged" in plan[6].reason
     assert plan[6].failure is not None
     last = printed.splitlines()[-1]
-    assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot do without them;")
+    assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot run without them;")
     assert f"read why in {plan[6].failure}" in last
     logs = [path.parent.name for path in root.glob("runs/*/run.log")]
     assert sorted(logs) == sorted({one.run.run_id for one in plan[:6]})

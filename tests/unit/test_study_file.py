@@ -73,7 +73,7 @@ cells:
     first, second, third = study.read(path).cells
     assert (first.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
     assert main(["study", "plan", str(path)]) == 0
-    assert capsys.readouterr().err.count("LunarLander-v2 is LunarLander-v3 today") == 1
+    assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
     assert second.seeds == (0, 1, 2)
     assert (second.title, third.title) == (
         "dqn on CartPole-v1",
