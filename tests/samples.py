@@ -159,6 +159,14 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+def run_python(*words: str, folder: Path, code: int = 0) -> str:
+    """Run Python in a folder, which has to end with this code; return its output."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Return the modification time and the content of every file."""
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -3,13 +3,11 @@
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import Patch
+from samples import Patch, run_python
 
 import quarl_tf
 from quarl_tf.cli import main
@@ -46,24 +44,20 @@ def test_python_runs(folder: Path, monkeypatch: Patch) -> None:
     assert found["action"] in (0, 1)
 
 
-def script(name: str, *words: str, folder: Path, code: int = 0) -> str:
-    command = [sys.executable, str(ROOT / name), *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout
-
-
 def test_each_script_does_its_stage(tmp_path: Path) -> None:
+    def script(name: str, *words: str, code: int = 0) -> str:
+        return run_python(str(ROOT / name), *words, folder=tmp_path, code=code)
+
     run_id = "ppo-CartPole-v1-s0"
-    assert run_id in script("pipelines/train.py", "ppo", "CartPole-v1", "0", folder=tmp_path)
-    paths = script("pipelines/export.py", run_id, "fp32", "int8", folder=tmp_path).split()
-    told = script("pipelines/evaluate.py", *paths, "--episodes", "5", folder=tmp_path)
+    assert run_id in script("pipelines/train.py", "ppo", "CartPole-v1", "0")
+    paths = script("pipelines/export.py", run_id, "fp32", "int8").split()
+    told = script("pipelines/evaluate.py", *paths, "--episodes", "5")
     assert told.count("mean return") == 2
-    page = script("pipelines/report.py", run_id, folder=tmp_path).strip()
+    page = script("pipelines/report.py", run_id).strip()
     assert "int8" in (tmp_path / page).with_name("report.md").read_text()
-    assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0", folder=tmp_path)
-    assert "action: " in script("examples/api.py", ".", folder=tmp_path)
-    script("pipelines/study.py", "none.yaml", folder=tmp_path, code=2)
+    assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0")
+    assert "action: " in script("examples/api.py", ".")
+    script("pipelines/study.py", "none.yaml", code=2)
 
 
 def test_public_names_are_there() -> None:

@@ -1,7 +1,6 @@
 """Environments and presets of users: the example of the README, and errors."""
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from samples import Capsys, Patch, refusal
+from samples import Capsys, Patch, refusal, run_python
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -29,10 +28,8 @@ TRAIN = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run"]
 
 
 def quarl(folder: Path, *arguments: str) -> None:
-    # -P, as for the script `quarl`: Python itself does not look for modules in the current folder.
-    command = [sys.executable, "-P", "-m", "quarl_tf.cli", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    # As for the script `quarl`, Python does not import from the current folder.
+    run_python("-P", "-m", "quarl_tf.cli", *arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")
