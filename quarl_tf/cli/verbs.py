@@ -523,7 +523,7 @@ def _warn_slow(used: Iterable[Preset]) -> None:
 
 def _read_study(path: Path) -> Study:
     wanted = study.read(path)
-    _warn_renamed({cell.given_env_id: cell.env_id for cell in wanted.cells})
+    _warn_renamed({cell.given_env_id: cell.base.env_id for cell in wanted.cells})
     return wanted
 
 

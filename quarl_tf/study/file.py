@@ -67,36 +67,31 @@ class Cell:
     """One algorithm on one environment, in every seed and scheme.
 
     Attributes:
+        base: The plain training of seed 0, of which the others are variants.
         given_env_id: Id of the environment in the file, which may be an old one.
         schemes: Schemes of the plain trainings, fp32 first.
         options: Options of quantisation in the file, besides bits and delays.
         telling: What differs from the study's cells of the same algorithm and environment.
     """
 
-    algo: str
-    env_id: str
+    base: Run
     given_env_id: str
-    overrides: Mapping[str, Any]
     seeds: tuple[int, ...]
     schemes: tuple[str, ...]
     options: Mapping[str, Any]
     quantizations: tuple[Quantization, ...]
     remark: str
-    modules: tuple[str, ...]
-    presets: str | None
     telling: str = ""
 
     @property
     def title(self) -> str:
         """Return its title in reports, which no other cell has."""
-        task = f"{self.algo} on {self.env_id}"
+        task = f"{self.base.algo} on {self.base.env_id}"
         return f"{task} ({self.telling})" if self.telling else task
 
     def run(self, seed: int, quantization: Quantization | None) -> Run:
         """Return the training of a seed."""
-        return Run(
-            self.algo, self.env_id, seed, self.overrides, quantization, self.modules, self.presets
-        )
+        return replace(self.base, seed=seed, quantization=quantization)
 
     def columns(self) -> list[tuple[Scheme, Quantization | None]]:
         """Return schemes and quantisations, those of plain trainings first."""
@@ -194,7 +189,7 @@ def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) ->
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    return {**cell.overrides, **cell.options}
+    return {**cell.base.overrides, **cell.options}
 
 
 def _extent(cell: Cell) -> dict[str, str]:
@@ -225,17 +220,13 @@ def _cell(given: Mapping[str, Any], modules: tuple[str, ...], own: str | None) -
     options = values.get("quantization", {})
     quantizations = tuple(_quantizations(values, options, preset))
     return Cell(
-        algo=algo,
-        env_id=env_id,
+        base=Run(algo, env_id, 0, overrides, modules=modules, presets=own),
         given_env_id=values["env"],
-        overrides=overrides,
         seeds=seeds,
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
         options=options if quantizations else {},
         quantizations=quantizations,
         remark=values.get("remark", ""),
-        modules=modules,
-        presets=own,
     )
 
 

@@ -71,7 +71,7 @@ cells:
 """
     path = write_study(tmp_path, text)
     first, second, third = study.read(path).cells
-    assert (first.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
+    assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
     assert main(["study", "plan", str(path)]) == 0
     assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
     assert second.seeds == (0, 1, 2)
@@ -170,7 +170,7 @@ def test_quarls_matrix_is_whole_and_classic_its_part_without_games(tmp_path: Pat
         papers = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
     whole, classic = (study.read(STUDIES / f"{name}.yaml") for name in ("quarl", "classic"))
     cells = {
-        (cell.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", cell.env_id)): cell
+        (cell.base.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", cell.base.env_id)): cell
         for cell in whole.cells
     }
     assert cells.keys() == papers
