@@ -55,7 +55,10 @@ class TrainedNetwork:
     observations: npt.NDArray[Any]
 
     def network(self, weights: Weights) -> keras.Model:
-        """Build the network with given weights."""
+        """Build the network with given weights.
+
+        Keras numbers layers within a process, so names in later files depend on each build.
+        """
         network = self.build()
         networks.set_weights(network, weights)
         return network
@@ -141,20 +144,19 @@ class _Converted(NamedTuple):
 
 def _plain(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
     """Convert to fp32, fp16 or dynamic_int8, which need the converter alone."""
-    network = trained.network(trained.weights)
-    converter, expected = trained.converter(network), network
+    converter, weights = trained.converter(trained.network(trained.weights)), trained.weights
     if scheme.name != REFERENCE:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if scheme.name == "fp16":
         converter.target_spec.supported_types = [tf.float16]
         try:
-            expected = trained.network(_as_stored(trained, half_weights))
+            weights = _as_stored(trained, half_weights)
         except ValueError as error:
             raise QuarlError(
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
             ) from error
-    return _Converted(converted(converter), expected)
+    return _Converted(converted(converter), trained.network(weights))
 
 
 def _simulated(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
@@ -162,9 +164,10 @@ def _simulated(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
         return quantize_weights(weights, scheme.recipe)
 
     if scheme.single_layers:  # A flatbuffer does not have the names of its layers.
-        network = trained.network(change(trained.weights))
-        return _Converted(converted(trained.converter(network)), network)
-    content = converted(trained.converter(trained.network(trained.weights)))
+        weights = change(trained.weights)
+        converter = trained.converter(trained.network(weights))
+        return _Converted(converted(converter), trained.network(weights))
+    content = _plain(trained, Scheme.parse(REFERENCE)).content
     expected = trained.network(_as_stored(trained, change))
     return _Converted(ptq.quantized(content, scheme), expected)
 

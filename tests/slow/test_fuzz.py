@@ -89,3 +89,4 @@ def test_damage_is_one_line_and_never_accepted(
             assert capsys.readouterr().err.count("\n") < 2, where
         shutil.rmtree("tflite_models", ignore_errors=True)
     KeptPool.pool.shutdown()
+    KeptPool.pool = None
