@@ -43,8 +43,8 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
 
     def pair() -> list[tf_agents.ModelNetwork]:
         return [
-            tf_agents.ModelNetwork(prepare(factory()), observed, "Actor"),
-            tf_agents.ModelNetwork(new_critic(), (observed, acted), "Critic", tf_agents.value),
+            tf_agents.wrap(prepare(factory()), observed, "Actor"),
+            tf_agents.wrap(new_critic(), (observed, acted), "Critic", tf_agents.value),
         ]
 
     def step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:

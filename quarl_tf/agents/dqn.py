@@ -40,7 +40,7 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     factory = network_factory(spec, preset, seed)
 
     network, target = (
-        tf_agents.ModelNetwork(prepare(factory()), observed, name)
+        tf_agents.wrap(prepare(factory()), observed, name)
         for name in ("QNetwork", "TargetQNetwork")
     )
     optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)

@@ -143,15 +143,14 @@ class ActorCritic(Agent):
         """Return TF-Agents' agent, which only computes losses."""
         model, preset = self._model, self._preset
         observed = tf_agents.observation_spec(model.features_spec)
-        network = tf_agents.ModelNetwork
-        self._actor = network(model.policy, observed, "Actor", self._distribution.read)
+        self._actor = tf_agents.wrap(model.policy, observed, "Actor", self._distribution.read)
         return tf_agents.build(
             tf_agents.published.PPOAgent,
             observed,
             spec,
             optimizer=keras.optimizers.SGD(),
             actor_net=self._actor,
-            value_net=network(model.value, observed, "Value", tf_agents.value),
+            value_net=tf_agents.wrap(model.value, observed, "Value", tf_agents.value),
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,

@@ -36,18 +36,14 @@ FIRST_SCALE, LARGEST_SCALE, GOOD_STEPS = 2.0**15, 2.0**24, 2000
 
 
 class ModelNetwork(tfa_network.Network):  # type: ignore[misc]
-    """A TF-Agents network around a Keras model, which may be replaced by another."""
+    """A TF-Agents network around a Keras model, which may be replaced by another; see `wrap`."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        input_tensor_spec: Any,
-        name: str,
-        read: Callable[[Any], Any] = lambda head: head,
-    ) -> None:
-        """Wrap a model; `read` maps its head to a distribution, or to values [n]."""
+    #: No argument of the constructor, since TF-Agents keeps those in the network's variables.
+    model: keras.Model
+
+    def __init__(self, input_tensor_spec: Any, name: str, read: Callable[[Any], Any]) -> None:
+        """Start without a model; `read` maps its head to a distribution, or to values [n]."""
         super().__init__(input_tensor_spec=input_tensor_spec, state_spec=(), name=name)
-        self.model = model
         self._read = read
 
     def call(
@@ -55,6 +51,18 @@ class ModelNetwork(tfa_network.Network):  # type: ignore[misc]
     ) -> tuple[Any, Any]:
         """Return the read head, and the (empty) state."""
         return self._read(self.model(observation, training=training)), network_state
+
+
+def wrap(
+    model: keras.Model,
+    input_tensor_spec: Any,
+    name: str,
+    read: Callable[[Any], Any] = lambda head: head,
+) -> ModelNetwork:
+    """Return the TF-Agents network around a model."""
+    network = ModelNetwork(input_tensor_spec, name, read)
+    network.model = model
+    return network
 
 
 def value(head: Any) -> Any:

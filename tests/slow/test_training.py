@@ -30,8 +30,7 @@ from quarl_tf.training.rollout import rollout
 
 
 def curves(workspace: Workspace, run: Run) -> pandas.DataFrame:
-    path = workspace.run_dir(run.run_id) / "progress.csv"
-    return pandas.read_csv(path, float_precision="round_trip")
+    return pandas.read_csv(workspace.run_dir(run.run_id) / "progress.csv")
 
 
 @pytest.fixture
