@@ -56,10 +56,8 @@ class Scene(NamedTuple):
         # Without warnings of pygame about missing sound cards.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         with ExitStack() as stack:
-            episodes = [
-                stack.enter_context(closing(_episode(policy, self, stride)))
-                for policy in self.policies
-            ]
+            opened = [_episode(policy, self, stride) for policy in self.policies]
+            episodes = [stack.enter_context(closing(episode)) for episode in opened]
             shots = [next(episode) for episode in episodes]
             left = round(_SECONDS_AT_THE_END * self.rate / stride)
             while left >= 0:
@@ -186,9 +184,7 @@ def _gif(images: Sequence[Image.Image], rate: float, colours: int, scale: float)
     # With one palette for all, unchanged parts take no bytes.
     samples = resized[:: ceil(len(resized) / 8)]
     palette = Image.fromarray(np.concatenate([np.asarray(s) for s in samples])).quantize(colours)
-    first, *others = [
-        image.quantize(palette=palette, dither=Image.Dither.NONE) for image in resized
-    ]
+    first, *others = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in resized]
     duration = 10 * round(100 / rate)  # Milliseconds; a GIF counts hundredths of a second.
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
