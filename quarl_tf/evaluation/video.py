@@ -22,10 +22,7 @@ from quarl_tf.runtime.policy import Policy
 
 #: Limit of a GIF in bytes, and attempts to meet it: colours, every how many-th frame, scale.
 GIF_LIMIT = 2_000_000
-_GIF_ATTEMPTS = (
-    *((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6)),
-    *((32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5)),
-)
+_ATTEMPTS = ((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6), (32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5))
 
 _GIF_HEIGHT, _HEIGHT = 300, 400  #: Height of a screen in pixels.
 _GAME_RATE = 15  #: Steps of an Atari game per second, each of 4 frames.
@@ -111,7 +108,7 @@ def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
     """Return a scene as a GIF of at most `rate` frames a second; a QuarlError above `limit`."""
     stride = ceil(scene.rate / rate)
     images = list(scene.images(_GIF_HEIGHT, stride))
-    for colours, every, scale in _GIF_ATTEMPTS:
+    for colours, every, scale in _ATTEMPTS:
         content = _gif(images[::every], scene.rate / stride / every, colours, scale)
         if len(content) < limit:
             return content
