@@ -181,6 +181,21 @@ def describe(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture
+def shots(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list of the shots of every image of a film, filled as they are drawn."""
+    from quarl_tf.evaluation import video
+
+    drawn, compose = list[Any](), video._compose
+
+    def recorded(names: Any, shots: Any, height: int) -> Any:
+        drawn.append(tuple(shots))
+        return compose(names, shots, height)
+
+    monkeypatch.setattr(video, "_compose", recorded)
+    return drawn
+
+
 @pytest.fixture(scope="session")
 def tiny_run() -> Run:
     """Return a run that trains in a second, for tests that do not depend on what is learned."""

@@ -46,10 +46,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
     load_average = os.getloadavg()[0] / cores
     loops, loads, timed = [], defaultdict(list), defaultdict[Path, dict[str, Any]](dict)
     with tempfile.TemporaryDirectory() as folder:
-        programs = {
-            path: _program(path, sidecar, Path(tempfile.mkdtemp(dir=folder)))
-            for path, sidecar in sidecars.items()
-        }
+        programs = {path: _program(path, sidecar, folder) for path, sidecar in sidecars.items()}
         turns = list(product(range(_TURNS), sidecars, sorted({1, cores})))
         for done, (_, path, threads) in enumerate(turns):
             update(done, len(turns))
@@ -97,8 +94,9 @@ def _turn(
         yield "C", np.array(done.stdout.split(), np.float64) / 1000
 
 
-def _program(artifact: Path, sidecar: Sidecar, folder: Path) -> Path | None:
+def _program(artifact: Path, sidecar: Sidecar, parent: str) -> Path | None:
     """Compile the timer of a flatbuffer's C code; None if that is impossible."""
+    folder = Path(tempfile.mkdtemp(dir=parent))
     for path in (artifact, sidecar_path(artifact)):
         shutil.copy(path, folder)
     copy, program = folder / artifact.name, folder / "program"

@@ -70,12 +70,10 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
         return calibration.selection_returns(made, episodes)
 
     base, game = earned(auto.INT8), environments.rules(policy.sidecar.env_id)
-
-    def gain(layer: str) -> Interval:
+    gains: dict[str, Interval] = {}
+    for layer in (one.layer for one in worst):
         returns = earned(auto.without(auto.INT8, layer))
-        return mean_interval(np.subtract(returns, base), different_n(game, returns, base))
-
-    gains = {one.layer: gain(one.layer) for one in worst}
+        gains[layer] = mean_interval(np.subtract(returns, base), different_n(game, returns, base))
     return [replace(one, gain=gains.get(one.layer)) for one in found]
 
 

@@ -183,7 +183,6 @@ def _draws(seed: int, chance: Chance) -> np.random.Generator | None:
 
 
 def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
-    """Return the function that acts in the episode of a seed."""
     if (draws := _draws(seed, chance)) is not None:
         return partial(policy.sample, random=draws)
     if chance.kind != "epsilon":

@@ -22,10 +22,7 @@ from quarl_tf.runtime.policy import Policy
 
 #: Limit of a GIF in bytes, and attempts to meet it: colours, every how many-th frame, scale.
 GIF_LIMIT = 2_000_000
-_GIF_ATTEMPTS = (
-    *((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6)),
-    *((32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5)),
-)
+_ATTEMPTS = ((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6), (32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5))
 
 _GIF_HEIGHT, _HEIGHT = 300, 400  #: Height of a screen in pixels.
 _GAME_RATE = 15  #: Steps of an Atari game per second, each of 4 frames.
@@ -56,10 +53,8 @@ class Scene(NamedTuple):
         # Without warnings of pygame about missing sound cards.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         with ExitStack() as stack:
-            episodes = [
-                stack.enter_context(closing(_episode(policy, self, stride)))
-                for policy in self.policies
-            ]
+            opened = [_episode(policy, self, stride) for policy in self.policies]
+            episodes = [stack.enter_context(closing(episode)) for episode in opened]
             shots = [next(episode) for episode in episodes]
             left = round(_SECONDS_AT_THE_END * self.rate / stride)
             while left >= 0:
@@ -113,7 +108,7 @@ def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
     """Return a scene as a GIF of at most `rate` frames a second; a QuarlError above `limit`."""
     stride = ceil(scene.rate / rate)
     images = list(scene.images(_GIF_HEIGHT, stride))
-    for colours, every, scale in _GIF_ATTEMPTS:
+    for colours, every, scale in _ATTEMPTS:
         content = _gif(images[::every], scene.rate / stride / every, colours, scale)
         if len(content) < limit:
             return content
@@ -186,9 +181,7 @@ def _gif(images: Sequence[Image.Image], rate: float, colours: int, scale: float)
     # With one palette for all, unchanged parts take no bytes.
     samples = resized[:: ceil(len(resized) / 8)]
     palette = Image.fromarray(np.concatenate([np.asarray(s) for s in samples])).quantize(colours)
-    first, *others = [
-        image.quantize(palette=palette, dither=Image.Dither.NONE) for image in resized
-    ]
+    first, *others = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in resized]
     duration = 10 * round(100 / rate)  # Milliseconds; a GIF counts hundredths of a second.
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=duration, loop=0)

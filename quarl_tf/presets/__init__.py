@@ -18,8 +18,7 @@ from quarl_tf.presets import tables
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.spec.architectures import Architecture, architecture
 
-#: Types of the arithmetic in hidden layers during training; weights, heads, losses and exported
-#: files are float32.
+#: Of the arithmetic in hidden layers during training; all else, and exported files, are float32.
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 _Count = Annotated[int, COUNT]

@@ -246,10 +246,8 @@ class Quantization:
         """
         layers = {name: _WIDTH for name in values if re.fullmatch(r"[a-z]\w*\.bits", name)}
         require_all(values, layers | _OPTIONS, "quantisation option")
-        if missing := [name for name in ("bits", "delay") if name not in values]:
-            raise UsageError(
-                f"A quantisation needs bits and a delay. Received: no {' and no '.join(missing)}"
-            )
+        if missing := " and no ".join(name for name in ("bits", "delay") if name not in values):
+            raise UsageError(f"A quantisation needs bits and a delay. Received: no {missing}")
         bits, rule = values["bits"], values.get("rule", "nearest")
         if rule not in _RULES:
             raise unknown("rule", rule, _RULES)

@@ -46,10 +46,7 @@ _NATIVE = {
 CALIBRATED = ("int8", "int8_tensor", "int8_head32", "int8_stock", "int8_auto")
 
 #: Schemes that `quarl run` exports by default.
-DEFAULT_SCHEMES = (
-    *("fp32", "fp16", "dynamic_int8", "int8"),
-    *(f"ptq_w{bits}" for bits in range(8, 1, -1)),
-)
+DEFAULT_SCHEMES = ("fp32", "fp16", "dynamic_int8", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1)))
 
 
 @dataclass(frozen=True)

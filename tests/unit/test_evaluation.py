@@ -17,12 +17,7 @@ from quarl_tf import environments
 from quarl_tf.environments import acting, airnav
 from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
-from quarl_tf.evaluation.play import (
-    AGREEMENT_EPISODES,
-    evaluate,
-    evaluate_and_save,
-    evaluate_random,
-)
+from quarl_tf.evaluation.play import evaluate, evaluate_and_save, evaluate_random
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import write_bytes
@@ -165,7 +160,7 @@ def test_agreement_is_of_greedy_actions(stochastic: Describe, chance: Chance) ->
     """In the states that the reference visits."""
     balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
     reference, greedy = Policy.load(balancer), list[Any]()
-    seeds = SEEDS[:AGREEMENT_EPISODES]
+    seeds = SEEDS[: play.AGREEMENT_EPISODES]
     by_hand(balancer, chance, seeds, lambda seen: greedy.append(reference.act(seen)))
     # The tied policy's greedy action is always 0; its samples are heads or tails.
     result = evaluate(tied, SEEDS, chance, reference=balancer)

@@ -33,20 +33,6 @@ def balancing() -> Any:
 
 
 @pytest.fixture
-def shots(monkeypatch: Patch) -> list[Any]:
-    """Return a list of the shots of every image, filled as they are drawn."""
-    drawn: list[Any] = []
-    compose = video._compose
-
-    def kept(names: Any, shots: Any, height: int) -> Any:
-        drawn.append(tuple(shots))
-        return compose(names, shots, height)
-
-    monkeypatch.setattr(video, "_compose", kept)
-    return drawn
-
-
-@pytest.fixture
 def window(monkeypatch: Patch) -> Any:
     """Return pygame with invisible windows."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
