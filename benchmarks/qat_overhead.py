@@ -2,8 +2,7 @@
 
 For each case the two take turns to learn from the same steps of the environment, before the delay
 (ranges are watched) and after it (numbers are quantised). Prints the median ratio and its range
-over repetitions beside the most that it should be (about 15 minutes, both cores at rest). Games
-train in float32 where the processor has no bfloat16.
+over repetitions beside the most that it should be (about 15 minutes, both cores at rest).
 
     python benchmarks/qat_overhead.py --json benchmarks/qat_overhead.json
 """
@@ -39,16 +38,10 @@ CASES = (
 _SECONDS = 1.0
 
 
-def precision(algo: str, env_id: str) -> str:
-    """Return what a network trains in: as its preset has it, if the processor has that."""
-    slow = provenance.lacks_bfloat16(provenance.processor())
-    return "float32" if slow else presets.load(algo, env_id).precision
-
-
 def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], float]]:
     """Build an agent that has seen enough to learn from; plain where `bits` is None."""
     short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
-    preset = presets.load(algo, env_id, {**short, "precision": precision(algo, env_id)})
+    preset = presets.load(algo, env_id, short)
     values = {"bits": bits, "delay": 1}
     quantization = None if bits is None else presets.quantization(algo, values)
     spec = environments.env_spec(env_id)
@@ -128,7 +121,7 @@ def main() -> None:
         results["cases"][f"{algo} {env_id}"] = {
             **found,
             "most": most,
-            "precision": precision(algo, env_id),
+            "precision": presets.load(algo, env_id).precision,
         }
         cells = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in found.values()]
         print(f"| {algo} {env_id} | {' | '.join(cells)} | {most} |", flush=True)

@@ -905,7 +905,7 @@ def _drawing(arrows: dict[str, set[str]], floor: dict[str, int]) -> str:
     }
     figure, axes = plt.subplots(figsize=(8, 9))
     for room, below in arrows.items():
-        for one in below:
+        for one in sorted(below):
             axes.annotate(
                 "",
                 place[one],

@@ -17,7 +17,7 @@ parser.add_argument("--root", default=".")
 args = parser.parse_args()
 
 try:
-    command = shlex.join(["python", *sys.argv])
+    command = shlex.join(["quarl", "report", *sys.argv[1:]])
     page = report(args.runs, root=args.root, name=args.name, command=command)
 except QuarlError as error:
     sys.exit(str(error))

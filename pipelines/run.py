@@ -21,6 +21,7 @@ try:
     run_id = train(Run(args.algo, args.env, args.seed), root=args.root).run_id
     for artifact in export(run_id, root=args.root):
         evaluate(artifact)
-    print(report([run_id], root=args.root, command=shlex.join(["python", *sys.argv])))
+    command = shlex.join(["quarl", "report", run_id, "--root", args.root])
+    print(report([run_id], root=args.root, command=command))
 except QuarlError as error:
     sys.exit(str(error))

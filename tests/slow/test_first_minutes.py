@@ -1,5 +1,6 @@
 """The commands and the code of the README, and the scripts of the stages."""
 
+import json
 import re
 import shlex
 import shutil
@@ -55,6 +56,8 @@ def test_each_script_does_its_stage(tmp_path: Path) -> None:
     assert told.count("mean return") == 2
     page = script("pipelines/report.py", run_id).strip()
     assert "int8" in (tmp_path / page).with_name("report.md").read_text()
+    results = json.loads((tmp_path / page).with_name("results.json").read_text())
+    assert results["command"] == f"quarl report {run_id}"
     assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0")
     assert "action: " in script("examples/api.py", ".")
     script("pipelines/study.py", "none.yaml", code=2)

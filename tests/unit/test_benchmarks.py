@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import memory_limit
 import mixed_precision
 import numpy as np
 import ours
 import peers
+import time_to_solve
 from ai_edge_litert.interpreter import Interpreter
 from memory_limit import LIMITS_MIB, draw, float_policy
 from samples import Capsys, Patch
@@ -108,3 +110,24 @@ def test_ratios_are_of_repetitions_side_by_side() -> None:
     found = mixed_precision.summary(repetitions)
     assert found["bfloat16"]["peak_mib"] == 5
     assert found["gradient_steps_ratio"] == [1.5, 1.25, 2]
+
+
+def test_seconds_to_solve_are_compared_by_seed() -> None:
+    def row(library: str, seed: int, seconds: float | None) -> dict[str, Any]:
+        steps = None if seconds is None else 2000
+        found = {"seconds": seconds, "steps": steps, "confirmed": 490.0}
+        return {"task": "CartPole", "seed": seed, "library": library, **found}
+
+    mine = [row("ours", seed, seconds) for seed, seconds in enumerate((4.0, 10.0, None))]
+    theirs = [row("sb3", seed, seconds) for seed, seconds in enumerate((8.0, 30.0, 9.0))]
+    lines = time_to_solve.table([*mine, *theirs]).splitlines()
+    assert lines[4].startswith("| CartPole | 475 | ours | 2 of 3 | 7.0 [4.0, 10.0] | 2 [2, 2] |")
+    assert lines[5].endswith(
+        "| 9.0 [8.0, 30.0] | 2 [2, 2] | 490.0 [490.0, 490.0] | 2.50 [2.00, 3.00] |"
+    )
+
+
+def test_entries_of_the_zoo_become_arguments() -> None:
+    given = peers.zoo_arguments({"n_envs": 8, "n_steps": 32, "clip_range": "lin_0.2"})
+    assert given.keys() == {"n_steps", "clip_range"}
+    assert [given["clip_range"](remaining) for remaining in (1.0, 0.5)] == [0.2, 0.1]
