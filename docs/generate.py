@@ -630,16 +630,18 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
     together = pool(compared)
     _draw("half-the-bits", _both_precisions(found, seeds))
     header = [f"{what}, {one}" for what in _CONVERGENCE for one in _PRECISIONS]
+    missing = ", ".join(map(str, sorted({row["seed"] for row in runs} - {*seeds})))
     return (
         f"PPO on Pong, all else equal, until a mean greedy return of {_GOAL} on selection seeds, "
         "each training on a core of its own; the return is of "
         f"{compared[0].episodes} other games ({command}).\n\n"
         + table(["seed", *header, "verdict"], rows)
-        + f"bfloat16 takes {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
-        f"{max(ratios):.2f}) times float32's minutes. Its return less float32's over {len(seeds)} "
-        f"trainings: {number_text(together.difference.mean)} {limits(together.difference)}, "
+        + f"Pairs of trainings: {len(seeds)}. bfloat16 takes {statistics.median(ratios):.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f}) times float32's minutes; its return less "
+        f"float32's is {number_text(together.difference.mean)} {limits(together.difference)}, "
         f"{together.verdict}.\n\n"
-        "![Returns in training against steps and minutes](half-the-bits.svg)\n"
+        + (f"Missing: the trainings of seeds {missing}.\n\n" if missing else "")
+        + "![Returns in training against steps and minutes](half-the-bits.svg)\n"
     )
 
 

@@ -92,9 +92,11 @@ def test_trainings_in_both_precisions_are_compared(
         lines = ["step,seconds,episode_return,greedy_return"]
         lines += ["1000000,30,5,17", f"2000000,{120 - 60 * number},17,18", "3000000,180,19,19"]
         (folder / "progress.csv").write_text("\n".join(lines))
-    text = generate.convergence(runs)
+    missing = {**runs[0], "seed": 1, "status": "missing"}
+    text = generate.convergence([*runs, missing])
+    assert "Missing: the trainings of seeds 1." in text
     assert row(text, "0") == ["0", "2.00", "2.00", "2.00", "1.00", "19.5", "18.5", "loss"]
-    assert "bfloat16 takes 0.50 (0.50 to 0.50) times float32's minutes." in text
+    assert "bfloat16 takes 0.50 (0.50 to 0.50) times float32's minutes;" in text
     assert "1.00 [all equal], loss." in text
     assert generate.convergence(runs[:1]).startswith("Missing: trainings in both precisions")
 
