@@ -3,8 +3,8 @@
 A task is solved by a mean return of its goal over 20 greedy episodes on selection seeds. The clock
 is that of the user: from the start of the command to the end of the look that found the goal, with
 imports, compilation and the looks themselves. What was found plays 100 episodes of other seeds
-afterwards. Ours trains by its preset, the peers by the zoo's (`solving.yaml`). Every training is a
-process of its own, and the libraries take turns.
+afterwards. Ours trains by its preset, the peers by the zoo's (`solving.yaml`) with PyTorch's usual
+number of threads. Every training is a process of its own, and the libraries take turns.
 
     make peers
     python benchmarks/time_to_solve.py --json benchmarks/time_to_solve.json
