@@ -40,7 +40,7 @@ test-system: $(VENV)/installed  ## Test installations, clusters and the browser;
 browser-test: $(VENV)/installed  ## Play reports in headless Chromium (Debian's package chromium); screenshots go to build/browser.
 	$(BIN)/pytest tests/system/test_browser.py
 
-peers: $(PEERS)/installed  ## Install what benchmarks/training_throughput.py compares with.
+peers: $(PEERS)/installed  ## Install what the benchmarks compare training with.
 
 lint: $(VENV)/installed  ## Check style, format and types.
 	$(BIN)/ruff check .

@@ -14,8 +14,6 @@ not made again.
 """
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,12 +21,12 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import pandas
 import yaml
-from training_throughput import PEERS, PEERS_VENV, listed, machine
+from training_throughput import PEERS, PEERS_VENV, ask, listed, machine, summary
 
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import read_json, write_json, write_text
@@ -91,21 +89,16 @@ def _quarl(*arguments: str) -> None:
 
 def peer(library: str, task: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Train by a peer until the task is solved; returns as `ours`."""
-    request = {
-        "library": library,
-        "seed": seed,
-        "look": _LOOK,
-        "confirmed": _CONFIRMED,
-        "started": time.time(),
-        **{name: task[name] for name in ("algo", "env_id", "goal", "every", "zoo")},
-    }
-    script = str(Path(__file__).with_name("peers.py"))
-    command = [str(PEERS_VENV / "bin/python"), script, json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{library} failed.\n{done.stderr}Received: {json.dumps(request)}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return ask(
+        {
+            "library": library,
+            "seed": seed,
+            "look": _LOOK,
+            "confirmed": _CONFIRMED,
+            "started": time.time(),
+            **{name: task[name] for name in ("algo", "env_id", "goal", "every", "zoo")},
+        }
+    )
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
@@ -116,35 +109,27 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         "| task | goal | library | solved | seconds | thousand steps | confirmed | over ours |",
         "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
+    ours_of = {(row["task"], row["seed"]): row for row in found if row["library"] == "ours"}
     for (name, task), library in product(tasks().items(), LIBRARIES):
         rows = [row for row in found if (row["task"], row["library"]) == (name, library)]
         if not rows:
             continue
         solved = [row for row in rows if row["seconds"] is not None]
-        mine = {row["seed"]: row["seconds"] for row in found if _is_ours(row, name)}
-        ratios = [row["seconds"] / mine[row["seed"]] for row in solved if mine.get(row["seed"])]
+        pairs = [(row["seconds"], ours_of.get((name, row["seed"]), {})) for row in solved]
+        ratios = [theirs / own["seconds"] for theirs, own in pairs if own.get("seconds")]
         cells = [
-            _summary([row["seconds"] for row in solved], 1),
-            _summary([row["steps"] / 1000 for row in solved], 0),
-            _summary([row["confirmed"] for row in solved], 1),
-            "" if library == "ours" else _summary(ratios, 2),
+            _cell([row["seconds"] for row in solved], "{:,.1f}"),
+            _cell([row["steps"] / 1000 for row in solved], "{:,.0f}"),
+            _cell([row["confirmed"] for row in solved], "{:,.1f}"),
+            "" if library == "ours" else _cell(ratios, "{:.2f}"),
         ]
         count = f"{len(solved)} of {len(rows)}"
         lines.append(f"| {name} | {task['goal']} | {library} | {count} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _is_ours(row: Mapping[str, Any], task: str) -> bool:
-    return row["library"] == "ours" and row["task"] == task
-
-
-def _summary(values: Sequence[float], digits: int) -> str:
-    if not values:
-        return "none"
-    middle, low, high = (
-        f"{value:,.{digits}f}" for value in (median(values), min(values), max(values))
-    )
-    return f"{middle} [{low}, {high}]"
+def _cell(values: Sequence[float], form: str) -> str:
+    return summary(values, form) if values else "none"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -164,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if key in have:
             continue
         name, seed, library = key
-        row = {"task": name, "seed": seed, "library": library, "cores": os.cpu_count()}
+        row = {"task": name, "seed": seed, "library": library}
         row |= {"commit": provenance.source_commit(), **machine()}
         found = ours(known[name], seed) if library == "ours" else peer(library, known[name], seed)
         rows.append(row | found)

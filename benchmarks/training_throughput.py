@@ -57,25 +57,28 @@ def peer(
 ) -> dict[str, Any]:
     """Return a peer's environment steps per second, and its versions."""
     preset = workload.preset()
-    request = {
-        "library": name,
-        "algo": workload.algo,
-        "env_id": workload.env_id,
-        "seed": seed,
-        "warm_up": workload.warm_up,
-        "steps": steps,
-        "preset": {**asdict(preset), **setting["rhythm"]},
-        "threads": setting["threads"],
-        "processes": setting["processes"],
-    }
-    command = [
-        str(PEERS_VENV / "bin/python"),
-        str(Path(__file__).with_name("peers.py")),
-        json.dumps(request),
-    ]
+    return ask(
+        {
+            "library": name,
+            "algo": workload.algo,
+            "env_id": workload.env_id,
+            "seed": seed,
+            "warm_up": workload.warm_up,
+            "steps": steps,
+            "preset": {**asdict(preset), **setting["rhythm"]},
+            "threads": setting["threads"],
+            "processes": setting["processes"],
+        }
+    )
+
+
+def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer of `peers.py`, run in the peers' environment."""
+    text = json.dumps(request)
+    command = [str(PEERS_VENV / "bin/python"), str(Path(__file__).with_name("peers.py")), text]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{name} failed.\n{done.stderr}Received: {json.dumps(request)}")
+        raise SystemExit(f"{request['library']} failed.\n{done.stderr}Received: {text}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -156,7 +159,7 @@ def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
             pairs = zip(speeds["ours"], speeds[peer_name], strict=True)
             ratios = [mine / theirs for mine, theirs in pairs]
             verdict = "reached" if median(ratios) >= target else "missed"
-            ratio = _summary(ratios, "{:.2f}")
+            ratio = summary(ratios, "{:.2f}")
             lines.append(
                 f"{own} {peer_name} | {_speed(speeds[peer_name])} | {ratio} "
                 f"| {target:g}, {verdict} |"
@@ -179,10 +182,11 @@ def _limit(found: Mapping[str, Any]) -> float:
 
 
 def _speed(values: Sequence[float]) -> str:
-    return _summary(values, "{:,.0f}")
+    return summary(values, "{:,.0f}")
 
 
-def _summary(values: Sequence[float], form: str) -> str:
+def summary(values: Sequence[float], form: str) -> str:
+    """Return the median and the range of values, each in a format."""
     middle, low, high = map(form.format, (median(values), min(values), max(values)))
     return f"{middle} [{low}, {high}]"
 

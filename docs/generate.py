@@ -415,6 +415,11 @@ def benchmarks() -> str:
         + (folder / "training_throughput.md").read_text()
         + "\n### In float32 on both sides\n\n"
         + (folder / "training_throughput_float32.md").read_text()
+        + "\n## Time to solve\n\nEach library with its own preset of the same algorithm, ours and "
+        "rl-baselines3-zoo's: a ratio compares recipe and speed together. A task is solved when 20 "
+        "greedy episodes on selection seeds reach the goal on average; *confirmed* is the mean "
+        "return of 100 others (`python benchmarks/time_to_solve.py`).\n\n"
+        + (folder / "time_to_solve.md").read_text()
     )
 
 
@@ -633,7 +638,7 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
     missing = ", ".join(map(str, sorted({row["seed"] for row in runs} - {*seeds})))
     return (
         f"PPO on Pong, all else equal, until a mean greedy return of {_GOAL} on selection seeds, "
-        "each training on a core of its own; the return is of "
+        "each training on a core of its own, two at a time; the return is of "
         f"{compared[0].episodes} other games ({command}).\n\n"
         + table(["seed", *header, "verdict"], rows)
         + f"Pairs of trainings: {len(seeds)}. bfloat16 takes {statistics.median(ratios):.2f} "

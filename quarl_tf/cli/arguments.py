@@ -145,7 +145,7 @@ _RUN = (
     _option(
         "--precision",
         choices=PRECISIONS,
-        help="of hidden layers in training (-p precision=…); what is exported is float32 first",
+        help="of hidden layers in training (-p precision=…); weights stay float32",
     ),
     _option(
         "--from",
@@ -154,7 +154,9 @@ _RUN = (
         help="start with a finished training's network, or resume a saved training (FILE.npz)",
     ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
-    _option("--quant-delay", type=int, metavar="STEPS", help="steps before that (default: half)"),
+    _option(
+        "--quant-delay", type=int, metavar="STEPS", help="float steps before that (default: half)"
+    ),
     _several("-q", "KEY=VALUE", f"how: {_SETTINGS}learned_steps", "quantization"),
     _file_option(
         "--presets", "FILE", "your own in YAML, by algorithm and environment; used before ours"
