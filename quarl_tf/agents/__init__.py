@@ -74,7 +74,7 @@ class Agent(ABC):
         if self.teacher is None:
             return loss
         heads, targets = (
-            networks.acting(network, self._spec)(observations, training=False)
+            networks.acting(network)(observations, training=False)
             for network in (self.network, self.teacher)
         )
         return loss + self._distillation * self.distance(heads, targets)

@@ -66,7 +66,7 @@ class OffPolicyAgent(Agent):
         self._normalised = [network.model for network in self._learner.networks]
         self.network = self._normalised[0]
         self.targets = [target.model for target in self._learner.targets]
-        self._snapshot = Snapshot(networks.acting(self.network, self._spec))
+        self._snapshot = Snapshot(networks.acting(self.network))
         self._burst = inference.compiled(self._train_on, self.network)
 
     def change_network(self, change: Change) -> None:

@@ -55,10 +55,9 @@ class TrainedNetwork:
     observations: npt.NDArray[Any]
 
     def network(self, weights: Weights) -> keras.Model:
-        """Build the network with given weights.
-
-        Keras numbers layers within a process, so names in later files depend on each build.
-        """
+        """Build the network with given weights."""
+        # Keras numbers nameless layers within a process: begun anew, files have the same names.
+        keras.backend.reset_uids()
         network = self.build()
         networks.set_weights(network, weights)
         return network
@@ -183,7 +182,7 @@ def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) ->
 
 def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
     """Quantise with the ranges over the calibration observations."""
-    expected = networks.acting(trained.network(trained.weights), trained.spec)
+    expected = networks.acting(trained.network(trained.weights))
     content = converted(trained.converter(expected))
     policy = Policy(content, _describe(trained, Scheme.parse(REFERENCE), content))
     made, choice = ptq.calibrated(content, scheme, trained.observations, policy)
@@ -195,7 +194,7 @@ def _aware(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
     network, quantization = trained.network(trained.weights), trained.run.quantization
     recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
     content = converted(trained.converter(qat.exported(network, rounded=recipe is None)))
-    expected = networks.acting(trained.network(trained.weights), trained.spec)
+    expected = networks.acting(trained.network(trained.weights))
     if recipe is not None:
         content = integer.trained(content, recipe, qat.grids(network))
     elif scheme.name == "qat_int4":

@@ -187,9 +187,9 @@ class _Layers:
         return keras.initializers.Orthogonal(gain, seed=draw)
 
 
-def acting(network: keras.Model, spec: EnvSpec) -> keras.Model:
+def acting(network: keras.Model) -> keras.Model:
     """Return the part of a policy that chooses actions: a dueling network without its value."""
-    if spec.num_actions is None:
+    if isinstance(network.layers[-1], ActionScaling):
         return network
     return keras.Model(network.input, network.get_layer("head").output, name=NAME)
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.keras import keras
+from quarl_tf.networks import acting
 from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNormalizer
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
 from quarl_tf.quantization.grid import Grid
@@ -87,14 +88,8 @@ _PASSING: tuple[Any, ...] = (keras.layers.InputLayer, keras.layers.Flatten, Acti
 
 def _plain_layers(network: keras.Model) -> set[str]:
     """Return the names of the layers that no choice depends on: a dueling network's value."""
-    needed = {layer.name for layer in keras.Model(network.input, _choice(network)).layers}
+    needed = {layer.name for layer in acting(network).layers}
     return {layer.name for layer in network.layers} - needed
-
-
-def _choice(network: keras.Model) -> Any:
-    """Return the output that actions are chosen by: the scaled action, or the head."""
-    names = {layer.name for layer in network.layers}
-    return network.output if "action" in names else network.get_layer("head").output
 
 
 def _is_tanh(layer: Any) -> bool:
@@ -134,7 +129,7 @@ def exported(network: keras.Model, *, rounded: bool) -> Callable[[Any], Any]:
     """Return the forward pass with constants, for the converter; `rounded` rounds activations."""
     steps = [
         layer.exported(rounded=rounded) if isinstance(layer, QuantizedLayer) else layer
-        for layer in keras.Model(network.input, _choice(network)).layers[1:]
+        for layer in acting(network).layers[1:]
     ]
 
     def call(hidden: Any) -> Any:

@@ -128,7 +128,7 @@ class _Training:
             factory = agents.network_factory(run.algo, self._spec, preset, run.seed)
             network = (quantizing if self._quantized else watching)(run.quantization)(factory())
         self._exported = network
-        self._snapshot = Snapshot(networks.acting(network, self._spec))
+        self._snapshot = Snapshot(networks.acting(network))
 
     def complete(self, update: Update) -> TrainingRecord:
         """Train to the end, and write the results."""

@@ -74,7 +74,7 @@ class Bench:
     def compared(self, kind: str, scheme: str, bits: int, **options: Any) -> Path:
         """Return a flatbuffer with the network's heads, but for values between two codes."""
         run, network = self.run(kind, bits, **options)
-        acting = networks.acting(network, env_spec(run.env_id))
+        acting = networks.acting(network)
         found, wanted = self.heads(run, scheme), acting(self.seen(run.env_id)).numpy()
         assert len(np.unique(wanted)) > 3
         steps = np.abs(found - wanted) / qat.head_step(acting)

@@ -197,6 +197,14 @@ def test_float_flatbuffers_of_any_kind_are_their_networks(
     assert check["max_abs_difference"] <= check["tolerance"]
 
 
+def test_a_flatbuffer_does_not_depend_on_networks_built_before(bench: Bench) -> None:
+    path = bench.export("dueling", "fp32")
+    before = path.read_bytes()
+    path.unlink()
+    bench.build("dueling")
+    assert bench.export("dueling", "fp32").read_bytes() == before
+
+
 @pytest.mark.parametrize("kind", ["images", "dueling images", "flat images"])
 def test_fp16_of_images_is_nearly_the_network(bench: Bench, kind: str) -> None:
     path, expected, found = bench.compared(kind, "fp16")
