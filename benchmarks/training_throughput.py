@@ -2,9 +2,9 @@
 
 Prints environment steps per second of whole trainings (environment, acting, replay and learning),
 the ratio to each peer, what the environment does alone with random actions, what the arithmetic
-would allow alone (the networks' multiplications at the speed of large products), and where our time
-goes. Every measurement has a process of its own; in each repetition ours and the peers take turns,
-so that a drift of the machine meets all alike.
+would allow alone (the networks' multiplications at the speed of large products), what share ours is
+of both in turns, and where our time goes. Every measurement has a process of its own; in each
+repetition ours and the peers take turns, so that a drift of the machine meets all alike.
 
 All train with the same hyper-parameters: our preset with the overrides of `workloads.yaml`, which
 `peers.py` translates; there stands what still differs. The clock starts after a warm-up, when
@@ -147,14 +147,14 @@ def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "Environment steps/s and ratios of each repetition: median [range]",
         "",
-        "| workload | environment alone | arithmetic alone | ours | peer | peer's "
-        "| ours / peer's | target |",
-        "|---|--:|--:|--:|---|--:|--:|---|",
+        "| workload | environment alone | arithmetic alone | ours | share of the floor | peer "
+        "| peer's | ours / peer's | target |",
+        "|---|--:|--:|--:|--:|---|--:|--:|---|",
     ]
     for name, found in workloads.items():
         speeds = found["steps_per_second"]
         own = f"| {name} | {_speed(speeds['alone'])} | {_limit(found):,.0f} "
-        own += f"| {_speed(speeds['ours'])} |"
+        own += f"| {_speed(speeds['ours'])} | {100 * _share(found):.0f} % |"
         for peer_name, target in found["targets"].items():
             pairs = zip(speeds["ours"], speeds[peer_name], strict=True)
             ratios = [mine / theirs for mine, theirs in pairs]
@@ -179,6 +179,12 @@ def _limit(found: Mapping[str, Any]) -> float:
     """Return the steps per second that the arithmetic alone would allow."""
     rates = found["machine"]["multiplications_per_second"]
     return float(rates[found["preset"]["precision"]] / found["multiplications"])
+
+
+def _share(found: Mapping[str, Any]) -> float:
+    """Return our speed as a share of what the environment and then the arithmetic would allow."""
+    speeds = {name: median(values) for name, values in found["steps_per_second"].items()}
+    return speeds["ours"] * (1 / speeds["alone"] + 1 / _limit(found))
 
 
 def _speed(values: Sequence[float]) -> str:

@@ -411,7 +411,8 @@ def benchmarks() -> str:
     return (
         "# Benchmarks\n\n## Training\n\nAgainst Stable-Baselines3 and SBX by the same "
         "hyper-parameters, alternating on one machine "
-        "(`python benchmarks/training_throughput.py`).\n\n"
+        "(`python benchmarks/training_throughput.py`). The floor is the environment with random "
+        "actions and then the networks' multiplications at the speed of large products.\n\n"
         + (folder / "training_throughput.md").read_text()
         + "\n### In float32 on both sides\n\n"
         + (folder / "training_throughput_float32.md").read_text()

@@ -10,6 +10,7 @@ import numpy as np
 import ours
 import peers
 import time_to_solve
+import training_throughput
 from ai_edge_litert.interpreter import Interpreter
 from memory_limit import LIMITS_MIB, draw, float_policy
 from samples import Capsys, Patch
@@ -99,6 +100,20 @@ def test_multiplications_are_counted() -> None:
     policy = sum(convolutions) + 3136 * 512 + 512 * 6
     expected = 4 * policy - convolutions[0]
     assert ours.multiplications(WORKLOADS["a2c-Pong"]) == expected
+
+
+def test_the_floor_is_the_environment_and_then_the_arithmetic() -> None:
+    found = {
+        "machine": {"multiplications_per_second": {"float32": 6000}},
+        "preset": {"precision": "float32"},
+        "multiplications": 2,
+        "steps_per_second": {"alone": [900, 1000, 2000], "ours": [300, 200, 400], "sb3": [100] * 3},
+        "targets": {"sb3": 3.0},
+        "shares": dict.fromkeys((*ours.PARTS, "rest"), 20.0),
+    }
+    line = training_throughput.tables({"task": found}).splitlines()[4]
+    # 1 / (1 / 1000 + 1 / 3000) is 750.
+    assert "| 3,000 | 300 [200, 400] | 40 % | sb3 |" in line
 
 
 def test_ratios_are_of_repetitions_side_by_side() -> None:
