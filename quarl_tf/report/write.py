@@ -91,12 +91,7 @@ def write(
     memories = [memory_rows(workspace, one) for one in loaded] if memory else []
     summaries = [_summary(one) for one in loaded]
     aggregated = results.aggregates(loaded)
-    rows = [results.flat(row) for one in loaded for row in one.trainings]
-    pooled = [results.flat(row) for one in loaded for row in one.rows]
-    succeeding = any(row["success_rate"] is not None for row in rows)
-    if not succeeding:
-        for row in (*rows, *pooled):
-            del row["success_rate"]
+    rows, pooled = _rows(loaded)
     content = {
         "name": name,
         "margin_percent": source.margin_percent,
@@ -112,8 +107,10 @@ def write(
         content["memory"] = [row for of_cell in memories for row in of_cell]
     folder = workspace.report_dir(name)
     write_json(folder / "results.json", content)
-    lines = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
-    write_csv(folder / "results.csv", lines)
+    write_csv(
+        folder / "results.csv",
+        [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
+    )
     figures = list(draw(workspace, loaded, aggregated, x))
     commands = [line for one in loaded for line in _commands(one, source)]
     context = {
@@ -126,7 +123,7 @@ def write(
         "missing": missing,
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
         "memory": memories,
-        "succeeding": succeeding,
+        "succeeding": any("success_rate" in row for row in rows),
         "margin": f"{source.margin_percent:g} %",
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
@@ -195,6 +192,16 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
         return *order, usual.index(scheme.name), scheme.name
 
     return sorted(found, key=place)
+
+
+def _rows(cells: Sequence[CellResults]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of all trainings and the pooled ones, with success rates if there are any."""
+    rows = [results.flat(row) for one in cells for row in one.trainings]
+    pooled = [results.flat(row) for one in cells for row in one.rows]
+    if all(row["success_rate"] is None for row in rows):
+        for row in (*rows, *pooled):
+            del row["success_rate"]
+    return rows, pooled
 
 
 def _summary(cell: CellResults) -> dict[str, Any]:
