@@ -47,8 +47,8 @@ def _speed() -> str:
     lines = ["| training | steps/s | over Stable-Baselines3 |", "|---|--:|--:|"]
     for line in Path("benchmarks/training_throughput.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == 8 and cells[0] in _WORKLOADS and cells[4] == "sb3":
-            lines.append(f"| {cells[0]} | {cells[3]} | {cells[6]} |")
+        if len(cells) == 9 and cells[0] in _WORKLOADS and cells[5] == "sb3":
+            lines.append(f"| {cells[0]} | {cells[3]} | {cells[7]} |")
     return "\n".join(lines) + "\n"
 
 
