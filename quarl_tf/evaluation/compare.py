@@ -245,11 +245,13 @@ def compare_saved(
     chance: Chance = GREEDY,
     episodes: int | None = None,
 ) -> Comparison | None:
-    """Compare a flatbuffer with its fp32 by their saved first episodes; None if those differ."""
+    """Compare a flatbuffer with its fp32 by the first episodes of both; None if those differ."""
     paths = [evaluation_path(p, chance) for p in (artifact, reference_path(artifact, sidecar))]
     if not all(path.exists() for path in paths):
         return None
-    scheme, reference = (Evaluation.load(path).first(episodes) for path in paths)
+    played = [Evaluation.load(path).first(episodes) for path in paths]
+    shared = min(len(one.seeds) for one in played)
+    scheme, reference = (one.first(shared) for one in played)
     if (reference.seeds, reference.protocol) != (scheme.seeds, scheme.protocol):
         return None
     return compare(reference, scheme, None, margin_percent)

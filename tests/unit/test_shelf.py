@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import refused
+from samples import EVALUATION, SIDECAR, refused
 
+from quarl_tf.evaluation.compare import compare_saved
 from quarl_tf.evaluation.shelf import shelf, take
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime import POLICIES
@@ -35,6 +36,17 @@ def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
     assert entry.name == NAME
     assert entry.run.seed == 1
     assert take(NAME, models, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
+
+
+def test_a_policy_is_compared_by_the_episodes_that_its_fp32_played_too(tmp_path: Path) -> None:
+    longer = replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99])
+    longer.save(tmp_path / "fp32.eval.json")
+    sidecar = replace(SIDECAR, scheme="int8")
+    for seeds, means in (([1, 2], (9.5, 8.0)), ([1, 3], None)):
+        played = replace(EVALUATION, scheme="int8", seeds=seeds, returns=[7.0, 9.0])
+        played.save(tmp_path / "int8.eval.json")
+        found = compare_saved(tmp_path / "int8.tflite", sidecar)
+        assert (found and (found.reference_mean, found.returns.mean)) == means
 
 
 def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: Path) -> None:
