@@ -83,6 +83,8 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
             axes.plot(x, np.array(trainings), color="#c9ccd1", ls=dashes, lw=0.9, zorder=1)
     if cell.baseline is not None:
         axes.axhline(cell.baseline.mean, color=GREY, ls="--", lw=1.2, zorder=1)
+    if not np.isfinite(axes.dataLim.height):  # Nothing is drawn but words.
+        axes.set_yticks([])
     axes.set_xticks(range(len(widths)), [str(bits) for bits in widths])
     axes.set_xlim(-0.6, len(widths) - 0.4)
     axes.grid(axis="x", visible=False)
