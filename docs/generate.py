@@ -223,7 +223,8 @@ def results_index() -> str:
         "[all schemes on all tasks](ptq.md). Percent of fp32's return; positive is worse.\n\n"
         + table(["cell", "trainings", "return of int8", "reward error", "verdict"], rows)
         + "\n* [Full int8, ours and the converter's](int8.md)\n"
-        "* [Quantisation-aware training from 8 to 2 bits](qat.md)\n"
+        "* [Quantisation-aware training from 8 to 2 bits](qat.md), and "
+        "[with five trainings of each](few-bits.md)\n"
         "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
         "* [Options of quantisation-aware training](options.md)\n"
         "* [Flying among obstacles](airnav.md) and [under a memory limit](deployment.md)\n"
@@ -946,6 +947,7 @@ for algo in ALGORITHMS:
 for name in STUDIES:
     write(f"results/{name}.md", result(name))
 write("results/index.md", results_index())
+write("results/few-bits.md", result("few-bits").partition("\n")[2], after=True)
 write("results/int8.md", int8(), after=True)
 write("results/sb3.md", adopted(), after=True)
 write("results/papers.md", papers(), after=True)
