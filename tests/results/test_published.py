@@ -46,8 +46,13 @@ def trained_on(run: Run) -> set[str]:
     return {name for sidecar in sidecars(run) for name in sidecar.trained_on}
 
 
+#: Quantised trainings that a part in float precedes, on the processor of their references.
 QUANTISED = [
-    run for run in RUNS if run.quantization is not None and trained_on(run) == trained_on(run.plain)
+    run
+    for run in RUNS
+    if run.quantization is not None
+    and run.quantization.delay > 1
+    and trained_on(run) == trained_on(run.plain)
 ]
 
 
