@@ -252,11 +252,8 @@ def int8() -> str:
     rows = []
     for cell, group in groupby(results["pooled"], key=lambda row: row["cell"]):
         found = {row["scheme"]: row for row in group}
-        texts = [
-            f"{percent(found[way]['reward_error_percent'])}<br>{found[way]['verdict']}"
-            for way in ways
-        ]
         fp32 = found["fp32"]
+        texts = [_cost(found[way]) for way in ways]
         rows.append([cell, fp32["runs"], number_text(fp32["return_mean"]), *texts])
     header = ["scheme", "mean normalised error, 95 % interval", "mean of absolute values"]
     header += ["fp32 on other episodes", "cells with a certain loss"]
@@ -266,6 +263,24 @@ def int8() -> str:
         + "\n## Cells\n\n"
         + table(["cell", "trainings", "return of fp32", *(f"`{way}`" for way in ways)], rows, 4)
     )
+
+
+def few_bits() -> str:
+    """Return what trainings at each width cost, and the report on them."""
+    ways = ("qat_int8", "qat_w4a4", "qat_w3a3", "qat_w2a2")
+    rows = []
+    for cell, group in groupby(_report("few-bits")["pooled"], key=lambda row: row["cell"]):
+        found = {row["scheme"]: row for row in group}
+        texts = [DASH if way not in found else _cost(found[way]) for way in ways]
+        rows.append([cell, number_text(found["fp32"]["return_mean"]), *texts])
+    header = ["cell", "return of fp32", "8 bits", "4 bits", "3 bits", "2 bits"]
+    return table(header, rows, 5) + "\n## Report\n" + result("few-bits").partition("\n")[2]
+
+
+def _cost(row: dict[str, Any]) -> str:
+    if row["verdict"] is None:
+        return "missing"
+    return f"{percent(row['reward_error_percent'])}<br>{row['verdict']}"
 
 
 def adopted() -> str:
@@ -947,7 +962,7 @@ for algo in ALGORITHMS:
 for name in STUDIES:
     write(f"results/{name}.md", result(name))
 write("results/index.md", results_index())
-write("results/few-bits.md", result("few-bits").partition("\n")[2], after=True)
+write("results/few-bits.md", few_bits(), after=True)
 write("results/int8.md", int8(), after=True)
 write("results/sb3.md", adopted(), after=True)
 write("results/papers.md", papers(), after=True)
