@@ -224,7 +224,7 @@ def results_index() -> str:
         + table(["cell", "trainings", "return of int8", "reward error", "verdict"], rows)
         + "\n* [Full int8, ours and the converter's](int8.md)\n"
         "* [Quantisation-aware training from 8 to 2 bits](qat.md), and "
-        "[with five trainings of each](few-bits.md)\n"
+        "[with more trainings of each](few-bits.md)\n"
         "* [Li's study of DQN](li.md)\n* [Exploration and regularisation](regularisation.md)\n"
         "* [Options of quantisation-aware training](options.md)\n"
         "* [Flying among obstacles](airnav.md) and [under a memory limit](deployment.md)\n"

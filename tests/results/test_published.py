@@ -46,7 +46,7 @@ def trained_on(run: Run) -> set[str]:
     return {name for sidecar in sidecars(run) for name in sidecar.trained_on}
 
 
-#: Quantised trainings that a part in float precedes, on the processor of their references.
+#: Trainings quantised after a part in float, on the processor of their references.
 QUANTISED = [
     run
     for run in RUNS
