@@ -6,6 +6,7 @@ import csv
 import heapq
 import io
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -727,21 +728,22 @@ def costs() -> str:
         + [f"{_makespan(found, slots):,.1f}" for slots in _AT_A_TIME.values()]
         for name, found in hours.items()
     ]
-    cells: dict[tuple[str, str], list[float]] = {}
-    for run, one in hours["quarl"]:
-        cells.setdefault((run.algo, run.env_id), []).append(one)
+    cells: dict[tuple[str, str], list[tuple[Run, float, float]]] = {}
+    for job in hours["quarl"]:
+        cells.setdefault((job[0].algo, job[0].env_id), []).append(job)
     rows = []
     for (algo, env_id), found in cells.items():
         measured, rate = _closest(algo, env_id, _rates())
         origin = "measured" if measured == env_id else f"of {measured}, the closest"
         cell = f"{algo} on {env_id}"
-        rows.append([cell, origin, len(found), f"{rate:,.0f}", f"{sum(found):,.2f}"])
+        rows.append([cell, origin, len(found), f"{rate:,.0f}", f"{_makespan(found, 1):,.2f}"])
     return (
         "## What QuaRL's matrix takes\n\n`studies/quarl.yaml` has the papers' whole matrix, "
         "`studies/classic.yaml` its part without games. Hours of training alone: environment steps "
         "of the presets by the [measured rates](../results/benchmarks.md) of one training on two "
         "cores, times what quantisation-aware training was measured to take longer; as many "
-        "trainings at a time as there are pairs of cores, each after its plain reference.\n\n"
+        "trainings at a time as there are pairs of cores, each after its plain reference. "
+        "Trainings of other bits share what lies before the delay where one of them is past it.\n\n"
         + table(["study", "experiments", "trainings", *_AT_A_TIME], whole, 5)
         + table(["cell", "rate", "trainings", "steps/s", "hours on 2 cores"], rows, 3)
     )
@@ -755,12 +757,13 @@ def _rates() -> dict[tuple[str, str], float]:
     }
 
 
-def _slowdowns() -> dict[tuple[str, str], float]:
-    """Return the slowdown of quantisation-aware training with a delay of half of it."""
+def _slowdowns() -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the slowdown of quantisation-aware training before and after the delay."""
     cases = json.loads((ROOT / "benchmarks/qat_overhead.json").read_text())["cases"]
     return {
-        (name.split()[0], name.split()[1]): statistics.fmean(
-            statistics.median(one[part]) for part in ("before", "after")
+        (name.split()[0], name.split()[1]): (
+            statistics.median(one["before"]),
+            statistics.median(one["after"]),
         )
         for name, one in cases.items()
     }
@@ -777,22 +780,32 @@ def _closest(algo: str, env_id: str, known: dict[tuple[str, str], float]) -> tup
     return other, known[algo, other]
 
 
-def _training_hours(wanted: study.Study) -> list[tuple[Run, float]]:
+def _training_hours(wanted: study.Study) -> list[tuple[Run, float, float]]:
+    """Return the runs with the hours before the delay and after it."""
     rates, slowdowns, found = _rates(), _slowdowns(), {}
     for run, _ in wanted.experiments():
-        hours = preset_of(run).steps / _closest(run.algo, run.env_id, rates)[1] / 3600
+        steps = preset_of(run).steps
+        rate = 3600 * _closest(run.algo, run.env_id, rates)[1]
+        parts = 0.0, steps / rate
         if run.quantization is not None:
-            hours *= _closest(run.algo, run.env_id, slowdowns)[1]
-        found[run.run_id] = run, hours
+            before, after = _closest(run.algo, run.env_id, slowdowns)[1]
+            delay = run.quantization.delay
+            parts = delay / rate * before, (steps - delay) / rate * after
+        found[run.run_id] = run, *parts
     return list(found.values())
 
 
-def _makespan(jobs: list[tuple[Run, float]], slots: int) -> float:
+def _makespan(jobs: list[tuple[Run, float, float]], slots: int) -> float:
     """Return the hours until all jobs are done, plain and long ones first."""
-    free, ends = [0.0] * slots, dict[str, float]()
-    for run, hours in sorted(jobs, key=lambda job: (job[0].quantization is not None, -job[1])):
+    free, ends, shared = [0.0] * slots, dict[str, float](), dict[Any, float]()
+    order = sorted(jobs, key=lambda job: (job[0].quantization is not None, -sum(job[1:])))
+    for run, before, after in order:
         start = max(heapq.heappop(free), ends.get(run.plain.run_id, 0.0))
-        ends[run.run_id] = start + hours
+        alike = run.plain.run_id, run.quantization and run.quantization.schedule
+        # A beginning that is computed by now is not computed again.
+        quantised = start if shared.get(alike, math.inf) <= start else start + before
+        shared.setdefault(alike, quantised)
+        ends[run.run_id] = quantised + after
         heapq.heappush(free, ends[run.run_id])
     return max(ends.values())
 

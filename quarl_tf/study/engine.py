@@ -23,7 +23,7 @@ from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import locked, write_bytes
 from quarl_tf.foundation.provenance import import_path
-from quarl_tf.spec import REFERENCE
+from quarl_tf.spec import REFERENCE, QatSchedule
 from quarl_tf.store.state import State
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study.claims import Claims
@@ -197,15 +197,19 @@ class _Pool:
 
 
 def commands(workspace: Workspace, study: Study) -> list[str]:
-    """Return the command lines of all runs with missing experiments, plain ones first."""
+    """Return the command lines of all runs with missing experiments, in order."""
     jobs = _jobs(workspace, study, plan(workspace, study))
     return [shlex.join(["quarl", *job.command[len(_QUARL) :]]) for job in jobs]
 
 
 def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[Job]:
-    """Return a job for every run with missing experiments, plain ones first."""
+    """Return a job for every run with missing experiments.
+
+    Plain runs come first, then one of those that begin alike, whose beginning the others share.
+    """
+    alike = Counter[tuple[str, QatSchedule]]()
     done = {(one.run.run_id, one.scheme.name) for one in found if one.state == State.EVALUATED}
-    jobs = []
+    jobs: list[tuple[bool, int, Job]] = []
     for run_id, run in {one.run.run_id: one.run for one in found}.items():
         schemes = [one.scheme.name for one in found if one.run.run_id == run_id]
         if all((run_id, scheme) in done for scheme in schemes):
@@ -218,8 +222,13 @@ def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[J
         log = failure_path(workspace, run).with_name("run.log")
         written = [workspace.artifact_dir(one) for one in dict.fromkeys((run_id, plain))]
         folders = [one.relative_to(workspace.root) for one in (log.parent, *written)]
-        jobs.append(Job(run_id, command, log, None if ready else plain, tuple(folders)))
-    return sorted(jobs, key=lambda job: job.after is not None)
+        place = 0
+        if run.quantization is not None:
+            alike[plain, run.quantization.schedule] += 1
+            place = alike[plain, run.quantization.schedule]
+        job = Job(run_id, command, log, None if ready else plain, tuple(folders))
+        jobs.append((not ready, place, job))
+    return [job for *_, job in sorted(jobs, key=lambda entry: entry[:2])]
 
 
 def _ending(job: Job, code: int) -> str:

@@ -5,6 +5,7 @@ be saved without its large parts.
 """
 
 import json
+import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,8 @@ from quarl_tf.store.state import require_same_settings
 
 #: Largest size in bytes of a checkpoint that is saved to continue elsewhere.
 LIMIT = 20_000_000
+#: Of one that other trainings may start from, without being asked for.
+_SHARED_LIMIT = 500_000_000
 _KEPT = 2
 _STATE = "state.json"
 
@@ -93,6 +96,14 @@ def going_on(file: Path, run: Run, preset: Preset) -> Run:
     found = replace(run, origin=origin)
     require_same_settings(file, state, run, preset, "give the same ones")
     return found
+
+
+def share(folder: Path, path: Path) -> None:
+    """Copy the newest checkpoint to where trainings that begin alike find it, unless it is huge."""
+    newest = next(iter(_newest_first(folder)), None)
+    if newest is not None and newest.stat().st_size <= _SHARED_LIMIT:
+        with atomic_path(path) as temporary:
+            shutil.copyfile(newest, temporary)
 
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:

@@ -21,7 +21,7 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
-from quarl_tf.foundation.files import locked, sha256, write_json
+from quarl_tf.foundation.files import digest, locked, sha256, write_json
 from quarl_tf.foundation.keras import keras
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
@@ -103,6 +103,7 @@ class _Training:
         self._qat: Any = self._schedule and import_module("quarl_tf.quantization.qat")
         self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
         self._quantized = False
+        self._shared = self._shared_path()
         self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
@@ -186,9 +187,12 @@ class _Training:
         found, origin = checkpoint.load_newest(self._checkpoints), self._run.origin
         if found is None and origin is not None and origin.step:
             found = checkpoint.load_to_go_on(Path(origin.file))
-        rows: list[dict[str, Any]] = []
         if found is not None:
             require_same_settings(self._folder, found[1], self._run, self._preset)
+        elif self._shared is not None:
+            found = checkpoint.load(self._shared)
+        rows: list[dict[str, Any]] = []
+        if found is not None:
             try:
                 rows = self._restore(*found)
             except (KeyError, ValueError) as error:
@@ -220,6 +224,25 @@ class _Training:
         self.best = _Best(best, *state["best"])
         return state["rows"]
 
+    def _shared_path(self) -> Path | None:
+        """Return the file of the last checkpoint before the delay, for runs of other formats.
+
+        Its name contains all that its bytes depend on. None without a delay, and where the
+        environment is of the user's code, which may have changed.
+        """
+        run = self._run
+        if self._schedule is None or run.modules or ":" in run.env_id:
+            return None
+        values = {
+            "run": {**run.to_dict(), "quantization": asdict(self._schedule)},
+            "preset": asdict(self._preset),
+            "shapes": [list(variable.shape) for variable in self.agent.network.variables],
+            "sources": provenance.sources(),
+            "processor": provenance.processor(),
+            "versions": provenance.package_versions(),
+        }
+        return self._folder.with_name(".shared") / f"{digest(values)}.npz"
+
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""
         schedule = self._schedule
@@ -249,6 +272,8 @@ class _Training:
     def _start_quantization(self, delay: int) -> None:
         """Quantise from now on; the best network so far does not count, it is not quantised."""
         self._qat.require_watched(self.agent.network, delay)
+        if self._shared is not None:
+            checkpoint.share(self._checkpoints, self._shared)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _Best(networks.weights(self.agent.network))

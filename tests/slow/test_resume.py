@@ -1,6 +1,7 @@
 """An interrupted and resumed training ends with the same bytes as an uninterrupted one."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,28 @@ def test_a_resumed_distillation_depends_on_the_network_that_it_started_from(tmp_
         found = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
         kernels.append(found["head/kernel:0"])
     assert not np.array_equal(*kernels)
+
+
+def test_trainings_of_other_bits_share_what_lies_before_the_delay(tmp_path: Path) -> None:
+    usual = presets.load("a2c", "CartPole-v1", {**_BRIEF, **_A2C})
+    alone, there = Workspace(tmp_path / "alone"), Workspace(tmp_path / "there")
+
+    def run(bits: int, **fields: Any) -> Run:
+        aware = Quantization.from_mapping({"bits": bits, "delay": 300})
+        return replace(Run("a2c", "CartPole-v1", 3, {}, aware), **fields)
+
+    def begins_anew(run: Run, preset: presets.Preset = usual) -> bool:
+        steps: list[int] = []
+        train(there, run, lambda step, *_: steps.append(step), preset)
+        return steps[0] <= preset.checkpoint_every
+
+    assert begins_anew(run(8))
+    (shared,) = (there.root / "runs/.shared").iterdir()
+    assert not begins_anew(run(2))
+    train(alone, run(2), silent, usual)
+    assert products(there.run_dir(run(2).run_id)) == products(alone.run_dir(run(2).run_id))
+    # What else the beginning depends on; the user's own code may have changed.
+    assert begins_anew(run(4), replace(usual, learning_rate=1e-5))
+    assert begins_anew(run(5, modules=("samples",)))
+    shared.write_bytes(shared.read_bytes()[:-9])
+    assert begins_anew(run(6))

@@ -286,18 +286,20 @@ def play(root: Path, wanted: Study, recorder: _Recorder) -> None:
     engine.run(Workspace(root), wanted, recorder, lambda _: None, lambda *_: None)
 
 
-def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
-    wanted = study.read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4]\n"))
+def test_quantised_runs_wait_for_their_reference_one_of_those_that_begin_alike_is_first(
+    tmp_path: Path,
+) -> None:
+    wanted = study.read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
     (cell,) = wanted.cells
-    plain, aware = (
+    plain, four, two = (
         [cell.run(seed, quantization).run_id for seed in (0, 1)]
         for quantization in (None, *cell.quantizations)
     )
-    together, failing = _Recorder(4), _Recorder(1, plain[0])
+    together, failing = _Recorder(2), _Recorder(1, plain[0])
     play(tmp_path, wanted, together)
-    assert together.started == [*plain, *aware]
+    assert together.started == [*plain, *four, *two]
     play(tmp_path, wanted, failing)
-    assert failing.started == [*plain, aware[1]]
+    assert failing.started == [*plain, four[1], two[1]]
     (log,) = tmp_path.glob("runs/*/failure.log")
     assert log.parent.name == plain[0]
 
