@@ -305,22 +305,26 @@ def adopted() -> str:
 def papers() -> str:
     """Return Table 2 of the papers with signed and absolute means, beside ours."""
     cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").read_text().splitlines()))
-    ours = {
-        (row["algo"], re.sub(r"(Env|NoFrameskip)?-v\d+$", "", row["env_id"])): row
-        for row in POOLED
-        if row["scheme"] == "int8"
-    }
+    reference, ours = (
+        {
+            (row["algo"], re.sub(r"(Env|NoFrameskip)?-v\d+$", "", row["env_id"])): row
+            for row in POOLED
+            if row["scheme"] == scheme
+        }
+        for scheme in ("fp32", "int8")
+    )
     rows, means = [], []
     for algo, group in groupby(cells, key=lambda cell: cell["algo"]):
         errors = []
         for cell in group:
             fp32, fp16, int8 = (float(cell[name]) for name in ("fp32", "fp16", "int8"))
             errors.append(100 * (fp32 - int8) / abs(fp32))
-            here = ours.get((algo, cell["task"]))
+            plain, here = (found.get((algo, cell["task"])) for found in (reference, ours))
             rows.append(
                 [
                     *(algo, cell["task"], f"{fp32:g}", f"{fp16:g}", f"{int8:g}"),
                     percent(errors[-1]),
+                    number_text(plain and plain["return_mean"]),
                     number_text(here and here["return_mean"]),
                     percent(here and here["reward_error_percent"]),
                 ]
@@ -328,13 +332,14 @@ def papers() -> str:
         mine = [row["reward_error_percent"] for key, row in ours.items() if key[0] == algo]
         averaged = (errors, map(abs, errors), mine, map(abs, mine))
         means.append([algo, *(percent(statistics.fmean(x)) for x in averaged)])
-    head = ["algorithm", "task", "fp32", "fp16", "int8", "error", "int8 here", "error here"]
+    head = ["algorithm", "task", "fp32", "fp16", "int8", "error"]
+    head += ["fp32 here", "int8 here", "error here"]
     summary = ["algorithm", "papers, signed", "papers, absolute", "here, signed", "here, absolute"]
     return (
         "## Means of the int8 errors\n\n"
         + table(summary, means, 4)
         + "\n## All cells\n\nint8 of the papers has 8-bit weights alone; int8 here has 8-bit "
-        "activations too. A dash: there is no int8 file yet.\n\n" + table(head, rows, 6)
+        "activations too. A dash: there is no such file yet.\n\n" + table(head, rows, 7)
     )
 
 
