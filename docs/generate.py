@@ -9,6 +9,7 @@ import json
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -748,7 +749,8 @@ def costs() -> str:
         "of the presets by the [measured rates](../results/benchmarks.md) of one training on two "
         "cores, times what quantisation-aware training was measured to take longer; as many "
         "trainings at a time as there are pairs of cores, each after its plain reference. "
-        "Trainings of other bits share what lies before the delay where one of them is past it.\n\n"
+        "Trainings of other bits begin from the last checkpoint before the delay where there is "
+        "one by then.\n\n"
         + table(["study", "experiments", "trainings", *_AT_A_TIME], whole, 5)
         + table(["cell", "rate", "trainings", "steps/s", "hours on 2 cores"], rows, 3)
     )
@@ -786,31 +788,37 @@ def _closest(algo: str, env_id: str, known: dict[tuple[str, str], float]) -> tup
 
 
 def _training_hours(wanted: study.Study) -> list[tuple[Run, float, float]]:
-    """Return the runs with the hours before the delay and after it."""
+    """Return the runs with the hours until the last checkpoint before the delay, and after it."""
     rates, slowdowns, found = _rates(), _slowdowns(), {}
     for run, _ in wanted.experiments():
-        steps = preset_of(run).steps
+        preset = preset_of(run)
+        steps = preset.steps
         rate = 3600 * _closest(run.algo, run.env_id, rates)[1]
         parts = 0.0, steps / rate
         if run.quantization is not None:
             before, after = _closest(run.algo, run.env_id, slowdowns)[1]
-            delay = run.quantization.delay
-            parts = delay / rate * before, (steps - delay) / rate * after
+            delay, every = run.quantization.delay, preset.checkpoint_every
+            kept = delay // every * every
+            rest = (delay - kept) * before + (steps - delay) * after
+            parts = kept / rate * before, rest / rate
         found[run.run_id] = run, *parts
     return list(found.values())
 
 
 def _makespan(jobs: list[tuple[Run, float, float]], slots: int) -> float:
-    """Return the hours until all jobs are done, plain and long ones first."""
-    free, ends, shared = [0.0] * slots, dict[str, float](), dict[Any, float]()
-    order = sorted(jobs, key=lambda job: (job[0].quantization is not None, -sum(job[1:])))
-    for run, before, after in order:
+    """Return the hours until all jobs are done: plain ones first, then one of each beginning."""
+    free, ends, kept = [0.0] * slots, dict[str, float](), dict[Any, float]()
+    alike = Counter[Any]()
+    order = []
+    for run, before, after in jobs:
+        order.append((run.quantization is not None, alike[run.beginning], run, before, after))
+        alike[run.beginning] += 1
+    for _, _, run, before, after in sorted(order, key=lambda job: (*job[:2], -sum(job[3:]))):
         start = max(heapq.heappop(free), ends.get(run.plain.run_id, 0.0))
-        alike = run.plain.run_id, run.quantization and run.quantization.schedule
         # A beginning that is computed by now is not computed again.
-        quantised = start if shared.get(alike, math.inf) <= start else start + before
-        shared.setdefault(alike, quantised)
-        ends[run.run_id] = quantised + after
+        begun = start if kept.get(run.beginning, math.inf) <= start else start + before
+        kept.setdefault(run.beginning, begun)
+        ends[run.run_id] = begun + after
         heapq.heappush(free, ends[run.run_id])
     return max(ends.values())
 

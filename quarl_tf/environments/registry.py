@@ -57,6 +57,13 @@ def find(env_id: str) -> Registered:
     return gym.registry[env_id]
 
 
+def is_versioned(env_id: str) -> bool:
+    """Tell whether records have the version of an environment's code."""
+    point = find(env_id).entry_point
+    module = point if isinstance(point, str) else getattr(point, "__module__", "")
+    return re.split("[.:]", module)[0] in ("quarl_tf", "gymnasium", *_REGISTERING)
+
+
 @contextmanager
 def making(env_id: str) -> Iterator[None]:
     """Turn every failure to make an environment into a UsageError of one line."""

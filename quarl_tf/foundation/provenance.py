@@ -35,6 +35,7 @@ def describe_processor(information: str) -> str:
 
 _RECORDED_PACKAGES = (
     *("quarl-tf", "tensorflow", "tf-keras", "tf-agents", "tensorflow-model-optimization"),
+    *("tensorflow-probability", "mujoco"),
     *("ai-edge-litert", "gymnasium", "ale-py", "opencv-python-headless", "Box2D", "pybullet"),
     *("pybullet_envs_gymnasium", "numpy"),
 )

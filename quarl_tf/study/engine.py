@@ -23,7 +23,7 @@ from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import locked, write_bytes
 from quarl_tf.foundation.provenance import import_path
-from quarl_tf.spec import REFERENCE, QatSchedule
+from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study.claims import Claims
@@ -197,7 +197,7 @@ class _Pool:
 
 
 def commands(workspace: Workspace, study: Study) -> list[str]:
-    """Return the command lines of all runs with missing experiments, in order."""
+    """Return the command lines of all runs with missing experiments, as a study starts them."""
     jobs = _jobs(workspace, study, plan(workspace, study))
     return [shlex.join(["quarl", *job.command[len(_QUARL) :]]) for job in jobs]
 
@@ -207,7 +207,7 @@ def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[J
 
     Plain runs come first, then one of those that begin alike, whose beginning the others share.
     """
-    alike = Counter[tuple[str, QatSchedule]]()
+    alike = Counter[Any]()
     done = {(one.run.run_id, one.scheme.name) for one in found if one.state == State.EVALUATED}
     jobs: list[tuple[bool, int, Job]] = []
     for run_id, run in {one.run.run_id: one.run for one in found}.items():
@@ -222,12 +222,9 @@ def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[J
         log = failure_path(workspace, run).with_name("run.log")
         written = [workspace.artifact_dir(one) for one in dict.fromkeys((run_id, plain))]
         folders = [one.relative_to(workspace.root) for one in (log.parent, *written)]
-        place = 0
-        if run.quantization is not None:
-            alike[plain, run.quantization.schedule] += 1
-            place = alike[plain, run.quantization.schedule]
         job = Job(run_id, command, log, None if ready else plain, tuple(folders))
-        jobs.append((not ready, place, job))
+        jobs.append((not ready, alike[run.beginning], job))
+        alike[run.beginning] += 1
     return [job for *_, job in sorted(jobs, key=lambda entry: entry[:2])]
 
 

@@ -4,10 +4,12 @@ Checksums of the zip archive reveal damaged files. To continue on another machin
 be saved without its large parts.
 """
 
+import glob
 import json
 import shutil
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,8 @@ from quarl_tf.store.state import require_same_settings
 
 #: Largest size in bytes of a checkpoint that is saved to continue elsewhere.
 LIMIT = 20_000_000
-#: Of one that other trainings may start from, without being asked for.
-_SHARED_LIMIT = 500_000_000
+#: Of one that is kept for other trainings without being asked for.
+_BEGINNING_LIMIT = 500_000_000
 _KEPT = 2
 _STATE = "state.json"
 
@@ -98,12 +100,29 @@ def going_on(file: Path, run: Run, preset: Preset) -> Run:
     return found
 
 
-def share(folder: Path, path: Path) -> None:
-    """Copy the newest checkpoint to where trainings that begin alike find it, unless it is huge."""
+def keep_beginning(folder: Path, path: Path) -> None:
+    """Copy the newest checkpoint for trainings that begin alike, if it is not huge and can be.
+
+    Deletes those that other versions of the program have left there.
+    """
     newest = next(iter(_newest_first(folder)), None)
-    if newest is not None and newest.stat().st_size <= _SHARED_LIMIT:
-        with atomic_path(path) as temporary:
-            shutil.copyfile(newest, temporary)
+    # Nothing depends on it, so a full disk stops no training.
+    with suppress(OSError, QuarlError):
+        if newest is not None and newest.stat().st_size <= _BEGINNING_LIMIT:
+            with atomic_path(path) as temporary:
+                shutil.copyfile(newest, temporary)
+            name = path.name.rpartition("-")[0]
+            for other in path.parent.glob(f"{glob.escape(name)}-????????.npz"):
+                if other != path:
+                    other.unlink()
+
+
+def load_beginning(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
+    """Return arrays and state of a beginning; None if it is missing, damaged or another one."""
+    found = load(path)
+    if found is None or found[1].get("beginning") != path.name or found[1]["quantized"]:
+        return None
+    return found
 
 
 def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:

@@ -7,6 +7,7 @@ machine and, for images, with as many threads, which affect the sums of gradient
 """
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
-from quarl_tf.foundation import provenance
+from quarl_tf.environments import registry
+from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.files import digest, locked, sha256, write_json
@@ -103,7 +105,7 @@ class _Training:
         self._qat: Any = self._schedule and import_module("quarl_tf.quantization.qat")
         self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
         self._quantized = False
-        self._shared = self._shared_path()
+        self._beginning = self._beginning_path()
         self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
@@ -189,8 +191,8 @@ class _Training:
             found = checkpoint.load_to_go_on(Path(origin.file))
         if found is not None:
             require_same_settings(self._folder, found[1], self._run, self._preset)
-        elif self._shared is not None:
-            found = checkpoint.load(self._shared)
+        elif self._beginning is not None:
+            found = checkpoint.load_beginning(self._beginning)
         rows: list[dict[str, Any]] = []
         if found is not None:
             try:
@@ -218,30 +220,39 @@ class _Training:
             networks.set_weights(copy, networks.weights(self.agent.network))
         self.collector.restore(state)
         self._seconds = state["seconds"]
+        if self._beginning is not None and state.get("beginning") != self._beginning.name:
+            self._beginning = None  # Another version of the program or processor began it.
         for name, now in self._origins.items():
             self._origins[name] = list(dict.fromkeys([*state[name], *now]))
         best = agents.section(arrays, "best") or networks.weights(self.agent.network)
         self.best = _Best(best, *state["best"])
         return state["rows"]
 
-    def _shared_path(self) -> Path | None:
+    def _beginning_path(self) -> Path | None:
         """Return the file of the last checkpoint before the delay, for runs of other formats.
 
-        Its name contains all that its bytes depend on. None without a delay, and where the
-        environment is of the user's code, which may have changed.
+        Its name has all that its bytes depend on. None without a delay, and where the code of the
+        environment has no version.
         """
         run = self._run
-        if self._schedule is None or run.modules or ":" in run.env_id:
+        saved = run.origin is not None and run.origin.step
+        if self._schedule is None or saved or run.modules or not registry.is_versioned(run.env_id):
             return None
-        values = {
-            "run": {**run.to_dict(), "quantization": asdict(self._schedule)},
+        plain, _ = run.beginning
+        settings = {
+            "schedule": asdict(self._schedule),
             "preset": asdict(self._preset),
             "shapes": [list(variable.shape) for variable in self.agent.network.variables],
+            "device": device.chosen(),
+            "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", len(os.sched_getaffinity(0))),
+        }
+        program = {
             "sources": provenance.sources(),
             "processor": provenance.processor(),
             "versions": provenance.package_versions(),
         }
-        return self._folder.with_name(".shared") / f"{digest(values)}.npz"
+        name = f"{plain}-{digest(settings)}-{digest(program)}.npz"
+        return self._folder.with_name(".beginnings") / name
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""
@@ -272,8 +283,8 @@ class _Training:
     def _start_quantization(self, delay: int) -> None:
         """Quantise from now on; the best network so far does not count, it is not quantised."""
         self._qat.require_watched(self.agent.network, delay)
-        if self._shared is not None:
-            checkpoint.share(self._checkpoints, self._shared)
+        if self._beginning is not None:
+            checkpoint.keep_beginning(self._checkpoints, self._beginning)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _Best(networks.weights(self.agent.network))
@@ -335,6 +346,7 @@ class _Training:
             "rows": self._progress.rows,
             **self.collector.state(),
             "quantized": self._quantized,
+            "beginning": self._beginning and self._beginning.name,
             "seconds": self._elapsed(),
             **self._origins,
             "best": [self.best.score, self.best.step],

@@ -11,6 +11,7 @@ from samples import Patch, products, silent
 
 from quarl_tf import agents, environments, networks, pipeline, presets
 from quarl_tf.environments import airnav, registry
+from quarl_tf.foundation import provenance
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training.loop import train
@@ -106,26 +107,49 @@ def test_a_resumed_distillation_depends_on_the_network_that_it_started_from(tmp_
     assert not np.array_equal(*kernels)
 
 
+_USUAL = presets.load("a2c", "CartPole-v1", {**_BRIEF, **_A2C})
+
+
+def late(bits: int, **fields: Any) -> Run:
+    """Return a run whose delay lies behind the first checkpoint."""
+    quantization = Quantization.from_mapping({"bits": bits, "delay": 300})
+    return replace(Run("a2c", "CartPole-v1", 3, {}, quantization), **fields)
+
+
 def test_trainings_of_other_bits_share_what_lies_before_the_delay(tmp_path: Path) -> None:
-    usual = presets.load("a2c", "CartPole-v1", {**_BRIEF, **_A2C})
     alone, there = Workspace(tmp_path / "alone"), Workspace(tmp_path / "there")
 
-    def run(bits: int, **fields: Any) -> Run:
-        aware = Quantization.from_mapping({"bits": bits, "delay": 300})
-        return replace(Run("a2c", "CartPole-v1", 3, {}, aware), **fields)
-
-    def begins_anew(run: Run, preset: presets.Preset = usual) -> bool:
+    def begins_anew(run: Run, preset: presets.Preset = _USUAL) -> bool:
         steps: list[int] = []
         train(there, run, lambda step, *_: steps.append(step), preset)
         return steps[0] <= preset.checkpoint_every
 
-    assert begins_anew(run(8))
-    (shared,) = (there.root / "runs/.shared").iterdir()
-    assert not begins_anew(run(2))
-    train(alone, run(2), silent, usual)
-    assert products(there.run_dir(run(2).run_id)) == products(alone.run_dir(run(2).run_id))
+    assert begins_anew(late(8))
+    (kept,) = (there.root / "runs/.beginnings").iterdir()
+    assert not begins_anew(late(2))
+    train(alone, late(2), silent, _USUAL)
+    found, expected = (one.run_dir(late(2).run_id) for one in (there, alone))
+    assert products(found) == products(expected)
     # What else the beginning depends on; the user's own code may have changed.
-    assert begins_anew(run(4), replace(usual, learning_rate=1e-5))
-    assert begins_anew(run(5, modules=("samples",)))
-    shared.write_bytes(shared.read_bytes()[:-9])
-    assert begins_anew(run(6))
+    assert begins_anew(late(4), replace(_USUAL, learning_rate=1e-5))
+    assert begins_anew(late(5, modules=("samples",)))
+    kept.write_bytes(kept.read_bytes()[:-9])
+    assert begins_anew(late(6))
+
+
+def test_a_beginning_is_of_one_version_and_no_training_needs_it(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    there, beginnings = Workspace(tmp_path), tmp_path / "runs/.beginnings"
+
+    def stop(step: int, *_: Any) -> None:
+        if step >= _USUAL.checkpoint_every:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(there, late(8), stop, _USUAL)
+    monkeypatch.setattr(provenance, "sources", lambda: "changed")
+    train(there, late(8), silent, _USUAL)
+    assert not beginnings.exists()
+    beginnings.write_text("a file where the folder should be")
+    assert train(there, late(4), silent, _USUAL).best_step > 0
