@@ -205,6 +205,14 @@ def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
     assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False]
 
 
+def test_a_panel_without_results_has_no_scale() -> None:
+    nothing: Point = None, [None, None]
+    cells = [cell({"fp32": POINT}), cell({"fp32": nothing}, env_id="other")]
+    full, empty = return_against_bits(cells).axes
+    assert len(full.get_yticks()) > 0
+    assert len(empty.get_yticks()) == 0
+
+
 def test_panels_of_one_task_share_an_axis_without_wide_intervals() -> None:
     low: Point = Interval(100, -900, 1100), [90.0, 110.0]
     tasks = (("one", POINT), ("one", low), ("other", POINT))
