@@ -21,7 +21,7 @@ from rich.table import Table
 from quarl_tf import environments, pipeline, presets, study
 from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import shelf
-from quarl_tf.evaluation.bench import bench
+from quarl_tf.evaluation.bench import bench, save_latencies
 from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
@@ -191,7 +191,7 @@ def _bench(args: argparse.Namespace) -> None:
     with progress_bar("bench") as update:
         found = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(found))
-    if not found["at_rest"]:
+    if not found["at_rest"] and not args.save:
         _warn(
             f"this machine is not at rest (load average {found['load_average']:.2f} of a core; the "
             f"95th percentile of a fixed loop is {found['spread']:.2f} times its median): compare "
@@ -200,6 +200,8 @@ def _bench(args: argparse.Namespace) -> None:
     if args.json is not None:
         write_json(args.json, found)
         _say(f"bench     {args.json}")
+    for path in save_latencies(found) if args.save else ():
+        _say(f"saved     {path}")
 
 
 def _record(args: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ import time
 import timeit
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -20,9 +21,10 @@ from quarl_tf.evaluation import memory
 from quarl_tf.export import c_source
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.runtime.policy import Policy, percentiles, time_calls
-from quarl_tf.store.records import Sidecar
+from quarl_tf.spec import GREEDY
+from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 _TURNS = 5
@@ -79,6 +81,38 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
         "processor": provenance.processor(),
         "versions": provenance.package_versions(),
     }
+
+
+def save_latencies(found: dict[str, Any]) -> list[Path]:
+    """Replace the latencies of greedy evaluations by those of `bench`; return the changed files.
+
+    Raises:
+        QuarlError: The machine was not at rest, or played no evaluation of a file.
+    """
+    if not found["at_rest"]:
+        raise QuarlError(
+            "Latencies are saved on a machine at rest alone; try again when nothing else runs. "
+            f"Received: load_average={found['load_average']:.2f}, spread={found['spread']:.2f}"
+        )
+    changed = []
+    for one in found["artifacts"]:
+        path = Path(one["artifact"])
+        kept = [
+            (target, evaluation)
+            for target in sorted(path.parent.glob(f"{path.stem}.*eval.json"))
+            if (evaluation := Evaluation.load(target)).protocol.actions == GREEDY.actions
+            and evaluation.artifact_sha256 == one["sha256"]
+            and evaluation.processor == found["processor"]
+        ]
+        if not kept:
+            raise QuarlError(
+                "This file has no greedy evaluation on this processor; evaluate it here first. "
+                f"Received: path={str(path)!r} on {found['processor']}"
+            )
+        for target, evaluation in kept:
+            replace(evaluation, latency_us=one["latency_us"]["1"]).save(target)
+            changed.append(target)
+    return changed
 
 
 def _turn(

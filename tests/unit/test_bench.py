@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from quarl_tf.cli import main, verbs
 from quarl_tf.evaluation import bench as benches
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
+from quarl_tf.store.records import Evaluation
 
 ROOT = Path(__file__).parents[2]
 CART_POLE = POLICIES / "CartPole-v1/dqn/s0/int8.tflite"
@@ -73,6 +75,29 @@ def test_a_busy_machine_is_told(
     monkeypatch.setattr(verbs, "bench", lambda *_: found)
     assert main(["bench", str(CART_POLE)]) == 0
     assert ("not at rest" in capsys.readouterr().err) is not at_rest
+
+
+def test_latencies_in_evaluations_are_replaced_by_those_of_a_machine_at_rest(
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
+    for path in (ROOT / "tflite_models/CartPole-v1/dqn/s0").glob("int8.*"):
+        shutil.copy(path, tmp_path)
+    file, target = tmp_path / CART_POLE.name, tmp_path / "int8.eval.json"
+    played = Evaluation.load(target)
+    found = benches.bench([file], 5, silent)
+    found |= {"at_rest": True, "processor": played.processor}
+    monkeypatch.setattr(verbs, "bench", lambda *_: found)
+    assert main(["bench", str(file), "--save"]) == 0
+    assert str(target) in capsys.readouterr().out
+    expected = replace(played, latency_us=found["artifacts"][0]["latency_us"]["1"])
+    assert Evaluation.load(target) == expected != played
+    for change, message in (
+        ({"at_rest": False}, "at rest alone"),
+        ({"processor": "another"}, "no greedy evaluation on this processor"),
+    ):
+        monkeypatch.setattr(verbs, "bench", lambda *_, change=change: found | change)
+        assert message in refusal(capsys, "bench", str(file), "--save", code=1)
+    assert Evaluation.load(target) == expected
 
 
 def test_what_cannot_be_timed_gets_one_line(tmp_path: Path, capsys: Capsys) -> None:
