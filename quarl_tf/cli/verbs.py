@@ -191,7 +191,7 @@ def _bench(args: argparse.Namespace) -> None:
     with progress_bar("bench") as update:
         found = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(found))
-    if not found["at_rest"] and not args.save:
+    if not found["at_rest"]:
         _warn(
             f"this machine is not at rest (load average {found['load_average']:.2f} of a core; the "
             f"95th percentile of a fixed loop is {found['spread']:.2f} times its median): compare "

@@ -77,7 +77,7 @@ def test_a_busy_machine_is_told(
     assert ("not at rest" in capsys.readouterr().err) is not at_rest
 
 
-def test_latencies_in_evaluations_are_replaced_by_those_of_a_machine_at_rest(
+def test_latencies_in_evaluations_are_replaced(
     tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     for path in (ROOT / "tflite_models/CartPole-v1/dqn/s0").glob("int8.*"):
@@ -91,12 +91,10 @@ def test_latencies_in_evaluations_are_replaced_by_those_of_a_machine_at_rest(
     assert str(target) in capsys.readouterr().out
     expected = replace(played, latency_us=found["artifacts"][0]["latency_us"]["1"])
     assert Evaluation.load(target) == expected != played
-    for change, message in (
-        ({"at_rest": False}, "at rest alone"),
-        ({"processor": "another"}, "no greedy evaluation on this processor"),
-    ):
-        monkeypatch.setattr(verbs, "bench", lambda *_, change=change: found | change)
-        assert message in refusal(capsys, "bench", str(file), "--save", code=1)
+    found["processor"] = "another"
+    assert "no greedy evaluation on this processor" in refusal(
+        capsys, "bench", str(file), "--save", code=1
+    )
     assert Evaluation.load(target) == expected
 
 
