@@ -308,9 +308,9 @@ def papers() -> str:
     cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").read_text().splitlines()))
     played = {row["run_id"] for row in TRAININGS}
     reports = [_report(path.name)["pooled"] for path in sorted(REPORTS.glob("*-sticky0.25"))]
-    by_chance = [row for rows in reports for row in rows if row["run_id"] in played]
+    with_sticky = [row for rows in reports for row in rows if row["run_id"] in played]
     reference, ours = (_by_task(POOLED, scheme) for scheme in ("fp32", "int8"))
-    chancy = _by_task(by_chance, "int8")
+    by_chance = _by_task(with_sticky, "int8")
     rows, means = [], []
     for algo, group in groupby(cells, key=lambda cell: cell["algo"]):
         errors = []
@@ -318,7 +318,7 @@ def papers() -> str:
             fp32, fp16, int8 = (float(cell[name]) for name in ("fp32", "fp16", "int8"))
             errors.append(100 * (fp32 - int8) / abs(fp32))
             plain, here, sticky = (
-                found.get((algo, cell["task"])) for found in (reference, ours, chancy)
+                found.get((algo, cell["task"])) for found in (reference, ours, by_chance)
             )
             rows.append(
                 [
@@ -330,7 +330,7 @@ def papers() -> str:
                     percent(sticky and sticky[_ERROR]),
                 ]
             )
-        mine = [row[_ERROR] for key, row in {**ours, **chancy}.items() if key[0] == algo]
+        mine = [row[_ERROR] for key, row in {**ours, **by_chance}.items() if key[0] == algo]
         averaged = (errors, map(abs, errors), mine, map(abs, mine))
         means.append([algo, *(percent(statistics.fmean(x)) for x in averaged), len(mine)])
     head = ["algorithm", "task", "fp32", "fp16", "int8", "error"]

@@ -87,27 +87,27 @@ def save_latencies(found: dict[str, Any]) -> list[Path]:
     """Replace the latencies of greedy evaluations by those of `bench`; return the changed files.
 
     Raises:
-        QuarlError: This processor played no evaluation of a file.
+        QuarlError: This processor played no evaluation of a file; then nothing is changed.
     """
-    changed = []
+    changed: dict[Path, Evaluation] = {}
     for one in found["artifacts"]:
         path = Path(one["artifact"])
-        kept = [
-            (target, evaluation)
+        new = {
+            target: replace(evaluation, latency_us=one["latency_us"]["1"])
             for target in sorted(path.parent.glob(f"{path.stem}.*eval.json"))
             if (evaluation := Evaluation.load(target)).protocol.actions == GREEDY.actions
             and evaluation.artifact_sha256 == one["sha256"]
             and evaluation.processor == found["processor"]
-        ]
-        if not kept:
+        }
+        if not new:
             raise QuarlError(
                 "This file has no greedy evaluation on this processor; evaluate it here first. "
                 f"Received: path={str(path)!r} on {found['processor']}"
             )
-        for target, evaluation in kept:
-            replace(evaluation, latency_us=one["latency_us"]["1"]).save(target)
-            changed.append(target)
-    return changed
+        changed |= new
+    for target, evaluation in changed.items():
+        evaluation.save(target)
+    return list(changed)
 
 
 def _turn(

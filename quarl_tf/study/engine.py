@@ -205,7 +205,8 @@ def commands(workspace: Workspace, study: Study) -> list[str]:
 def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[Job]:
     """Return a job for every run with missing experiments.
 
-    Plain runs come first, then one of those that begin alike, whose beginning the others share.
+    Those that wait for no reference come first; of those that begin alike, one comes before the
+    others, which continue from its beginning.
     """
     alike = Counter[Any]()
     done = {(one.run.run_id, one.scheme.name) for one in found if one.state == State.EVALUATED}

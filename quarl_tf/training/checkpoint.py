@@ -6,19 +6,22 @@ be saved without its large parts.
 
 import glob
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quarl_tf.environments import registry
+from quarl_tf.foundation import device, provenance
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import atomic_path, sha256
+from quarl_tf.foundation.files import atomic_path, digest, sha256
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.state import require_same_settings
@@ -98,6 +101,32 @@ def going_on(file: Path, run: Run, preset: Preset) -> Run:
     found = replace(run, origin=origin)
     require_same_settings(file, state, run, preset, "give the same ones")
     return found
+
+
+def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path | None:
+    """Return the file of the last checkpoint before the delay, for runs of other formats.
+
+    Its name has all that its bytes depend on. None without a delay, and where the code of the
+    environment has no version.
+    """
+    plain, schedule = run.beginning
+    saved = run.origin is not None and run.origin.step
+    if schedule is None or saved or run.modules or not registry.is_versioned(run.env_id):
+        return None
+    settings = {
+        "schedule": asdict(schedule),
+        "preset": asdict(preset),
+        "shapes": [list(variable.shape) for variable in network.variables],
+        "device": device.chosen(),
+        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", len(os.sched_getaffinity(0))),
+    }
+    program = {
+        "sources": provenance.sources(),
+        "processor": provenance.processor(),
+        "versions": provenance.package_versions(),
+    }
+    name = f"{plain}-{digest(settings)}-{digest(program)}.npz"
+    return folder.with_name(".beginnings") / name
 
 
 def keep_beginning(folder: Path, path: Path) -> None:

@@ -7,7 +7,6 @@ machine and, for images, with as many threads, which affect the sums of gradient
 """
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
-from quarl_tf.environments import registry
-from quarl_tf.foundation import device, provenance
+from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
-from quarl_tf.foundation.files import digest, locked, sha256, write_json
+from quarl_tf.foundation.files import locked, sha256, write_json
 from quarl_tf.foundation.keras import keras
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
@@ -105,7 +103,7 @@ class _Training:
         self._qat: Any = self._schedule and import_module("quarl_tf.quantization.qat")
         self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
         self._quantized = False
-        self._beginning = self._beginning_path()
+        self._beginning = checkpoint.beginning_path(folder, run, preset, self.agent.network)
         self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
@@ -227,32 +225,6 @@ class _Training:
         best = agents.section(arrays, "best") or networks.weights(self.agent.network)
         self.best = _Best(best, *state["best"])
         return state["rows"]
-
-    def _beginning_path(self) -> Path | None:
-        """Return the file of the last checkpoint before the delay, for runs of other formats.
-
-        Its name has all that its bytes depend on. None without a delay, and where the code of the
-        environment has no version.
-        """
-        run = self._run
-        saved = run.origin is not None and run.origin.step
-        if self._schedule is None or saved or run.modules or not registry.is_versioned(run.env_id):
-            return None
-        plain, _ = run.beginning
-        settings = {
-            "schedule": asdict(self._schedule),
-            "preset": asdict(self._preset),
-            "shapes": [list(variable.shape) for variable in self.agent.network.variables],
-            "device": device.chosen(),
-            "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", len(os.sched_getaffinity(0))),
-        }
-        program = {
-            "sources": provenance.sources(),
-            "processor": provenance.processor(),
-            "versions": provenance.package_versions(),
-        }
-        name = f"{plain}-{digest(settings)}-{digest(program)}.npz"
-        return self._folder.with_name(".beginnings") / name
 
     def burst(self) -> None:
         """Act for `train_frequency` steps, learn once, then evaluate, log and save if due."""

@@ -286,7 +286,7 @@ def play(root: Path, wanted: Study, recorder: _Recorder) -> None:
     engine.run(Workspace(root), wanted, recorder, lambda _: None, lambda *_: None)
 
 
-def test_quantised_runs_wait_for_their_reference_one_of_those_that_begin_alike_is_first(
+def test_quantised_runs_wait_for_their_reference_and_one_of_each_beginning_is_first(
     tmp_path: Path,
 ) -> None:
     wanted = study.read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
