@@ -334,12 +334,12 @@ def papers() -> str:
         averaged = (errors, map(abs, errors), mine, map(abs, mine))
         means.append([algo, *(percent(statistics.fmean(x)) for x in averaged), len(mine)])
     head = ["algorithm", "task", "fp32", "fp16", "int8", "error"]
-    head += ["fp32 here", "int8 here", "error here", "sticky actions"]
+    head += ["fp32 here", "int8 here", "error here", "error here, sticky"]
     summary = ["algorithm", "papers, signed", "papers, absolute", "here, signed", "here, absolute"]
     summary += ["cells here"]
     return (
-        "## Means of the int8 errors\n\nHere: normalised errors; games with sticky actions where "
-        "they were played so.\n\n"
+        "## Means of the int8 errors\n\nErrors here are normalised; those of games are with sticky "
+        "actions where such an evaluation exists.\n\n"
         + table(summary, means, 5)
         + "\n## All cells\n\nint8 of the papers has 8-bit weights alone; int8 here has 8-bit "
         "activations too. A hundred greedy episodes of a game are a few different ones, repeated; "
