@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import quarl_tf.environments.airnav  # Registers AirNav-v0.
-from quarl_tf.environments import atari, rebuild, registry, spaces
+from quarl_tf.environments import atari, loops, rebuild, registry, spaces
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
@@ -143,19 +143,22 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
         return spaces.plain(env)
 
 
-def make_vector(env_id: str, num_envs: int, *, training: bool = False) -> spaces.VectorEnv:
-    """Make a vector environment: NumPy-vectorised where Gymnasium has one, else a loop.
+def make_vector(
+    env_id: str, num_envs: int, *, training: bool = False, once: bool = False
+) -> spaces.VectorEnv:
+    """Make a vector environment: NumPy-vectorised where Gymnasium has one, else loops.
 
-    Loops, not processes: a step of Bullet is shorter than a message between processes. For
-    `training`, Atari games are shaped as in the papers (see `environments.atari`), and a curriculum
-    starts with its easiest task. Errors are those of `make`.
+    For `training`, Atari games are shaped as in the papers (see `environments.atari`), and a
+    curriculum starts with its easiest task. If only one episode of each environment counts
+    (`once`), loops do not go on after it. Errors are those of `make`.
     """
     registered = registry.find(env_id)
     with registry.making(env_id):
         if atari.plays(registered):
             return atari.make_vector(registered, num_envs, training=training)
         if registered.vector_entry_point is None:
-            return gym.vector.SyncVectorEnv([lambda: make(env_id)] * num_envs)
+            create = partial(make, env_id)
+            return loops.make_loop(registered, create, num_envs, once=once)
         envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
     mode = envs.metadata.get("autoreset_mode")
     if mode != gym.vector.AutoresetMode.NEXT_STEP:

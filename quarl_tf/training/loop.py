@@ -107,7 +107,9 @@ class _Training:
         self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
-        self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
+        self._trial_envs = environments.make_vector(
+            run.env_id, preset.evaluation_episodes, once=True
+        )
         self._progress = Progress(folder)
         self.best = _Best(networks.weights(self.agent.network))
         #: Of the action distributions in the latest greedy episodes.

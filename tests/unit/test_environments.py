@@ -1,19 +1,24 @@
 """Every kind of environment follows the same rules."""
 
+import multiprocessing
 import os
 import re
+import signal
 from collections.abc import Callable
+from functools import partial
 from itertools import islice, pairwise
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from samples import python, refused
 
-from quarl_tf.environments import canonical_id, env_spec, make, make_vector
+from quarl_tf.environments import canonical_id, env_spec, loops, make, make_vector
 from quarl_tf.environments.acting import Tick, ticks
-from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 
 #: Environments, and ticks enough for some episodes to end and others to begin.
 EXACT = {"LunarLander-v3": 300, "BipedalWalker-v3": 200, "Walker2DBulletEnv-v0": 100}
@@ -104,6 +109,79 @@ def test_observations_are_not_overwritten_by_the_next_tick() -> None:
         for before, after in pairwise(play(make_vector(env_id, 3), 0, 20)):
             assert before.following is after.observations
             assert not np.array_equal(before.observations, after.observations)
+
+
+@pytest.mark.parametrize("env_id", ["LunarLander-v3", "Acrobot-v1", "HalfCheetahBulletEnv-v0"])
+def test_processes_find_what_one_loop_finds(env_id: str) -> None:
+    creates = [partial(make, env_id)] * 5
+    divided, loop = loops.Divided(creates, 2), SyncVectorEnv(creates)
+    for seed in (3, 8):
+        assert_same(play(divided, seed, 150), play(loop, seed, 150))
+    assert divided.observation_space == loop.observation_space
+    assert divided.action_space == loop.action_space
+
+
+def test_slow_environments_are_divided_and_quick_ones_are_not() -> None:
+    cores = len(os.sched_getaffinity(0))
+    envs = make_vector("LunarLander-v3", 8, training=True)
+    assert isinstance(envs, loops.Divided) == (cores > 1)
+    for env_id, num_envs in (("LunarLander-v3", 7), ("MountainCarContinuous-v0", 8)):
+        assert isinstance(make_vector(env_id, num_envs), SyncVectorEnv)
+
+
+class _Breaking(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises an error, or ends its process, at the third step."""
+
+    error: Exception | None = None
+    _steps = 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps == 3 and self.error is not None:
+            raise self.error
+        if self._steps == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("flaw", [ValueError("no such action"), None])
+def test_failures_of_other_processes_are_errors_of_this_one(flaw: Exception | None) -> None:
+    def breaking() -> Any:
+        env = _Breaking(make("Acrobot-v1"))
+        env.error = flaw
+        return env
+
+    envs = loops.Divided([partial(make, "Acrobot-v1"), breaking], 2)
+    expected = (QuarlError, "was killed") if flaw is None else (ValueError, "no such action")
+    with pytest.raises(expected[0], match=expected[1]):
+        play(envs, 0, 3)
+
+
+def test_processes_end_with_their_vector() -> None:
+    before = set(multiprocessing.active_children())
+    vectors = [loops.Divided([partial(make, "Acrobot-v1")] * 4, 2) for _ in range(2)]
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2
+    vectors[0].close()  # The processes of the other one must not keep its pipe open.
+    del vectors[1]
+    for process in started:
+        process.join(10)
+        assert process.exitcode == 0
+
+
+def test_an_environment_whose_episode_is_over_stands_still() -> None:
+    once, on = make_vector("Acrobot-v1", 2, once=True), make_vector("Acrobot-v1", 2)
+    for seed in (0, 1):
+        still, moving = play(once, seed, 600), play(on, seed, 600)
+        for e in range(2):
+            end = 1 + next(i for i, tick in enumerate(still) if tick.done[e])
+            assert end < 598
+            for one, other in zip(still[:end], moving[:end], strict=True):
+                np.testing.assert_array_equal(one.following[e], other.following[e])
+            assert not np.array_equal(moving[end].following[e], moving[end - 1].following[e])
+            for tick in still[end:]:
+                np.testing.assert_array_equal(tick.following[e], still[end - 1].following[e])
+                assert (tick.rewards[e], tick.done[e]) == (0.0, False)
 
 
 def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:

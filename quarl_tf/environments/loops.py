@@ -1,0 +1,161 @@
+"""Vectors of environments that Gymnasium does not vectorise: loops, divided among processes.
+
+Gymnasium's AsyncVectorEnv has a process and a message for every environment, which costs more than
+it saves. Here every process steps its share in a loop, and a message carries the whole share. The
+results are those of one loop.
+"""
+
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector.utils import batch_space
+
+from quarl_tf.foundation.errors import QuarlError
+
+_Create = Callable[[], gym.Env[Any, Any]]
+
+#: Environments whose step takes longer than a message. They compute nothing with TensorFlow, whose
+#: threads a forked process does not have: users' own environments stay in one loop.
+_SLOW = (
+    "gymnasium.envs.box2d.",
+    "gymnasium.envs.classic_control.acrobot",
+    "pybullet_envs_gymnasium.",
+)
+_SMALLEST_SHARE = 4  #: Environments of a process.
+_AWAKE = 0.002  #: Seconds, longer than the choice of actions.
+
+
+def make_loop(
+    registered: Registered, create: _Create, num_envs: int, *, once: bool
+) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Make a vector of environments; `once` if only one episode of each counts."""
+    creates = [(lambda: _OneEpisode(create())) if once else create] * num_envs
+    processes = min(len(os.sched_getaffinity(0)), num_envs // _SMALLEST_SHARE)
+    if processes < 2 or not str(registered.entry_point).startswith(_SLOW):
+        return SyncVectorEnv(creates)
+    return Divided(creates, processes)
+
+
+class _OneEpisode(gym.Wrapper[Any, Any, Any, Any]):
+    """Stands still from the end of an episode to the next seeded reset."""
+
+    _over = False
+    _last: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        if seed is None and self._over:
+            return self._last, {}
+        self._over = False
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._over:
+            return self._last, 0.0, False, False, {}
+        self._last, reward, terminated, truncated, info = self.env.step(action)
+        self._over = terminated or truncated
+        return self._last, reward, terminated, truncated, info
+
+
+class Divided(gym.vector.VectorEnv[Any, Any, Any]):
+    """Steps the first share of its environments itself, the others in forked processes.
+
+    Its infos are empty.
+    """
+
+    def __init__(self, creates: Sequence[_Create], processes: int) -> None:
+        self.num_envs = len(creates)
+        bounds = [i * self.num_envs // processes for i in range(processes + 1)]
+        self._shares = [slice(*pair) for pair in pairwise(bounds)]
+        self._pipes: list[Connection] = []
+        # Its processes end when their pipes are closed, also by the end of this process.
+        weakref.finalize(self, _close, self._pipes)
+        context = get_context("fork")
+        for share in self._shares[1:]:
+            pipe, other = context.Pipe()
+            self._pipes.append(pipe)
+            arguments = other, self._pipes[:], creates[share]
+            context.Process(target=_serve, args=arguments, daemon=True).start()
+            other.close()
+        self._own = SyncVectorEnv(creates[self._shares[0]])
+        self.metadata = self._own.metadata
+        self.single_observation_space = self._own.single_observation_space
+        self.single_action_space = self._own.single_action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start episodes with the seeds `seed`, `seed + 1` and so on."""
+        seeds = [None if seed is None else seed + share.start for share in self._shares]
+        (observations,) = self._call("reset", [{"seed": s, "options": options} for s in seeds])
+        return observations, {}
+
+    def step(self, actions: npt.NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments at once."""
+        found = self._call("step", [{"actions": actions[share]} for share in self._shares])
+        observations, rewards, terminated, truncated = found
+        return observations, rewards, terminated, truncated, {}
+
+    def _call(self, name: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
+        """Call a method in all processes; return its results but the infos, put together."""
+        try:
+            for pipe, theirs in zip(self._pipes, arguments[1:], strict=True):
+                pipe.send((name, theirs))
+            own = getattr(self._own, name)(**arguments[0])[:-1]
+            answers = [own, *map(_receive, self._pipes)]
+        except (EOFError, OSError) as error:
+            raise QuarlError(
+                "A process that steps environments was killed, perhaps for want of memory; repeat "
+                f"the command, which goes on from the last checkpoint. Received: {error!r}"
+            ) from error
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return [np.concatenate(field) for field in zip(*answers, strict=True)]
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the processes."""
+        del kwargs
+        _close(self._pipes)
+        self._own.close()
+
+
+def _close(pipes: Sequence[Connection]) -> None:
+    for pipe in pipes:
+        pipe.close()
+
+
+def _receive(pipe: Connection) -> Any:
+    """Wait for a message, at first without sleep: to wake a core takes longer than a step."""
+    awake = time.monotonic() + _AWAKE
+    while not pipe.poll() and time.monotonic() < awake:
+        pass
+    return pipe.recv()
+
+
+def _serve(pipe: Connection, inherited: Sequence[Connection], creates: Sequence[_Create]) -> None:
+    """Answer calls of a vector's methods until the pipe is closed."""
+    _close(inherited)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The other process answers an interrupt.
+    envs = SyncVectorEnv(creates)
+    with suppress(EOFError, OSError):
+        while True:
+            name, arguments = _receive(pipe)
+            answer: Any
+            try:
+                answer = getattr(envs, name)(**arguments)[:-1]
+            except Exception as error:  # Raised in the other process.
+                answer = error
+            pipe.send(answer)
