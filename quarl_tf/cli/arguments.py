@@ -195,7 +195,7 @@ _ENGINE = (
     _option("--engine", choices=("local", "ray"), default="local", help="where runs are executed"),
     _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
     _option("--address", help="ray: address of a cluster (default: start one here)"),
-    _option("--cores", type=_COUNT, default=1, metavar="N", help="ray: cores of each run"),
+    _option("--cores", type=_COUNT, metavar="N", help="ray: cores of each run (default: 1)"),
     _option("--gather", action="store_true", help="ray: nodes share no folder"),
     _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
 )

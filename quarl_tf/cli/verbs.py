@@ -298,15 +298,27 @@ def _counts(plan: Sequence[Status]) -> str:
     return f"{len(plan)} experiments: {', '.join(parts)}"
 
 
+def _pool(args: argparse.Namespace) -> engine.Engine:
+    """Return the engine of `--engine`; a UsageError for an option of the other one."""
+    of_others = ("jobs",) if args.engine == "ray" else ("address", "cores", "gather")
+    for name in of_others:
+        if given := getattr(args, name):
+            raise UsageError(
+                f"Engine {args.engine} has no option --{name}; leave it out. "
+                f"Received: --engine {args.engine}, {name}={given}"
+            )
+    if args.engine == "ray":
+        gather_in = args.root.resolve() if args.gather else None
+        return engine.RayEngine(args.address, args.cores or 1, gather_in)
+    return engine.LocalEngine(args.jobs or len(engine.available_cores()))
+
+
 def _study_run(args: argparse.Namespace) -> None:
     workspace, wanted = Workspace(args.root), _read_study(args.study)
     runs = [one.run for one in wanted.experiments()]
     new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
     _warn_slow(pipeline.preset_of(run) for run in new)
-    pool: engine.Engine = engine.LocalEngine(args.jobs or len(engine.available_cores()))
-    if args.engine == "ray":
-        gather_in = args.root.resolve() if args.gather else None
-        pool = engine.RayEngine(args.address, args.cores, gather_in)
+    pool = _pool(args)
     with progress_bar(f"study {wanted.name}") as update:
         plan = engine.run(workspace, wanted, pool, _say, update, args.shard)
     _console.print(_counts(plan))

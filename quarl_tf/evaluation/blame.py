@@ -8,6 +8,7 @@ import numpy as np
 
 from quarl_tf import environments
 from quarl_tf.evaluation.compare import Interval, different_n, mean_interval
+from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import visit
 from quarl_tf.export.graph import Graph
@@ -80,8 +81,9 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
 def _disagreement(found: Array, wanted: Array, policy: Policy) -> float:
     if policy.sidecar.num_actions is not None:
         return 1 - agreement(found, wanted, policy.sidecar.num_actions)
-    span = np.subtract(policy.sidecar.action_high or [1.0], policy.sidecar.action_low or [0.0])
-    return float((np.abs(found - wanted) > 0.01 * span).any(axis=1).mean())
+    low, high = np.array(policy.sidecar.action_low), np.array(policy.sidecar.action_high)
+    apart = np.abs(np.clip(found, low, high) - np.clip(wanted, low, high))
+    return float((apart > AGREEMENT_TOLERANCE * (high - low)).any(axis=1).mean())
 
 
 def _outputs(content: bytes, observations: Array) -> dict[str, Array]:

@@ -80,10 +80,14 @@ def process_bytes(path: Path) -> int:
     The baseline only imports the interpreter; each is the median of five processes.
     """
     flatbuffer.read(path)
-    return _resident(path) - _resident(None)
+    return _resident(path) - _baseline()
 
 
 @cache
+def _baseline() -> int:
+    return _resident(None)
+
+
 def _resident(path: Path | None) -> int:
     # -P ignores packages of this name in the current folder.
     command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory"]

@@ -126,9 +126,9 @@ def evaluate_and_save(
 ) -> Evaluation:
     """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
 
-    Seeds follow from the run's; the reference is the `reference_path`, if it exists. A saved
-    evaluation of the same bytes, rules and reference is returned if it has as many episodes. Errors
-    are those of `evaluate`, and a UsageError without an episode.
+    Seeds follow from the run's; the reference is the `reference_path`, if it exists. The first
+    episodes of a saved evaluation of the same bytes, rules and reference are returned if it has as
+    many. Errors are those of `evaluate`, and a UsageError without an episode.
     """
     if episodes < 1:
         raise UsageError(f"An evaluation needs one episode or more. Received: episodes={episodes}")
@@ -149,7 +149,7 @@ def evaluate_and_save(
     beside = artifact.with_name(f"{BASELINE}.tflite")
     if reference.parent == artifact.parent and baseline(beside, run, seeds) is None:
         evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(evaluation_path(beside))
-    return evaluation
+    return evaluation.first(episodes)
 
 
 def _load_reference(path: Path, sidecar: Sidecar) -> Policy:

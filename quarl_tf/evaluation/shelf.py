@@ -5,17 +5,17 @@ A shelf is a folder of flatbuffers by environment, algorithm and run, such as `t
 
 import csv
 import math
-import shutil
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from quarl_tf.evaluation.compare import Comparison, compare_saved
 from quarl_tf.foundation.errors import QuarlError, unknown
+from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, sidecar_path
+from quarl_tf.store.workspace import evaluation_path, write_artifact
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def entries(models: Path) -> list[Entry]:
         if not path.name.endswith(".eval.json"):
             sidecar = Sidecar.load(path)
             found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
-    scores = {folder: _selection_return(folder) for folder in {e.artifact.parent for e in found}}
+    scores = {entry.artifact.parent: _selection_return(entry) for entry in found}
     return sorted(found, key=lambda entry: (entry.name, -scores[entry.artifact.parent]))
 
 
@@ -95,14 +95,23 @@ def take(name: str, models: Path, default: Path) -> Path:
     if not entry.artifact.is_relative_to(POLICIES):
         return entry.artifact
     target = default / entry.artifact.relative_to(POLICIES)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for path in (sidecar_path(entry.artifact), entry.artifact):
-        shutil.copy(path, target.with_suffix(path.suffix))
+    if not target.exists():
+        write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
+    elif sha256(target) != entry.sidecar.sha256:
+        raise QuarlError(
+            f"{name} of the package would replace another file; work in another folder. "
+            f"Received: {target}"
+        )
     return target
 
 
-def _selection_return(folder: Path) -> float:
-    """Return the highest greedy return on selection seeds in the curve beside the files."""
-    path = folder / "progress.csv"
+def _selection_return(entry: Entry) -> float:
+    """Return the highest greedy return on selection seeds in the curve beside a file.
+
+    Up to the delay it was another network.
+    """
+    path, quantization = entry.artifact.with_name("progress.csv"), entry.run.quantization
     rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
-    return max((float(row["greedy_return"] or -math.inf) for row in rows), default=-math.inf)
+    delay = 0 if quantization is None else quantization.delay
+    of_this = (float(row["greedy_return"] or -math.inf) for row in rows if int(row["step"]) > delay)
+    return max(of_this, default=-math.inf)

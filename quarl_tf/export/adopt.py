@@ -158,7 +158,13 @@ def _require_interface(content: bytes, spec: EnvSpec, env_id: str) -> None:
 
 def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
     """Return a sidecar with the given deviation, after checking the other given fields."""
-    wanted = Sidecar.of(asdict(sidecar) | said, path)
+    try:
+        wanted = Sidecar.of(asdict(sidecar) | said, path)
+    except QuarlError as error:
+        raise UsageError(
+            f"{path} does not describe a policy to adopt; correct it, or move it away and give "
+            f"--env and --head. Received: {one_line(error).rpartition('Received: ')[2]}"
+        ) from error
     for name in sorted(said.keys() - {"action_std"}):
         value, expected = getattr(wanted, name), getattr(sidecar, name)
         if isinstance(value, list):

@@ -23,7 +23,7 @@ from quarl_tf.networks import Weights
 from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, REFERENCE, Run, Scheme
+from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.spec.actions import agreement
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
@@ -113,7 +113,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
     head = agents.head(trained.run.algo, trained.spec)
     # Centred, or without the value of a dueling network, they are no longer values of states.
     without_value = scheme.aware and record.preset.get("dueling")
-    if head == "q_values" and (scheme.name in CALIBRATED or without_value):
+    if head == "q_values" and (scheme.centred or without_value):
         head = "advantages"
     return Sidecar(
         run=record.run,
@@ -212,7 +212,7 @@ def _compared(
     wanted = expected(seen, training=False).numpy()
     heads = np.stack([policy.head(observation) for observation in seen])
     scheme, choices = Scheme.parse(policy.sidecar.scheme), policy.sidecar.num_actions
-    if choices is not None and scheme.name in CALIBRATED:
+    if choices is not None and scheme.centred:
         # Some have no common part of all actions, which changes no choice.
         heads, wanted = (x - x.mean(axis=1, keepdims=True) for x in (heads, wanted))
     difference = float(np.abs(heads - wanted).max())

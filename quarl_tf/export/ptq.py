@@ -49,8 +49,10 @@ def quantized(
             f"Received: scheme={scheme.name!r}"
         )
 
+    axes = {"FULLY_CONNECTED": None, "DEPTHWISE_CONV_2D": 3}
+
     def change(operator: str, kernel: Array) -> Array:
-        return fake_quantize(kernel, form, None if operator == "FULLY_CONNECTED" else 0)
+        return fake_quantize(kernel, form, axes.get(operator, 0))
 
     return flatbuffer.with_kernels(content, change)
 
@@ -141,8 +143,7 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         if (known.scheme, known.sha256) == (scheme.name, facts["sha256"]):
             write_bytes(target, content)
             return target
-    whole = scheme.recipe.default.activations is not None
-    relative = sidecar.head == "q_values" and scheme.calibrated and whole
+    relative = sidecar.head == "q_values" and scheme.centred
     made = replace(
         sidecar,
         scheme=scheme.name,

@@ -59,8 +59,8 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
     for column in columns:
         ids = tuple(run.run_id for run in column.runs)
         curves = [cell.curves[run_id] for run_id in ids if run_id in cell.curves]
-        # Before the delay it was another network.
-        lines = [curve.line("greedy_return").loc[curve.delay or 0 :] for curve in curves]
+        # Up to the delay it was another network.
+        lines = [curve.line("greedy_return").loc[(curve.delay or 0) + 1 :] for curve in curves]
         if len(lines) == len(ids) and all(map(len, lines)):
             best, last = fmean(x.max() for x in lines), fmean(x.iloc[-1] for x in lines)
             found.setdefault(ids, {"label": column.label, "best": best, "last": last})

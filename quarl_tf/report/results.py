@@ -6,6 +6,7 @@ command that fixes it.
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
@@ -209,13 +210,18 @@ class CellResults:
 
     @property
     def fewest(self) -> list[tuple[str, Row | None]]:
-        """Return the fewest bits of each simulated family down to which all keep the reward."""
+        """Return the fewest bits of each simulated family down to which all keep the reward.
+
+        Families are named with the delay where there are several.
+        """
         sweeps: dict[tuple[str, int | None], list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: -row.weight_bits):
             if kind := family(Scheme.parse(row.scheme)):
                 sweeps.setdefault((kind, row.delay), []).append(row)
         kept = [list(takewhile(lambda row: row.verdict in _KEEPING, of)) for of in sweeps.values()]
-        return [(kind, [None, *rows][-1]) for (kind, _), rows in zip(sweeps, kept, strict=True)]
+        kinds = Counter(kind for kind, _ in sweeps)
+        names = [kind if kinds[kind] == 1 else f"{kind} from {delay:,}" for kind, delay in sweeps]
+        return [(name, [None, *rows][-1]) for name, rows in zip(names, kept, strict=True)]
 
 
 def load_cell(source: Source, cell: Cell) -> CellResults:

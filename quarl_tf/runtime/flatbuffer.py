@@ -208,8 +208,8 @@ def with_kernels(
 ) -> bytes:
     """Return a flatbuffer with changed float32 kernels and all other bytes the same.
 
-    `change` takes an operator's name and its kernel, output channels first, and returns the new
-    kernel. One that several operators share is changed once.
+    `change` takes an operator's name and its kernel, output channels first (depthwise: last), and
+    returns the new kernel. One that several operators share is changed once.
     """
     changed, done = bytearray(content), set()
     for graph in parsed(changed):

@@ -105,6 +105,12 @@ class Scheme:
         return self.name in CALIBRATED or self.name.startswith("ptq_opt_")
 
     @property
+    def centred(self) -> bool:
+        """Whether values of actions lose their common part: what is left are advantages."""
+        activations = self.recipe.default.activations is not None
+        return self.calibrated and activations and self.name != "int8_stock"
+
+    @property
     def post_training(self) -> bool:
         """Whether it can be made from a float flatbuffer, with observations if calibrated."""
         return self.calibrated or bool(self.rounding and not self.single_layers)

@@ -211,7 +211,8 @@ class Protocol:
     """The rules of an evaluation: whole episodes, unclipped rewards.
 
     Actions are "greedy" (the best value; the lowest index on ties), "sampled" from the policy's
-    distribution, or "random". `game` holds the rules of an Atari game (`environments.rules`).
+    distribution, "random", or greedy but for a share, as "0.05 random, else greedy". `game` holds
+    the rules of an Atari game (`environments.rules`).
     """
 
     version: int

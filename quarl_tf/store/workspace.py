@@ -24,7 +24,8 @@ class Workspace:
 
     def artifact_dir(self, run_id: str) -> Path:
         """Return the folder of a run's flatbuffers: environment / algorithm / seed and settings."""
-        match = re.fullmatch(r"([^-]+)-(.+)-(s\d+.*)", _checked_run_id(run_id))
+        # An adopted policy may be named like a seed, which follows the environment's version.
+        match = re.fullmatch(r"([^-]+)-(.+?-v\d+|.+)-(s\d+.*)", _checked_run_id(run_id))
         if match is None:
             raise UsageError(
                 "A run id is an algorithm, an environment and a seed, as in dqn-CartPole-v1-s0; "

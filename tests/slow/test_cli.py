@@ -197,6 +197,8 @@ PERCENT, WHOLE = "a percentage is 0 or more", "a whole number of 1 or more is ne
         (["blame", "x.tflite", "--episodes", "0"], f"{WHOLE}: '0'"),
         (["study", "run", "x.yaml", "--jobs", "0"], f"--jobs: {WHOLE}: '0'"),
         (["study", "run", "x.yaml", "--cores", "0"], f"--cores: {WHOLE}: '0'"),
+        (["study", "run", "studies/li.yaml", "--gather"], "Engine local has no option --gather"),
+        (["study", "run", "studies/li.yaml", "--engine", "ray", "--jobs", "2"], "option --jobs"),
         (["study", "run", "x.yaml", "--shard", "3/2"], "from 1 to N: '3/2'"),
         (["report", "x", "--name", "a/b"], "name='a/b'"),
         (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),

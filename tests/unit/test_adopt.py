@@ -103,11 +103,15 @@ def test_unfit_options_are_refused(file: Path, capsys: Capsys, words: str, messa
 @pytest.mark.parametrize(
     ("values", "code", "message"),
     [
-        ({"action_std": "x"}, 1, "action_std must be list[float] | None"),
+        (
+            {"action_std": "x"},
+            2,
+            "does not describe a policy to adopt; correct it",
+        ),
         ({"observation_shape": [8]}, 2, "Received: observation_shape=[8.0], expected [4]"),
         ({"action_low": [-1e300]}, 2, "expected None"),
         ({"sha256": "0"}, 2, "of another flatbuffer or environment than these. Received: sha256"),
-        ({"heads": "logits"}, 1, "Received: fields that differ heads"),
+        ({"heads": "logits"}, 2, "Received: fields that differ heads"),
     ],
 )
 def test_other_sidecars_are_refused(

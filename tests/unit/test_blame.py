@@ -9,7 +9,7 @@ import pytest
 from samples import Artifacts, Capsys, Copy, Patch, refusal
 
 from quarl_tf.cli import main
-from quarl_tf.evaluation.blame import blame
+from quarl_tf.evaluation.blame import _disagreement, blame
 from quarl_tf.evaluation.compare import mean_interval
 from quarl_tf.export import calibration
 from quarl_tf.export.ptq import quantize
@@ -30,6 +30,12 @@ def test_each_layer_has_its_share_of_the_error(artifacts: Artifacts) -> None:
         assert one.noise > 30
         assert 0 <= one.disagreement < 0.2
         assert one.gain is not None
+
+
+def test_actions_beyond_their_bounds_agree(artifacts: Artifacts) -> None:
+    policy = Policy.load(artifacts["steering"])  # One action between -1 and 1.
+    found, wanted = np.array([[3.0], [-2.0], [0.5]]), np.array([[2.9], [-9.0], [0.4]])
+    assert _disagreement(found, wanted, policy) == pytest.approx(1 / 3)
 
 
 def test_gains_are_paired_with_an_interval(artifacts: Artifacts, monkeypatch: Patch) -> None:

@@ -118,6 +118,9 @@ KINDS = {
     "layer norm": Run("ddpg", CARS, 0, {**SMALL, "layer_norm": True}),
 }
 
+#: What the head of a value network is in a scheme.
+CENTRED = {"int8_stock": "q_values", "ptq_opt_w4": "q_values", "ptq_opt_w4a4": "advantages"}
+
 
 class Bench:
     """Networks as if they had been trained, and their flatbuffers."""
@@ -250,6 +253,18 @@ def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> No
         assert last == "DEQUANTIZE float32"
         assert all(operator.endswith(" int8") for operator in inside)
         assert "float32" not in audit.weight_dtypes
+
+
+@pytest.mark.parametrize(("scheme", "head"), CENTRED.items())
+def test_sidecars_say_whether_values_are_centred(bench: Bench, scheme: str, head: str) -> None:
+    path, expected, found = bench.compared("values", scheme)
+    sidecar = Sidecar.load(sidecar_path(path))
+    assert sidecar.head == head
+    if head == "advantages":
+        found, expected = (x - x.mean(axis=1, keepdims=True) for x in (found, expected))
+    error = np.abs(found - expected).max()
+    assert sidecar.check["max_abs_difference"] == pytest.approx(error, rel=1e-3)
+    assert error < 0.5 * np.ptp(expected)
 
 
 @pytest.mark.parametrize("kind", ["dueling", "dueling images"])

@@ -10,8 +10,10 @@ import pytest
 from samples import Artifacts, Copy, refused
 
 from quarl_tf.cli import main
+from quarl_tf.export import converter
 from quarl_tf.export.ptq import quantize, quantized
 from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.keras import keras
 from quarl_tf.quantization.grid import fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -33,6 +35,31 @@ def test_kernels_are_put_on_grids_and_nothing_else_changes(artifacts: Artifacts,
     differing = np.frombuffer(content, np.uint8) != np.frombuffer(changed, np.uint8)
     assert 0 < differing.sum() <= kernels
     assert flatbuffer.audit(content) == flatbuffer.audit(changed)
+
+
+def test_convolutions_have_a_grid_for_each_output_channel() -> None:
+    random, scheme = np.random.default_rng(0), Scheme.parse("ptq_w4")
+    inputs = keras.Input((6, 6, 3))
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.DepthwiseConv2D(3), keras.layers.Flatten()]
+    hidden = inputs
+    for layer in layers:
+        hidden = layer(hidden)
+    network = keras.Model(inputs, hidden)
+    for variable in network.trainable_variables:
+        # Channels of sizes far apart.
+        sizes = 10.0 ** random.integers(-2, 3, variable.shape[-1])
+        size = sizes if "depthwise" not in variable.name else sizes[0] * np.ones(1)
+        variable.assign(random.normal(0, 1, variable.shape) * size)
+    depthwise = next(v for v in network.trainable_variables if "depthwise_kernel" in v.name)
+    depthwise.assign(depthwise * np.array([1e-2, 1, 10, 100])[:, None])
+    content = converter.converted(converter.of_function(network, (6, 6, 3), "float32"))
+    found = flatbuffer.weights(quantized(content, scheme)).values()
+    kernels = [kernel for kernel in found if kernel.ndim > 1]
+    assert [kernel.shape for kernel in kernels] == [(4, 3, 3, 3), (1, 3, 3, 4)]
+    for kernel, axis in zip(kernels, (0, 3), strict=True):
+        for channel in range(4):
+            codes = np.unique(np.take(kernel, channel, axis))
+            assert 3 < len(codes) <= 16
 
 
 def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:

@@ -12,6 +12,7 @@ from quarl_tf.evaluation.compare import compare_saved
 from quarl_tf.evaluation.shelf import shelf, take
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime import POLICIES
+from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Sidecar
 
 NAME = "CartPole-v1/dqn/int8"
@@ -38,6 +39,17 @@ def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
     assert take(NAME, models, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
 
 
+def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> None:
+    for folder in (models / "CartPole-v1/dqn").iterdir():
+        sidecar = Sidecar.load(folder / "int8.json")
+        quantized = Quantization.from_mapping({"bits": 8, "delay": 1000})
+        run = replace(Run.from_dict(sidecar.run), quantization=quantized)
+        replace(sidecar, run=run.to_dict(), run_id=run.run_id).save(folder / "int8.json")
+    rows = "step,greedy_return\n1000,450.0\n2000,\n3000,300.0\n"
+    (models / "CartPole-v1/dqn/s0/progress.csv").write_text(rows)
+    assert [entry.run.seed for entry in shelf(models)] == [0]
+
+
 def test_a_policy_is_compared_by_the_episodes_that_its_fp32_played_too(tmp_path: Path) -> None:
     longer = replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99])
     longer.save(tmp_path / "fp32.eval.json")
@@ -53,7 +65,12 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     artifact = take(NAME, tmp_path / "none", tmp_path / "mine")
     assert artifact == tmp_path / "mine/CartPole-v1/dqn/s0/int8.tflite"
     assert artifact.read_bytes() == (POLICIES / "CartPole-v1/dqn/s0/int8.tflite").read_bytes()
-    assert artifact.with_suffix(".json").exists()
+    assert Sidecar.load(artifact.with_suffix(".json")).scheme == "int8"
+    assert take(NAME, tmp_path / "none", tmp_path / "mine") == artifact
+    # A file of one's own is not replaced.
+    artifact.write_bytes(b"mine")
+    assert "would replace" in refused(take, NAME, tmp_path / "none", tmp_path / "mine")
+    assert artifact.read_bytes() == b"mine"
 
 
 def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models: Path) -> None:

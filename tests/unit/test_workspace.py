@@ -27,6 +27,9 @@ def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     for run_id in ids:
         workspace.artifact_dir(run_id).mkdir(parents=True)
     assert workspace.run_ids() == ids
+    # An adopted policy may have the name of a seed.
+    named = workspace.artifact_dir("adopted-CartPole-v1-s0-s3")
+    assert named == tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
 
 
 @pytest.mark.parametrize(
