@@ -1,8 +1,10 @@
 """Aggregate the cost of a scheme over many cells, each an algorithm on an environment.
 
-Measures are rliable's (Agarwal et al., arXiv 2108.13264), intervals by its stratified bootstrap: of
-each cell its trainings, of each training its paired episodes. Errors are normalised by the returns
-of fp32 and of a random policy, as percentages of returns near zero mean little.
+Measures are those of rliable (Agarwal et al., arXiv 2108.13264), but of paired episodes. Means over
+cells have Student's t interval, which holds for the two or three trainings that a cell has; the
+interquartile mean has rliable's stratified bootstrap: of each cell its trainings, of each training
+its paired episodes. Errors are normalised by the returns of fp32 and of a random policy, as
+percentages of returns near zero mean little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,8 @@ _RESAMPLES = 2000
 _SEED = 0
 
 Floats = NDArray[np.float64]
+#: Values of the episodes of each training of a cell, and how many observations they are worth.
+_Runs = Sequence[tuple[Floats, float]]
 
 
 @dataclass(frozen=True)
@@ -79,43 +83,80 @@ class Aggregate:
 
 def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
     """Aggregate a scheme over cells, given as their trainings."""
-    random = np.random.default_rng(_SEED)
-    means = [[(one.errors.mean(), one.wins.mean()) for one in runs] for runs in cells.values()]
-    seen = [np.array(of_cell).T[:, None] for of_cell in means]
-    drawn = [_resampled(runs, random) for runs in cells.values()]
-    trainings = np.hstack([of_cell[0, 0] for of_cell in seen])
-    error, improvement, iqm = (
-        _interval(float(one), resampled, len(trainings))
-        for (one,), resampled in zip(_measures(seen), _measures(drawn), strict=True)
+    errors, wins = (
+        [[(getattr(one, measure), one.observations) for one in runs] for runs in cells.values()]
+        for measure in ("errors", "wins")
     )
+    trainings = np.array([values.mean() for runs in errors for values, _ in runs])
     noise = [mean_of_all([one.noise for one in runs]) for runs in cells.values()]
     return Aggregate(
         scheme,
         cells=len(cells),
         errors=np.sort(trainings).tolist(),
-        error=error,
-        iqm=iqm,
-        improvement=improvement,
-        absolute=float(np.mean([abs(of_cell[0].mean()) for of_cell in seen])),
+        error=_mean_over_cells(errors),
+        iqm=_iqm(errors, trainings),
+        improvement=_mean_over_cells(wins),
+        absolute=float(np.mean([abs(_mean(runs)) for runs in errors])),
         noise=mean_of_all([one and abs(one) for one in noise]),
         losses=holm({name: _loss_p(runs) for name, runs in cells.items()}, 1 - CONFIDENCE),
     )
 
 
-def _measures(cells: Sequence[Floats]) -> Floats:
-    """Return mean errors, mean wins and IQMs [3, n] of cells' errors, wins [2, n, trainings]."""
-    means = np.mean([of_cell.mean(axis=2) for of_cell in cells], axis=0)
-    iqm = stats.trim_mean(np.hstack([of_cell[0] for of_cell in cells]), 0.25, axis=1)
-    measures: Floats = np.vstack([means, iqm])
-    return measures
+def _mean(runs: _Runs) -> float:
+    return float(np.mean([values.mean() for values, _ in runs]))
 
 
-def _interval(mean: float, resampled: Floats, trainings: int) -> Interval:
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(resampled, [tail, 100 - tail])
-    if low == high:
-        return Interval(mean, -np.inf, np.inf, alike=trainings)
+def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
+    """Return the mean over cells with Student's t interval (Welch 1947, Satterthwaite 1946)."""
+    mean = float(np.mean([_mean(runs) for runs in cells]))
+    variances, freedom = np.array([_variance(runs) for runs in cells]).T
+    if not variances.any():
+        return Interval(mean, -np.inf, np.inf, alike=sum(map(len, cells)))
+    degrees = variances.sum() ** 2 / (variances**2 / freedom).sum()
+    error = np.sqrt(variances.sum()) / len(cells)
+    low, high = stats.t.interval(CONFIDENCE, degrees, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
+
+
+def _variance(runs: _Runs) -> tuple[float, float]:
+    """Return the variance of a cell's mean and its degrees of freedom.
+
+    It is that between the trainings or, where it is larger, that of their episodes.
+    """
+    count = len(runs)
+    # As in `compare.student_interval`.
+    varying = [(values, worth) for values, worth in runs if worth > 1]
+    within = sum(v.var(ddof=len(v) / worth) / worth for v, worth in varying) / count**2
+    found = [(float(within), max(sum(worth - 1 for _, worth in varying), 1.0))]
+    if count > 1:
+        between = np.var([values.mean() for values, _ in runs], ddof=1) / count
+        found.append((float(between), count - 1.0))
+    return max(found)
+
+
+def _iqm(cells: Sequence[_Runs], trainings: Floats) -> Interval:
+    """Return the interquartile mean of all trainings with its stratified bootstrap interval."""
+    random = np.random.default_rng(_SEED)
+    drawn = np.hstack([_resampled(runs, random) for runs in cells])
+    tail = 100 * (1 - CONFIDENCE) / 2
+    resampled = stats.trim_mean(drawn, 0.25, axis=1)
+    low, high = np.percentile(resampled, [tail, 100 - tail])
+    mean = float(stats.trim_mean(trainings, 0.25))
+    if low == high:
+        return Interval(mean, -np.inf, np.inf, alike=len(trainings))
+    return Interval(mean, float(low), float(high))
+
+
+def _resampled(runs: _Runs, random: np.random.Generator) -> Floats:
+    """Return means [resamples, trainings] of a cell."""
+    means = []
+    for values, worth in runs:
+        count = max(1, round(worth))
+        even = np.full(len(values), 1 / len(values))
+        means.append(random.multinomial(count, even, size=_RESAMPLES) @ values / count)
+    drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
+    picked: Floats = np.array(means)[drawn, np.arange(_RESAMPLES)[:, None]]
+    return picked
 
 
 def holm(values: Mapping[str, float], level: float) -> list[str]:
@@ -126,18 +167,6 @@ def holm(values: Mapping[str, float], level: float) -> list[str]:
             break
         rejected.append(name)
     return rejected
-
-
-def _resampled(runs: Sequence[Paired], random: np.random.Generator) -> Floats:
-    """Return errors and wins [2, resamples, trainings] of a cell."""
-    means = []
-    for one in runs:
-        played, worth = len(one.errors), max(1, round(one.observations))
-        weights = random.multinomial(worth, np.full(played, 1 / played), size=_RESAMPLES)
-        means.append(weights @ np.stack([one.errors, one.wins], axis=1) / worth)
-    drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
-    picked: Floats = np.array(means)[drawn, np.arange(_RESAMPLES)[:, None]]
-    return np.moveaxis(picked, 2, 0)
 
 
 def _loss_p(runs: Sequence[Paired]) -> float:

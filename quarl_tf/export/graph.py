@@ -37,11 +37,29 @@ class Graph:
         self.operators: list[Any] = graph.operators
         self.inputs = graph.inputs = list(graph.inputs)
         self.outputs = graph.outputs = list(graph.outputs)
+        self._separate()
 
     @property
     def takes_floats(self) -> bool:
         """Whether observations are float32, and not bytes."""
         return bool(self.tensors[self.inputs[0]].type == FLOAT32)
+
+    def _separate(self) -> None:
+        """Give each layer constants of its own, which change without those of others."""
+        taken: set[int] = set()
+        for operator in sorted(self.operators, key=lambda op: self.name(op) in WEIGHTED):
+            operator.inputs = list(operator.inputs)
+            for place, index in enumerate(operator.inputs):
+                values = self.constant(index)
+                if values is None:
+                    continue
+                if self.tensors[index].buffer in taken and self.name(operator) in WEIGHTED:
+                    operator.inputs[place] = self.add(index, b"_own", values=values)
+                taken.add(self.tensors[operator.inputs[place]].buffer)
+
+    def readers(self, index: int) -> int:
+        """Return how often a tensor is read, as an output of the flatbuffer as well."""
+        return [*self.outputs, *(i for op in self.operators for i in op.inputs)].count(index)
 
     def name(self, operator: Any) -> str:
         """Return the name of an operator's kind."""

@@ -86,12 +86,14 @@ def _fold_byte_scaling(graph: Graph) -> None:
         cast, factor = producers.get(scaling.inputs[0]), graph.constant(scaling.inputs[1])
         if factor is None or factor.size > 1 or cast is None or graph.name(cast) != "CAST":
             continue
-        layer = users[scaling.outputs[0]]
-        layer.inputs[0] = cast.outputs[0]
+        first = layer = users[scaling.outputs[0]]
+        passed = [scaling.outputs[0]]
         while graph.name(layer) in _MOVING:
+            passed.append(layer.outputs[0])
             layer = users[layer.outputs[0]]
-        kernel = graph.constant(layer.inputs[1])
-        if graph.name(layer) in WEIGHTED and kernel is not None:
+        kernel = graph.constant(layer.inputs[1]) if graph.name(layer) in WEIGHTED else None
+        if kernel is not None and all(graph.readers(index) == 1 for index in passed):
+            first.inputs[0] = cast.outputs[0]
             graph.set_constant(layer.inputs[1], kernel * factor)
 
 
@@ -169,7 +171,7 @@ class _Writer:
             return self._integers[index]
         while self._made_by(source) in _CLIPPING:
             source = self._producers[source].inputs[0]
-        if kind == "CONCATENATION":
+        if kind == "CONCATENATION" and self._made_by(producer.inputs[0]) == "DEQUANTIZE":
             # The grid of the codes that `preparation.refined` computes it from.
             codes = self._producers[producer.inputs[0]].inputs[0]
             self._add_like(index, graph.tensors[codes])

@@ -40,7 +40,7 @@ def centred(content: bytes) -> bytes:
     """
     graph = Graph(content)
     head = graph.layers()["head"]
-    if head.outputs[0] in graph.outputs:
+    if head.outputs[0] in graph.outputs and graph.readers(head.outputs[0]) == 1:
         for index, values in zip(head.inputs[1:3], graph.kernel_and_bias(head), strict=False):
             if values is not None:
                 graph.set_constant(index, values - values.mean(axis=0, keepdims=True))
@@ -57,7 +57,9 @@ def equalised(content: bytes, rounds: int = 20) -> bytes:
     layers = list(graph.layers().values())
     for _ in range(rounds):
         for first, second in pairwise(layers):
-            if graph.name(first) == graph.name(second) and first.outputs[0] == second.inputs[0]:
+            between = first.outputs[0]
+            alone = between == second.inputs[0] and graph.readers(between) == 1
+            if alone and graph.name(first) == graph.name(second):
                 _equalise(graph, first, second)
     return graph.pack()
 
@@ -92,6 +94,8 @@ def widened(content: bytes, observations: Array) -> bytes:
     scale = graph.constant(scaling.inputs[1]) if scaling is not None else None
     kernel = graph.constant(layer.inputs[1])
     if scaling is None or scale is None or kernel is None or kernel.shape[1:] != (scale.size,):
+        return content
+    if graph.readers(scaling.outputs[0]) > 1 or graph.readers(layer.inputs[0]) > 1:
         return content
     small = scale.ravel() == np.float32(1 / LEAST_DEVIATION)
     if small.all() or not small.any():

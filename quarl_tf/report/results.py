@@ -7,7 +7,7 @@ command that fixes it.
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
 from typing import Any
@@ -428,21 +428,30 @@ def flat(row: Row) -> dict[str, Any]:
 
 
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
-    """Aggregate each scheme of plain trainings that has normalised errors in many cells."""
-    found: dict[str, dict[str, list[Paired]]] = {}
+    """Aggregate each scheme of plain trainings that has normalised errors in many cells.
+
+    Trainings that several cells have count once. A game that one training plays without chance is
+    too few different episodes, and left out.
+    """
+    found: dict[str, dict[tuple[str, ...], tuple[str, list[Paired]]]] = {}
     for cell in cells:
+        trained = tuple(run.run_id for run in cell.cell.references)
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
-            if row.delay is None and row.normalised_error_percent is not None:
-                found.setdefault(row.scheme, {})[cell.cell.title] = [
-                    Paired(
-                        np.array(one.evaluation.returns),
-                        np.array(fp32.evaluation.returns),
-                        float(np.mean(fp32.baseline.returns)),
-                        compare.effective_n(fp32.evaluation, one.evaluation)
-                        or len(one.evaluation.returns),
-                        fp32.skipped,
-                    )
-                    for fp32, one in zip(cell.references, entries, strict=True)
-                    if isinstance(one, Result) and fp32.baseline is not None
-                ]
-    return [aggregate(scheme, of) for scheme, of in found.items() if len(of) > 1]
+            if row.delay is not None or row.normalised_error_percent is None:
+                continue
+            paired = list(_paired(cell.references, entries))
+            if len(paired) > 1 or paired[0].observations >= compare.MIN_EPISODES:
+                found.setdefault(row.scheme, {}).setdefault(trained, (cell.cell.title, paired))
+    return [aggregate(scheme, dict(of.values())) for scheme, of in found.items() if len(of) > 1]
+
+
+def _paired(references: Sequence[Result], entries: Sequence[Result | Missing]) -> Iterator[Paired]:
+    for fp32, one in zip(references, entries, strict=True):
+        if isinstance(one, Result) and fp32.baseline is not None:
+            yield Paired(
+                np.array(one.evaluation.returns),
+                np.array(fp32.evaluation.returns),
+                float(np.mean(fp32.baseline.returns)),
+                compare.effective_n(fp32.evaluation, one.evaluation) or len(one.evaluation.returns),
+                fp32.skipped,
+            )

@@ -14,6 +14,7 @@ from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
 from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, policy_factory
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -96,6 +97,45 @@ def test_graphs_pack_again_after_unused_tensors_are_dropped(content: bytes) -> N
     graph.outputs[:] = [i + 1 for i in graph.outputs]
     graph.model.signatureDefs = []
     assert graph.pack() == graph.pack()
+
+
+def _branching(kind: str) -> bytes:
+    """Return a flatbuffer whose layers are no chain, with channels of very different sizes."""
+    random = np.random.default_rng(1)
+
+    def dense(*inputs: int) -> Any:
+        sizes = 10.0 ** random.uniform(-1.5, 1.5, inputs[1])
+        return (random.normal(size=inputs) * sizes / np.sqrt(inputs[0])).astype(np.float32)
+
+    first, second, third, head = dense(4, 16), dense(16, 16), dense(16, 16), dense(16, 2)
+    wide, bias = dense(32, 2), np.full(16, 0.1, np.float32)
+
+    def network(x: Any) -> Any:
+        hidden = tf.nn.relu(x @ first + bias)
+        beside = tf.nn.relu(hidden @ second + 2 * bias)
+        if kind == "residual":
+            return tf.nn.relu((hidden + beside) @ third + bias) @ head
+        if kind == "branches":
+            return (beside + tf.nn.relu(hidden @ third + bias)) @ head
+        if kind == "concatenated":
+            return tf.concat([hidden, beside], axis=1) @ wide
+        return tf.nn.relu(beside @ second + 2 * bias) @ head  # The kernel is used twice.
+
+    return converted(of_function(network, (4,), "float32"))
+
+
+@pytest.mark.parametrize("kind", ["residual", "branches", "concatenated", "shared"])
+def test_what_is_no_chain_of_layers_is_computed_alike(
+    kind: str, observations: np.ndarray, heads: Heads
+) -> None:
+    content = _branching(kind)
+    expected = heads(content, observations)
+    size = np.abs(expected).max()
+    made = heads(preparation.equalised(content), observations)
+    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5 * size)
+    for name in ("int8", "int8_head32", "ptq_opt_w8"):
+        made = heads(quantized(content, Scheme.parse(name), observations), observations)
+        assert np.abs(made - expected).max() < 0.1 * size, name
 
 
 def test_equalised_networks_compute_the_same_with_equal_channels(

@@ -10,7 +10,7 @@ import pytest
 from samples import EVALUATION, refused
 from scipy import stats
 
-from quarl_tf.evaluation.aggregate import Paired, aggregate, holm
+from quarl_tf.evaluation.aggregate import Paired, _mean_over_cells, aggregate, holm
 from quarl_tf.evaluation.compare import (
     DEFAULT_MARGIN_PERCENT,
     MIN_EPISODES,
@@ -384,15 +384,16 @@ def test_aggregates_by_hand() -> None:
     # Means are over cells; absolute values do not cancel: 3 % lost, 3 % gained.
     assert (found.error.mean, found.absolute) == pytest.approx((0, 3))
     assert (found.cells, found.noise) == (2, None)
-    # Resampled trainings of the first cell lose 2, 3 or 4 %.
-    assert (found.error.low, found.error.high) == pytest.approx((-0.5, 0.5))
+    # Errors of 2 and 4 % in one of two cells: a standard error of 1 / 2, one degree of freedom.
+    reach = 12.706 * 0.5
+    assert (found.error.low, found.error.high) == pytest.approx((-reach, reach), rel=1e-4)
     found = aggregate("int8", {**cells, "b": [cell(6.0), cell(0.0)]})
     assert found.errors == pytest.approx([-3, 0, 2, 4])
     # Without the lowest and the highest quarter.
     assert found.iqm.mean == pytest.approx(1.0)
     # More than fp32: never in a, in one of two in b; ties count half.
     assert found.improvement.mean == pytest.approx((0 + 75) / 2)
-    assert (found.improvement.low, found.improvement.high) == pytest.approx((25, 50))
+    assert found.improvement.low == pytest.approx(37.5 - 12.706 * 12.5, rel=1e-4)
     # Percentages of what fp32 earns more than a random policy.
     near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
@@ -404,16 +405,28 @@ def test_aggregates_by_hand() -> None:
     assert found.noise == pytest.approx((5 + 10) / 2)
 
 
-def test_intervals_over_cells_hold_the_true_mean() -> None:
-    rng, held = np.random.default_rng(0), 0
-    for _ in range(40):
-        cells = {
-            f"{i}": [cell(rng.normal(rng.normal(-2, 2), 20, 50)) for _ in range(3)]
-            for i in range(8)
-        }
-        found = aggregate("x", cells)
-        held += found.error.low <= 1.0 <= found.error.high
-    assert held >= 38
+def test_freedom_is_that_of_the_cells_together() -> None:
+    # Standard errors of 3 and 4 % with one and four degrees of freedom (Welch, Satterthwaite).
+    pairs, five = [cell(-4.0), cell(8.0)], [cell(2 * x) for x in (-12.65, -6.325, 0, 6.325, 12.65)]
+    found = aggregate("x", {"a": pairs, "b": five}).error
+    degrees = (3**2 + 4.472**2) ** 2 / (3**4 / 1 + 4.472**4 / 4)
+    reach = stats.t.ppf(0.975, degrees) * np.hypot(3, 4.472) / 2
+    assert (found.high - found.low) / 2 == pytest.approx(reach, rel=1e-3)
+
+
+@pytest.mark.parametrize("trainings", [2, 3])
+def test_intervals_over_cells_hold_the_true_mean(trainings: int) -> None:
+    """Trainings of a few cells differ far more than those of the others."""
+    rng, held, spreads = np.random.default_rng(0), 0, (0.1, 0.1, 0.3, 0.5, 1, 2, 5, 20)
+    for _ in range(1000):
+        found = _mean_over_cells(
+            [
+                [(rng.normal(rng.normal(1, spread), 2, 50), 50) for _ in range(trainings)]
+                for spread in spreads
+            ]
+        )
+        held += found.low <= 1 <= found.high
+    assert 930 <= held <= 980
 
 
 def test_losses_are_corrected_for_the_number_of_cells() -> None:
