@@ -13,7 +13,6 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ours
-from training_throughput import machine
+from training_throughput import in_fresh_process, machine
 
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import write_json
@@ -74,14 +73,6 @@ def measure(policy: str, precision: str, seconds: float) -> dict[str, float]:
     }
 
 
-def measured_apart(policy: str, precision: str, seconds: float) -> dict[str, float]:
-    """Return what `measure` does in a process of its own."""
-    words = [sys.executable, __file__, "--alone", policy, precision, "--seconds", f"{seconds}"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 Repetitions = Sequence[Mapping[str, Mapping[str, float]]]
 
 
@@ -109,16 +100,14 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="at least, of a repetition")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.alone:
-        print(json.dumps(measure(*args.alone, args.seconds)))
-        return
     facts = {**machine(), "seconds": args.seconds}
     repetitions: dict[str, list[Any]] = {policy: [] for policy in args.policies}
     for policy in args.policies:
         for _ in range(args.repetitions):
-            pair = {each: measured_apart(policy, each, args.seconds) for each in PRECISIONS}
+            pair = {
+                each: in_fresh_process(measure, policy, each, args.seconds) for each in PRECISIONS
+            }
             repetitions[policy].append(pair)
             print(policy, json.dumps(pair), file=sys.stderr)
     found = {policy: summary(pairs) for policy, pairs in repetitions.items()}

@@ -10,15 +10,15 @@ over repetitions beside the most that it should be (about 15 minutes, both cores
 import argparse
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from training_throughput import machine
 
 from quarl_tf import agents, environments, presets
-from quarl_tf.environments.acting import Tick
+from quarl_tf.environments.acting import ticks
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import write_json
 from quarl_tf.quantization import qat, watching
@@ -48,23 +48,17 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
     built = agents.build(algo, spec, preset, 0, watching(quantization))
     follows = quantization is not None and quantization.schedule.ranges == "following"
     envs = environments.make_vector(env_id, preset.num_envs, training=True)
-    observations, _ = envs.reset(seed=0)
-    seen: list[tuple[Any, ...]] = []
-    ticks = max(preset.train_frequency, short.get("learning_starts", 0)) // preset.num_envs + 1
-    starts = np.ones(preset.num_envs, np.bool_)
-    for _ in range(ticks):
-        actions = built.act(observations, 0.5)
-        following, rewards, terminated, truncated, _ = envs.step(actions)
-        seen.append((observations, actions, rewards, terminated, starts))
-        observations, starts = following, ~(terminated | truncated)
+    count = max(preset.train_frequency, short.get("learning_starts", 0)) // preset.num_envs + 1
+    played = ticks(envs, lambda observations: built.act(observations, 0.5), envs.reset(seed=0)[0])
+    seen = list(islice(played, count))
     rollout = seen[: preset.train_frequency // preset.num_envs]
 
     def learn() -> float:
         for tick in rollout:
-            built.act(tick[0], 0.5)
-            built.observe(Tick(*tick))
+            built.act(tick.observations, 0.5)
+            built.observe(tick)
         start = time.perf_counter()
-        built.learn(observations)
+        built.learn(seen[-1].following)
         if follows and qat.quantized_layers(built.network):
             qat.freeze(built.network)
             built.refresh()
@@ -72,7 +66,7 @@ def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], f
 
     for tick in seen[len(rollout) :]:
         if algo in ("dqn", "ddpg"):
-            built.observe(Tick(*tick))
+            built.observe(tick)
     learn()
     return built, learn
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import pandas
 import yaml
-from training_throughput import PEERS, PEERS_VENV, ask, listed, machine, summary
+from training_throughput import PEERS, PEERS_VENV, ask, machine, summary
 
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.files import read_json, write_json, write_text
@@ -136,8 +136,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is asked for, and print the table; with `--json`, write all figures as well."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     known = tasks()
-    parser.add_argument("--tasks", type=listed([*known]), default=[*known])
-    parser.add_argument("--libraries", type=listed(LIBRARIES), default=[*LIBRARIES])
+    parser.add_argument("--tasks", nargs="+", choices=[*known], default=[*known])
+    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=[*LIBRARIES])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each library")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)

@@ -115,8 +115,8 @@ def measure(
     versions = {"ours": provenance.package_versions()}
     speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
     for seed in range(repetitions):
-        speeds["alone"].append(_in_fresh_process(ours.alone, workload))
-        speeds["ours"].append(_in_fresh_process(ours.speed, workload, seed, steps))
+        speeds["alone"].append(in_fresh_process(ours.alone, workload))
+        speeds["ours"].append(in_fresh_process(ours.speed, workload, seed, steps))
         for name in peers:
             found = peer(name, workload, seed, steps, tried[name][0])
             speeds[name].append(found["steps_per_second"])
@@ -130,13 +130,13 @@ def measure(
         "targets": {name: workload.targets[name] for name in peers},
         "peers_settings": tried,
         "steps_per_second": speeds,
-        "shares": _in_fresh_process(ours.shares, workload, steps),
-        "multiplications": _in_fresh_process(ours.multiplications, workload),
+        "shares": in_fresh_process(ours.shares, workload, steps),
+        "multiplications": in_fresh_process(ours.multiplications, workload),
         "versions": versions,
     }
 
 
-def _in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
+def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function where nothing else has run before."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args).result()
@@ -206,24 +206,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def listed(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a parser of names separated by commas."""
-
-    def names(text: str) -> list[str]:
-        found = [name for name in text.split(",") if name]
-        if strange := sorted(set(found) - set(known)):
-            raise argparse.ArgumentTypeError(
-                f"{', '.join(strange)} is none of {', '.join(known)}. Received: {text!r}"
-            )
-        return found
-
-    return names
-
-
 def _parser(workloads: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--workloads", type=listed([*workloads]), default=[*workloads])
-    parser.add_argument("--peers", type=listed(PEERS), default=[*PEERS])
+    parser.add_argument("--workloads", nargs="+", choices=[*workloads], default=[*workloads])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
     parser.add_argument("--repetitions", type=int, help="5, and 3 on Atari, unless given")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the steps to measure")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), help="of our convolutions")
@@ -255,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     here = machine()
     if here["load_before"] > _QUIET:
         _say(f"Something else is running and slows all. Received: load={here['load_before']:.1f}")
-    here["multiplications_per_second"] = _in_fresh_process(ours.multiplications_per_second)
+    here["multiplications_per_second"] = in_fresh_process(ours.multiplications_per_second)
     for name in args.workloads:
         workload = workloads[name]
         if workload.on_atari and args.precision:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
 from rich.table import Column
 
 #: Called with the finished amount, the total and a short note.
@@ -16,15 +17,9 @@ Update = Callable[..., None]
 _SECONDS_BETWEEN = 60.0
 
 
-@contextmanager
-def spinner(title: str) -> Iterator[None]:
-    """Show a spinner while the block runs, whose progress is unknown."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(title):
-        yield
+def spinner(title: str) -> Status:
+    """Show a spinner in a terminal while the block runs, whose progress is unknown."""
+    return Console(stderr=True).status(title)
 
 
 @contextmanager

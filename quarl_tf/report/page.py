@@ -3,7 +3,7 @@
 import base64
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,26 +90,20 @@ def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def number_text(value: float | None) -> str:
+def number_text(value: float | None, unit: str = "") -> str:
     """Format a return or a latency with three to five digits; None is a dash."""
     if value is None:
         return _UNKNOWN
     if value == 0:
-        return "0"
+        return f"0{unit}"
     magnitude = abs(value)
     digits = 0 if magnitude >= 1000 else 1 if magnitude >= 10 else 2
     text = f"{value:,.{digits}f}" if magnitude >= 0.01 else f"{value:.1g}"
-    return text.replace("-", "\N{MINUS SIGN}")
+    return text.replace("-", "\N{MINUS SIGN}") + unit
 
 
-def percent(value: float | None) -> str:
-    """Format a percentage."""
-    return number_text(value) + ("" if value is None else " %")
-
-
-def times(value: float | None) -> str:
-    """Format a ratio."""
-    return number_text(value) + ("" if value is None else "\N{MULTIPLICATION SIGN}")
+percent = partial(number_text, unit=" %")
+times = partial(number_text, unit="\N{MULTIPLICATION SIGN}")
 
 
 def size(value: float | None) -> str:
