@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from quarl_tf import __version__
 from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
-from quarl_tf.foundation import device
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
 from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, REFERENCE, Chance
@@ -161,7 +160,6 @@ _RUN = (
     _file_option(
         "--presets", "FILE", "your own in YAML, by algorithm and environment; used before ours"
     ),
-    _option("--device", choices=device.DEVICES, default="cpu", help="gpu is experimental"),
 )
 _SHOW = (
     *(_ROOT, _SHELF, _IMPORT),

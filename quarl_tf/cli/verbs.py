@@ -26,7 +26,6 @@ from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
-from quarl_tf.foundation import device
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_csv, write_json
@@ -485,7 +484,6 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
-    device.use(args.device)
     environments.import_environments(args.modules)
     given = args.task or args.env
     env_id = environments.canonical_id(given)

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from quarl_tf.foundation import device, native_output
+from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError
 
 _XLA_FLAG = "--xla_disable_hlo_passes=tree_reduction_rewriter"
@@ -36,8 +36,8 @@ def _set_environment() -> None:
     flags = os.environ.get("XLA_FLAGS", "").split()
     if _XLA_FLAG not in flags:
         os.environ["XLA_FLAGS"] = " ".join([_XLA_FLAG, *flags])
-    if device.chosen() == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    # Kernels of GPUs add in another order each time.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
 def _limit_blas() -> None:
@@ -62,8 +62,7 @@ try:
         import tf_keras as keras
         from tf_keras.src.mixed_precision import device_compatibility_check
 
-        # The first use of TensorFlow prints that there is no GPU.
-        _DEVICES = {found.device_type for found in tf.config.list_logical_devices()}
+        tf.config.list_logical_devices()  # The first use of TensorFlow prints on devices.
 except ModuleNotFoundError as error:
     raise QuarlError(
         "Training and export need TensorFlow, which evaluation and reports do without; install "
@@ -76,10 +75,6 @@ if tf.keras.Model is not keras.Model:
     raise QuarlError(
         "TensorFlow was loaded with Keras 3; import quarl_tf's training first or set "
         f"TF_USE_LEGACY_KERAS=1. Received: tf.keras.Model from {tf.keras.Model.__module__}"
-    )
-if device.chosen() == "gpu" and "GPU" not in _DEVICES:
-    raise QuarlError(
-        f"TensorFlow sees no GPU; train on the CPU. Received: devices={sorted(_DEVICES)}"
     )
 
 __all__ = ["keras", "tf"]

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quarl_tf.environments import registry
-from quarl_tf.foundation import device, provenance
+from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import atomic_path, digest, sha256
 from quarl_tf.presets import Preset
@@ -117,7 +117,6 @@ def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path
         "schedule": asdict(schedule),
         "preset": asdict(preset),
         "shapes": [list(variable.shape) for variable in network.variables],
-        "device": device.chosen(),
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", len(os.sched_getaffinity(0))),
     }
     program = {
