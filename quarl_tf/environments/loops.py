@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -44,7 +44,9 @@ def make_loop(
     """Make a vector of environments; `once` if only one episode of each counts."""
     creates = [(lambda: _OneEpisode(create())) if once else create] * num_envs
     processes = min(len(os.sched_getaffinity(0)), num_envs // _SMALLEST_SHARE)
-    if processes < 2 or not str(registered.entry_point).startswith(_SLOW):
+    quick = not str(registered.entry_point).startswith(_SLOW)
+    # A worker of multiprocessing.Pool may not start processes.
+    if processes < 2 or quick or current_process().daemon:
         return SyncVectorEnv(creates)
     return Divided(creates, processes)
 

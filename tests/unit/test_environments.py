@@ -129,6 +129,15 @@ def test_slow_environments_are_divided_and_quick_ones_are_not() -> None:
         assert isinstance(make_vector(env_id, num_envs), SyncVectorEnv)
 
 
+def _kind() -> str:
+    return type(make_vector("LunarLander-v3", 8)).__name__
+
+
+def test_workers_of_a_pool_start_no_processes() -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(_kind) == "SyncVectorEnv"
+
+
 class _Breaking(gym.Wrapper[Any, Any, Any, Any]):
     """Raises an error, or ends its process, at the third step."""
 
