@@ -24,7 +24,7 @@ from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
-from quarl_tf.foundation.files import read_json
+from quarl_tf.foundation.files import read_json, sha256
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import ADOPTED, REFERENCE, Run, Scheme, require_possible
@@ -87,8 +87,7 @@ def adopt(
     require_possible(run, schemes)
     sidecar = _agreed(_described_run(run, spec, facts), given, source)
     target = workspace.artifact(run.run_id, REFERENCE)
-    known = sidecar_path(target)
-    if known.exists() and Sidecar.load(known).sha256 != sidecar.sha256:
+    if target.exists() and sha256(target) != sidecar.sha256:
         raise UsageError(
             f"{target.parent} holds another policy; give another --name, or delete that folder. "
             f"Received: name={overrides['name']!r}"

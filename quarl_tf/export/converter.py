@@ -79,12 +79,12 @@ def _function(content: bytes) -> Callable[[Any], Any]:
     return call
 
 
-def _dense(operator: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+def _dense(operator: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
     activation = _ACTIVATIONS[operator.builtinOptions.fusedActivationFunction]
     return activation(tf.matmul(inputs, kernel, transpose_b=True) + bias)
 
 
-def _convolution(operator: Any, inputs: Any, kernel: Any, bias: Any) -> Any:
+def _convolution(operator: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
     options = operator.builtinOptions
     padding = ("SAME", "VALID")[options.padding]
     moved = np.transpose(kernel, (1, 2, 3, 0))

@@ -67,6 +67,21 @@ def _require_fitting(content: bytes, observations: Array) -> None:
         )
 
 
+def _require_free(target: Path, source: Path, scheme: Scheme) -> None:
+    """Require a place for a copy where no other file or sidecar would be lost."""
+    flaw = None
+    if target.suffix != ".tflite":
+        flaw = "A flatbuffer's name ends in .tflite"
+    elif target.resolve() == source.resolve():
+        flaw = "The copy would replace its source"
+    else:
+        with contextlib.suppress(QuarlError):  # A damaged or missing sidecar is replaced.
+            if Sidecar.load(sidecar_path(target)).scheme != scheme.name:
+                flaw = "The copy would replace a file of another scheme"
+    if flaw is not None:
+        raise UsageError(f"{flaw}; give another path. Received: {str(target)!r}")
+
+
 def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete: bool) -> bytes:
     if scheme.name == "int8_stock":
         from quarl_tf.export import converter  # Loads TensorFlow, which the others do not need.
@@ -129,6 +144,8 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
             f"Policies are quantised from {REFERENCE}.tflite. "
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
+    target = source.with_name(f"{scheme.name}.tflite") if target is None else target
+    _require_free(target, source, scheme)
     content, observations = flatbuffer.read(source), None
     choice: dict[str, Any] = {}
     if scheme.calibrated:
@@ -136,7 +153,6 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         content, choice = calibrated(content, scheme, observations, policy)
     else:
         content = quantized(content, scheme)
-    target = source.with_name(f"{scheme.name}.tflite") if target is None else target
     facts = described(content)
     with contextlib.suppress(QuarlError):
         known = Sidecar.load(sidecar_path(target))

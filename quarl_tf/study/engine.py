@@ -359,8 +359,8 @@ class RayEngine:
             import ray
         except ImportError as error:
             raise QuarlError(
-                "A study on a cluster needs Ray; install it on every node with "
-                f"`pip install 'quarl-tf[cluster]'`. Received: {error}"
+                "A study on a cluster needs Ray; install it on every node, in the folder of "
+                f"quarl_tf: pip install '.[cluster]'. Received: {error}"
             ) from error
         self._ray, self._running = ray, dict[Any, Job]()
         environment = {"env_vars": {"PYTHONPATH": import_path()}}

@@ -340,7 +340,7 @@ def test_a_cluster_needs_ray(tmp_path: Path, capsys: Capsys, monkeypatch: Patch)
     monkeypatch.setitem(sys.modules, "ray", None)
     path = write_study(tmp_path, STUDY)
     words = ["study", "run", str(path), "--root", str(tmp_path), "--engine", "ray"]
-    assert "pip install 'quarl-tf[cluster]'" in refusal(capsys, *words, code=1)
+    assert "pip install '.[cluster]'" in refusal(capsys, *words, code=1)
 
 
 def test_the_report_names_what_is_missing_and_averages_nothing_else(

@@ -86,6 +86,24 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
 
 
+@pytest.mark.parametrize(
+    ("name", "flaw"),
+    [
+        ("frames.tflite", "replace its source"),
+        ("frames.json", "ends in .tflite"),
+        (".", "ends in .tflite"),
+        ("other.tflite", "another scheme"),
+    ],
+)
+def test_a_copy_replaces_no_other_file(copy_artifact: Copy, name: str, flaw: str) -> None:
+    path = copy_artifact("frames")
+    quantize(path, Scheme.parse("ptq_w8"), path.with_name("other.tflite"))
+    before = {file: file.read_bytes() for file in path.parent.iterdir()}
+    target = path.parent / name.replace("frames", path.stem)
+    assert flaw in refused(quantize, path, Scheme.parse("ptq_w4"), target, error=UsageError)
+    assert {file: file.read_bytes() for file in path.parent.iterdir()} == before
+
+
 def test_the_index_has_commands_for_missing_files(copy_artifact: Copy) -> None:
     path = copy_artifact("fp32")
     folder = path.parent / "tflite_models/CartPole-v1/dqn/s0"
