@@ -341,8 +341,8 @@ def papers() -> str:
     summary += ["papers, absolute, tasks in common", "here, absolute, the same", "tasks in common"]
     return (
         "## Means of the int8 errors\n\nIn percent of fp32's return. Those of games here are with "
-        "sticky actions where such an evaluation exists; games here are trained for fewer steps "
-        "and earn less than the papers' (columns of fp32).\n\n"
+        "sticky actions where such an evaluation exists; most games here are trained for "
+        "fewer steps and earn less than the papers' (columns of fp32).\n\n"
         + table(summary, means, 4)
         + "\n## All cells\n\nint8 of the papers has 8-bit weights alone; int8 here has 8-bit "
         "activations too. A hundred greedy episodes of a game are a few different ones, repeated; "

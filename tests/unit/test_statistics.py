@@ -406,7 +406,7 @@ def test_aggregates_by_hand() -> None:
 
 
 def test_freedom_is_that_of_the_cells_together() -> None:
-    # Standard errors of 3 and 4 % with one and four degrees of freedom (Welch, Satterthwaite).
+    # Standard errors of 3 and 4.472 % with one and four degrees of freedom (Welch, Satterthwaite).
     pairs, five = [cell(-4.0), cell(8.0)], [cell(2 * x) for x in (-12.65, -6.325, 0, 6.325, 12.65)]
     found = aggregate("x", {"a": pairs, "b": five}).error
     degrees = (3**2 + 4.472**2) ** 2 / (3**4 / 1 + 4.472**4 / 4)
