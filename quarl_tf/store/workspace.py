@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.files import unwritable, write_bytes
+from quarl_tf.foundation.files import atomic_path
 from quarl_tf.spec import GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Sidecar
 
@@ -118,11 +118,11 @@ def report_name(name: str, chance: Chance = GREEDY) -> str:
 def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     """Write a flatbuffer and its sidecar.
 
-    The old sidecar is deleted first, so that no sidecar describes another flatbuffer.
+    The old sidecar is deleted between, so that no sidecar describes another flatbuffer; until both
+    new files are complete, the old ones stay.
     """
-    try:
-        sidecar_path(path).unlink(missing_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    write_bytes(path, content)
-    sidecar.save(sidecar_path(path))
+    beside = sidecar_path(path)
+    with atomic_path(beside) as description, atomic_path(path) as temporary:
+        sidecar.save(description)
+        temporary.write_bytes(content)
+        beside.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
 """Paths of runs, flatbuffers and reports."""
 
+import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from samples import SIDECAR, refused
 
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.spec import Chance
+from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path, write_artifact
 
 
@@ -54,3 +57,23 @@ def test_flatbuffer_that_cannot_be_replaced_has_no_sidecar(tmp_path: Path) -> No
     sidecar_path(path).write_text("{}")
     assert "Cannot write" in refused(write_artifact, path, b"new", SIDECAR)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_flatbuffer_and_its_sidecar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "int8.tflite"
+    write_artifact(path, b"old", SIDECAR)
+    write = Path.write_bytes
+
+    def full(file: Path, content: bytes) -> int:
+        if content == b"new":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    other = replace(SIDECAR, scheme="int8")
+    assert "No space left" in refused(write_artifact, path, b"new", other)
+    assert path.read_bytes() == b"old"
+    assert Sidecar.load(sidecar_path(path)) == SIDECAR
+    assert len(list(tmp_path.iterdir())) == 2
