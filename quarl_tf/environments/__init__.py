@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import quarl_tf.environments.airnav  # Registers AirNav-v0.
-from quarl_tf.environments import atari, loops, rebuild, registry, spaces
+from quarl_tf.environments import atari, loops, own, rebuild, registry, spaces
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
@@ -140,7 +140,8 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
         if atari.plays(registered):
             return atari.make(registered, sticky, **options)
         env = rebuild.RebuildOnReset(create) if rebuild.keeps_state(registered) else create()
-        return spaces.plain(env)
+        env = spaces.plain(env)
+    return env if registry.is_versioned(env_id) else own.Own(env)
 
 
 def make_vector(

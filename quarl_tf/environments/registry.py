@@ -94,11 +94,11 @@ def import_environments(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             import_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(
                 f"The module cannot be imported ({type(error).__name__}: "
-                f"{one_line(error).rstrip('.')}); name it as an import statement would, installed "
-                f"or in the current folder. Received: --import {module!r}"
+                f"{one_line(error).rstrip('.')}); fix it, or name one as an import statement "
+                f"would, installed or in the current folder. Received: --import {module!r}"
             ) from error
 
 

@@ -63,7 +63,7 @@ def unwritable(path: Path, error: OSError) -> QuarlError:
     """Return the error for a file or folder that cannot be written."""
     return QuarlError(
         f"Cannot write {path}: {error.strerror or error}; make the folder writable, free some "
-        f"space, or choose another with --root. Received: path={str(path)!r}"
+        f"space, or work in another folder. Received: path={str(path)!r}"
     )
 
 

@@ -258,3 +258,45 @@ print(len(loaded()))
     done = python(code, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["True"] * len(wanted) + ["4"]
+
+
+class Faulty(gym.Env):
+    """An environment whose third step goes wrong in one way."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, third: Callable[[], tuple[Any, ...]]) -> None:
+        self._third = third
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self._steps += 1
+        return self._third() if self._steps == 3 else (np.zeros(3), 1.0, False, False, {})
+
+
+@pytest.mark.parametrize(
+    ("third", "words"),
+    [
+        (lambda: {}["wind"], r"raised KeyError in step \(.*test_environments.py:\d+\).*'wind'"),
+        (lambda: (np.zeros(3), 1.0, False, {}), "raised ValueError in step .*expected 5, got 4"),
+        (lambda: (np.zeros(4), 1.0, False, False, {}), r"another shape .*\(4,\), the space has"),
+        (lambda: (np.array([0, np.nan, 0]), 1.0, False, False, {}), "not finite in step.*nan"),
+    ],
+)
+def test_mistakes_of_a_users_environment_are_named(third: Callable[[], Any], words: str) -> None:
+    gym.register("Faulty-v0", partial(Faulty, third), max_episode_steps=9)
+    try:
+        for create in (make, partial(make_vector, num_envs=2)):
+            envs = create("Faulty-v0")
+            envs.reset(seed=1)
+            actions = envs.action_space.sample()
+            for _ in range(2):
+                envs.step(actions)
+            assert re.search(f"^Faulty-v0 .*{words}", refused(envs.step, actions))
+    finally:
+        del gym.registry["Faulty-v0"]
