@@ -80,8 +80,8 @@ def _by_name(models: Path) -> dict[str, Entry]:
 def take(name: str, models: Path, default: Path) -> Path:
     """Return the flatbuffer of a name such as CartPole-v1/dqn/int8: task, algorithm and scheme.
 
-    A policy of the package that the shelf `models` lacks is copied to `default`, for its results. A
-    QuarlError if the file is not kept.
+    A policy of the package that the shelf `models` lacks is copied to `default`, for its results,
+    with the evaluation of its fp32. A QuarlError if the file is not kept.
     """
     found = _by_name(models)
     if name not in found:
@@ -102,6 +102,9 @@ def take(name: str, models: Path, default: Path) -> Path:
             f"{name} of the package would replace another file; work in another folder. "
             f"Received: {target}"
         )
+    played = evaluation_path(entry.artifact.with_name(f"{REFERENCE}.tflite"))
+    if not (copy := default / played.relative_to(POLICIES)).exists():
+        Evaluation.load(played).save(copy)
     return target
 
 

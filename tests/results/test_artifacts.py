@@ -34,6 +34,9 @@ def test_policies_of_the_package_earn_their_recorded_returns(path: Path) -> None
     published = WORKSPACE.artifact(sidecar.run_id, sidecar.scheme)
     assert Sidecar.load(sidecar_path(published)).sha256 == sidecar.sha256
     recorded = Evaluation.load(evaluation_path(published))
+    reference = published.with_name(f"{REFERENCE}.tflite")
+    shipped = Evaluation.load(evaluation_path(path.with_name(reference.name)))
+    assert shipped == Evaluation.load(evaluation_path(reference)).first(100)
     played = evaluate(path, recorded.seeds[:5])
     assert (played.returns, played.lengths) == (recorded.returns[:5], recorded.lengths[:5])
 

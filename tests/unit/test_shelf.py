@@ -65,6 +65,7 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     artifact = take(NAME, tmp_path / "none", tmp_path / "mine")
     assert artifact == tmp_path / "mine/CartPole-v1/dqn/s0/int8.tflite"
     assert artifact.read_bytes() == (POLICIES / "CartPole-v1/dqn/s0/int8.tflite").read_bytes()
+    assert (artifact.parent / "fp32.eval.json").exists()
     assert Sidecar.load(artifact.with_suffix(".json")).scheme == "int8"
     assert take(NAME, tmp_path / "none", tmp_path / "mine") == artifact
     # A file of one's own is not replaced.
