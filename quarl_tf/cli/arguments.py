@@ -119,8 +119,8 @@ _SHELF = _file_option("--shelf", "DIR", _POLICIES, default=Path("tflite_models")
 _OWN = "import a module that registers environments of your own"
 _IMPORT = _several("--import", "MODULE", _OWN, "modules")
 _RUN_ID = _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
-_ARTIFACT = _file_option("artifact", "ARTIFACT")
 _NAMED = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
+_ARTIFACT = _file_option("artifact", "ARTIFACT", _NAMED)
 _ARTIFACTS = _file_option("artifacts", "ARTIFACT", _NAMED, nargs="+")
 _SCHEMES = _option(
     "--schemes",
@@ -257,7 +257,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "quantize",
         "quantise an fp32 .tflite file, without its training",
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
-        *(_ARTIFACT, _IMPORT),
+        *(_ARTIFACT, _SHELF, _IMPORT),
         _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_SIMULATED}"),
         _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
     ),
@@ -315,8 +315,8 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
     (
         "inspect",
         "show the content of a .tflite file",
-        "inspect tflite_models/CartPole-v1/dqn/s0/int8.tflite",
-        *(_ARTIFACT, _option("--board", metavar="NAME", help=_BOARD)),
+        "inspect CartPole-v1/dqn/int8",
+        *(_ARTIFACT, _SHELF, _option("--board", metavar="NAME", help=_BOARD)),
     ),
     ("list", "list the policies on the shelf, presets, schemes and runs", "list", _ROOT, _SHELF),
     ("doctor", "check versions and known clashes", "doctor"),

@@ -73,6 +73,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if parsed.verb is None:
             parser.print_help()
             return 0
+        if getattr(parsed, "confident", False) and parsed.gate is None:
+            raise UsageError("--confident is how --gate decides; add --gate PERCENT.")
         parsed.command = shlex.join(["quarl", *given])
         _VERBS[parsed.verb](parsed)
     except QuarlError as error:
@@ -173,7 +175,8 @@ def _adopt(args: argparse.Namespace) -> None:
 
 def _quantize(args: argparse.Namespace) -> None:
     environments.import_environments(args.modules)
-    _say(f"quantised {quantize(args.artifact, Scheme.parse(args.scheme), args.output)}")
+    artifact = _artifact(args.artifact, args.shelf)
+    _say(f"quantised {quantize(artifact, Scheme.parse(args.scheme), args.output)}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
@@ -251,8 +254,13 @@ def _blame(args: argparse.Namespace) -> None:
 
 def _artifact(path: Path, models: Path) -> Path:
     """Return the path of a file, which may be the name of a policy on the shelf."""
-    if path.exists() or path.suffix or len(path.parts) != 3:
+    if path.is_file() or path.suffix:
         return path
+    if path.is_dir() or len(path.parts) != 3:
+        raise UsageError(
+            "Name a .tflite file, or a policy on the shelf (`quarl list`) as "
+            f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {str(path)!r}"
+        )
     found = shelf.take(path.as_posix(), models, Path("tflite_models"))
     _say(f"found     {found}")
     return found
@@ -372,9 +380,10 @@ def _study_command(args: argparse.Namespace, action: str) -> str:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    audit = flatbuffer.audit(args.artifact)
+    artifact = _artifact(args.artifact, args.shelf)
+    audit = flatbuffer.audit(artifact)
     table = Table(show_header=False)
-    table.add_row("size", f"{args.artifact.stat().st_size:,} bytes")
+    table.add_row("size", f"{artifact.stat().st_size:,} bytes")
     for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
         for tensor in tensors:
             text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
@@ -384,10 +393,10 @@ def _inspect(args: argparse.Namespace) -> None:
     table.add_row("operators", "\n".join(audit.operators))
     table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
-    for name, value in _provenance(args.artifact):
+    for name, value in _provenance(artifact):
         table.add_row(name, value)
-    fits = [] if args.board is None else boards.fits(args.artifact, args.board)
-    _say(str(args.artifact))
+    fits = [] if args.board is None else boards.fits(artifact, args.board)
+    _say(str(artifact))
     _console.print(table)
     if fits:
         table = Table(f"on {args.board}", "flash", "RAM", "lacks", "verdict")

@@ -26,6 +26,7 @@ from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 from quarl_tf.foundation.files import read_json, sha256
 from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime.flatbuffer import FlatbufferAudit
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import ADOPTED, REFERENCE, Run, Scheme, require_possible
 from quarl_tf.store.records import Sidecar
@@ -78,9 +79,10 @@ def adopt(
         crash = f"TensorFlow crashed on the model; save it again. Received: {file}"
         shape, dtype = spec.observation_shape, spec.observation_dtype
         content = _in_a_child(crash, _converted, file, shape, dtype)
+        audit = flatbuffer.audit(content)
     else:
-        content = flatbuffer.read(file)
-    _require_interface(content, spec, env_id)
+        content, audit = flatbuffer.read(file), flatbuffer.audit(file)
+    _require_interface(audit, spec, env_id)
     facts = described(content)
     overrides = {"name": name or facts["sha256"][:12], "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
@@ -134,9 +136,8 @@ def export(workspace: Workspace, run: Run, schemes: Sequence[str], update: Updat
     update(len(schemes), len(schemes), "")
 
 
-def _require_interface(content: bytes, spec: EnvSpec, env_id: str) -> None:
+def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> None:
     """Require a float flatbuffer from one observation of an environment to its head."""
-    audit = flatbuffer.audit(content)
     source = f"{spec.observation_dtype} {[1, *spec.observation_shape]}"
     wanted = source, f"float32 {[1, spec.action_size]}"
     found = tuple(

@@ -43,6 +43,6 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
     return UsageError(f"Unknown {kind}: {advice} Received: {kind}={name!r}")
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error's message on one line, or the name of its type without one."""
     return " ".join(str(error).split()) or type(error).__name__

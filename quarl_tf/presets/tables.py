@@ -15,7 +15,7 @@ Table = dict[str, dict[str, Any]]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, not a string, and duplicate keys are errors."""
+    """YAML in which 1e-3 and 1e6 are numbers, not text, and duplicate keys are errors."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -28,11 +28,17 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+def _exponential(loader: _Loader, node: yaml.ScalarNode) -> float:
+    value = float(loader.construct_scalar(node))
+    return int(value) if value.is_integer() else value  # 1e6 is 1000000, also in a run's id.
+
+
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
+    "!exponential",
     re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
+_Loader.add_constructor("!exponential", _exponential)
 
 
 def parse(text: str | bytes) -> Any:

@@ -88,8 +88,8 @@ def load_to_go_on(file: Path) -> tuple[dict[str, npt.NDArray[Any]], Any]:
     found = load(file)
     if found is None or "lacking" not in found[1]:
         raise QuarlError(
-            "This is no whole file of `quarl checkpoint save`; save it again. "
-            f"Received: path={str(file)!r}"
+            "This is no whole file of `quarl checkpoint save`; name one, or save it again. "
+            f"Received: path={str(file)!r}{'' if file.exists() else ', which does not exist'}"
         )
     return found
 

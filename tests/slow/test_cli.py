@@ -193,6 +193,7 @@ PERCENT, WHOLE = "a percentage is 0 or more", "a whole number of 1 or more is ne
         (["run", *TRAIN, "--gate", "nan"], f"--gate: {PERCENT}: 'nan'"),
         (["run", *TRAIN, "--margin", "inf"], f"--margin: {PERCENT}: 'inf'"),
         (["study", "report", "x.yaml", "--margin", "-1"], f"{PERCENT}: '-1'"),
+        (["evaluate", "x.tflite", "--confident"], "add --gate"),
         (["evaluate", "x.tflite", "--episodes", "0"], f"--episodes: {WHOLE}: '0'"),
         (["blame", "x.tflite", "--episodes", "0"], f"{WHOLE}: '0'"),
         (["study", "run", "x.yaml", "--jobs", "0"], f"--jobs: {WHOLE}: '0'"),
@@ -217,7 +218,7 @@ def test_wrong_use_is_one_line_and_code_2(arguments: list[str], words: str, caps
 def test_a_folder_that_cannot_be_written_is_named_first(tmp_path: Path, capsys: Capsys) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    assert "--root" in refusal(capsys, "train", *TINY, "--root", str(blocked), code=1)
+    assert "Cannot write" in refusal(capsys, "train", *TINY, "--root", str(blocked), code=1)
     assert blocked.read_text() == "not a folder"
 
 
@@ -446,7 +447,8 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
     [
         (["export", "dqn-Nope-v1-s0"], "train it first (quarl train", 1),
         (["evaluate", "nothing.tflite"], "nothing.tflite", 1),
-        (["evaluate", "tflite_models"], "(Is a directory)", 1),
+        (["evaluate", "tflite_models"], "Name a .tflite file", 2),
+        (["evaluate", "dqn-CartPole-v1-s0"], "Name a .tflite file", 2),
         (["report", "dqn-Nope-v1-s0"], "dqn-Nope-v1-s0", 1),
         (["inspect", "nowhere.tflite"], "nowhere.tflite", 1),
         (["export", "RUN", "--schemes", "qat_w4a4"], "can be exported as fp32", 2),

@@ -114,6 +114,7 @@ def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: 
         ("faulty", "def broken(:\n", "(SyntaxError: invalid syntax (faulty.py, line 1))"),
         ("faulty", "from json import no_such_name\n", "(ImportError: cannot import name "),
         ("faulty", "1 / 0\n", "(ZeroDivisionError: division by zero)"),
+        ("faulty", "import sys\nsys.exit('no licence')\n", "(SystemExit: no licence)"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_no_traceback(
@@ -180,6 +181,8 @@ def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> 
     assert tables.read(path, ["ppo"])["ppo"]["B-v0"] == {"steps": 2, "clip": 0.2}
     for text in ("1e-3", "1E-3", "1.0e-3", "1.e-3", "+.1e-2"):
         assert tables.parse(f"rate: {text}") == {"rate": 0.001}
+    # Written otherwise, the same run.
+    assert (tables.parse("1e6"), type(tables.parse("1e6"))) == (1_000_000, int)
 
 
 @pytest.mark.parametrize(
