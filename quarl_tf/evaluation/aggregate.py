@@ -8,7 +8,7 @@ percentages of returns near zero mean little.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,10 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         [[(getattr(one, measure), one.observations) for one in runs] for runs in cells.values()]
         for measure in ("errors", "wins")
     )
+    improvement = _mean_over_cells(wins)
+    if improvement.bounded:
+        low, high = max(improvement.low, 0.0), min(improvement.high, 100.0)
+        improvement = replace(improvement, low=low, high=high)
     trainings = np.array([values.mean() for runs in errors for values, _ in runs])
     noise = [mean_of_all([one.noise for one in runs]) for runs in cells.values()]
     return Aggregate(
@@ -95,7 +99,7 @@ def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
         errors=np.sort(trainings).tolist(),
         error=_mean_over_cells(errors),
         iqm=_iqm(errors, trainings),
-        improvement=_mean_over_cells(wins),
+        improvement=improvement,
         absolute=float(np.mean([abs(_mean(runs)) for runs in errors])),
         noise=mean_of_all([one and abs(one) for one in noise]),
         losses=holm({name: _loss_p(runs) for name, runs in cells.items()}, 1 - CONFIDENCE),

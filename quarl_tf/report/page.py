@@ -98,7 +98,7 @@ def number_text(value: float | None, unit: str = "") -> str:
         return f"0{unit}"
     magnitude = abs(value)
     digits = 0 if magnitude >= 1000 else 1 if magnitude >= 10 else 2
-    text = f"{value:,.{digits}f}" if magnitude >= 0.01 else f"{value:.1g}"
+    text = f"{value:,.{digits}f}" if magnitude >= 0.01 else f"{round(value, 4) or 0:.1g}"
     return text.replace("-", "\N{MINUS SIGN}") + unit
 
 

@@ -102,6 +102,7 @@ class Row:
         delay: Step at which a quantisation-aware training began to quantise.
         status: "ok", or the reason why there is no result.
         compression: Size of fp32 over that of the scheme; `speedup`: the same of latencies.
+        losing: Trainings whose own verdict is a loss, which the pooled one may leave open.
         unseen_percent: Bound on the share of trainings, or of one's episodes, with a loss.
     """
 
@@ -132,6 +133,7 @@ class Row:
     success_rate: float | None = None
     ties: int | None = None
     verdict: str | None = None
+    losing: int | None = None
     unseen_percent: float | None = None
     more_needed: int | None = None
     weight_dtypes: dict[str, int] = field(default_factory=dict)
@@ -385,6 +387,7 @@ def _row(
         absolute_reward_error_percent=pooled.absolute_reward_error,
         normalised_error_percent=pooled.normalised_error,
         verdict=pooled.verdict,
+        losing=None if one else sum(each.comparison.verdict == "loss" for each in results),
         unseen_percent=compare.unseen_percent(alike) if alike > 1 else None,
         more_needed=pooled.more_needed,
     )

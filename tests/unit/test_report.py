@@ -309,6 +309,16 @@ def test_open_rows_have_the_number_of_episodes_that_decide(workspace: Workspace)
     assert all(f"{more:,} more episodes" in text for text in pages_of(folder))
 
 
+def test_open_rows_tell_how_many_trainings_lose(workspace: Workspace) -> None:
+    runs = [add_run(workspace, seed) for seed in SEEDS[:2]]
+    for run, lost in zip(runs, (400.0, 20.0), strict=True):
+        evaluate(workspace, run, "int8", [500.0 - lost, 499.0 - lost] * (EPISODES // 2))
+    folder = write(workspace, *runs)
+    row = by_scheme(results_of(folder)["pooled"])["int8"]
+    assert (row["verdict"], row["losing"]) == ("inconclusive", 2)
+    assert all("2 of 2 trainings lose; about" in text for text in pages_of(folder))
+
+
 @pytest.mark.parametrize(
     ("int8", "ptq_w8", "smallest", "fewest"),
     [
@@ -704,7 +714,7 @@ def test_what_some_lack_is_not_drawn(drawn: Workspace, x: str, column: str, figu
 
 def test_numbers_as_text() -> None:
     texts = {None: DASH, -0.0: "0", 500.0: "500.0", 9.634: "9.63", 15010.4: "15,010"}
-    texts |= {-20.25: f"{MINUS}20.2", 0.0042: "0.004"}
+    texts |= {-20.25: f"{MINUS}20.2", 0.0042: "0.004", -0.00004: "0"}
     assert {value: number_text(value) for value in texts} == texts
     assert (percent(2.5), percent(None)) == ("2.50 %", DASH)
     assert [size(n) for n in (None, 812, 75_910, 6_612_000)] == [DASH, "812 B", "75.9 kB", "6.6 MB"]

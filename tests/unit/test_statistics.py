@@ -393,7 +393,8 @@ def test_aggregates_by_hand() -> None:
     assert found.iqm.mean == pytest.approx(1.0)
     # More than fp32: never in a, in one of two in b; ties count half.
     assert found.improvement.mean == pytest.approx((0 + 75) / 2)
-    assert found.improvement.low == pytest.approx(37.5 - 12.706 * 12.5, rel=1e-4)
+    # A standard error of 12.5 and one degree of freedom reach beyond what a probability can be.
+    assert (found.improvement.low, found.improvement.high) == (0, 100)
     # Percentages of what fp32 earns more than a random policy.
     near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
