@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from quarl_tf.evaluation.compare import Interval
 from quarl_tf.report.figures import style
 from quarl_tf.report.figures.style import GREY, Floats, grid, legend_below, styled
 from quarl_tf.report.results import CellResults, Row
@@ -67,9 +68,13 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
     """Draw points, and lines that join families: their means, with gaps, and light trainings."""
     rows = cell.rows
     places = [widths.index(row.weight_bits) + _dodge(row, rows) for row in rows]
+    absent: dict[int, list[float]] = {}
     lines: dict[tuple[str, int | None], list[int]] = {}
     for number, row in enumerate(rows):
-        _draw_point(axes, places[number], row)
+        if row.returns is None:
+            absent.setdefault(row.weight_bits, []).append(places[number])
+        else:
+            _draw_point(axes, places[number], row, row.returns)
         if kind := style.family(Scheme.parse(row.scheme)):
             # Every line starts at fp32.
             lines.setdefault((kind, row.delay), [0]).append(number)
@@ -81,6 +86,10 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
         trainings = [cell.training_means(number) for number in numbers]
         if len(set(map(len, trainings))) == 1 and len(trainings[0]) > 1:
             axes.plot(x, np.array(trainings), color="#c9ccd1", ls=dashes, lw=0.9, zorder=1)
+    words: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
+    words |= {"ha": "center", "color": GREY, "bbox": {"fc": "white", "ec": "none", "pad": 1}}
+    for of_width in absent.values():
+        axes.text(float(np.mean(of_width)), 0.5, "missing", **words)
     if cell.baseline is not None:
         axes.axhline(cell.baseline.mean, color=GREY, ls="--", lw=1.2, zorder=1)
     if not np.isfinite(axes.dataLim.height):  # Nothing is drawn but words.
@@ -90,12 +99,8 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
     axes.grid(axis="x", visible=False)
 
 
-def _draw_point(axes: Axes, place: float, row: Row) -> None:
-    returns, kind = row.returns, style.family(Scheme.parse(row.scheme))
-    if returns is None:
-        across = axes.get_xaxis_transform()
-        axes.text(place, 0.5, "missing", transform=across, rotation=90, ha="center", color=GREY)
-        return
+def _draw_point(axes: Axes, place: float, row: Row, returns: Interval) -> None:
+    kind = style.family(Scheme.parse(row.scheme))
     reach = [[returns.mean - returns.low], [returns.high - returns.mean]]
     axes.errorbar(
         place,
