@@ -1,6 +1,7 @@
 """Render every committed report again, by the command that it records."""
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -18,4 +19,5 @@ def render(reports: Path) -> int:
 
 
 if __name__ == "__main__":
+    os.chdir(Path(__file__).parents[1])  # Where the commands were given.
     sys.exit(render(Path("reports")))
