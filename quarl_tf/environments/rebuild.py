@@ -15,6 +15,15 @@ from quarl_tf.foundation import native_output
 
 _KEEPING = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
 
+#: Bullet's functions of a step. Its client wraps them anew at every call, a seventh of a step.
+_OFTEN = (
+    "getContactPoints",
+    "getJointState",
+    "getLinkState",
+    "setJointMotorControl2",
+    "stepSimulation",
+)
+
 
 def keeps_state(registered: Registered) -> bool:
     """Tell whether an environment's seeded reset is known to keep state."""
@@ -40,4 +49,7 @@ class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
         with native_output.silenced():
             self.env.close()
             self.env = self._create()
-            return self.env.reset(seed=seed, options=options)
+            start = self.env.reset(seed=seed, options=options)
+        if (client := getattr(self.env.unwrapped, "_p", None)) is not None:
+            vars(client).update({name: getattr(client, name) for name in _OFTEN})
+        return start
