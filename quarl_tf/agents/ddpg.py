@@ -86,10 +86,10 @@ def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
     kept = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
 
     def act(
-        greedy: Any, random: np.random.Generator, progress: float, warming_up: bool, noise: Any
+        greedy: Any, random: np.random.Generator, progress: float, untrained: bool, noise: Any
     ) -> Any:
         del progress
-        if warming_up:
+        if untrained:
             return random.uniform(low, high, size=noise.shape).astype(np.float32)
         noise[:] = kept * noise + preset.noise * random.standard_normal(noise.shape)
         return np.clip(greedy() + (high - low) / 2 * noise, low, high).astype(np.float32)

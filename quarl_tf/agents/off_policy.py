@@ -20,8 +20,8 @@ from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
 
 #: Chooses actions, given a function that returns the greedy ones, a generator, the finished share
-#: of the training, whether the replay warms up, and noise [num_envs, action size], which starts at
-#: 0 and may be changed.
+#: of the training, whether nothing is learned yet, and noise [num_envs, action size], which starts
+#: at 0 and may be changed.
 Exploration = Callable[
     [Callable[[], npt.NDArray[Any]], np.random.Generator, float, bool, npt.NDArray[Any]],
     npt.NDArray[Any],
@@ -85,7 +85,9 @@ class OffPolicyAgent(Agent):
         def greedy() -> npt.NDArray[Any]:
             return self._spec.greedy(self._snapshot(observations))
 
-        state = progress, self._warming_up, self._kept["noise"]
+        # Without its replay, which warms up again, a training that goes on has an actor.
+        untrained = self._warming_up and not self._learner.agent.train_step_counter.numpy()
+        state = progress, untrained, self._kept["noise"]
         return self._exploration(greedy, self._explore, *state)
 
     def observe(self, tick: Tick) -> None:

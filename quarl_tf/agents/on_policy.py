@@ -13,7 +13,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
-from quarl_tf.networks import Design, NetworkFactory, inference
+from quarl_tf.networks import Design, NetworkFactory, Weights, inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import PpoPreset
@@ -168,6 +168,12 @@ class ActorCritic(Agent):
         self._model.take(self.network)
         self._actor.model = self._model.policy
         self._round = inference.compiled(self._train_on, self.network)
+
+    def start_from(self, weights: Weights, seen: int) -> None:
+        """Start from a trained network; the value takes its statistics."""
+        super().start_from(weights, seen)
+        self._statistics.apply_to(self._model.normalised)
+        self.refresh()
 
     def distance(self, heads: Any, targets: Any) -> Any:
         """Return the mean distance from a teacher; of discrete actions that of probabilities."""

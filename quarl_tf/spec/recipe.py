@@ -148,7 +148,8 @@ class QatSchedule:
         delay: Environment steps before quantisation; it begins with the next burst of training.
         ranges: What activations' ranges are at the delay: the "extremes" seen until then, a
             "moving_average" of each batch's extremes, or one of its 0.1 % and 99.9 % "percentile";
-            or "following", a moving average that continues after the delay, for kernels too.
+            or "following", a moving average that continues after the delay. Kernels' ranges, at
+            the delay or "following", are those of their weights.
         gradient: "straight_through" everywhere, or "clipped" to within the range.
         learned_steps: Whether steps are learned from the delay on; gradients are clipped then.
     """

@@ -294,7 +294,7 @@ class _Training:
     def note(self) -> str:
         """Return the progress in a few words."""
         mean = self.collector.mean_return()
-        best = f", best greedy {self.best.score:.1f}" if self.best.step else ""
+        best = f", best greedy {self.best.score:.1f}" if math.isfinite(self.best.score) else ""
         return "" if mean is None else f"return {mean:.1f}{best}"
 
     def _require_finite_loss(self, loss: float) -> None:

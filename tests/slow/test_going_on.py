@@ -21,10 +21,13 @@ from quarl_tf.training import checkpoint, loop
 _BRIEF: dict[str, Any] = {"steps": 512, "num_envs": 2, "network": [8], "train_frequency": 64}
 _BRIEF |= {"evaluation_every": 128, "evaluation_episodes": 2, "checkpoint_every": 256}
 _DQN = {**_BRIEF, "learning_starts": 64, "batch_size": 16, "gradient_steps": 4, "target_update": 6}
+_OFF_POLICY = {"learning_starts": 200, "batch_size": 16, "gradient_steps": 4}
+_DDPG = {**_BRIEF, **_OFF_POLICY, "noise": 0.0, "correlated_noise": False}
 _FOUR_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
 RUNS = {
     "ppo": Run("ppo", "CartPole-v1", 3, {**_BRIEF, "minibatch_size": 32, "epochs": 2}),
     "dqn": Run("dqn", "CartPole-v1", 3, _DQN),
+    "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, _DDPG),
     "dqn at 4 bits": Run("dqn", "CartPole-v1", 3, _DQN, _FOUR_BITS),
 }
 
@@ -58,16 +61,23 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     preset, there = presets.load(run.algo, run.env_id, run.overrides), Workspace(tmp_path / "there")
     begun = loop._Training(there.run_dir("begun"), expected, preset)
     begun.resume()
-    assert begun.step == state["step"] > 256
+    assert begun.step == state["step"] >= 256
     assert begun.collector.episodes == state["episodes"]
     copies, found = set(state["copies"]), begun.agent.arrays()
-    assert bool(copies) == (run.algo == "dqn")
+    assert bool(copies) == (run.algo != "ppo")
     for name in arrays.keys() - copies:
         if not name.startswith(("replay/", "best/")):
             np.testing.assert_array_equal(found[name], arrays[name], err_msg=name)
     for target in begun.agent.targets:
         for name, value in networks.weights(target).items():
             np.testing.assert_array_equal(value, networks.weights(begun.agent.network)[name])
+    # It acts by its network, also while a new replay warms up.
+    if run.algo == "ddpg":
+        seen = begun.collector.observations
+        expected_actions = begun._spec.greedy(
+            networks.inference.Snapshot(begun.agent.network)(seen)
+        )
+        np.testing.assert_array_equal(begun.agent.act(seen, 0.5), begun._spec.greedy(heads))
     # As the command that was printed has it, to the end.
     assert verbs.main([*command, "--root", str(there.root)]) == 0
     record = TrainingRecord.load(there.run_dir(expected.run_id) / "training.json")

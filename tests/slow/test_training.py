@@ -17,6 +17,7 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
+from quarl_tf.networks.layers import unwrap
 from quarl_tf.pipeline import evaluate, export
 from quarl_tf.quantization import quantizing
 from quarl_tf.runtime.policy import Policy
@@ -266,6 +267,18 @@ def require_start(workspace: Workspace, run: Run, kept: networks.Weights) -> Non
     state.start_from(workspace, run.origin)
     found = {name: state.best.weights[name] for name in kept}
     np.testing.assert_equal(found, kept)
+
+
+def test_the_value_network_sees_what_the_network_to_start_from_saw(tmp_path: Path) -> None:
+    run = Run("ppo", "CartPole-v1", 0, {"network": [8]})
+    first, second = begun(tmp_path, run).agent, begun(tmp_path, run).agent
+    first._statistics.update(np.random.default_rng(0).normal(3, 2, (50, 4)).astype(np.float32))
+    first._statistics.apply_to(first._model.normalised)
+    second.start_from(networks.weights(first.network), 50)
+    policy, value = (unwrap(m.get_layer("normalizer")) for m in second._model.normalised)
+    assert value.mean.numpy() == pytest.approx(first._statistics.mean, rel=1e-5)
+    np.testing.assert_array_equal(value.mean, policy.mean)
+    np.testing.assert_allclose(value.inverse_deviation, policy.inverse_deviation, rtol=1e-5)
 
 
 def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
