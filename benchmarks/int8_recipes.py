@@ -17,7 +17,7 @@ from quarl_tf.evaluation.shelf import entries
 from quarl_tf.export import calibration, integer, preparation
 from quarl_tf.foundation.files import write_text
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Recipe, Scheme
+from quarl_tf.spec import Recipe, Scheme, actions
 from quarl_tf.spec.recipe import integers
 
 RESULTS = Path("benchmarks/int8_recipes.json")
@@ -64,15 +64,15 @@ def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
     """
     policy = Policy.load(path)
     sidecar, content = policy.sidecar, path.read_bytes()
-    discrete = sidecar.num_actions is not None
+    choices = sidecar.num_actions
     observations = calibration.observations(policy)
     seen, unseen = observations[::2], observations[1::2][:_UNSEEN]
-    content = preparation.centred(content) if discrete else content
+    content = preparation.centred(content, choices)
     files = {"fp32": content, **{name: make(content, seen) for name, make in VARIANTS.items()}}
     policies = {name: Policy(made, sidecar) for name, made in files.items()}
     heads = {n: np.array([p.head(one) for one in unseen]) for n, p in policies.items()}
-    if discrete:
-        heads = {name: found - found.mean(axis=1, keepdims=True) for name, found in heads.items()}
+    if choices is not None:
+        heads = {name: actions.centred(found, choices) for name, found in heads.items()}
     scale = float(heads["fp32"].std(axis=0).mean())
     return {
         name: {

@@ -135,8 +135,15 @@ def _export(args: argparse.Namespace) -> None:
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf), args)
         return
-    _schemes(args)  # Refuses unknown names, whatever the run.
-    run = state.known_run(Workspace(args.root), args.run)
+    names, workspace = _schemes(args), Workspace(args.root)  # Unknown ones, whatever the run.
+    if to_c and not workspace.run_dir(args.run).exists():
+        wanted = ("int8", "qat_int8") if args.schemes is None else names
+        kept = [p for name in wanted if (p := workspace.artifact(args.run, name)).exists()]
+        for path in kept:
+            _write_c(path, args)
+        if kept:
+            return
+    run = state.known_run(workspace, args.run)
     if to_c and args.schemes is None:
         args.schemes = "int8" if run.quantization is None else "qat_int8"
     schemes = _schemes(args, run)

@@ -45,8 +45,7 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     `content` is the fp32 flatbuffer that `policy` was loaded from.
     """
     observations = calibration.observations(policy)[: auto.SEEN]
-    discrete = policy.sidecar.num_actions is not None
-    content = prepared(content, observations, discrete=discrete)
+    content = prepared(content, observations, policy.sidecar.num_actions)
     wanted = auto.heads(content, policy, observations)
     layers = list(Graph(content).layers())
 

@@ -1,9 +1,11 @@
 """Values of a float flatbuffer's tensors over observations."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -84,12 +86,26 @@ def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:
     Those of a convolution are patches of the images, evenly sampled.
     """
     values = tensor_values(graph, layer, "inputs", observations)
+    kernel = tuple(map(int, graph.tensors[layer.inputs[1]].shape))
     if graph.name(layer) == "CONV_2D":
-        height, width = map(int, graph.tensors[layer.inputs[1]].shape[1:3])
-        patches: Array = sliding_window_view(values, (height, width), axis=(1, 2))  # type: ignore[call-overload]
-        options = layer.builtinOptions
-        patches = patches[:, :: options.strideH, :: options.strideW].transpose(0, 1, 2, 4, 5, 3)
-        values = patches.reshape(-1, height * width * values.shape[3])
+        patches = _patches(values, kernel[1:3], layer.builtinOptions)
+        values = patches.reshape(-1, math.prod(kernel[1:]))
         return values[:: max(1, len(values) // _PATCHES)]
-    # The input of a dense layer may be an image of one point that was not flattened.
-    return values.reshape(len(values), -1)
+    # A dense layer may take several vectors of an observation, or an image that it flattens.
+    return values.reshape(-1, kernel[-1])
+
+
+def _patches(images: Array, size: Sequence[int], options: Any) -> Array:
+    """Return what a convolution multiplies, [n, rows, columns, height, width, channels]."""
+    strides = options.strideH, options.strideW
+    apart = options.dilationHFactor, options.dilationWFactor
+    reach = [(n - 1) * d + 1 for n, d in zip(size, apart, strict=True)]
+    if options.padding == schema.Padding.SAME:
+        ends = []
+        for n, r, stride in zip(images.shape[1:3], reach, strides, strict=True):
+            added = max((-(-n // stride) - 1) * stride + r - n, 0)
+            ends.append((added // 2, added - added // 2))
+        images = np.pad(images, [(0, 0), *ends, (0, 0)])
+    windows: Array = sliding_window_view(images, reach, axis=(1, 2))  # type: ignore[call-overload]
+    kept = windows[:, :: strides[0], :: strides[1], :, :: apart[0], :: apart[1]]
+    return kept.transpose(0, 1, 2, 4, 5, 3)

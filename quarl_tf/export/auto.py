@@ -27,9 +27,8 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
 
     Recipes that leave less in float come first and win ties.
     """
-    discrete = policy.sidecar.num_actions is not None
-    ready = prepared(content, observations, discrete=discrete)
-    plain = centred(content) if discrete else content
+    choices = policy.sidecar.num_actions
+    ready, plain = prepared(content, observations, choices), centred(content, choices)
     wanted = heads(ready, policy, observations[:SEEN])
     layers = list(Graph(ready).layers())
 

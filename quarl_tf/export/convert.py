@@ -23,8 +23,7 @@ from quarl_tf.networks import Weights
 from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import REFERENCE, Run, Scheme
-from quarl_tf.spec.actions import agreement
+from quarl_tf.spec import REFERENCE, Run, Scheme, actions
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
 
@@ -214,7 +213,7 @@ def _compared(
     scheme, choices = Scheme.parse(policy.sidecar.scheme), policy.sidecar.num_actions
     if choices is not None and scheme.centred:
         # Some have no common part of all actions, which changes no choice.
-        heads, wanted = (x - x.mean(axis=1, keepdims=True) for x in (heads, wanted))
+        heads, wanted = (actions.centred(x, choices) for x in (heads, wanted))
     difference = float(np.abs(heads - wanted).max())
     scale = max(1.0, float(np.abs(wanted).max()))
     check: dict[str, Any] = {
@@ -240,5 +239,5 @@ def _compared(
             + ", ".join(f"{name}={value:g}" for name, value in check.items())
         )
     if choices is not None:
-        check["action_agreement"] = agreement(heads, wanted, choices)
+        check["action_agreement"] = actions.agreement(heads, wanted, choices)
     return check

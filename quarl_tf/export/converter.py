@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quarl_tf.export.graph import Graph
+from quarl_tf.export.graph import UINT8, Graph
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.keras import keras, tf
@@ -15,7 +15,13 @@ from quarl_tf.foundation.keras import keras, tf
 #: Observations of the representative dataset, as in TensorFlow's guide.
 _REPRESENTATIVE = 500
 
-_ACTIVATIONS: Mapping[int, Callable[[Any], Any]] = {0: lambda x: x, 1: tf.nn.relu}
+#: By their codes: none, ReLU, ReLU6, tanh.
+_ACTIVATIONS: Mapping[int, Callable[[Any], Any]] = {
+    0: lambda x: x,
+    1: tf.nn.relu,
+    3: tf.nn.relu6,
+    4: tf.tanh,
+}
 
 
 def of_function(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: str) -> Any:
@@ -61,10 +67,13 @@ def _function(content: bytes) -> Callable[[Any], Any]:
     """Return what a float flatbuffer computes, in TensorFlow."""
     graph = Graph(content)
     for operator in graph.operators:
-        if graph.name(operator) not in _OPERATIONS:
+        kind, source = graph.name(operator), graph.tensors[operator.inputs[0]]
+        supported = kind in _OPERATIONS and _fused(operator) in _ACTIVATIONS
+        # The bytes of an observation are floats here.
+        if not supported or (kind == "CAST" and source.type != UINT8):
             raise QuarlError(
                 "int8_stock is made of dense and convolutional policies; name other schemes. "
-                f"Received: operator={graph.name(operator)}"
+                f"Received: operator={kind} of {source.name.decode()}"
             )
 
     def call(observation: Any) -> Any:
@@ -73,23 +82,31 @@ def _function(content: bytes) -> Callable[[Any], Any]:
             arguments = [
                 values[i] if i in values else graph.constant(i) for i in operator.inputs if i >= 0
             ]
-            values[operator.outputs[0]] = _OPERATIONS[graph.name(operator)](operator, *arguments)
+            if graph.name(operator) == "RESHAPE":
+                made = graph.tensors[operator.outputs[0]].shape
+                arguments[1:] = [made if len(made) > 2 else (1, -1)]
+            computed = _OPERATIONS[graph.name(operator)](operator, *arguments)
+            values[operator.outputs[0]] = _ACTIVATIONS[_fused(operator)](computed)
         return values[graph.outputs[0]]
 
     return call
 
 
-def _dense(operator: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
-    activation = _ACTIVATIONS[operator.builtinOptions.fusedActivationFunction]
-    return activation(tf.matmul(inputs, kernel, transpose_b=True) + bias)
+def _fused(operator: Any) -> int:
+    return getattr(operator.builtinOptions, "fusedActivationFunction", 0)
+
+
+def _dense(_: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
+    return tf.matmul(inputs, kernel, transpose_b=True) + bias
 
 
 def _convolution(operator: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
     options = operator.builtinOptions
+    strides = options.strideH, options.strideW
     padding = ("SAME", "VALID")[options.padding]
+    apart = options.dilationHFactor, options.dilationWFactor
     moved = np.transpose(kernel, (1, 2, 3, 0))
-    product = tf.nn.conv2d(inputs, moved, (options.strideH, options.strideW), padding)
-    return _ACTIVATIONS[options.fusedActivationFunction](product + bias)
+    return tf.nn.conv2d(inputs, moved, strides, padding, dilations=apart) + bias
 
 
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
@@ -99,7 +116,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "MINIMUM": lambda _, x, y: tf.minimum(x, y),
     "MAXIMUM": lambda _, x, y: tf.maximum(x, y),
     "TANH": lambda _, x: tf.tanh(x),
-    "RESHAPE": lambda _, x, shape: tf.reshape(x, (1, -1)),
+    "RESHAPE": lambda _, x, shape: tf.reshape(x, shape),
     "FULLY_CONNECTED": _dense,
     "CONV_2D": _convolution,
 }

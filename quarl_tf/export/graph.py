@@ -10,7 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 
-FLOAT32 = schema.TensorType.FLOAT32
+FLOAT32, UINT8 = schema.TensorType.FLOAT32, schema.TensorType.UINT8
 
 #: Operators with a kernel of weights.
 WEIGHTED = ("FULLY_CONNECTED", "CONV_2D")
@@ -78,8 +78,9 @@ class Graph:
         return {i: op for op in self.operators for i in op.outputs}
 
     def before_tanh(self) -> set[int]:
-        """Return the inputs of all tanh operators."""
-        return {op.inputs[0] for op in self.operators if self.name(op) == "TANH"}
+        """Return the inputs of all tanh operators, which nothing else reads."""
+        read = {op.inputs[0] for op in self.operators if self.name(op) == "TANH"}
+        return {index for index in read if self.readers(index) == 1}
 
     def constant(self, index: int) -> Array | None:
         """Return a float32 constant; None for other tensors and for -1."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export.activations import ranges
-from quarl_tf.export.graph import LOWEST, WEIGHTED, Graph
+from quarl_tf.export.graph import LOWEST, UINT8, WEIGHTED, Graph
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import Array, Grid, grid_between, snap
@@ -146,6 +146,11 @@ class _Writer:
         name, steps = graph.name(operator), self._steps[layer]
         per_channel = name == "CONV_2D" or weights.per_channel
         codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
+        least = _least_scales(bias, float(graph.tensors[source].quantization.scale[0]))
+        least = least if len(scales) > 1 else least.max(keepdims=True)
+        if (scales < least).any():
+            steps = np.maximum(scales, least)
+            codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
         scale = graph.tensors[source].quantization.scale[0] * scales
         inputs = [source, graph.add_integers(operator.inputs[1], np.int8, scales, 0, codes), -1]
         if bias is not None:
@@ -169,21 +174,37 @@ class _Writer:
             self._integer(producer.inputs[0])
             self._write_unweighted(producer, kind)
             return self._integers[index]
-        while self._made_by(source) in _CLIPPING:
-            source = self._producers[source].inputs[0]
         if kind == "CONCATENATION" and self._made_by(producer.inputs[0]) == "DEQUANTIZE":
             # The grid of the codes that `preparation.refined` computes it from.
             codes = self._producers[producer.inputs[0]].inputs[0]
             self._add_like(index, graph.tensors[codes])
-        elif kind == "CAST":
+        elif kind == "CAST" and graph.tensors[producer.inputs[0]].type == UINT8:
             source = producer.inputs[0]
             graph.set_grid(source, 1, 0)
             self._integers[index] = graph.add_integers(index, np.int8, 1, LOWEST)
         else:
-            self._add_codes(index, self._recipe.observation.activations or _BYTE)
+            grid = self._grid(index, self._recipe.observation.activations or _BYTE)
+            self._integers[index] = graph.add_codes(index, grid)
+            source = self._unclipped(index, grid)
         made = self._integers[index]
         self._written.append(graph.operator("QUANTIZE", [source], [made]))
         return made
+
+    def _unclipped(self, index: int, grid: Grid) -> int:
+        """Return the tensor that a grid's ends clip to what a float one is."""
+        while (kind := self._made_by(index)) in _CLIPPING:
+            given = list(self._producers[index].inputs)
+            ends = [self._graph.constant(i) for i in given]
+            (place,) = [i for i, end in enumerate(ends) if end is not None][:1] or [0]
+            end = ends[place]
+            if end is None or end.size > 1:
+                break
+            # A step beyond the end is rounded to it or to its neighbour.
+            beyond = end.item() - grid.high if kind == "MINIMUM" else grid.low - end.item()
+            if beyond < -grid.step:
+                break
+            index = given[1 - place]
+        return index
 
     def _made_by(self, index: int) -> str:
         return self._graph.name(self._producers[index]) if index in self._producers else ""
@@ -210,6 +231,12 @@ class _Writer:
             if index in self._integers and not any(index in op.outputs for op in self._written):
                 source = self._integers[index]
                 self._written.append(self._graph.operator("DEQUANTIZE", [source], [index]))
+
+
+def _least_scales(bias: Array | None, source_scale: float) -> Array:
+    """Return the scales of a kernel below which the bias leaves int32, or the scale float32."""
+    values = np.zeros(1) if bias is None else np.abs(bias.astype(np.float64))
+    return np.maximum(values / source_scale / 2**30, np.finfo(np.float32).tiny)
 
 
 def integers(

@@ -12,11 +12,16 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl_tf.export.activations import kernel_inputs, ranges
 from quarl_tf.export.graph import Graph
 from quarl_tf.quantization.grid import Array, grid_between
-from quarl_tf.spec import TensorFormat
+from quarl_tf.spec import TensorFormat, actions
+from quarl_tf.spec.actions import Choices
 from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 _BYTE = TensorFormat(bits=8)
-_RELU = schema.ActivationFunctionType.RELU
+_NONE, _RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
+
+#: Largest ratio of a channel's bias to its weights that `equalised` ignores. A channel that is
+#: mostly its bias would, with weights like the others', take the grid that all share.
+_MOST_BIAS = 32
 
 #: How much finer the grid of the rounding residuals is than the grid of the observation.
 _FINER = 16
@@ -25,26 +30,35 @@ _FINER = 16
 _ROUNDING = 1e-6
 
 
-def prepared(content: bytes, observations: Array, *, discrete: bool) -> bytes:
+def prepared(content: bytes, observations: Array, choices: Choices | None) -> bytes:
     """Return the float flatbuffer from which `int8` is made."""
-    content = widened(equalised(centred(content) if discrete else content), observations)
+    content = widened(equalised(centred(content, choices)), observations)
     return refined(content, observations)
 
 
-def centred(content: bytes) -> bytes:
-    """Subtract from a head of values or logits its mean over the actions.
+def centred(content: bytes, choices: Choices | None) -> bytes:
+    """Subtract from a head of values or logits its mean over the actions of each choice.
 
     Greedy choice and softmax stay the same, but the part that all actions share is gone. DQN's
     values lie near 1 / (1 - discount) while the best two actions differ by a thousandth of that:
     one step of an int8 head over the raw values is wider than most differences, and actions tie.
+    A continuous action (no `choices`) and a head that is not `separable` stay.
     """
     graph = Graph(content)
+    if choices is None or not separable(graph):
+        return content
     head = graph.layers()["head"]
-    if head.outputs[0] in graph.outputs and graph.readers(head.outputs[0]) == 1:
-        for index, values in zip(head.inputs[1:3], graph.kernel_and_bias(head), strict=False):
-            if values is not None:
-                graph.set_constant(index, values - values.mean(axis=0, keepdims=True))
+    for index, values in zip(head.inputs[1:3], graph.kernel_and_bias(head), strict=False):
+        if values is not None:
+            graph.set_constant(index, actions.centred(values.T, choices).T)
     return graph.pack()
+
+
+def separable(graph: Graph) -> bool:
+    """Tell whether the last layer alone, without an activation, computes the head."""
+    head = graph.layers()["head"]
+    last = head.outputs[0] in graph.outputs and graph.readers(head.outputs[0]) == 1
+    return last and head.builtinOptions.fusedActivationFunction == _NONE
 
 
 def equalised(content: bytes, rounds: int = 20) -> bytes:
@@ -70,6 +84,8 @@ def _equalise(graph: Graph, first: Any, second: Any) -> None:
     if not relu or before is None or after is None:
         return
     out = np.abs(before).reshape(len(before), -1).max(axis=1)
+    if bias is not None:
+        out = np.maximum(out, bias / _MOST_BIAS)
     into = np.abs(after).reshape(-1, after.shape[-1]).max(axis=0)
     factor = np.ones_like(out)
     alive = (out > 0) & (into > 0)
@@ -125,15 +141,15 @@ def refined(content: bytes, observations: Array) -> bytes:
     source, kernel = layer.inputs[0], graph.constant(layer.inputs[1])
     if not graph.takes_floats or kernel is None or kernel.ndim != 2:
         return content
+    size, shape = kernel.shape[1], tuple(graph.tensors[source].shape)
+    if shape[-1] != size:
+        return content
     low, high = np.array(ranges(content, observations)[source], np.float32)
     # A residual is at most half a step.
     margin = (high - low) / 2**_BYTE.bits / 2 * _FINER
     grid = grid_between(np.minimum(low, -margin), np.maximum(high, margin), _BYTE)
-    size = kernel.shape[1]
-    near, rest, fine = (
-        graph.add(source, s, shape=(1, size)) for s in (b"_near", b"_rest", b"_fine")
-    )
-    both = graph.add(source, b"_both", shape=(1, 2 * size))
+    near, rest, fine = (graph.add(source, s, shape=shape) for s in (b"_near", b"_rest", b"_fine"))
+    both = graph.add(source, b"_both", shape=(*shape[:-1], 2 * size))
     times = graph.add(source, b"_times", shape=(), values=_FINER)
     codes, place = graph.add_codes(source, grid), graph.operators.index(layer)
     graph.operators[place:place] = [

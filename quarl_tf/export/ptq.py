@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export import auto, calibration, integer, preparation, rounding
+from quarl_tf.export.graph import Graph
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
@@ -23,24 +24,28 @@ from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions
+from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path, write_artifact
 
 
 def quantized(
-    content: bytes, scheme: Scheme, observations: Array | None = None, *, discrete: bool = False
+    content: bytes,
+    scheme: Scheme,
+    observations: Array | None = None,
+    choices: Choices | None = None,
 ) -> bytes:
     """Return a quantised float32 flatbuffer; a QuarlError where scheme or flatbuffer is unfit.
 
     Weights alone (`ptq_wN`, `ptq_paper_wN`) have the papers' granularity: one grid for a
     fully-connected kernel, one per output channel for a convolution (QuaRL, Krishnan et al., arXiv
-    1910.01055, section 3). Calibrated schemes need observations [n, ...]; `discrete` says whether
-    the greatest value of the head is chosen.
+    1910.01055, section 3). Calibrated schemes need observations [n, ...]; `choices` are the
+    numbers of discrete actions, if the greatest values of the head are chosen.
     """
     if observations is not None:
         _require_fitting(content, observations)
         if scheme.calibrated:
-            return _calibrated(content, scheme, observations, discrete=discrete)
+            return _calibrated(content, scheme, observations, choices)
     form = scheme.recipe.default.weights
     if form is None or scheme.calibrated or not scheme.post_training:
         raise UsageError(
@@ -82,16 +87,18 @@ def _require_free(target: Path, source: Path, scheme: Scheme) -> None:
         raise UsageError(f"{flaw}; give another path. Received: {str(target)!r}")
 
 
-def _calibrated(content: bytes, scheme: Scheme, observations: Array, *, discrete: bool) -> bytes:
+def _calibrated(
+    content: bytes, scheme: Scheme, observations: Array, choices: Choices | None
+) -> bytes:
     if scheme.name == "int8_stock":
         from quarl_tf.export import converter  # Loads TensorFlow, which the others do not need.
 
         return converter.stock_int8(content, observations)
     integers = scheme.name in CALIBRATED
     if integers and scheme.name != "int8_tensor":
-        content = preparation.prepared(content, observations, discrete=discrete)
-    elif discrete and scheme.recipe.head.activations is not None:
-        content = preparation.centred(content)
+        content = preparation.prepared(content, observations, choices)
+    elif scheme.recipe.head.activations is not None:
+        content = preparation.centred(content, choices)
     if integers:
         return integer.quantized(content, observations, scheme.recipe)
     return rounding.optimised(content, observations, scheme.recipe)
@@ -107,8 +114,7 @@ def calibrated(
     """
     if scheme.name == "int8_auto":
         return auto.chosen(content, policy, observations)
-    discrete = policy.sidecar.num_actions is not None
-    return quantized(content, scheme, observations, discrete=discrete), {}
+    return quantized(content, scheme, observations, policy.sidecar.num_actions), {}
 
 
 def described(content: bytes) -> dict[str, Any]:
@@ -148,7 +154,9 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
     _require_free(target, source, scheme)
     content, observations = flatbuffer.read(source), None
     choice: dict[str, Any] = {}
+    relative = sidecar.head == "q_values" and scheme.centred
     if scheme.calibrated:
+        relative = relative and preparation.separable(Graph(content))
         observations = calibration.observations(policy)
         content, choice = calibrated(content, scheme, observations, policy)
     else:
@@ -159,7 +167,6 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         if (known.scheme, known.sha256) == (scheme.name, facts["sha256"]):
             write_bytes(target, content)
             return target
-    relative = sidecar.head == "q_values" and scheme.centred
     made = replace(
         sidecar,
         scheme=scheme.name,
@@ -179,7 +186,7 @@ def _agreement(reference: Policy, policy: Policy, observations: Array) -> dict[s
     heads = np.array([[p.head(o) for o in observations] for p in (reference, policy)])
     choices = reference.sidecar.num_actions
     if choices is not None:
-        heads -= heads.mean(axis=-1, keepdims=True)
+        heads = actions.centred(heads, choices)
     found = {
         "observations": len(observations),
         "max_abs_difference": float(np.abs(heads[0] - heads[1]).max()),

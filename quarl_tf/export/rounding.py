@@ -83,7 +83,8 @@ def _round_tensor(
     end = graph.add(index, b"_end", shape=(), values=grid.high)
     place = next((i for i, op in enumerate(graph.operators, 1) if index in op.outputs), 0)
     if place:  # Its producer computes the new tensor instead.
-        whole, rounded, graph.operators[place - 1].outputs = other, index, [other]
+        whole, rounded, producer = other, index, graph.operators[place - 1]
+        producer.outputs = [other if i == index else i for i in producer.outputs]
     else:
         whole, rounded = index, other
         for user in graph.operators:

@@ -28,17 +28,18 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _exponential(loader: _Loader, node: yaml.ScalarNode) -> float:
-    value = float(loader.construct_scalar(node))
-    return int(value) if value.is_integer() else value  # 1e6 is 1000000, also in a run's id.
+def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
+    value: float = loader.construct_yaml_float(node)
+    # 1e6 is 1000000, also in a run's id.
+    return int(value) if "e" in node.value.lower() and value.is_integer() else value
 
 
 _Loader.add_implicit_resolver(
-    "!exponential",
+    "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
-_Loader.add_constructor("!exponential", _exponential)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def parse(text: str | bytes) -> Any:

@@ -18,6 +18,12 @@ def split(heads: NDArray[Any], choices: Choices) -> list[NDArray[Any]]:
     return [heads[..., end - n : end] for n, end in zip(choices, accumulate(choices), strict=True)]
 
 
+def centred(heads: NDArray[Any], choices: Choices) -> NDArray[Any]:
+    """Subtract from the values [..., n] of each choice their mean."""
+    parts = [part - part.mean(axis=-1, keepdims=True) for part in split(heads, choices)]
+    return np.concatenate(parts, axis=-1)
+
+
 def best(heads: NDArray[Any], choices: Choices) -> NDArray[Any]:
     """Return the best actions [...] or [..., choices] of heads [..., n]; the first of equals."""
     each: list[NDArray[Any]] = [values.argmax(axis=-1) for values in split(heads, choices)]

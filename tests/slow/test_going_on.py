@@ -74,9 +74,7 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     # It acts by its network, also while a new replay warms up.
     if run.algo == "ddpg":
         seen = begun.collector.observations
-        expected_actions = begun._spec.greedy(
-            networks.inference.Snapshot(begun.agent.network)(seen)
-        )
+        heads = networks.inference.Snapshot(begun.agent.network)(seen)
         np.testing.assert_array_equal(begun.agent.act(seen, 0.5), begun._spec.greedy(heads))
     # As the command that was printed has it, to the end.
     assert verbs.main([*command, "--root", str(there.root)]) == 0

@@ -182,7 +182,9 @@ def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> 
     for text in ("1e-3", "1E-3", "1.0e-3", "1.e-3", "+.1e-2"):
         assert tables.parse(f"rate: {text}") == {"rate": 0.001}
     # Written otherwise, the same run.
-    assert (tables.parse("1e6"), type(tables.parse("1e6"))) == (1_000_000, int)
+    for text in ("1e6", "1.0e+6"):
+        assert (tables.parse(text), type(tables.parse(text))) == (1_000_000, int)
+    assert type(tables.parse("1.0")) is float
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,11 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     export = ["export", "LunarLander-v3/ppo/int8", "--target", "c"]
     assert main([*export, "--no-float"]) == 0
     assert "int policy_act(const int32_t *observation)" in (shelf / "int8.h").read_text()
+    # Without its training a run's exported file is there all the same.
+    assert main(["export", "ppo-LunarLander-v3-s0", "--target", "c"]) == 0
+    written = (shelf / "int8.c").read_bytes()
     assert main(export) == 0
+    assert (shelf / "int8.c").read_bytes() == written
     shown = capsys.readouterr().out
     assert f"int8.c  (flash: {c_source.size(shelf / 'int8.tflite').constants:,} bytes" in shown
     shutil.copy(ROOT / "examples/main.c", shelf)

@@ -240,7 +240,7 @@ def test_kernels_rounded_by_outputs_change_the_head_less(heads: Heads, content: 
 def test_centred_heads_have_no_common_part_and_the_same_choice(
     heads: Heads, content: bytes, observations: np.ndarray
 ) -> None:
-    wanted, found = (heads(x, observations) for x in (content, preparation.centred(content)))
+    wanted, found = (heads(x, observations) for x in (content, preparation.centred(content, 2)))
     np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-6)
     np.testing.assert_allclose(found, wanted - wanted.mean(axis=1, keepdims=True), atol=1e-5)
 
