@@ -288,6 +288,8 @@ def _report(args: argparse.Namespace) -> None:
             command=args.command,
         )
     _say(f"report    {page}")
+    if missing := len(read_json(page.with_name("results.json"))["missing"]):
+        _warn(f"experiments without a result: {missing}; the report says why, and what makes them.")
 
 
 def _study_plan(args: argparse.Namespace) -> None:

@@ -465,6 +465,15 @@ def test_what_is_not_there_is_named_by_a_dry_run_too(
     assert said in told.pop()
 
 
+def test_a_report_that_lacks_a_result_says_so(
+    finished: Finished, tmp_path: Path, capsys: Capsys
+) -> None:
+    artifact = finished.copied(tmp_path).artifact(finished.run_id, "int8")
+    artifact.with_suffix(".json").write_text("")
+    assert verbs.main(["report", finished.run_id, "--root", str(tmp_path)]) == 0
+    assert "experiments without a result: 1; " in capsys.readouterr().err
+
+
 def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: Finished) -> None:
     root, run_id = finished
     left = root / "runs" / run_id / "checkpoints"
