@@ -98,11 +98,15 @@ def number_text(value: float | None, unit: str = "") -> str:
         return f"0{unit}"
     magnitude = abs(value)
     digits = 0 if magnitude >= 1000 else 1 if magnitude >= 10 else 2
-    text = f"{value:,.{digits}f}" if magnitude >= 0.01 else f"{round(value, 4) or 0:.1g}"
+    text = f"{value:,.{digits}f}" if magnitude >= 0.01 else f"{value:.1g}"
     return text.replace("-", "\N{MINUS SIGN}") + unit
 
 
-percent = partial(number_text, unit=" %")
+def percent(value: float | None) -> str:
+    """Format a percentage; below a ten-thousandth it is 0."""
+    return number_text(None if value is None else round(value, 4), " %")
+
+
 times = partial(number_text, unit="\N{MULTIPLICATION SIGN}")
 
 
