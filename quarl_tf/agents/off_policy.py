@@ -20,8 +20,8 @@ from quarl_tf.networks.inference import Snapshot
 from quarl_tf.presets import OffPolicyPreset
 
 #: Chooses actions, given a function that returns the greedy ones, a generator, the finished share
-#: of the training, whether nothing is learned yet, and noise [num_envs, action size], which starts
-#: at 0 and may be changed.
+#: of the training, whether no gradient step was taken yet, and noise [num_envs, action size], which
+#: starts at 0 and may be changed.
 Exploration = Callable[
     [Callable[[], npt.NDArray[Any]], np.random.Generator, float, bool, npt.NDArray[Any]],
     npt.NDArray[Any],

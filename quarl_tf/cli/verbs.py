@@ -135,13 +135,14 @@ def _export(args: argparse.Namespace) -> None:
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf), args)
         return
-    names, workspace = _schemes(args), Workspace(args.root)  # Unknown ones, whatever the run.
-    if to_c and not workspace.run_dir(args.run).exists():
+    names = _schemes(args)  # Refuses unknown ones, whatever the run.
+    workspace = Workspace(args.root)
+    if to_c and not workspace.run_dir(args.run).exists():  # As in a clone.
         wanted = ("int8", "qat_int8") if args.schemes is None else names
         kept = [p for name in wanted if (p := workspace.artifact(args.run, name)).exists()]
-        for path in kept:
-            _write_c(path, args)
-        if kept:
+        if kept and (args.schemes is None or len(kept) == len(names)):
+            for path in kept:
+                _write_c(path, args)
             return
     run = state.known_run(workspace, args.run)
     if to_c and args.schemes is None:
@@ -259,8 +260,11 @@ def _blame(args: argparse.Namespace) -> None:
     _say(f"blame     {blame_path(path)}")
 
 
-def _artifact(path: Path, models: Path) -> Path:
-    """Return the path of a file, which may be the name of a policy on the shelf."""
+def _artifact(path: Path, models: Path, *, read_only: bool = False) -> Path:
+    """Return the path of a file, which may be the name of a policy on the shelf.
+
+    Unless it is `read_only`, results can be written beside it.
+    """
     if path.is_file() or path.suffix:
         return path
     if path.is_dir() or len(path.parts) != 3:
@@ -268,7 +272,10 @@ def _artifact(path: Path, models: Path) -> Path:
             "Name a .tflite file, or a policy on the shelf (`quarl list`) as "
             f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {str(path)!r}"
         )
-    found = shelf.take(path.as_posix(), models, Path("tflite_models"))
+    name = path.as_posix()
+    if read_only:
+        return shelf.find(name, models).artifact
+    found = shelf.take(name, models, Path("tflite_models"))
     _say(f"found     {found}")
     return found
 
@@ -389,7 +396,7 @@ def _study_command(args: argparse.Namespace, action: str) -> str:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    artifact = _artifact(args.artifact, args.shelf)
+    artifact = _artifact(args.artifact, args.shelf, read_only=True)
     audit = flatbuffer.audit(artifact)
     table = Table(show_header=False)
     table.add_row("size", f"{artifact.stat().st_size:,} bytes")

@@ -1,5 +1,6 @@
 """A user's own environment, whose mistakes become errors of one line."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import extract_tb
@@ -12,7 +13,10 @@ from quarl_tf.foundation.errors import QuarlError, one_line
 
 
 class Own(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises a QuarlError for exceptions, and for observations that do not fit their space."""
+    """Raises a QuarlError for exceptions, and for observations that do not fit their space.
+
+    A vector that the user has vectorised is not wrapped.
+    """
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         """Start an episode."""
@@ -31,20 +35,27 @@ class Own(gym.Wrapper[Any, Any, Any, Any]):
         try:
             yield
         except Exception as error:
-            where = extract_tb(error.__traceback__)[-1]
+            frames = extract_tb(error.__traceback__)
+            theirs = getattr(sys.modules[type(self.unwrapped).__module__], "__file__", None)
+            where = next((one for one in frames[::-1] if one.filename == theirs), frames[-1])
             raise self._error(
                 f"raised {type(error).__name__} in {method} ({where.filename}:{where.lineno})",
                 one_line(error),
             ) from error
 
     def _checked(self, observation: Any, method: str) -> Any:
-        shape = self.observation_space.shape
-        if np.shape(observation) != shape:
-            flaw = f"returned an observation of another shape than its space in {method}"
-            raise self._error(flaw, f"{np.shape(observation)}, the space has {shape}")
-        if not np.isfinite(observation).all():
-            flaw = f"returned an observation that is not finite in {method}"
-            raise self._error(flaw, f"observation={observation.tolist()}"[:200])
+        space, returned = self.observation_space, f"in {method} returned an observation"
+        try:
+            with np.errstate(all="ignore"):  # What is beyond the type is not finite in it.
+                values = np.asarray(observation, space.dtype)
+        except (TypeError, ValueError) as error:
+            raise self._error(f"{returned} that is no array of numbers", one_line(error)) from error
+        if values.shape != space.shape:
+            received = f"{values.shape}, the space has {space.shape}"
+            raise self._error(f"{returned} of another shape than its space", received)
+        if not np.isfinite(values).all():
+            received = f"observation={values.tolist()}"[:200]
+            raise self._error(f"{returned} that is not finite", received)
         return observation
 
     def _error(self, flaw: str, received: str) -> QuarlError:

@@ -77,11 +77,10 @@ def _by_name(models: Path) -> dict[str, Entry]:
     return {entry.name: entry for folder in (POLICIES, models) for entry in shelf(folder)}
 
 
-def take(name: str, models: Path, default: Path) -> Path:
-    """Return the flatbuffer of a name such as CartPole-v1/dqn/int8: task, algorithm and scheme.
+def find(name: str, models: Path) -> Entry:
+    """Find a policy of the shelf `models` or of the package; a QuarlError if its file is not kept.
 
-    A policy of the package that the shelf `models` lacks is copied to `default`, for its results,
-    with the evaluation of its fp32. A QuarlError if the file is not kept.
+    Its name is such as CartPole-v1/dqn/int8: task, algorithm and scheme.
     """
     found = _by_name(models)
     if name not in found:
@@ -92,6 +91,16 @@ def take(name: str, models: Path, default: Path) -> Path:
             f"The file of {name} is not kept; `{entry.command()}` makes it. "
             f"Received: {entry.artifact}"
         )
+    return entry
+
+
+def take(name: str, models: Path, default: Path) -> Path:
+    """Return the flatbuffer of a name, beside which results can be written.
+
+    A policy of the package that the shelf `models` lacks is copied to `default`, with the
+    evaluation of its fp32. Errors are those of `find`.
+    """
+    entry = find(name, models)
     if not entry.artifact.is_relative_to(POLICIES):
         return entry.artifact
     target = default / entry.artifact.relative_to(POLICIES)

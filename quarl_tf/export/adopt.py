@@ -81,7 +81,7 @@ def adopt(
         content = _in_a_child(crash, _converted, file, shape, dtype)
         audit = flatbuffer.audit(content)
     else:
-        content, audit = flatbuffer.read(file), flatbuffer.audit(file)
+        content, audit = flatbuffer.read(file), flatbuffer.audit(file)  # Errors name the file.
     _require_interface(audit, spec, env_id)
     facts = described(content)
     overrides = {"name": name or facts["sha256"][:12], "head": head}

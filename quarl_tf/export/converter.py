@@ -83,8 +83,9 @@ def _function(content: bytes) -> Callable[[Any], Any]:
                 values[i] if i in values else graph.constant(i) for i in operator.inputs if i >= 0
             ]
             if graph.name(operator) == "RESHAPE":
-                made = graph.tensors[operator.outputs[0]].shape
-                arguments[1:] = [made if len(made) > 2 else (1, -1)]
+                rows, *rest = graph.tensors[operator.outputs[0]].shape
+                # The converter writes the shape as it is given.
+                arguments[1:] = [(rows, *rest) if rows > 1 or len(rest) > 1 else (1, -1)]
             computed = _OPERATIONS[graph.name(operator)](operator, *arguments)
             values[operator.outputs[0]] = _ACTIVATIONS[_fused(operator)](computed)
         return values[graph.outputs[0]]

@@ -191,11 +191,11 @@ class _Writer:
         return made
 
     def _unclipped(self, index: int, grid: Grid) -> int:
-        """Return the tensor that a grid's ends clip to what a float one is."""
+        """Return the tensor before the clips that the ends of a grid repeat."""
         while (kind := self._made_by(index)) in _CLIPPING:
             given = list(self._producers[index].inputs)
             ends = [self._graph.constant(i) for i in given]
-            (place,) = [i for i, end in enumerate(ends) if end is not None][:1] or [0]
+            place = 1 if ends[0] is None else 0
             end = ends[place]
             if end is None or end.size > 1:
                 break

@@ -152,13 +152,12 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         )
     target = source.with_name(f"{scheme.name}.tflite") if target is None else target
     _require_free(target, source, scheme)
-    content, observations = flatbuffer.read(source), None
+    content, observations, relative = flatbuffer.read(source), None, False
     choice: dict[str, Any] = {}
-    relative = sidecar.head == "q_values" and scheme.centred
     if scheme.calibrated:
-        relative = relative and preparation.separable(Graph(content))
-        observations = calibration.observations(policy)
-        content, choice = calibrated(content, scheme, observations, policy)
+        plain, observations = content, calibration.observations(policy)
+        content, choice = calibrated(plain, scheme, observations, policy)
+        relative = scheme.centred and preparation.separable(Graph(plain))
     else:
         content = quantized(content, scheme)
     facts = described(content)
@@ -171,7 +170,7 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         sidecar,
         scheme=scheme.name,
         native=scheme.native,
-        head="advantages" if relative else sidecar.head,
+        head="advantages" if relative and sidecar.head == "q_values" else sidecar.head,
         **facts,
     )
     if observations is not None:

@@ -118,8 +118,8 @@ def report_name(name: str, chance: Chance = GREEDY) -> str:
 def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     """Write a flatbuffer and its sidecar.
 
-    The old sidecar is deleted between, so that no sidecar describes another flatbuffer; until both
-    new files are complete, the old ones stay.
+    The old sidecar is deleted between, so that no sidecar describes another flatbuffer. Where there
+    is no room for the new files, the old ones stay.
     """
     beside = sidecar_path(path)
     with atomic_path(beside) as description, atomic_path(path) as temporary:

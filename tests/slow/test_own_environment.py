@@ -184,6 +184,7 @@ def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> 
     # Written otherwise, the same run.
     for text in ("1e6", "1.0e+6"):
         assert (tables.parse(text), type(tables.parse(text))) == (1_000_000, int)
+    assert [tables.parse(text) for text in ("1.0", "2.5e0")] == [1.0, 2.5]
     assert type(tables.parse("1.0")) is float
 
 

@@ -278,6 +278,7 @@ def test_the_value_network_sees_what_the_network_to_start_from_saw(tmp_path: Pat
     policy, value = (unwrap(m.get_layer("normalizer")) for m in second._model.normalised)
     assert value.mean.numpy() == pytest.approx(first._statistics.mean, rel=1e-5)
     np.testing.assert_array_equal(value.mean, policy.mean)
+    # Rounded once more, from the statistics that are taken from the policy.
     np.testing.assert_allclose(value.inverse_deviation, policy.inverse_deviation, rtol=1e-5)
 
 

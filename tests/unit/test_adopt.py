@@ -13,6 +13,7 @@ from samples import Artifacts, Capsys, Patch, refusal
 
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
+from quarl_tf.export.converter import converted, of_function
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
@@ -59,6 +60,15 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     before = (FOLDER / "int8.tflite").read_bytes()
     assert main([*words]) == 0
     assert (FOLDER / "int8.tflite").read_bytes() == before
+
+
+def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) -> None:
+    file.write_bytes(converted(of_function(lambda x: 2 * x[:, :2], (4,), "float32")))
+    words = ["--env", "CartPole-v1", "--head", "q_values", "--name", "mine", "--episodes", "1"]
+    assert main(["adopt", str(file), *words]) == 0
+    for scheme in ("int8", "ptq_opt_w8a8"):
+        line = refusal(capsys, "quantize", str(FOLDER / "fp32.tflite"), "--scheme", scheme, code=1)
+        assert "A flatbuffer of this graph" in line
 
 
 def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:

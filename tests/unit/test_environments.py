@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import re
 import signal
 from collections.abc import Callable
@@ -285,7 +286,10 @@ class Faulty(gym.Env):
         (lambda: {}["wind"], r"raised KeyError in step \(.*test_environments.py:\d+\).*'wind'"),
         (lambda: (np.zeros(3), 1.0, False, {}), "raised ValueError in step .*expected 5, got 4"),
         (lambda: (np.zeros(4), 1.0, False, False, {}), r"another shape .*\(4,\), the space has"),
-        (lambda: (np.array([0, np.nan, 0]), 1.0, False, False, {}), "not finite in step.*nan"),
+        (lambda: ([0, float("nan"), 0], 1.0, False, False, {}), "in step .*not finite.*nan"),
+        (lambda: ([0, [1], 0], 1.0, False, False, {}), "in step .*no array of numbers"),
+        (lambda: (["a", "b", "c"], 1.0, False, False, {}), "in step .*no array of numbers"),
+        (lambda: random.choice([]), r"raised IndexError in step \(.*test_environments.py:\d+\)"),
     ],
 )
 def test_mistakes_of_a_users_environment_are_named(third: Callable[[], Any], words: str) -> None:

@@ -95,8 +95,11 @@ def test_integers_compute_what_the_network_does(name: str, scheme: str) -> None:
 def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
     small = drawn(16, 3, seed=4) * np.array([1, 1e-7, 1e-42], np.float32)
     bias = np.array([0.1, 0.6, 0.2], np.float32)
-    for scheme in ("int8", "int8_tensor"):
-        assert error(lambda x: tf.nn.relu(hidden(x, width=16)) @ small + bias, scheme) < 0.25
+    assert error(lambda x: tf.nn.relu(hidden(x, width=16)) @ small + bias, "int8") < 0.25
+    # One scale for all of a kernel.
+    tiny = converted(of_function(lambda x: x @ drawn(6, 3) * 1e-9 + bias, (6,), "float32"))
+    made = quantized(tiny, Scheme.parse("int8_tensor"), SEEN)
+    np.testing.assert_allclose(heads(made, SEEN), heads(tiny, SEEN), atol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,7 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
         lambda x: head(tf.nn.relu(np.float32(1) - x)),
         lambda x: head(tf.nn.relu6(4 * hidden(x))),
         apart,
+        lambda x: head(tf.reshape(tf.nn.relu(tf.reshape(x, (2, 3)) @ drawn(3, 8)), (1, 16))),
     ],
 )
 def test_the_converters_own_int8_is_of_the_same_network(network: Network) -> None:
