@@ -1,7 +1,6 @@
 """Insert the rows of numbers into README.md, between its markers: `python pipelines/readme.py`."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -59,6 +58,5 @@ def _speed() -> str:
 
 
 if __name__ == "__main__":
-    os.chdir(Path(__file__).parents[1])
     page = Path("README.md")
     write_text(page, filled(page.read_text()))

@@ -1,7 +1,6 @@
 """Render every committed report again, by the command that it records."""
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,5 +18,4 @@ def render(reports: Path) -> int:
 
 
 if __name__ == "__main__":
-    os.chdir(Path(__file__).parents[1])  # Where the commands were given.
     sys.exit(render(Path("reports")))
