@@ -85,7 +85,7 @@ class OffPolicyAgent(Agent):
         def greedy() -> npt.NDArray[Any]:
             return self._spec.greedy(self._snapshot(observations))
 
-        # Without its replay, which warms up again, a training that goes on has an actor.
+        # A training that goes on elsewhere has learned, though its new replay warms up.
         untrained = self._warming_up and not self._learner.agent.train_step_counter.numpy()
         state = progress, untrained, self._kept["noise"]
         return self._exploration(greedy, self._explore, *state)

@@ -74,7 +74,9 @@ def main(words: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         if getattr(parsed, "confident", False) and parsed.gate is None:
-            raise UsageError("--confident is how --gate decides; add --gate PERCENT.")
+            raise UsageError(
+                "--confident says how --gate decides; add --gate PERCENT. Received: no --gate"
+            )
         parsed.command = shlex.join(["quarl", *given])
         _VERBS[parsed.verb](parsed)
     except QuarlError as error:

@@ -15,7 +15,7 @@ from quarl_tf.foundation import native_output
 
 _KEEPING = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
 
-#: Bullet's functions of a step. Its client wraps them anew at every call, a seventh of a step.
+#: Bullet's functions of a step, which its client would wrap anew at every call.
 _OFTEN = (
     "getContactPoints",
     "getJointState",

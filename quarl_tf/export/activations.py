@@ -83,7 +83,7 @@ def tensor_values(graph: Graph, operator: Any, side: str, observations: Array) -
 def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:
     """Return the inputs of a layer's kernel, [n, weights per output] float32.
 
-    Those of a convolution are patches of the images, evenly sampled; of one in groups, of any.
+    Those of a convolution are patches of the images, evenly sampled.
     """
     values = tensor_values(graph, layer, "inputs", observations)
     kernel = tuple(map(int, graph.tensors[layer.inputs[1]].shape))

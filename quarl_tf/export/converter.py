@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from quarl_tf.export.graph import UINT8, Graph
@@ -15,12 +16,12 @@ from quarl_tf.foundation.keras import keras, tf
 #: Observations of the representative dataset, as in TensorFlow's guide.
 _REPRESENTATIVE = 500
 
-#: By their codes: none, ReLU, ReLU6, tanh.
+_KIND = schema.ActivationFunctionType
 _ACTIVATIONS: Mapping[int, Callable[[Any], Any]] = {
-    0: lambda x: x,
-    1: tf.nn.relu,
-    3: tf.nn.relu6,
-    4: tf.tanh,
+    _KIND.NONE: lambda x: x,
+    _KIND.RELU: tf.nn.relu,
+    _KIND.RELU6: tf.nn.relu6,
+    _KIND.TANH: tf.tanh,
 }
 
 
@@ -84,7 +85,7 @@ def _function(content: bytes) -> Callable[[Any], Any]:
             ]
             if graph.name(operator) == "RESHAPE":
                 rows, *rest = graph.tensors[operator.outputs[0]].shape
-                # The converter writes the shape as it is given.
+                # Published files of one row have -1, which the converter writes as it is given.
                 arguments[1:] = [(rows, *rest) if rows > 1 or len(rest) > 1 else (1, -1)]
             computed = _OPERATIONS[graph.name(operator)](operator, *arguments)
             values[operator.outputs[0]] = _ACTIVATIONS[_fused(operator)](computed)
@@ -94,7 +95,7 @@ def _function(content: bytes) -> Callable[[Any], Any]:
 
 
 def _fused(operator: Any) -> int:
-    return getattr(operator.builtinOptions, "fusedActivationFunction", 0)
+    return int(getattr(operator.builtinOptions, "fusedActivationFunction", _KIND.NONE))
 
 
 def _dense(_: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:

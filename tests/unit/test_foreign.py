@@ -73,15 +73,15 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def heads(content: bytes, seen: np.ndarray, actions: int = 3) -> np.ndarray:
-    policy = Policy(content, replace(SIDECAR, num_actions=actions, observation_shape=[6]))
+def heads(content: bytes, seen: np.ndarray, outputs: int = 3) -> np.ndarray:
+    policy = Policy(content, replace(SIDECAR, num_actions=outputs, observation_shape=[6]))
     return auto.heads(content, policy, seen)
 
 
-def error(network: Network, scheme: str, choices: int | None = None) -> float:
+def error(network: Network, scheme: str) -> float:
     """Return the largest difference of heads, in standard deviations of fp32's."""
     content = converted(of_function(network, (6,), "float32"))
-    made = quantized(content, Scheme.parse(scheme), SEEN, choices)
+    made = quantized(content, Scheme.parse(scheme), SEEN)
     wanted, found = (heads(one, SEEN) for one in (content, made))
     return float(np.abs(found - wanted).max() / wanted.std())
 
