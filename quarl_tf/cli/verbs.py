@@ -137,22 +137,23 @@ def _export(args: argparse.Namespace) -> None:
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf), args)
         return
-    names = _schemes(args)  # Refuses unknown ones, whatever the run.
+    _schemes(args)  # Refuses unknown names, whatever the run.
     workspace = Workspace(args.root)
-    if to_c and not workspace.run_dir(args.run).exists():  # As in a clone.
-        wanted = ("int8", "qat_int8") if args.schemes is None else names
-        kept = [p for name in wanted if (p := workspace.artifact(args.run, name)).exists()]
-        if kept and (args.schemes is None or len(kept) == len(names)):
-            for path in kept:
-                _write_c(path, args)
-            return
-    run = state.known_run(workspace, args.run)
+    run = state.exported_run(workspace, args.run)
+    # In a clone, without its training, C is made of the files that are there.
+    cloned = to_c and not (run is None or run.adopted or workspace.run_dir(args.run).exists())
+    if run is None or not cloned:
+        run = state.known_run(workspace, args.run)
     if to_c and args.schemes is None:
         args.schemes = "int8" if run.quantization is None else "qat_int8"
     schemes = _schemes(args, run)
     if args.dry_run:
         environments.env_spec(run.env_id)  # Refuses an environment that is not registered.
-    artifacts = _export_all(args, args.run, schemes)
+    artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
+    if cloned and not all(path.exists() for path in artifacts):
+        state.known_run(workspace, args.run)  # Says how to train it.
+    if not cloned:
+        _export_all(args, args.run, schemes)
     for path in artifacts if to_c else ():
         _write_c(path, args)
 
