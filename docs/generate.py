@@ -103,7 +103,7 @@ def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Argu
 
 def preset_tables() -> str:
     """Return a table for each algorithm, with a row for each setting and columns of tasks."""
-    parts = ["# Presets\n\nEach number's source stands in `quarl_tf/presets/<algorithm>.yaml`.\n"]
+    parts = ["# Presets\n\nThe source of each number is in `quarl_tf/presets/<algorithm>.yaml`.\n"]
     for algo in ALGORITHMS:
         named = sorted(tables.shipped(algo).items(), key=lambda item: (repr(item[1]), item[0]))
         groups = [list(group) for _, group in groupby(named, key=lambda item: repr(item[1]))]

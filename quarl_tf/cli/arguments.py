@@ -108,7 +108,7 @@ def _chance(parser: argparse.ArgumentParser) -> None:
 def _task(parser: argparse.ArgumentParser) -> None:
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("task", nargs="?", metavar="ENV", help="Gymnasium id")
-    task.add_argument("--env", metavar="ID", help="the same")
+    task.add_argument("--env", metavar="ID", help="the same, as an option")
 
 
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
@@ -125,8 +125,8 @@ _ARTIFACTS = _file_option("artifacts", "ARTIFACT", _NAMED, nargs="+")
 _SCHEMES = _option(
     "--schemes",
     metavar="LIST",
-    help="schemes, separated by commas (default: all native ones and ptq_w8 to ptq_w2, or what "
-    "a quantisation-aware training is for)",
+    help="schemes, separated by commas (default: fp32, fp16, dynamic_int8, int8 and ptq_w8 to "
+    "ptq_w2, or what a quantisation-aware training is for; for C the int8 file)",
 )
 _LOSS = "acceptable loss, in %% of fp32's return (default: %(default)s)"
 _MARGIN = _option(
@@ -154,9 +154,9 @@ _RUN = (
     ),
     _option("--bits", type=int, metavar="N", help="train quantisation-aware at N bits, 2 to 8"),
     _option(
-        "--quant-delay", type=int, metavar="STEPS", help="float steps before that (default: half)"
+        "--quant-delay", type=int, metavar="STEPS", help="float steps at first (default: half)"
     ),
-    _several("-q", "KEY=VALUE", f"how: {_SETTINGS}learned_steps", "quantization"),
+    _several("-q", "KEY=VALUE", f"a detail of --bits: {_SETTINGS}learned_steps", "quantization"),
     _file_option(
         "--presets", "FILE", "your own in YAML, by algorithm and environment; used before ours"
     ),
@@ -191,7 +191,7 @@ _LACKING = "print a command for each unfinished run, those with --bits last"
 _COMMANDS = _option("--commands", action="store_true", help=_LACKING)
 _ENGINE = (
     _option("--engine", choices=("local", "ray"), default="local", help="where runs are executed"),
-    _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one a core)"),
+    _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one per core)"),
     _option("--address", help="ray: address of a cluster (default: start one here)"),
     _option("--cores", type=_COUNT, metavar="N", help="ray: cores of each run (default: 1)"),
     _option("--gather", action="store_true", help="ray: nodes share no folder"),
@@ -268,7 +268,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         _option("policy", metavar="POLICY", help=_ONE_POLICY),
         *(_ROOT, _SHELF, _IMPORT),
         _option(
-            "--episodes", type=_COUNT, default=20, help="of the worst three (default: 20 each)"
+            "--episodes", type=_COUNT, default=20, help="of each of the worst three (default: 20)"
         ),
     ),
     (

@@ -32,7 +32,15 @@ from quarl_tf.foundation.files import read_json, sha256, write_csv, write_json
 from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import DEFAULT_SCHEMES, REFERENCE, Quantization, Run, Scheme, require_possible
+from quarl_tf.spec import (
+    CALIBRATED,
+    DEFAULT_SCHEMES,
+    REFERENCE,
+    Quantization,
+    Run,
+    Scheme,
+    require_possible,
+)
 from quarl_tf.store import state
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import (
@@ -453,8 +461,9 @@ def _list(args: argparse.Namespace) -> None:
         table.add_row(algo, ", ".join(env_id for _, env_id in pairs))
     _console.print(table)
     _console.print(
-        f"schemes: {', '.join(DEFAULT_SCHEMES)}; ptq_wN and ptq_paper_wN for N = 2 ... 32; of "
-        "trainings with --bits: qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
+        f"schemes: {', '.join((*DEFAULT_SCHEMES, *CALIBRATED[1:]))}; ptq_wN, ptq_paper_wN and "
+        "ptq_opt_wN for N = 2 ... 32; ptq_opt_wNaN for N = 2 ... 8; of trainings with --bits: "
+        "qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )
     workspace = Workspace(args.root)
     found = Table("run", "trained", "exported", "evaluated", "report")
