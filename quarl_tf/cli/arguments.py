@@ -81,6 +81,12 @@ def _number(kind: type, fits: Callable[[Any], bool], rule: str) -> Callable[[str
     return read
 
 
+def _short(text: str) -> float:
+    """Read a number as `-p` does, which keeps whole ones whole."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 _COUNT = _number(int, lambda n: n >= 1, "a whole number of 1 or more is needed")
 _PERCENT = _number(float, lambda p: 0 <= p < math.inf, "a percentage is 0 or more")
 
@@ -140,7 +146,7 @@ _RUN = (
     _IMPORT,
     _option("--seed", type=int, default=0, help="training seed (default: 0)"),
     _several("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
-    _option("--until", type=float, metavar="RETURN", help="stop at a greedy return (-p until=…)"),
+    _option("--until", type=_short, metavar="RETURN", help="stop at a greedy return (-p until=…)"),
     _option(
         "--precision",
         choices=PRECISIONS,

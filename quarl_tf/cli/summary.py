@@ -17,7 +17,8 @@ from quarl_tf.evaluation.compare import Comparison, Interval
 from quarl_tf.foundation.errors import GateError
 from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, sidecar_path
+from quarl_tf.store.state import export_command
+from quarl_tf.store.workspace import evaluation_path, sidecar_path, workspace_of
 
 if TYPE_CHECKING:
     from quarl_tf.evaluation.blame import Blame
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
     """Return a table of the flatbuffers in one folder, a narrow one without intervals."""
     run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
-    same = f"{args.episodes} episodes, the same for every scheme"
+    counts = sorted({one.episodes for path in artifacts if (one := _comparison(path, args))})
+    count = " or ".join(map(str, counts)) or args.episodes
+    same = f"{count} episodes, the same for every scheme"
     title = f"{escape(run_id)}: {', '.join(filter(None, (same, args.chance.words)))}"
     made = Table(title=title, title_justify="left")
     rows = [_row(path, args) for path in artifacts]
@@ -118,10 +121,10 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
         comparison = _comparison(path, args)
         if comparison is None:
             run = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
+            command = export_command(workspace_of(path), run.run_id, f" --schemes {REFERENCE}")
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                f"file with; export fp32 too (quarl export {run.run_id} --schemes {REFERENCE}) "
-                f"and evaluate again. Received: {path}"
+                f"file with; export fp32 too ({command}) and evaluate again. Received: {path}"
             )
         error = comparison.reward_error
         if error is not None and args.confident and comparison.scheme != REFERENCE:

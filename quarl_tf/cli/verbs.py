@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -39,6 +40,7 @@ from quarl_tf.spec import (
     Quantization,
     Run,
     Scheme,
+    require_layers,
     require_possible,
 )
 from quarl_tf.store import state
@@ -115,6 +117,11 @@ def _run(args: argparse.Namespace) -> None:
             f"first: {command}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
             f"{workspace.root.resolve()}"
         )
+    if run.quantization and run.origin is None and reference.sidecar is not None:
+        exported = workspace.artifact_dir(run.plain.run_id)
+        state.require_same_settings(exported, asdict(reference.sidecar), run.plain, preset)
+    if any(Scheme.parse(scheme).single_layers for scheme in schemes):
+        _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     artifacts = _export_all(args, run.run_id, schemes)
     _evaluate_all(args, artifacts)
@@ -143,7 +150,7 @@ def _export(args: argparse.Namespace) -> None:
     if args.no_float and not to_c:
         raise UsageError("--no-float is for C; add --target c. Received: --target tflite")
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
-        _write_c(_artifact(file, args.shelf), args)
+        _write_c(_artifact(file, args.shelf, read_only=args.dry_run), args)
         return
     _schemes(args)  # Refuses unknown names, whatever the run.
     workspace = Workspace(args.root)
@@ -200,7 +207,7 @@ def _quantize(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     environments.import_environments(args.modules)
-    artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
+    artifacts = [_artifact(path, args.shelf, read_only=args.dry_run) for path in args.artifacts]
     for path in artifacts:
         require_playable(path, args.chance)
     _evaluate_all(args, artifacts)
@@ -533,12 +540,11 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
         _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")
     environments.require_actions(algo, environments.env_spec(env_id))
     preset = presets.load(algo, env_id, overrides, args.presets)
-    if args.presets is not None and env_id not in presets.own_table(algo, args.presets):
-        _warn(f"{args.presets} has no {algo} preset of {env_id}; using the package's.")
     quantization = _quantization(args, algo, preset)
     own = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
+    _warn_not_own(run)
     if args.origin is not None:
         run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
     presets.require_teacher(run, preset)
@@ -553,6 +559,12 @@ def _warn_renamed(ids: Mapping[str, str]) -> None:
     for given, today in ids.items():
         if given != today:
             _warn(f"{given} is now {today}, which is used.")
+
+
+def _warn_not_own(run: Run) -> None:
+    if run.presets is None or run.env_id in presets.own_table(run.algo, Path(run.presets)):
+        return
+    _warn(f"{run.presets} has no {run.algo} preset of {run.env_id}; using the package's.")
 
 
 def _warn_slow(used: Iterable[Preset]) -> None:
@@ -573,15 +585,19 @@ def _warn_slow(used: Iterable[Preset]) -> None:
 def _read_study(path: Path) -> Study:
     wanted = study.read(path)
     _warn_renamed({cell.given_env_id: cell.base.env_id for cell in wanted.cells})
+    for run in {(cell.base.algo, cell.base.env_id): cell.base for cell in wanted.cells}.values():
+        _warn_not_own(run)
     return wanted
 
 
-def _check_network(run: Run, preset: Preset) -> None:
+def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> None:
     from quarl_tf import agents
     from quarl_tf.quantization import watching
 
     spec = environments.env_spec(run.env_id)
-    watching(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
+    network = watching(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
+    for scheme in map(Scheme.parse, schemes):
+        require_layers(scheme.recipe, {layer.name for layer in network.layers})
 
 
 def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:

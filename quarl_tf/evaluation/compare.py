@@ -21,7 +21,7 @@ from scipy import stats
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.spec import GREEDY, Chance
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, reference_path
+from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
 
 Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconclusive"]
 
@@ -36,6 +36,9 @@ DEFAULT_MARGIN_PERCENT = 2.0
 MIN_EPISODES = 20
 
 CONFIDENCE = 0.95
+
+#: More observations than these are no plan.
+_MOST_NEEDED = 1e6
 
 _RESAMPLES = 9999
 _SEED = 0
@@ -129,12 +132,14 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
     return Interval(mean, float(low), float(high))
 
 
-def unseen_percent(observations: int) -> float:
-    """Return the 95 % bound in percent on the rate of what none of the observations shows.
+def unseen_percent(observations: int, seen: int = 0) -> float:
+    """Return the 95 % bound in percent on the rate of what `seen` of the observations show.
 
     It is that of Clopper and Pearson (1934), one-sided.
     """
-    return 100 * (1 - math.pow(1 - CONFIDENCE, 1 / observations))
+    if seen == observations:
+        return 100.0
+    return 100 * float(stats.beta.ppf(CONFIDENCE, seen + 1, observations - seen))
 
 
 def mean_return(evaluation: Evaluation) -> Interval:
@@ -252,6 +257,11 @@ def compare_saved(
     played = [Evaluation.load(path).first(episodes) for path in paths]
     shared = min(len(one.seeds) for one in played)
     scheme, reference = (one.first(shared) for one in played)
+    beside = sidecar_path(reference_path(artifact, sidecar))
+    described = Sidecar.load(beside).sha256 if beside.exists() else reference.artifact_sha256
+    hashes = [one.artifact_sha256 for one in (scheme, reference)]
+    if hashes != [sidecar.sha256, described]:
+        return None  # They were made with other flatbuffers.
     if (reference.seeds, reference.protocol) != (scheme.seeds, scheme.protocol):
         return None
     return compare(reference, scheme, None, margin_percent)
@@ -261,7 +271,8 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
     """Estimate how many more observations decide an inconclusive comparison of so many, else None.
 
     With the same mean d and standard deviation s, Student's t_{n-1} s / sqrt(n) has to shrink below
-    max(d + m, -d) with the margin m, which excludes a loss beyond m or excludes none.
+    max(d + m, -d) with the margin m, which excludes a loss beyond m or excludes none. None for
+    more than a million, too.
     """
     difference, mean = comparison.difference, comparison.difference.mean
     reach = max(mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean)
@@ -274,6 +285,8 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
     deviation = (difference.high - difference.low) / 2 / half(observations)
     # Start from the normal distribution, whose tails are lighter.
     fewest = (float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation / reach) ** 2
+    if fewest > _MOST_NEEDED:
+        return None
     count = max(observations + 1, math.ceil(fewest))
     while half(count) * deviation > reach:
         count += 1

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from quarl_tf.evaluation.compare import Comparison, compare_saved
 from quarl_tf.foundation.errors import QuarlError, unknown
-from quarl_tf.foundation.files import sha256
+from quarl_tf.foundation.files import read_json, sha256, write_bytes
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, write_artifact
+from quarl_tf.store.workspace import evaluation_path, sidecar_path, write_artifact
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Entry:
         return "/".join((self.run.env_id, self.run.algo, self.sidecar.scheme))
 
     def evaluation(self) -> Evaluation | None:
-        """Return its greedy evaluation, if there is one."""
+        """Return its greedy evaluation, if there is one of this flatbuffer."""
         path = evaluation_path(self.artifact)
-        return Evaluation.load(path) if path.exists() else None
+        found = Evaluation.load(path) if path.exists() else None
+        return found if found and found.artifact_sha256 == self.sidecar.sha256 else None
 
     def comparison(self) -> Comparison | None:
         """Compare it with its fp32, if both played the same episodes by the same rules."""
@@ -55,9 +56,10 @@ def entries(models: Path) -> list[Entry]:
     """Return all policies of a folder, by name, the best on selection seeds first."""
     found = []
     for path in sorted(models.glob("*/*/*/*.json")):
-        if not path.name.endswith(".eval.json"):
-            sidecar = Sidecar.load(path)
-            found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
+        if path.name.endswith(".eval.json") or "run_id" not in read_json(path):
+            continue
+        sidecar = Sidecar.load(path)
+        found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
     scores = {entry.artifact.parent: _selection_return(entry) for entry in found}
     return sorted(found, key=lambda entry: (entry.name, -scores[entry.artifact.parent]))
 
@@ -104,16 +106,19 @@ def take(name: str, models: Path, default: Path) -> Path:
     if not entry.artifact.is_relative_to(POLICIES):
         return entry.artifact
     target = default / entry.artifact.relative_to(POLICIES)
-    if not target.exists():
-        write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
-    elif sha256(target) != entry.sidecar.sha256:
+    if target.exists() and sha256(target) != entry.sidecar.sha256:
         raise QuarlError(
             f"{name} of the package would replace another file; work in another folder. "
             f"Received: {target}"
         )
-    played = evaluation_path(entry.artifact.with_name(f"{REFERENCE}.tflite"))
-    if not (copy := default / played.relative_to(POLICIES)).exists():
-        Evaluation.load(played).save(copy)
+    if not (target.exists() and sidecar_path(target).exists()):
+        write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
+    if not target.with_name(f"{REFERENCE}.tflite").exists():
+        # An fp32 of the user's own keeps its evaluation.
+        played = evaluation_path(entry.artifact.with_name(f"{REFERENCE}.tflite"))
+        copy = default / played.relative_to(POLICIES)
+        if not copy.exists() or copy.read_bytes() != played.read_bytes():
+            write_bytes(copy, played.read_bytes())
     return target
 
 

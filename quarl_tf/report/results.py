@@ -103,7 +103,8 @@ class Row:
         status: "ok", or the reason why there is no result.
         compression: Size of fp32 over that of the scheme; `speedup`: the same of latencies.
         losing: Trainings whose own verdict is a loss, which the pooled one may leave open.
-        unseen_percent: Bound on the share of trainings, or of one's episodes, with a loss.
+        unseen_percent: Bound on the share of trainings, or of one's episodes, with a loss, given
+            how many have one.
     """
 
     cell: str
@@ -313,6 +314,8 @@ def _matching(
     elif any(map(operator.ne, evaluation.seeds, reference[1].seeds)):
         reason = "was evaluated on other episodes than fp32"
         command = f"{_evaluate_command(source, *key)} --episodes {len(reference[1].seeds)}"
+    elif evaluation.protocol != reference[1].protocol:
+        reason, command = "was evaluated by other rules than fp32", _evaluate_command(source, *key)
     else:
         return pair
     return Missing(*key, reason, source.remedy or command)
@@ -377,7 +380,8 @@ def _row(
     )
     if scheme.name == REFERENCE:
         return row
-    alike = pooled.difference.alike
+    losing = 0 if one else sum(each.comparison.verdict == "loss" for each in results)
+    alike = 0 if pooled.difference.mean < 0 else pooled.difference.alike
     if not alike and pooled.verdict == compare.WITHIN_MARGIN:
         alike = len(seeds)
     return replace(
@@ -387,8 +391,8 @@ def _row(
         absolute_reward_error_percent=pooled.absolute_reward_error,
         normalised_error_percent=pooled.normalised_error,
         verdict=pooled.verdict,
-        losing=None if one else sum(each.comparison.verdict == "loss" for each in results),
-        unseen_percent=compare.unseen_percent(alike) if alike > 1 else None,
+        losing=None if one else losing,
+        unseen_percent=compare.unseen_percent(alike, losing) if alike > 1 else None,
         more_needed=pooled.more_needed,
     )
 
@@ -403,12 +407,15 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     sizes = np.array([each.sidecar.size_bytes for each in results])
     full = np.array([each.sidecar.size_bytes for each in references])
     median = least(results, "median")
+    # Latencies of different processors have no ratio.
+    processors = {each.evaluation.processor for each in (*results, *references)}
+    alone = len(processors) == 1 and "" not in processors
     costs = {
         "size_bytes": float(sizes.mean()),
         "compression": float((full / sizes).mean()),
         "latency_median_us": median,
         "latency_p95_us": least(results, "p95"),
-        "speedup": least(references, "median") / median,
+        "speedup": least(references, "median") / median if alone else math.nan,
     }
     return finite(costs.items())
 
@@ -437,14 +444,16 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     too few different episodes, and left out.
     """
     found: dict[str, dict[tuple[str, ...], tuple[str, list[Paired]]]] = {}
+    titles = Counter(cell.cell.title for cell in cells)
     for cell in cells:
-        trained = tuple(run.run_id for run in cell.cell.references)
+        trained, title = tuple(run.run_id for run in cell.cell.references), cell.cell.title
+        name = title if titles[title] == 1 else f"{title} ({trained[0]})"
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.delay is not None or row.normalised_error_percent is None:
                 continue
             paired = list(_paired(cell.references, entries))
             if len(paired) > 1 or paired[0].observations >= compare.MIN_EPISODES:
-                found.setdefault(row.scheme, {}).setdefault(trained, (cell.cell.title, paired))
+                found.setdefault(row.scheme, {}).setdefault(trained, (name, paired))
     return [aggregate(scheme, dict(of.values())) for scheme, of in found.items() if len(of) > 1]
 
 

@@ -11,6 +11,9 @@ from quarl_tf.foundation.files import atomic_path
 from quarl_tf.spec import GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Sidecar
 
+# An adopted policy may be named like a seed, which follows the environment's version.
+_RUN_ID = re.compile(r"([^-]+)-(.+?-v\d+|.+)-(s\d+.*)")
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -24,8 +27,7 @@ class Workspace:
 
     def artifact_dir(self, run_id: str) -> Path:
         """Return the folder of a run's flatbuffers: environment / algorithm / seed and settings."""
-        # An adopted policy may be named like a seed, which follows the environment's version.
-        match = re.fullmatch(r"([^-]+)-(.+?-v\d+|.+)-(s\d+.*)", _checked_run_id(run_id))
+        match = _RUN_ID.fullmatch(_checked_run_id(run_id))
         if match is None:
             raise UsageError(
                 "A run id is an algorithm, an environment and a seed, as in dqn-CartPole-v1-s0; "
@@ -40,7 +42,7 @@ class Workspace:
             "-".join([path.parent.name, path.parent.parent.name, path.name])
             for path in self.root.glob("tflite_models/*/*/*/")
         }
-        return sorted(trained | exported)
+        return sorted(filter(_RUN_ID.fullmatch, trained | exported))
 
     def artifact(self, run_id: str, scheme: str) -> Path:
         """Return the path of a flatbuffer; its sidecar and evaluations are beside it."""
@@ -60,6 +62,13 @@ def _checked_run_id(run_id: str) -> str:
             f"Received: run={run_id!r}"
         )
     return run_id
+
+
+def workspace_of(artifact: Path) -> Workspace:
+    """Return the workspace of a flatbuffer; that of the current folder for one kept elsewhere."""
+    parents = artifact.resolve().parents
+    inside = len(parents) > 4 and parents[3].name == "tflite_models"
+    return Workspace(parents[4] if inside else Path())
 
 
 def checkpoint_dir(run_folder: Path) -> Path:

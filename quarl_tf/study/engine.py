@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import locked, write_bytes
+from quarl_tf.foundation.files import locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State
@@ -111,17 +111,20 @@ def run(
         f"status`. Received: study={study.name!r}"
     )
     folder = workspace.run_dir(f".study-{study.name}")
+    claims = Claims()
     with locked(folder, busy, shared=shard is not None):
-        pool = _Pool(workspace, study, engine, say, shard)
         try:
+            pool = _Pool(workspace, study, engine, say, claims, shard)
             while pool.waiting or pool.running:
                 pool.start()
                 pool.collect()
                 update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
                 time.sleep(_SECONDS_BETWEEN if shard is None else _SECONDS_OF_A_SHARD)
+        except OSError as error:
+            raise unwritable(workspace.root, error) from error
         finally:
             engine.stop()
-            pool.claims.release_all()
+            claims.release_all()
     return plan(workspace, study)
 
 
@@ -134,6 +137,7 @@ class _Pool:
         study: Study,
         engine: Engine,
         say: Callable[[str], None],
+        claims: Claims,
         shard: tuple[int, int] | None,
     ) -> None:
         """Read the progress; a shard starts with its part, and retries no failures but its own."""
@@ -145,7 +149,7 @@ class _Pool:
             if turn[run_id] == 0:
                 failure_path(workspace, run).unlink(missing_ok=True)
         found = plan(workspace, study)
-        self.claims, self._sharing = Claims(), shard is not None
+        self._claims, self._sharing = claims, shard is not None
         #: Numbers of evaluated experiments by run.
         self.done = Counter(one.run.run_id for one in found if one.state == State.EVALUATED)
         self.total = len(found)
@@ -154,12 +158,12 @@ class _Pool:
 
     def start(self) -> None:
         """Start jobs that are ready and unclaimed while the engine has room."""
-        self.claims.renew()
+        self._claims.renew()
         names = {job.run_id for job in self.waiting} | self.running
         for job in [job for job in self.waiting if job.after not in names]:
             if not self._engine.has_room():
                 break
-            if self._sharing and not self._claimed(job):
+            if not (self._claimed(job) if self._sharing else _is_free(job.log.parent)):
                 continue
             self.waiting.remove(job)
             self.running.add(job.run_id)
@@ -168,13 +172,14 @@ class _Pool:
     def _claimed(self, job: Job) -> bool:
         """Claim a job, and tell whether it is still to do."""
         folder = job.log.parent
-        if not self.claims.take(folder):
+        self._claims.renew()
+        if not self._claims.take(folder):
             return False
         found = plan(self._workspace, self._study, job.run_id)
         failed = any(one.failure is not None for one in found)
         left = not failed and any(one.state != State.EVALUATED for one in found)
         if not left:
-            self.claims.release(folder)
+            self._claims.release(folder)
             self.waiting.remove(job)
             self._settle(job, found, failed=failed)
         return left
@@ -185,7 +190,7 @@ class _Pool:
             self.running.remove(job.run_id)
             self._say(_ending(job, code))
             if self._sharing:
-                self.claims.release(job.log.parent)
+                self._claims.release(job.log.parent)
             self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
 
     def _settle(self, job: Job, found: Sequence[Status], *, failed: bool) -> None:
@@ -194,6 +199,17 @@ class _Pool:
         for other in [one for one in self.waiting if failed and one.after == job.run_id]:
             self.waiting.remove(other)
             self._say(f"waiting   {other.run_id}  (its reference failed)")
+
+
+def _is_free(folder: Path) -> bool:
+    """Tell whether no other process trains the run of a folder."""
+    if folder.exists():
+        try:
+            with locked(folder, "busy", shared=True):
+                pass
+        except QuarlError:
+            return False
+    return True
 
 
 def commands(workspace: Workspace, study: Study) -> list[str]:
@@ -269,9 +285,7 @@ class LocalEngine:
     def stop(self) -> None:
         """Kill the running jobs; they resume from their checkpoints."""
         for _, process in self._running.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill(process)
         self._running.clear()
 
 
@@ -298,6 +312,12 @@ def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subproce
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509
         )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _changed(root: Path, folders: Sequence[Path], seen: dict[Path, int]) -> dict[Path, bytes]:
@@ -335,12 +355,15 @@ def _apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
         log = here / job.folders[0] / job.log.name
         moved = replace(job, command=(*job.command[:-1], name), log=log)
         process = start_process(moved, cores)
-        while True:
-            time.sleep(_SECONDS_OF_A_NODE)
-            code = process.poll()
-            call("keep", _changed(here, job.folders, seen))
-            if code is not None:
-                return code
+        try:
+            code = None
+            while code is None:
+                time.sleep(_SECONDS_OF_A_NODE)
+                code = process.poll()
+                call("keep", _changed(here, job.folders, seen))
+        finally:
+            _kill(process)
+        return code
 
 
 class RayEngine:
@@ -380,7 +403,12 @@ class RayEngine:
             )
             files = ray.remote(num_cpus=0, scheduling_strategy=here)(_Files).remote(gather_in)
 
+        folder = Path.cwd()
+
         def work(job: Job) -> int:
+            # Where paths are relative to; a worker starts where its node was started.
+            with suppress(FileNotFoundError):
+                os.chdir(folder)
             if files is None:
                 return start_process(job, cores).wait()
             return _apart(job, cores, lambda do, given: ray.get(getattr(files, do).remote(given)))

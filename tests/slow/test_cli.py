@@ -128,6 +128,16 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     assert snapshot(folder) == before
 
 
+def test_a_run_with_bits_is_refused_beside_a_plain_one_of_other_settings(
+    finished: Finished, tmp_path: Path, capsys: Capsys
+) -> None:
+    own = tmp_path / "own.yaml"
+    other = asdict(presets.load("dqn", "CartPole-v1")) | {"learning_rate": 0.5}
+    own.write_text(json.dumps({"dqn": {"CartPole-v1": other}}))
+    words = ["run", *TINY, "--bits", "4", "--presets", str(own), "--root", str(finished.root)]
+    assert "learning_rate=0.5 for " in refusal(capsys, *words, code=1)
+
+
 def test_few_bits_need_the_plain_run(
     aware: tuple[Path, str, str], tmp_path: Path, capsys: Capsys
 ) -> None:
@@ -150,6 +160,15 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
     shown = printed(capsys, *words, "--schemes", "int8")
     assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", shown)
     assert not root.exists()
+    evaluating = ["evaluate", "CartPole-v1/dqn/int8", "--shelf", str(root), "--dry-run"]
+    assert "int8.eval.json" in printed(capsys, *evaluating)
+    assert not root.exists()
+
+
+def test_until_gives_one_run_however_it_is_written(tmp_path: Path, capsys: Capsys) -> None:
+    task = ["train", *TRAIN, "--root", str(tmp_path), "--dry-run"]
+    ways = (["--until", "475"], ["--until", "475.0"], ["-p", "until=475"])
+    assert len({printed(capsys, *task, *way) for way in ways}) == 1
 
 
 def test_the_help_of_a_verb_has_a_sound_example(capsys: Capsys, monkeypatch: Patch) -> None:
@@ -399,6 +418,7 @@ def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: 
         (f"run {DQN} --bits 4 -p layer_norm=true", "(LayerNormalization)", 2),
         (f"train {DQN} --bits 4 -p layer_norm=true", "layer='hidden_0_norm'", 2),
         (f"run {DQN} -p network=nature", "network", 2),
+        (f"run {DQN} --schemes ptq_w4-hiden_0=8", "did you mean hidden_0", 2),
         (f"train {DQN} -p network=nature", "network", 2),
         (f"run {DQN} --sample", "Policies of dqn are no distribution to sample actions from", 2),
         (f"run --algo ddpg {CAR} --sample", "leave out --sample. Received: ", 2),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -302,6 +303,23 @@ def test_quantised_runs_wait_for_their_reference_and_one_of_each_beginning_is_fi
     assert failing.started == [*plain, four[1], two[1]]
     (log,) = tmp_path.glob("runs/*/failure.log")
     assert log.parent.name == plain[0]
+
+
+def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:
+    wanted = study.read(write_study(tmp_path, STUDY + "bits: [4]\n"))
+    plain, aware = dict.fromkeys(one.run.run_id for one in wanted.experiments())
+    recorder, ends = _Recorder(2), []
+    with ExitStack() as elsewhere:
+        elsewhere.enter_context(locked(tmp_path / "runs" / plain, "held by the test"))
+
+        def update(*_: object) -> None:
+            ends.append(list(recorder.started))
+            if len(ends) == 3:
+                elsewhere.close()
+
+        engine.run(Workspace(tmp_path), wanted, recorder, print, update)
+    assert ends[:3] == [[]] * 3
+    assert recorder.started == [plain, aware]
 
 
 def test_a_killed_process_is_a_failure_with_its_signal(tmp_path: Path, monkeypatch: Patch) -> None:

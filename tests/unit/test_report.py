@@ -319,6 +319,41 @@ def test_open_rows_tell_how_many_trainings_lose(workspace: Workspace) -> None:
     assert all("2 of 2 trainings lose; about" in text for text in pages_of(folder))
 
 
+def test_a_loss_that_was_seen_is_in_the_bound_and_one_of_all_needs_none(
+    workspace: Workspace,
+) -> None:
+    runs = [add_run(workspace, replace(RUN, seed=seed)) for seed in range(6)]
+    evaluate(workspace, runs[0], "int8", [489.0, 490.0] * (EPISODES // 2))
+    for run in runs:
+        evaluate(workspace, run, "fp16", [0.0] * EPISODES)
+    folder = write(workspace, *runs)
+    rows = by_scheme(results_of(folder)["pooled"])
+    assert (rows["int8"]["verdict"], rows["int8"]["losing"]) == ("within margin", 1)
+    # Clopper's and Pearson's of one in six.
+    assert rows["int8"]["unseen_percent"] == pytest.approx(58.18, abs=0.01)
+    told = "1 of 6 trainings loses; a collapse in up to 58 % of trainings not excluded"
+    assert all(told in text for text in pages_of(folder))
+    assert (rows["fp16"]["verdict"], rows["fp16"]["unseen_percent"]) == ("loss", None)
+
+
+def test_latencies_of_other_processors_have_no_ratio(workspace: Workspace) -> None:
+    run = add_run(workspace)
+    change(evaluation_path(workspace.artifact(run.run_id, "fp16")), processor="Gamma")
+    rows = by_scheme(results_of(write(workspace, run))["pooled"])
+    assert rows["int8"]["speedup"] == pytest.approx(9.1 / 5.6)
+    assert (rows["fp16"]["latency_median_us"], rows["fp16"]["speedup"]) == (9.0, None)
+
+
+def test_episodes_by_other_rules_than_those_of_a_deleted_fp32_are_missing(
+    workspace: Workspace,
+) -> None:
+    run = add_run(workspace)
+    int8 = workspace.artifact(run.run_id, "int8")
+    workspace.artifact(run.run_id, "fp32").unlink()
+    change(evaluation_path(int8), protocol=replace(EVALUATION.protocol, game={"sticky_actions": 0}))
+    assert missing_of(write(workspace, run)) == {"int8": f"quarl evaluate {int8}"}
+
+
 @pytest.mark.parametrize(
     ("int8", "ptq_w8", "smallest", "fewest"),
     [

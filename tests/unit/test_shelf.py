@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import EVALUATION, SIDECAR, refused
+from samples import EVALUATION, SIDECAR, refused, snapshot
 
 from quarl_tf.evaluation.compare import compare_saved
 from quarl_tf.evaluation.shelf import shelf, take
 from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.records import Sidecar
+from quarl_tf.store.records import Evaluation, Sidecar
 
 NAME = "CartPole-v1/dqn/int8"
 
@@ -61,6 +62,28 @@ def test_a_policy_is_compared_by_the_episodes_that_its_fp32_played_too(tmp_path:
         assert (found and (found.reference_mean, found.returns.mean)) == means
 
 
+def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
+    folder = models / "CartPole-v1/dqn/s1"
+    replace(EVALUATION, artifact_sha256=sha256(folder / "int8.tflite")).save(
+        folder / "int8.eval.json"
+    )
+    EVALUATION.save(folder / "fp32.eval.json")
+    SIDECAR.save(folder / "fp32.json")
+    (entry,) = (one for one in shelf(models) if one.name == NAME)
+    assert entry.comparison() is not None
+    assert entry.evaluation() is not None
+    replace(SIDECAR, sha256="0" * 64).save(folder / "fp32.json")
+    assert entry.comparison() is None
+    SIDECAR.save(folder / "fp32.json")
+    EVALUATION.save(folder / "int8.eval.json")
+    assert entry.comparison() is entry.evaluation() is None
+
+
+def test_other_files_on_the_shelf_are_left_out(models: Path) -> None:
+    (models / "CartPole-v1/dqn/s0/bench.json").write_text('{"artifacts": []}')
+    assert len(shelf(models)) == 1
+
+
 def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: Path) -> None:
     artifact = take(NAME, tmp_path / "none", tmp_path / "mine")
     assert artifact == tmp_path / "mine/CartPole-v1/dqn/s0/int8.tflite"
@@ -68,6 +91,12 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     assert (artifact.parent / "fp32.eval.json").exists()
     assert Sidecar.load(artifact.with_suffix(".json")).scheme == "int8"
     assert take(NAME, tmp_path / "none", tmp_path / "mine") == artifact
+    # What a killed copy, or an older version of the package, has left is fixed.
+    artifact.with_suffix(".json").unlink()
+    EVALUATION.save(artifact.with_name("fp32.eval.json"))
+    assert take(NAME, tmp_path / "none", tmp_path / "mine") == artifact
+    assert snapshot(artifact.parent).keys() >= {"int8.json", "fp32.eval.json"}
+    assert Evaluation.load(artifact.with_name("fp32.eval.json")) != EVALUATION
     # A file of one's own is not replaced.
     artifact.write_bytes(b"mine")
     assert "would replace" in refused(take, NAME, tmp_path / "none", tmp_path / "mine")

@@ -297,6 +297,7 @@ def test_bound_and_verdict_of_equal_observations() -> None:
     # Clopper's and Pearson's.
     assert unseen_percent(3) == pytest.approx(100 * stats.beta.ppf(0.95, 1, 3))
     assert [round(unseen_percent(n)) for n in (1, 3, 6, 100)] == [95, 63, 39, 3]
+    assert [round(unseen_percent(6, seen)) for seen in (1, 6)] == [58, 100]
     for value, alike, expected in (
         (0.0, 3, "no difference seen"),
         (-50.0, 4, "inconclusive"),  # The bound is above half.
@@ -320,6 +321,13 @@ def test_how_many_more_observations_decide() -> None:
     for count, short in ((9 + more, True), (8 + more, False)):
         assert (stats.t.ppf(0.975, count - 1) * 30 / math.sqrt(count) <= 1.0) == short
     assert more_needed(replace(undecided, verdict="loss"), 9) is None
+    # Without a margin, a mean of rounding errors would take more than there are.
+    assert (
+        more_needed(
+            replace(undecided, margin_percent=0.0, difference=replace(between, mean=1e-17)), 9
+        )
+        is None
+    )
     wide = replace(undecided, difference=Interval(-1.0, -math.inf, math.inf))
     assert more_needed(wide, 9) is None
     # Only for enough episodes that are independent.

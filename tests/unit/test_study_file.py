@@ -154,6 +154,15 @@ def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path:
     assert str(path) in message
 
 
+def test_an_entry_that_is_missing_in_its_own_presets_is_told(
+    tmp_path: Path, capsys: Capsys
+) -> None:
+    (tmp_path / "own.yaml").write_text("dqn: {CartPole-v1: {steps: 1000}}")
+    path = write_study(tmp_path, STUDY + "presets: own.yaml\n")
+    assert main(["study", "plan", str(path), "--root", str(tmp_path)]) == 0
+    assert "own.yaml has no ppo preset of CartPole-v1" in capsys.readouterr().err
+
+
 def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
     for action in ("plan", "run", "status", "report"):
         assert "none.yaml" in refusal(capsys, "study", action, str(tmp_path / "none.yaml"))

@@ -10,7 +10,13 @@ from samples import SIDECAR, refused
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.spec import Chance
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path, write_artifact
+from quarl_tf.store.workspace import (
+    Workspace,
+    evaluation_path,
+    sidecar_path,
+    workspace_of,
+    write_artifact,
+)
 
 
 def test_every_file_has_its_own_place(tmp_path: Path) -> None:
@@ -29,7 +35,15 @@ def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     ids = ["a2c-a_b-v0-s1", "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d", "ppo-Foo-s3-v1-s12"]
     for run_id in ids:
         workspace.artifact_dir(run_id).mkdir(parents=True)
+    # Folders of other names were moved away by hand.
+    (tmp_path / "runs/old").mkdir(parents=True)
+    (tmp_path / "tflite_models/CartPole-v1/dqn/backup").mkdir(parents=True)
     assert workspace.run_ids() == ids
+    inside = workspace.artifact(ids[0], "fp32")
+    assert [workspace_of(path) for path in (inside, Path("fp32.tflite"))] == [
+        workspace,
+        Workspace(Path()),
+    ]
     # An adopted policy may have the name of a seed.
     named = workspace.artifact_dir("adopted-CartPole-v1-s0-s3")
     assert named == tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
