@@ -1,7 +1,7 @@
 """Compare the returns of a scheme with those of fp32: differences, intervals and verdicts.
 
 Within one trained policy the unit is the episode, paired by seed; over several it is the training.
-In a game without chance a greedy policy repeats games: equal returns count as one observation
+Where only the start is drawn, a greedy policy repeats episodes, which count as one observation
 (`effective_n`). If all observations are equal there is a bound instead of an interval
 (`unseen_percent`). Errors are those of QuaRL (Krishnan et al., arXiv 1910.01055), divided by
 |R_fp32| so that a positive one is a worse policy for negative returns too.
@@ -9,7 +9,7 @@ In a game without chance a greedy policy repeats games: equal returns count as o
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -294,10 +294,19 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
 
 
 def effective_n(*played: Evaluation) -> float | None:
-    """Return `different_n` of evaluations on the same seeds; None if not greedy."""
-    rules = played[0].protocol
-    greedy = rules.actions == "greedy"
-    return different_n(rules.game, *(one.returns for one in played)) if greedy else None
+    """Return the effective number of independent episodes on the same seeds; None where all are.
+
+    Of games it is `different_n`. Greedy episodes of another environment repeat if they start alike,
+    unless episodes of one start differ, as where an environment draws later, too.
+    """
+    rules, returns = played[0].protocol, [one.returns for one in played]
+    starts = next((one.starts for one in played if one.starts is not None), None)
+    if rules.actions != "greedy":
+        return None
+    if rules.game is not None or starts is None:
+        return different_n(rules.game, *returns)
+    episodes = set(zip(starts, *returns, *(one.lengths for one in played), strict=True))
+    return _independent(starts) if len(episodes) == len(set(starts)) else None
 
 
 def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
@@ -309,7 +318,11 @@ def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> fl
     """
     if game is None or game["sticky_actions"]:
         return None
-    counts = Counter(zip(*returns, strict=True)).values()
+    return _independent(zip(*returns, strict=True))
+
+
+def _independent(values: Iterable[Hashable]) -> float:
+    counts = Counter(values).values()
     return sum(counts) ** 2 / sum(count**2 for count in counts)
 
 

@@ -234,7 +234,8 @@ class Evaluation(_JsonRecord):
     seeds: list[int]
     returns: list[float]
     lengths: list[int]
-    #: Frame at which each episode of an Atari game starts; null elsewhere.
+    #: What each episode starts with: the frame of a game, elsewhere a digest of the observation;
+    #: null where all differ.
     starts: list[int] | None
     #: Steps at which several actions had the best value.
     ties: int

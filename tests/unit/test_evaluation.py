@@ -17,6 +17,7 @@ from quarl_tf import environments
 from quarl_tf.environments import acting, airnav
 from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
+from quarl_tf.evaluation.compare import effective_n
 from quarl_tf.evaluation.play import evaluate, evaluate_and_save, evaluate_random
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import UsageError
@@ -218,8 +219,15 @@ class _OfTwoStarts(gym.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         assert seed is not None
-        observation, info = self.env.reset(seed=seed % 2, options=options)
-        return observation, info | {environments.START: seed % 2}
+        return self.env.reset(seed=seed % 2, options=options)
+
+
+class _Game(_OfTwoStarts):
+    """Names its start, as games do."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | {environments.START: (seed or 0) % 2}
 
 
 @pytest.mark.parametrize("name", ["fp32", "tied"])
@@ -227,7 +235,7 @@ def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: 
     path = stochastic(name, "fp32")
     alike = [evaluate(path, [seed]) for seed in (0, 1)]
     make, played, told = environments.make, list[int](), list[int]()
-    monkeypatch.setattr(environments, "make", lambda env_id, **_: _OfTwoStarts(make(env_id)))
+    monkeypatch.setattr(environments, "make", lambda env_id, **_: _Game(make(env_id)))
 
     def counted(env: Any, act: Any, observation: Any, seed: int) -> Episode:
         played.append(seed)
@@ -241,6 +249,16 @@ def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: 
     assert result.ties == sum(one.ties for one in expected)
     evaluate(path, [4, 7, 5], chance=SAMPLED)
     assert played == [4, 7, 4, 7, 5]
+
+
+def test_equal_first_observations_are_recorded(stochastic: Describe, monkeypatch: Patch) -> None:
+    path, make = stochastic("fp32", "fp32"), environments.make
+    assert evaluate(path, SEEDS[:4]).starts is None
+    monkeypatch.setattr(environments, "make", lambda env_id, **_: _OfTwoStarts(make(env_id)))
+    result = evaluate(path, [4, 7, 2, 9])
+    assert result.starts is not None
+    assert len({*result.starts[::2]}) == len({*result.starts[1::2]}) == 1
+    assert effective_n(result) == 2
 
 
 def test_environment_of_another_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:

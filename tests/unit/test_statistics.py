@@ -212,6 +212,17 @@ def test_repeated_games_are_few_observations() -> None:
     assert (mean_return(game).bounded, mean_return(game).mean) == (False, pytest.approx(20.1))
 
 
+def test_episodes_that_start_alike_are_one_unless_they_differ() -> None:
+    fp32, int8 = (
+        replace(one, starts=[7, 8] * 20) for one in pair([1.0, 2.0] * 20, [2.0, 2.0] * 20)
+    )
+    assert effective_n(fp32) == effective_n(fp32, int8) == 2
+    assert compare(fp32, int8, None).verdict == "inconclusive"
+    # Without starts, as in records where all differ, or with chance after the start all count.
+    others = replace(fp32, starts=None), replace(fp32, lengths=[*range(40)])
+    assert [effective_n(one) for one in others] == [None, None]
+
+
 @pytest.mark.parametrize("different", [2, 5, 20, 30])
 def test_intervals_of_repeated_games_hold_the_true_mean(different: int) -> None:
     random = np.random.default_rng(0)
