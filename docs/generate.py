@@ -850,7 +850,8 @@ def policies() -> str:
     return (
         "# Policies\n\nTrained policies of this repository: for each task, algorithm and scheme "
         "the one that did best on selection seeds. `quarl list` shows them in the terminal, and "
-        "`quarl evaluate CartPole-v1/dqn/int8` plays one by its name.\n\n" + table(header, rows, 2)
+        "`quarl evaluate CartPole-v1/dqn/int8` shows the evaluation of one by its name.\n\n"
+        + table(header, rows, 2)
     )
 
 
