@@ -32,6 +32,7 @@ import torch
 from ai_edge_litert.interpreter import Interpreter
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 
 #: What the parameters of an algorithm have that those of others lack; DDPG is a TD3.
 ALGORITHMS = {
@@ -65,7 +66,8 @@ class Head(torch.nn.Module):
             self.register_buffer("factor", torch.tensor(1 / deviation, dtype=torch.float32))
         if isinstance(model.action_space, spaces.Box):
             low, high = (
-                torch.tensor(end) for end in (model.action_space.low, model.action_space.high)
+                torch.tensor(end.ravel(), dtype=torch.float32)
+                for end in (model.action_space.low, model.action_space.high)
             )
             self.register_buffer("low", low)
             self.register_buffer("scale", (high - low) / 2)
@@ -84,7 +86,10 @@ class Head(torch.nn.Module):
         elif self.kind == "target_entropy":
             head = torch.tanh(policy.actor.get_action_dist_params(observation)[0])
         else:
-            features = policy.extract_features(observation, policy.pi_features_extractor)
+            # An actor-critic's own method returns the features of both, if these are not shared.
+            features = BasePolicy.extract_features(
+                policy, observation, policy.pi_features_extractor
+            )
             head = policy.action_net(policy.mlp_extractor.forward_actor(features))
             head = torch.tanh(head) if self.squashed else head
         return self.low + (head + 1) * self.scale if self.squashed else head
@@ -112,7 +117,8 @@ def describe(model: BaseAlgorithm, image: bool, env_id: str | None) -> dict[str,
     if env_id is not None:
         described["env_id"] = env_id
     if isinstance(actions, spaces.Box):
-        described |= {"action_low": actions.low.tolist(), "action_high": actions.high.tolist()}
+        ends = {"action_low": actions.low, "action_high": actions.high}
+        described |= {name: end.ravel().tolist() for name, end in ends.items()}
         if hasattr(model.policy, "log_std") and not model.use_sde:
             described["action_std"] = model.policy.log_std.exp().tolist()
     elif isinstance(actions, spaces.MultiDiscrete):
@@ -152,6 +158,8 @@ def check(
         interpreter.invoke()
         heads.append(interpreter.get_tensor(target["index"])[0])
     heads = np.array(heads)
+    if not np.isfinite(heads).all():
+        return "a head that is not finite", True
     if not isinstance(model.action_space, spaces.Box):
         choices = np.atleast_1d(getattr(model.action_space, "nvec", heads.shape[1]))
         other = wrong = 0
@@ -162,7 +170,8 @@ def check(
             other += differs.sum()
             wrong += (differs & (best - second > TOLERANCE * np.abs(heads).max())).sum()
         return f"{other} other actions", bool(wrong)
-    low, high = model.action_space.low, model.action_space.high
+    low, high = model.action_space.low.ravel(), model.action_space.high.ravel()
+    expected = expected.reshape(OBSERVATIONS, -1)
     difference = (np.abs(np.clip(heads, low, high) - expected) / (high - low)).max()
     return f"largest difference {difference:.1e} of the range", bool(difference > TOLERANCE)
 

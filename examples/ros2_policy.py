@@ -18,8 +18,10 @@ def actor(path: str) -> Callable[[Sequence[float]], list[float]]:
     shape, dtype = policy.sidecar.observation_shape, policy.sidecar.observation_dtype
 
     def act(numbers: Sequence[float]) -> list[float]:
-        observation = np.asarray(numbers, dtype).reshape(shape)
-        return [float(number) for number in np.atleast_1d(policy.act(observation))]
+        observation = np.asarray(numbers, np.float32).reshape(shape)
+        if dtype == "uint8" and not np.isin(observation, np.arange(256)).all():
+            raise ValueError("Bytes are whole numbers from 0 to 255.")
+        return [float(number) for number in np.atleast_1d(policy.act(observation.astype(dtype)))]
 
     return act
 
@@ -27,6 +29,7 @@ def actor(path: str) -> Callable[[Sequence[float]], list[float]]:
 def main() -> None:
     """Act on each observation until the node is shut down."""
     import rclpy
+    from rclpy.qos import QoSProfile, ReliabilityPolicy
     from std_msgs.msg import Float32MultiArray
 
     rclpy.init()
@@ -40,8 +43,9 @@ def main() -> None:
         except ValueError as error:
             node.get_logger().error(str(error))
 
-    # A queue of one: an old observation is worth nothing.
-    node.create_subscription(Float32MultiArray, "observation", answer, 1)
+    # Old observations are worth nothing, and sensors often publish as best effort.
+    profile = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+    node.create_subscription(Float32MultiArray, "observation", answer, profile)
     rclpy.spin(node)
 
 

@@ -1,16 +1,18 @@
 """Many runs from one file: what is missing of them is run, then reported.
 
-python pipelines/study.py studies/qat.yaml
+python pipelines/study.py studies/qat.yaml --root mine --jobs 2
 """
 
+import argparse
 import sys
 
 from quarl_tf.cli import main
 
-if len(sys.argv) < 2:
-    sys.exit("Name a study's file. Received: none")
-study, *options = sys.argv[1:]
-for action in ("run", "report"):
-    code = main(["study", action, study, *options])
+parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+parser.add_argument("study", help="the study's file")
+parser.add_argument("--root", default=".", help="folder of runs/, tflite_models/ and reports/")
+given, options = parser.parse_known_args()  # Others are those of `quarl study run`.
+for action, more in (("run", options), ("report", [])):
+    code = main(["study", action, given.study, "--root", given.root, *more])
     if code:
         sys.exit(code)

@@ -186,6 +186,7 @@ _EVALUATION = (
     _option("--confident", action="store_true", help="apply the gate to the interval's worse end"),
 )
 _TARGET = "c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf"
+_PREFIX = "C: name of its files and functions (default: the scheme, and policy)"
 _IN_INTEGERS = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
 _HEADS = ("logits", "q_values", "action")
 _SIMULATED = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
@@ -234,6 +235,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
         _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET),
         _option("--no-float", action="store_true", help=_IN_INTEGERS),
+        _option("--prefix", metavar="NAME", help=_PREFIX),
         *(_SHELF, _DRY_RUN),
     ),
     ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),

@@ -147,8 +147,8 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     environments.import_environments(args.modules)
     file, to_c = Path(args.run), args.target == "c"
-    if args.no_float and not to_c:
-        raise UsageError("--no-float is for C; add --target c. Received: --target tflite")
+    if (args.no_float or args.prefix is not None) and not to_c:
+        raise UsageError("--no-float and --prefix are for C; add --target c. Received: no C")
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
         _write_c(_artifact(file, args.shelf, read_only=args.dry_run), args)
         return
@@ -165,6 +165,8 @@ def _export(args: argparse.Namespace) -> None:
     if args.dry_run:
         environments.env_spec(run.env_id)  # Refuses an environment that is not registered.
     artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
+    if args.prefix is not None and len(schemes) > 1:
+        raise UsageError(f"A --prefix is for one scheme. Received: --schemes {','.join(schemes)}")
     if cloned and not all(path.exists() for path in artifacts):
         state.known_run(workspace, args.run)  # Says how to train it.
     if not cloned:
@@ -174,11 +176,12 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _write_c(artifact: Path, args: argparse.Namespace) -> None:
-    source = artifact.with_suffix(".c")
+    source = artifact.with_name(f"{args.prefix or artifact.stem}.c")
     if args.dry_run:
         _say(f"export   {source}")
-    else:
-        _say(f"wrote     {source}  ({c_source.write(artifact, fixed=args.no_float)})")
+        return
+    size = c_source.write(artifact, fixed=args.no_float, prefix=args.prefix)
+    _say(f"wrote     {source}  ({size})")
 
 
 def _adopt(args: argparse.Namespace) -> None:

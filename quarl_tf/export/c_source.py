@@ -33,6 +33,9 @@ _ONE, _FARTHEST = 65536, 2**30 - 1
 #: Steps from 0 beyond which both codes of a number are saturated.
 _ENDS = 400
 
+#: Bytes of a `struct layer` on processors of 32 bits.
+_LAYER_BYTES = 64
+
 #: Fused activations and padding in the schema.
 _NONE, _RELU, _VALID = 0, 1, 1
 
@@ -60,15 +63,20 @@ def size(artifact: Path) -> Size:
     return _written(artifact, fixed=False)[0].size()
 
 
-def write(artifact: Path, *, fixed: bool = False) -> str:
+def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> str:
     """Write a flatbuffer as .h and .c beside it, and return a line on its size.
 
-    `fixed` replaces the floats of observations, heads and actions by integers of Q16.16.
+    `fixed` replaces the floats of observations, heads and actions by integers of Q16.16. A `prefix`
+    names the files and the functions, so that several policies fit into one program.
 
     Raises:
-        UsageError: An operator is not supported.
+        UsageError: An operator is not supported, or C takes no such name.
         QuarlError: The flatbuffer is damaged.
     """
+    if prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII):
+        raise UsageError(
+            f"A prefix is a letter, then letters, digits and '_'. Received: prefix={prefix!r}"
+        )
     writer, sidecar = _written(artifact, fixed=fixed)
     (source,), (head,) = writer.audit.inputs, writer.audit.outputs
     taken, discrete = writer.size(), sidecar.num_actions is not None
@@ -83,12 +91,16 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
     names.update(type=writer.given, number=writer.number, numbers=_NUMBERS[writer.number])
-    names.update(algo=sidecar.run["algo"], stem=artifact.stem)
+    file = artifact if prefix is None else artifact.with_name(f"{prefix}.c")
+    names.update(algo=sidecar.run["algo"], stem=file.stem)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
+    prefix = prefix or "policy"
     for suffix in (".h", ".c"):
-        write_text(artifact.with_suffix(suffix), _template(f"policy{suffix}").substitute(names))
+        text = _template(f"policy{suffix}").substitute(names)
+        text = re.sub(r"\bpolicy_(?=head\b|act\b)", f"{prefix}_", text)
+        write_text(file.with_suffix(suffix), re.sub(r"\bPOLICY_", f"{prefix.upper()}_", text))
     return summary
 
 
@@ -99,7 +111,11 @@ def _written(artifact: Path, *, fixed: bool) -> tuple[_Writer, Sidecar]:
         raise _refusal(f"input={source.dtype}, output={head.dtype}")
     if isinstance(sidecar.num_actions, list):
         raise _refusal(f"several actions at once, num_actions={sidecar.num_actions}")
-    writer = _Writer(flatbuffer.read(artifact), audit, fixed=fixed)
+    try:
+        writer = _Writer(flatbuffer.read(artifact), audit, fixed=fixed)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # Flatbuffers of others may have anything.
+        raise _refusal(f"{type(error).__name__}: {error}") from error
     if sidecar.num_actions is not None:
         writer.buffers["last_head"] = writer.number, math.prod(head.shape)
     else:
@@ -216,7 +232,8 @@ class _Writer:
         inputs = [list(operator.inputs) for operator in operators]
         factor, grid = self._values(inputs[3].pop()), self._grid(codes)
         power = np.size(factor) == 1 and np.frexp(factor)[0] == 0.5
-        if inputs != chain or self._grid(target) != grid or not power:
+        one = self._tensors[both].shape[-1] == 2 * math.prod(self._tensors[self._tensor].shape)
+        if inputs != chain or self._grid(target) != grid or not power or not one:
             raise _refusal("QUANTIZE int8 of what QUANTIZE int8 leaves, in another order")
         text = f"scale {grid[0]!s}, zero point {grid[1]}, and the rest times {factor!s}"
         self.scales["first"] = text
@@ -287,6 +304,7 @@ class _Writer:
         ]
         self._array, array = self._buffer("int8_t", operator.outputs[0]), self._array
         self.constants.append(f"static const struct layer {name}_layer = {{{', '.join(fields)}}};")
+        self.constant_bytes += _LAYER_BYTES
         self.body.append(f"    layer_{self._type}({array}, {self._array}, &{name}_layer);")
         self.products += math.prod(target.shape) * flat.shape[1]
         self._type, self._zero = "int8_t", zero
@@ -296,6 +314,8 @@ class _Writer:
         self._flush(source, "x")
         target = self._array = self._buffer("float", operator.outputs[0])
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
+        if math.prod(self._tensors[self._tensor].shape) != kernel.shape[1]:
+            raise _refusal(f"{kind} of several vectors")
         bias = np.zeros(len(kernel), np.float32) if bias is None else bias
         arrays = [self.constant(f"{name}_kernel", kernel), self.constant(f"{name}_bias", bias)]
         lowest = "0.0f" if self._relu else f"{np.finfo(np.float32).min!s}f"
@@ -337,7 +357,9 @@ class _Writer:
         self._loop(f"head[i] = {_on_line(self._load, self._line(factor, offset))};")
 
     def _each(self, size: int, *values: Array | np.float64) -> list[Array]:
-        return [np.broadcast_to(x, (1, size))[0] for x in values]
+        """Return a value for each number of the current tensor, whose shape they may have."""
+        shape = self._tensors[self._tensor].shape
+        return [np.ravel(x if np.size(x) == size else np.broadcast_to(x, shape)) for x in values]
 
     def _line(self, factor: Array, offset: Array) -> list[str]:
         """Declare factors and offsets for `line` in C."""
@@ -390,14 +412,14 @@ _OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     "FULLY_CONNECTED float32": _Writer._float_layer,
     "QUANTIZE int8": _Writer._quantize,
     "DEQUANTIZE float32": _Writer._dequantize,
-    "RESHAPE int8": lambda *_: None,
+    **dict.fromkeys(("RESHAPE int8", "RESHAPE float32"), lambda *_: None),
 }
 
 #: Operators of the export without floats.
 _FIXED_OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     **{kind: write for kind, write in _OPERATORS.items() if "float32" not in kind},
     **dict.fromkeys(_ELEMENTWISE.keys() - {"TANH float32"}, _Writer._affine),
-    "DEQUANTIZE float32": _Writer._dequantize,
+    **{kind: _OPERATORS[kind] for kind in ("DEQUANTIZE float32", "RESHAPE float32")},
 }
 
 #: Note of the header on numbers of a type.
@@ -413,9 +435,9 @@ def _on_line(x: str, line: list[str], shifted: str = "") -> str:
 
 
 def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Shape:
-    """Return a window and its moves as the fields in C; a dense layer has one window."""
+    """Return a window and its moves as the fields in C; a dense layer has one for each vector."""
     if len(kernel) == 2:
-        return kernel[1], 1, kernel[1], 0, 0, 1, 1
+        return kernel[1], 1, kernel[1], kernel[1], 0, math.prod(image) // kernel[1], 1
     (_, _, width, channels), (_, height, columns, depth) = image, kernel
     others = options.padding, options.dilationHFactor, options.dilationWFactor, depth
     if others != (_VALID, 1, 1, channels):

@@ -63,8 +63,7 @@ class Graph:
 
     def name(self, operator: Any) -> str:
         """Return the name of an operator's kind."""
-        name: str = _NAMES[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
-        return name
+        return _NAMES[_builtin(self.model.operatorCodes[operator.opcodeIndex])]
 
     def layers(self) -> dict[str, Any]:
         """Return the operators with a kernel by their names in recipes, in order."""
@@ -160,7 +159,7 @@ class Graph:
 
     def _code(self, name: str) -> int:
         codes, wanted = self.model.operatorCodes, (_OPERATORS[name], _VERSIONS.get(name, 1))
-        known = [(code.builtinCode, code.version) for code in codes]
+        known = [(_builtin(code), code.version) for code in codes]
         if wanted not in known:
             code = schema.OperatorCodeT()
             code.builtinCode, code.version = wanted
@@ -206,6 +205,11 @@ class Graph:
         for operator in kept:
             operator.opcodeIndex = place[operator.opcodeIndex]
         self.model.operatorCodes = [self.model.operatorCodes[i] for i in place]
+
+
+def _builtin(code: Any) -> int:
+    # Flatbuffers of before 2021 have the former field alone.
+    return max(code.builtinCode, code.deprecatedBuiltinCode)
 
 
 def _numbered(used: Iterable[int]) -> dict[int, int]:

@@ -11,12 +11,13 @@ import compiled
 import gymnasium as gym
 import numpy as np
 import pytest
-from samples import Copy, refusal
+from samples import Copy, refusal, refused
 
 from quarl_tf.cli import main
 from quarl_tf.export import c_source
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
@@ -113,6 +114,8 @@ def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
     # means, factors and ends.
     weights = 2 * 4 * 256 + 256 * 256 + 256 * 2
     constants = weights + (4 + 4 + 1) * (256 + 256 + 2) + 4 * 4 * 4
+    # Three layers of four pointers and twelve numbers.
+    constants += 3 * 4 * (4 + 12)
     # Two hidden layers, and the head of which the best is looked for.
     buffers = 256 + 256 + 4 * 2
     assert re.findall(r"[\d,]+\b", summary) == [f"{n:,}" for n in (constants, buffers, weights)]
@@ -165,7 +168,40 @@ def test_unsupported_policies_are_named(
     ):
         assert text in refusal(capsys, "export", str(artifact), "--target", "c", *options)
         assert not artifact.with_suffix(".c").exists()
-    assert "add --target c" in refusal(capsys, "export", str(far_file), "--no-float")
+    for option in (["--no-float"], ["--prefix", "a"]):
+        assert "add --target c" in refusal(capsys, "export", str(far_file), *option)
+
+
+def test_two_policies_share_a_program(tmp_path: Path) -> None:
+    made = []
+    for prefix, run in (("pole", "CartPole-v1/dqn/s0"), ("land", "LunarLander-v3/ppo/s0")):
+        (folder := tmp_path / prefix).mkdir()
+        artifact = compiled.copied(MODELS / run / "int8.tflite", folder)
+        c_source.write(artifact, prefix=prefix)
+        made.append((Policy.load(artifact), compiled.around(artifact, 1)[0]))
+        for suffix in (".h", ".c"):
+            shutil.move(folder / f"{prefix}{suffix}", tmp_path)
+    numbers = [", ".join(map(str, observation)) for _, observation in made]
+    (tmp_path / "main.c").write_text(_BOTH.format(*numbers))
+    words = ["gcc", *compiled.STRICT, "main.c", "pole.c", "land.c", "-o", "both"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    acted = subprocess.check_output([tmp_path / "both"]).split()
+    assert [*map(int, acted)] == [policy.act(observation) for policy, observation in made]
+    message = refused(c_source.write, artifact, prefix="2nd", error=UsageError)
+    assert "prefix='2nd'" in message
+
+
+_BOTH = """
+#include <stdio.h>
+#include "pole.h"
+#include "land.h"
+int main(void)
+{{
+    const float pole[POLE_OBSERVATION_SIZE] = {{{}}}, land[LAND_OBSERVATION_SIZE] = {{{}}};
+    printf("%d %d", pole_act(pole), land_act(land));
+    return 0;
+}}
+"""
 
 
 def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
@@ -193,14 +229,35 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     board = tmp_path / "Arduino.h"
     board.write_text(_ARDUINO)
     sketch = str(ROOT / "examples/arduino/arduino.ino")
-    words = ["-Wall", "-Werror", "-fsyntax-only", "-include", str(board), f"-I{shelf}"]
-    subprocess.run(["g++", *words, "-x", "c++", sketch], check=True)
+    subprocess.run(["gcc", "-c", "int8.c"], cwd=shelf, check=True)
+    words = ["-Wall", "-Werror", "-include", str(board), f"-I{shelf}", "-o", "board"]
+    sources = ["-x", "c++", sketch, "-x", "none", "int8.o"]
+    subprocess.run(["g++", *words, *sources], cwd=shelf, check=True)
+    # Lines that are no observation have no action, and shift no other.
+    lines = [" ".join(map(repr, observation.tolist())) for observation in observations]
+    sent = [lines[0], "1 2 3", f"{lines[1]} 4", lines[2] + "\r", "nan " * 8, "1" * 999, lines[3]]
+    answers = subprocess.check_output(
+        [shelf / "board"], input="".join(f"{line}\n" for line in sent).encode()
+    )
+    found = [line.split()[0] for line in answers.decode().splitlines()]
+    assert found == [*map(str, acts[:1]), "?", "?", str(acts[2]), "?", "?", str(acts[3])]
 
 
+#: A board whose serial port is the standard input and output.
 _ARDUINO = """
-struct Port {
-    void begin(long); void setTimeout(long); int available(); int peek(); int read();
-    float parseFloat(); void print(int); void print(const char *); void println(unsigned long);
-} extern Serial;
-unsigned long micros();
+#include <stdio.h>
+static int waiting;
+struct {
+    void begin(long) {}
+    int available() { return waiting != EOF; }
+    int read() { int next = waiting; waiting = getchar(); return next; }
+    void print(int number) { printf("%d", number); }
+    void print(const char *text) { printf("%s", text); }
+    void println(unsigned long number) { printf("%lu\\n", number); }
+    void println(const char *text) { printf("%s\\n", text); }
+} static Serial;
+unsigned long micros() { return 0; }
+void setup();
+void loop();
+int main() { setup(); for (waiting = getchar(); waiting != EOF;) loop(); }
 """

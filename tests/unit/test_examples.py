@@ -1,5 +1,6 @@
 """Examples for software that is not installed here: a ROS 2 node, a workflow."""
 
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ def test_the_node_publishes_the_action_of_each_observation(
 
     rclpy.spin = spin
     messages = SimpleNamespace(Float32MultiArray=SimpleNamespace)
-    monkeypatch.setitem(sys.modules, "rclpy", rclpy)
+    for name, module in (("rclpy", rclpy), ("rclpy.qos", rclpy.qos)):
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "std_msgs.msg", messages)
     text = (EXAMPLES / "ros2_policy.py").read_text()
     exec(compile(text, "ros2_policy.py", "exec"), {"__name__": "__main__"})
@@ -47,6 +49,17 @@ def test_the_node_publishes_the_action_of_each_observation(
     published = node.create_publisher.return_value.publish.call_args_list
     assert [call.args[0].data for call in published] == wanted
     assert node.get_logger.return_value.error.call_count == 2
+
+
+@pytest.mark.parametrize("number", [-1.0, 0.5, 256.0, np.nan])
+def test_images_are_bytes_for_the_node(number: float) -> None:
+    actor = runpy.run_path(str(EXAMPLES / "ros2_policy.py"))["actor"]
+    act = actor(str(MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"))
+    image = np.zeros(84 * 84 * 4)
+    assert len(act(image.tolist())) == 1
+    image[9] = number
+    with pytest.raises(ValueError, match="0 to 255"):
+        act(image.tolist())
 
 
 def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

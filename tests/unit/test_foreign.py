@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import compiled
 import numpy as np
 import pytest
 from samples import SIDECAR, refused
@@ -13,9 +15,11 @@ from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
 from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.keras import tf
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme, actions
+from quarl_tf.store.workspace import sidecar_path
 
 SEEN = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
 INTEGERS = ("int8", "int8_tensor", "ptq_opt_w8a8")
@@ -90,6 +94,23 @@ def error(network: Network, scheme: str) -> float:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_integers_compute_what_the_network_does(name: str, scheme: str) -> None:
     assert error(NETWORKS[name], scheme) < 0.25
+
+
+def test_layers_of_several_vectors_become_c(tmp_path: Path) -> None:
+    content = converted(of_function(by_rows, (6,), "float32"))
+    artifact = tmp_path / "int8_tensor.tflite"
+    artifact.write_bytes(quantized(content, Scheme.parse("int8_tensor"), SEEN))
+    sidecar = replace(SIDECAR, num_actions=3, observation_shape=[6], sha256=sha256(artifact))
+    sidecar.save(sidecar_path(artifact))
+    compiled.check(artifact, SEEN, compiled.SANITIZED)
+
+
+def test_flatbuffers_of_before_2021_name_their_operators() -> None:
+    graph = Graph(converted(of_function(head, (6,), "float32")))
+    before = [graph.name(operator) for operator in graph.operators]
+    for code in graph.model.operatorCodes:
+        code.builtinCode = 0
+    assert [graph.name(operator) for operator in Graph(graph.pack()).operators] == before
 
 
 def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:

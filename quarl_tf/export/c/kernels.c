@@ -1,4 +1,4 @@
-/* A window that slides over rows of channels; of a dense layer it is the whole input. */
+/* A window that slides over rows of channels; of a dense layer it is a whole vector. */
 struct layer {
     const int8_t *kernel;
     const int32_t *bias, *multiplier; /* the input's zero point is in the bias */
@@ -41,7 +41,7 @@ static void layer_$type(const $type *in, int8_t *out, const struct layer *layer)
     }
 }
 
-/* Round to the nearest code, halves away from zero; what is no number becomes the lowest. */
+/* Round to the nearest code, halves away from zero; NaN becomes the lowest. */
 static int8_t quantize(float value, float scale, int32_t zero)
 {
     const float steps = value / scale, low = (float)(-128 - zero), high = (float)(127 - zero);
