@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 from gymnasium import spaces
-from samples import Capsys, refusal
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -115,8 +114,3 @@ def test_a_policy_is_trained_quantised_and_played(
         assert verbs.main(["evaluate", str(artifact), "--sample", "--episodes", "3"]) == 0
     if env_id == "Switches-v0":
         assert verbs.main(["evaluate", str(artifact), "--epsilon", "0.5", "--episodes", "3"]) == 0
-
-
-def test_several_actions_are_refused_to_dqn(tmp_path: Path, capsys: Capsys) -> None:
-    line = refusal(capsys, "train", *described(tmp_path, "dqn", "Switches-v0"))
-    assert line.endswith("Received: actions='multi-discrete'\n")

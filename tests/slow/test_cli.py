@@ -565,7 +565,7 @@ def test_training_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(tmp_pa
     command = [sys.executable, "-m", "quarl_tf.cli", "train", *TINY, "-p", "steps=4000"]
     whole = tmp_path / "whole"
     subprocess.run([*command, "--root", str(whole)], check=True)
-    for sent, codes in ((signal.SIGINT, (130, 0)), (signal.SIGKILL, (-signal.SIGKILL,))):
+    for sent, codes in ((signal.SIGINT, (130, 0)), (signal.SIGKILL, (-signal.SIGKILL, 0))):
         cut = tmp_path / sent.name
         process = subprocess.Popen([*command, "--root", str(cut)])
         deadline = time.monotonic() + 120

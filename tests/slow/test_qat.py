@@ -385,12 +385,6 @@ def test_a_following_range_grows_with_the_next_freeze() -> None:
     assert qat.head_step(still) == before
 
 
-def test_a_layer_without_a_rule_is_named() -> None:
-    factory = policy_factory(VECTORS, Design(SMALL, 3, layer_norm=True), 0)
-    message = refused(watching(aware()), factory(), error=UsageError)
-    assert message.endswith("Received: layer='hidden_0_norm' (LayerNormalization)")
-
-
 def test_ranges_that_are_not_finite_or_unknown_are_refused() -> None:
     network = watching(aware(ranges="extremes"))(FACTORIES["relu"]())
     assert "Received: delay=7" in refused(qat.require_watched, network, 7, error=UsageError)

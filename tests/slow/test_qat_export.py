@@ -196,14 +196,6 @@ def test_impossible_schemes_are_refused(
         assert message.endswith(f"Received: scheme={scheme!r}")
 
 
-def test_plain_trainings_have_no_trained_schemes(trained: Workspace, tiny_run: Run) -> None:
-    for scheme in ("qat_int8", "qat_w4a4"):
-        given = tiny_run.run_id, [scheme]
-        message = refused(pipeline.export, *given, root=trained.root, error=UsageError)
-        assert "exported as fp32, " in message
-        assert message.endswith(f"Received: scheme={scheme!r}")
-
-
 @pytest.mark.parametrize(("scheme", "bits"), [("qat_w6a6", 6), ("qat_int8", 8)])
 def test_one_wrong_value_of_the_head_is_refused(
     bench: Bench, scheme: str, bits: int, monkeypatch: Patch

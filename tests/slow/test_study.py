@@ -199,7 +199,7 @@ _WORKER = """
 import sys
 from quarl_tf.cli import verbs
 from quarl_tf.study import claims, engine
-claims.SILENCE, engine._SECONDS_OF_A_SHARD, engine.sys.executable = 3.0, 0.2, sys.argv.pop(1)
+claims.SILENCE, engine._SECONDS_OF_A_SHARD, engine.sys.executable = 6.0, 0.2, sys.argv.pop(1)
 sys.exit(verbs.main(sys.argv[1:]))
 """
 

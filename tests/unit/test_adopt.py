@@ -111,24 +111,18 @@ def test_unfit_options_are_refused(file: Path, capsys: Capsys, words: str, messa
 
 
 @pytest.mark.parametrize(
-    ("values", "code", "message"),
+    ("values", "message"),
     [
-        (
-            {"action_std": "x"},
-            2,
-            "does not describe a policy to adopt; correct it",
-        ),
-        ({"observation_shape": [8]}, 2, "Received: observation_shape=[8.0], expected [4]"),
-        ({"action_low": [-1e300]}, 2, "expected None"),
-        ({"sha256": "0"}, 2, "of another flatbuffer or environment than these. Received: sha256"),
-        ({"heads": "logits"}, 2, "Received: fields that differ heads"),
+        ({"action_std": "x"}, "does not describe a policy to adopt; correct it"),
+        ({"observation_shape": [8]}, "Received: observation_shape=[8.0], expected [4]"),
+        ({"action_low": [-1e300]}, "expected None"),
+        ({"sha256": "0"}, "of another flatbuffer or environment than these. Received: sha256"),
+        ({"heads": "logits"}, "Received: fields that differ heads"),
     ],
 )
-def test_other_sidecars_are_refused(
-    file: Path, capsys: Capsys, values: dict[str, Any], code: int, message: str
-) -> None:
+def test_other_sidecars_are_refused(file: Path, capsys: Capsys, values: Any, message: str) -> None:
     describe(file, **values)
-    assert message in refusal(capsys, "adopt", str(file), *MINE, code=code)
+    assert message in refusal(capsys, "adopt", str(file), *MINE)
     assert not Path("tflite_models").exists()
 
 

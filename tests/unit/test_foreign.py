@@ -148,12 +148,13 @@ def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
     def several(x: Any) -> Any:
         return tf.nn.relu(hidden(x, width=16)) @ drawn(16, 5) + offset
 
-    content, choices = converted(of_function(several, (6,), "float32")), [3, 2]
-    made = preparation.centred(content, choices)
-    wanted, found = (heads(one, SEEN, 5) for one in (content, made))
-    np.testing.assert_allclose(found, actions.centred(wanted, choices), atol=1e-5)
-    for split in (found[:, :3], found[:, 3:]):
-        np.testing.assert_allclose(split.mean(axis=1), 0, atol=1e-5)
+    content = converted(of_function(several, (6,), "float32"))
+    for choices, ends in ((5, []), ([3, 2], [3])):
+        made = preparation.centred(content, choices)
+        wanted, found = (heads(one, SEEN, 5) for one in (content, made))
+        np.testing.assert_allclose(found, actions.centred(wanted, choices), atol=1e-5)
+        for part in np.split(found, ends, axis=1):
+            np.testing.assert_allclose(part.mean(axis=1), 0, atol=1e-5)
     for follows in (tf.nn.relu, tf.nn.softmax):
         rest = converted(of_function(lambda x, f=follows: f(several(x)), (6,), "float32"))
         assert not preparation.separable(Graph(rest))
