@@ -82,8 +82,11 @@ def _number(kind: type, fits: Callable[[Any], bool], rule: str) -> Callable[[str
 
 
 def _short(text: str) -> float:
-    """Read a number as `-p` does, which keeps whole ones whole."""
-    value = float(text)
+    """Read a number; 475.0 is 475, in a run's id too."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number is needed: {text!r}") from None
     return int(value) if value.is_integer() else value
 
 

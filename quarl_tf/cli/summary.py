@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
     """Return a table of the flatbuffers in one folder, a narrow one without intervals."""
     run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
-    counts = sorted({one.episodes for path in artifacts if (one := _comparison(path, args))})
-    count = " or ".join(map(str, counts)) or args.episodes
-    same = f"{count} episodes, the same for every scheme"
+    compared = [_comparison(path, args) for path in artifacts]
+    counts = {args.episodes if one is None else one.episodes for one in compared}
+    same = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
     title = f"{escape(run_id)}: {', '.join(filter(None, (same, args.chance.words)))}"
     made = Table(title=title, title_justify="left")
-    rows = [_row(path, args) for path in artifacts]
+    rows = [_row(path, one, args) for path, one in zip(artifacts, compared, strict=True)]
     names = [name for name in rows[0] if not (narrow and "[95 %]" in name)]
     for name in names:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
@@ -84,12 +84,11 @@ def blame_row(layer: Blame) -> dict[str, Any]:
     return asdict(layer) | {"gain": mean, "gain_low": low, "gain_high": high}
 
 
-def _row(artifact: Path, args: Namespace) -> dict[str, str]:
+def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict[str, str]:
     """Return the cells of a flatbuffer by column."""
     sidecar = Sidecar.load(sidecar_path(artifact))
     evaluation = Evaluation.load(evaluation_path(artifact, args.chance)).first(args.episodes)
     latency = (evaluation.latency_us or {}).get("median")
-    comparison = _comparison(artifact, args)
     returns = comparison.returns if comparison else compare.mean_return(evaluation)
     error, difference, verdict = "", "", "no fp32 to compare with"
     if comparison is not None and comparison.scheme == REFERENCE:

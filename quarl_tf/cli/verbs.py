@@ -31,7 +31,7 @@ from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
 from quarl_tf.foundation.files import read_json, sha256, write_csv, write_json
 from quarl_tf.presets import Preset, tables
-from quarl_tf.runtime import flatbuffer
+from quarl_tf.runtime import POLICIES, flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import (
     CALIBRATED,
@@ -58,6 +58,9 @@ from quarl_tf.training import checkpoint
 
 #: Terminals with fewer columns get the table of results without its intervals.
 _NARROW = 120
+
+#: Where policies of the package are copied to.
+_TAKEN = Path("tflite_models")
 
 #: A warning is given for a precision that is slower than float32 by this factor.
 _SLOW = 1.5
@@ -120,7 +123,8 @@ def _run(args: argparse.Namespace) -> None:
     if run.quantization and run.origin is None and reference.sidecar is not None:
         exported = workspace.artifact_dir(run.plain.run_id)
         state.require_same_settings(exported, asdict(reference.sidecar), run.plain, preset)
-    if any(Scheme.parse(scheme).single_layers for scheme in schemes):
+    single = any(Scheme.parse(scheme).single_layers for scheme in schemes)
+    if single and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     artifacts = _export_all(args, run.run_id, schemes)
@@ -178,7 +182,7 @@ def _export(args: argparse.Namespace) -> None:
 def _write_c(artifact: Path, args: argparse.Namespace) -> None:
     source = artifact.with_name(f"{args.prefix or artifact.stem}.c")
     if args.dry_run:
-        _say(f"export   {source}")
+        _say(f"export   {_taken(source)}")
         return
     size = c_source.write(artifact, fixed=args.no_float, prefix=args.prefix)
     _say(f"wrote     {source}  ({size})")
@@ -296,9 +300,14 @@ def _artifact(path: Path, models: Path, *, read_only: bool = False) -> Path:
     name = path.as_posix()
     if read_only:
         return shelf.find(name, models).artifact
-    found = shelf.take(name, models, Path("tflite_models"))
+    found = shelf.take(name, models, _TAKEN)
     _say(f"found     {found}")
     return found
+
+
+def _taken(path: Path) -> Path:
+    """Return where a file of the package will be once `shelf.take` has copied it."""
+    return _TAKEN / path.relative_to(POLICIES) if path.is_relative_to(POLICIES) else path
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -681,7 +690,8 @@ def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str]) -
 
 def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
     if args.dry_run:
-        print(*(f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts), sep="\n")
+        places = (evaluation_path(_taken(path), args.chance) for path in artifacts)
+        print(*(f"evaluate {path}" for path in places), sep="\n")
         return
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:

@@ -44,7 +44,7 @@ class Episode(NamedTuple):
     length: int
     success: bool | None  #: None where the environment does not report it.
     ties: int = 0  #: Steps at which several actions shared the best value.
-    start: int | None = None  #: Number of a game's start.
+    start: int | None = None  #: What it starts with, as in `records.Evaluation.starts`.
 
 
 def play(env: Any, act: Callable[[Any], Any], observation: Any, seed: int) -> Episode:

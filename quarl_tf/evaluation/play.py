@@ -222,14 +222,16 @@ def _play_all(
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
         game = environments.START in info
-        start = info[environments.START] if game else zlib.crc32(observation.tobytes())
+        seen_first = zlib.crc32(np.asarray(observation).tobytes())
+        start = info[environments.START] if game else seen_first
         if game and chance == GREEDY and start in by_start:
             episode = by_start[start]
         else:
             ties, choose = policy.ties, _actor(policy, seed, chance)
             episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
-        by_start[start] = episode
+        if game:
+            by_start[start] = episode
         episodes.append(episode)
         update(done, len(seeds))
     return episodes

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quarl_tf.export.graph import Graph
-from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_text
 from quarl_tf.quantization.grid import Array
 from quarl_tf.runtime import flatbuffer
@@ -113,11 +113,13 @@ def _written(artifact: Path, *, fixed: bool) -> tuple[_Writer, Sidecar]:
         raise _refusal(f"several actions at once, num_actions={sidecar.num_actions}")
     try:
         writer = _Writer(flatbuffer.read(artifact), audit, fixed=fixed)
+    except QuarlError:
+        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Flatbuffers of others may have anything.
         raise _refusal(f"{type(error).__name__}: {error}") from error
     if sidecar.num_actions is not None:
-        writer.buffers["last_head"] = writer.number, math.prod(head.shape)
+        writer.buffers["kept_values"] = writer.number, math.prod(head.shape)
     else:
         for name in ("action_low", "action_high"):
             bounds = np.array(getattr(sidecar, name), np.float32)

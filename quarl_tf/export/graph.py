@@ -209,7 +209,8 @@ class Graph:
 
 def _builtin(code: Any) -> int:
     # Flatbuffers of before 2021 have the former field alone.
-    return max(code.builtinCode, code.deprecatedBuiltinCode)
+    number: int = max(code.builtinCode, code.deprecatedBuiltinCode)
+    return number
 
 
 def _numbered(used: Iterable[int]) -> dict[int, int]:

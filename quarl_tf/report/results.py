@@ -407,7 +407,7 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     sizes = np.array([each.sidecar.size_bytes for each in results])
     full = np.array([each.sidecar.size_bytes for each in references])
     median = least(results, "median")
-    # Latencies of different processors have no ratio.
+    # Latencies of different or unknown processors have no ratio.
     processors = {each.evaluation.processor for each in (*results, *references)}
     alone = len(processors) == 1 and "" not in processors
     costs = {

@@ -120,6 +120,8 @@ def run(
                 pool.collect()
                 update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
                 time.sleep(_SECONDS_BETWEEN if shard is None else _SECONDS_OF_A_SHARD)
+        except ConnectionError:  # A closed pipe or cluster.
+            raise
         except OSError as error:
             raise unwritable(workspace.root, error) from error
         finally:
@@ -207,8 +209,8 @@ def _is_free(folder: Path) -> bool:
         try:
             with locked(folder, "busy", shared=True):
                 pass
-        except QuarlError:
-            return False
+        except QuarlError as error:
+            return str(error) != "busy"  # Starting it says why a folder cannot be opened.
     return True
 
 
@@ -407,7 +409,7 @@ class RayEngine:
 
         def work(job: Job) -> int:
             # Where paths are relative to; a worker starts where its node was started.
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.chdir(folder)
             if files is None:
                 return start_process(job, cores).wait()

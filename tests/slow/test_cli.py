@@ -161,7 +161,8 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
     assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", shown)
     assert not root.exists()
     evaluating = ["evaluate", "CartPole-v1/dqn/int8", "--shelf", str(root), "--dry-run"]
-    assert "int8.eval.json" in printed(capsys, *evaluating)
+    place = "tflite_models/CartPole-v1/dqn/s0/int8.eval.json"
+    assert printed(capsys, *evaluating) == f"evaluate {place}\n"
     assert not root.exists()
 
 

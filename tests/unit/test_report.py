@@ -297,7 +297,7 @@ def test_equal_returns_have_a_verdict_and_a_bound_and_no_interval(several: Path)
     assert "63 %" in page
     assert "9.5 %" in page
     # One of three trainings loses a little, and a collapse of others is not excluded.
-    assert re.search(r"\| int8 \| within margin \(.*63 %", markdown)
+    assert re.search(r"\| int8 \| within margin \(a collapse .*63 %", markdown)
 
 
 def test_open_rows_have_the_number_of_episodes_that_decide(workspace: Workspace) -> None:

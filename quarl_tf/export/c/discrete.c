@@ -1,8 +1,8 @@
 int policy_act(const $type *observation)
 {
     int best = 0;
-    policy_head(observation, last_head);
+    policy_head(observation, kept_values);
     for (int i = 1; i < POLICY_HEAD_SIZE; i++)
-        best = last_head[i] > last_head[best] ? i : best;
+        best = kept_values[i] > kept_values[best] ? i : best;
     return best;
 }
