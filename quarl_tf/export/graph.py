@@ -63,7 +63,8 @@ class Graph:
 
     def name(self, operator: Any) -> str:
         """Return the name of an operator's kind."""
-        return _NAMES[_builtin(self.model.operatorCodes[operator.opcodeIndex])]
+        name: str = _NAMES[_builtin(self.model.operatorCodes[operator.opcodeIndex])]
+        return name
 
     def layers(self) -> dict[str, Any]:
         """Return the operators with a kernel by their names in recipes, in order."""

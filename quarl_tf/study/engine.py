@@ -358,7 +358,7 @@ def _apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
         moved = replace(job, command=(*job.command[:-1], name), log=log)
         process = start_process(moved, cores)
         try:
-            code = None
+            code: int | None = None
             while code is None:
                 time.sleep(_SECONDS_OF_A_NODE)
                 code = process.poll()
