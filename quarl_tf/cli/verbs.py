@@ -556,7 +556,8 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     own = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
-    _warn_not_own(run)
+    if _lacks_own(run):
+        _warn(f"{own} has no {algo} preset of {env_id}; using the package's.")
     if args.origin is not None:
         run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
     presets.require_teacher(run, preset)
@@ -573,10 +574,9 @@ def _warn_renamed(ids: Mapping[str, str]) -> None:
             _warn(f"{given} is now {today}, which is used.")
 
 
-def _warn_not_own(run: Run) -> None:
-    if run.presets is None or run.env_id in presets.own_table(run.algo, Path(run.presets)):
-        return
-    _warn(f"{run.presets} has no {run.algo} preset of {run.env_id}; using the package's.")
+def _lacks_own(run: Run) -> bool:
+    own = run.presets
+    return own is not None and run.env_id not in presets.own_table(run.algo, Path(own))
 
 
 def _warn_slow(used: Iterable[Preset]) -> None:
@@ -597,8 +597,9 @@ def _warn_slow(used: Iterable[Preset]) -> None:
 def _read_study(path: Path) -> Study:
     wanted = study.read(path)
     _warn_renamed({cell.given_env_id: cell.base.env_id for cell in wanted.cells})
-    for run in {(cell.base.algo, cell.base.env_id): cell.base for cell in wanted.cells}.values():
-        _warn_not_own(run)
+    runs = [cell.base for cell in wanted.cells]
+    if all(map(_lacks_own, runs)):
+        _warn(f"{runs[0].presets} has a preset of no cell; using the package's.")
     return wanted
 
 

@@ -160,7 +160,7 @@ def test_an_entry_that_is_missing_in_its_own_presets_is_told(
     (tmp_path / "own.yaml").write_text("dqn: {CartPole-v1: {steps: 1000}}")
     path = write_study(tmp_path, STUDY + "presets: own.yaml\n")
     assert main(["study", "plan", str(path), "--root", str(tmp_path)]) == 0
-    assert "own.yaml has no ppo preset of CartPole-v1" in capsys.readouterr().err
+    assert "own.yaml has a preset of no cell" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
