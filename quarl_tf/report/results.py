@@ -407,15 +407,19 @@ def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str,
     sizes = np.array([each.sidecar.size_bytes for each in results])
     full = np.array([each.sidecar.size_bytes for each in references])
     median = least(results, "median")
-    # Latencies of different or unknown processors have no ratio.
-    processors = {each.evaluation.processor for each in (*results, *references)}
-    alone = len(processors) == 1 and "" not in processors
+    # Latencies have a ratio on one processor: that which timed most trainings in both schemes.
+    timed: dict[str, list[tuple[Result, Result]]] = {}
+    for one, fp32 in zip(results, references, strict=True):
+        if one.evaluation.processor == fp32.evaluation.processor != "":
+            timed.setdefault(one.evaluation.processor, []).append((fp32, one))
+    most = max(timed.values(), key=len, default=[])
+    theirs, ours = ([pair[i] for pair in most] for i in (0, 1))
     costs = {
         "size_bytes": float(sizes.mean()),
         "compression": float((full / sizes).mean()),
         "latency_median_us": median,
         "latency_p95_us": least(results, "p95"),
-        "speedup": least(references, "median") / median if alone else math.nan,
+        "speedup": least(theirs, "median") / least(ours, "median") if most else math.nan,
     }
     return finite(costs.items())
 
