@@ -667,9 +667,10 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
         pair = [folders[seed] for folders in (full, half)]
         compared.append(compare(*(Evaluation.load(one / "fp32.eval.json") for one in pair), None))
         solved = [_solved(pandas.read_csv(one / "progress.csv")) for one in pair]
-        ratios.append(solved[1][1] / solved[0][1])
-        steps = [number_text(steps / 1e6) for steps, _ in solved]
-        minutes = [number_text(seconds / 60) for _, seconds in solved]
+        if None not in (first := [seconds for _, seconds in solved]):
+            ratios.append(first[1] / first[0])
+        steps = [number_text(steps and steps / 1e6) for steps, _ in solved]
+        minutes = [number_text(seconds and seconds / 60) for seconds in first]
         means = map(number_text, (compared[-1].reference_mean, compared[-1].returns.mean))
         rows.append([seed, *steps, *minutes, *means, compared[-1].verdict])
     together = pool(compared)
@@ -679,11 +680,11 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
     return (
         f"PPO on Pong, all else equal, until a mean greedy return of {_GOAL} on selection seeds, "
         "each training on a core of its own, two at a time; the return is of "
-        f"{compared[0].episodes} other games ({command}).\n\n"
+        f"{compared[0].episodes} other games ({command}). {DASH}: not reached.\n\n"
         + table(["seed", *header, "verdict"], rows)
-        + f"Pairs of trainings: {len(seeds)}. bfloat16 takes {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f}) times float32's minutes; its return less "
-        f"float32's is {number_text(together.difference.mean)} {limits(together.difference)}, "
+        + f"Pairs of trainings: {len(seeds)}, with that return in both: {len(ratios)}, in which "
+        f"bfloat16 takes {_spread_of(ratios)} times float32's minutes. Its return less float32's "
+        f"is {number_text(together.difference.mean)} {limits(together.difference)}, "
         f"{together.verdict}.\n\n"
         + (f"Missing: the trainings of seeds {missing}.\n\n" if missing else "")
         + "![Returns in training against steps and minutes](half-the-bits.svg)\n"
@@ -696,10 +697,16 @@ _GOAL = 18
 _CONVERGENCE = ("million steps", "minutes", "return")
 
 
-def _solved(curve: pandas.DataFrame) -> tuple[float, float]:
-    """Return the step and the seconds of the first greedy return of the goal; nan for none."""
+def _solved(curve: pandas.DataFrame) -> tuple[float | None, float | None]:
+    """Return the step and the seconds of the first greedy return of the goal; None for none."""
     solved = curve[curve["greedy_return"] >= _GOAL]
-    return solved["step"].min(), solved["seconds"].min()
+    return (None, None) if solved.empty else (solved["step"].min(), solved["seconds"].min())
+
+
+def _spread_of(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return DASH
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def _both_precisions(found: dict[str, dict[int, Path]], seeds: Sequence[int]) -> plt.Figure:

@@ -80,24 +80,28 @@ def test_trainings_in_both_precisions_are_compared(
 ) -> None:
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     runs = []
-    for number, precision in enumerate(("float32", "bfloat16")):
-        run_id = f"ppo-PongNoFrameskip-v4-s0-{number}"
-        runs.append({"cell": f"ppo on Pong (precision={precision})", "run_id": run_id, "seed": 0})
-        runs[-1]["status"] = "ok"
+    kinds = list(enumerate(("float32", "bfloat16")))
+    for seed, number, precision in ((s, *kind) for s in (0, 1) for kind in kinds):
+        run_id = f"ppo-PongNoFrameskip-v4-s{seed}-{number}"
+        cell = f"ppo on Pong (precision={precision})"
+        runs.append({"cell": cell, "run_id": run_id, "seed": seed, "status": "ok"})
         folder = Workspace(tmp_path).artifact_dir(run_id)
         folder.mkdir(parents=True)
         returns = [20.0 - number - i % 2 for i in range(40)]
         played = {"env_id": "PongNoFrameskip-v4", "seeds": list(range(40)), "returns": returns}
         replace(EVALUATION, lengths=[9] * 40, **played).save(folder / "fp32.eval.json")
         lines = ["step,seconds,episode_return,greedy_return"]
-        lines += ["1000000,30,5,17", f"2000000,{120 - 60 * number},17,18", "3000000,180,19,19"]
+        # The float32 training of the second seed gets to 17 alone.
+        best = 17 if (seed, number) == (1, 0) else 18
+        lines += ["1000000,30,5,17", f"2000000,{120 - 60 * number},17,{best}", "3000000,180,19,9"]
         (folder / "progress.csv").write_text("\n".join(lines))
-    missing = {**runs[0], "seed": 1, "status": "missing"}
+    missing = {**runs[0], "seed": 2, "status": "missing"}
     text = generate.convergence([*runs, missing])
-    assert "Missing: the trainings of seeds 1." in text
+    assert "Missing: the trainings of seeds 2." in text
     assert row(text, "0") == ["0", "2.00", "2.00", "2.00", "1.00", "19.5", "18.5", "loss"]
-    assert "bfloat16 takes 0.50 (0.50 to 0.50) times float32's minutes;" in text
-    assert "1.00 [all equal], loss." in text
+    assert row(text, "1")[1:5] == [generate.DASH, "2.00", generate.DASH, "1.00"]
+    assert "in both: 1, in which bfloat16 takes 0.50 (0.50 to 0.50) times float32's" in text
+    assert "1.00 [all equal], inconclusive." in text
     assert generate.convergence(runs[:1]).startswith("Missing: trainings in both precisions")
 
 
