@@ -66,7 +66,9 @@ def _file_option(flag: str, metavar: str, help_: str | None = None, **settings: 
     return _option(flag, type=Path, metavar=metavar, help=help_, **settings)
 
 
-def _number(kind: type, fits: Callable[[Any], bool], rule: str) -> Callable[[str], Any]:
+def _number(
+    kind: Callable[[str], Any], fits: Callable[[Any], bool], rule: str
+) -> Callable[[str], Any]:
     """Return an option's type: a number that `fits`; the error for others is the `rule`."""
 
     def read(text: str) -> Any:
@@ -83,14 +85,12 @@ def _number(kind: type, fits: Callable[[Any], bool], rule: str) -> Callable[[str
 
 def _short(text: str) -> float:
     """Read a number; 475.0 is 475, in a run's id too."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"a number is needed: {text!r}") from None
+    value = float(text)
     return int(value) if value.is_integer() else value
 
 
 _COUNT = _number(int, lambda n: n >= 1, "a whole number of 1 or more is needed")
+_RETURN = _number(_short, math.isfinite, "a number is needed")
 _PERCENT = _number(float, lambda p: 0 <= p < math.inf, "a percentage is 0 or more")
 
 
@@ -149,7 +149,7 @@ _RUN = (
     _IMPORT,
     _option("--seed", type=int, default=0, help="training seed (default: 0)"),
     _several("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
-    _option("--until", type=_short, metavar="RETURN", help="stop at a greedy return (-p until=…)"),
+    _option("--until", type=_RETURN, metavar="RETURN", help="stop at a greedy return (-p until=…)"),
     _option(
         "--precision",
         choices=PRECISIONS,

@@ -147,6 +147,19 @@ def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None
         os.close(handle)
 
 
+def is_locked(folder: Path) -> bool:
+    """Tell whether a process works in a folder that it has `locked` for itself."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+    return False
+
+
 def digest(values: Mapping[str, Any]) -> str:
     """Return eight hexadecimal digits that identify JSON-ready values."""
     canonical = json.dumps(dict(values), sort_keys=True)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import locked, unwritable, write_bytes
+from quarl_tf.foundation.files import is_locked, locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State
@@ -165,7 +165,8 @@ class _Pool:
         for job in [job for job in self.waiting if job.after not in names]:
             if not self._engine.has_room():
                 break
-            if not (self._claimed(job) if self._sharing else _is_free(job.log.parent)):
+            # Another study, or a user, may train the same run.
+            if is_locked(job.log.parent) or (self._sharing and not self._claimed(job)):
                 continue
             self.waiting.remove(job)
             self.running.add(job.run_id)
@@ -201,17 +202,6 @@ class _Pool:
         for other in [one for one in self.waiting if failed and one.after == job.run_id]:
             self.waiting.remove(other)
             self._say(f"waiting   {other.run_id}  (its reference failed)")
-
-
-def _is_free(folder: Path) -> bool:
-    """Tell whether no other process trains the run of a folder."""
-    if folder.exists():
-        try:
-            with locked(folder, "busy", shared=True):
-                pass
-        except QuarlError as error:
-            return str(error) != "busy"  # Starting it says why a folder cannot be opened.
-    return True
 
 
 def commands(workspace: Workspace, study: Study) -> list[str]:
