@@ -674,6 +674,7 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
         means = map(number_text, (compared[-1].reference_mean, compared[-1].returns.mean))
         rows.append([seed, *steps, *minutes, *means, compared[-1].verdict])
     together = pool(compared)
+    spread = _spread([statistics.median(ratios), min(ratios), max(ratios)]) if ratios else DASH
     _draw("half-the-bits", _both_precisions(found, seeds))
     header = [f"{what}, {one}" for what in _CONVERGENCE for one in _PRECISIONS]
     missing = ", ".join(map(str, sorted({row["seed"] for row in runs} - {*seeds})))
@@ -683,7 +684,7 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
         f"{compared[0].episodes} other games ({command}). {DASH}: not reached.\n\n"
         + table(["seed", *header, "verdict"], rows)
         + f"Pairs of trainings: {len(seeds)}, with that return in both: {len(ratios)}, in which "
-        f"bfloat16 takes {_spread_of(ratios)} times float32's minutes. Its return less float32's "
+        f"bfloat16 takes {spread} times float32's minutes. Its return less float32's "
         f"is {number_text(together.difference.mean)} {limits(together.difference)}, "
         f"{together.verdict}.\n\n"
         + (f"Missing: the trainings of seeds {missing}.\n\n" if missing else "")
@@ -701,12 +702,6 @@ def _solved(curve: pandas.DataFrame) -> tuple[float | None, float | None]:
     """Return the step and the seconds of the first greedy return of the goal; None for none."""
     solved = curve[curve["greedy_return"] >= _GOAL]
     return (None, None) if solved.empty else (solved["step"].min(), solved["seconds"].min())
-
-
-def _spread_of(ratios: Sequence[float]) -> str:
-    if not ratios:
-        return DASH
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def _both_precisions(found: dict[str, dict[int, Path]], seeds: Sequence[int]) -> plt.Figure:

@@ -222,8 +222,8 @@ def _play_all(
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
         game = environments.START in info
-        seen_first = zlib.crc32(np.asarray(observation).tobytes())
-        start = info[environments.START] if game else seen_first
+        first = zlib.crc32(np.asarray(observation).tobytes())
+        start = info.get(environments.START, first)
         if game and chance == GREEDY and start in by_start:
             episode = by_start[start]
         else:
