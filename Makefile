@@ -6,8 +6,9 @@ PYTEST := $(BIN)/pytest --numprocesses auto --dist loadfile
 DEMO := .demo
 PEERS := .venv-peers
 DOCS := .venv-docs
+PICTURED := reports/dqn-CartPole-v1
 
-.PHONY: demo quick test fuzz results docs site test-system browser-test peers lint format lock clean
+.PHONY: demo quick test fuzz results docs site test-system browser-test picture peers lint format lock clean
 
 demo: $(VENV)/installed  ## Train, export, evaluate and report one policy, in a folder of its own.
 	$(BIN)/quarl run --algo dqn --env CartPole-v1 --seed 0 --root $(DEMO)
@@ -39,6 +40,10 @@ test-system: $(VENV)/installed  ## Test installations, clusters and the browser;
 
 browser-test: $(VENV)/installed  ## Play reports in headless Chromium (Debian's package chromium); screenshots go to build/browser.
 	$(BIN)/pytest tests/system/test_browser.py
+
+picture:  ## Take the README's picture of a report, in headless Chromium.
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,1330 \
+		--screenshot=$(PICTURED)/page.png file://$(CURDIR)/$(PICTURED)/index.html
 
 peers: $(PEERS)/installed  ## Install what the benchmarks compare training with.
 
