@@ -49,7 +49,7 @@ def measure(policy: str, precision: str, seconds: float) -> dict[str, float]:
         env_id="PongNoFrameskip-v4",
         warm_up=_WARM_UP,
         steps=0,
-        targets={},
+        peers=(),
         overrides={**_OVERRIDES, "network": policy, "precision": precision},
     )
     with ours.started(workload, 0) as training:

@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ class Workload:
     env_id: str
     warm_up: int
     steps: int
-    targets: Mapping[str, float]
+    peers: Sequence[str]
     overrides: Mapping[str, Any] = field(default_factory=dict)
     zoo: Mapping[str, Any] = field(default_factory=dict)
 

@@ -127,7 +127,7 @@ def measure(
         "commit": commit,
         "steps": steps,
         "preset": asdict(workload.preset()),
-        "targets": {name: workload.targets[name] for name in peers},
+        "peers": list(peers),
         "peers_settings": tried,
         "steps_per_second": speeds,
         "shares": in_fresh_process(ours.shares, workload, steps),
@@ -147,25 +147,21 @@ def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "Environment steps/s and ratios of each repetition: median [range]",
         "",
-        "| workload | environment alone | arithmetic alone | ours | share of the floor | peer "
-        "| peer's | ours / peer's | target |",
-        "|---|--:|--:|--:|--:|---|--:|--:|---|",
+        "| workload | ours | peer | peer's | ours / peer's | share of the floor "
+        "| environment alone | arithmetic alone |",
+        "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
     for name, found in workloads.items():
         speeds = found["steps_per_second"]
-        own = f"| {name} | {_speed(speeds['alone'])} | {_limit(found):,.0f} "
-        own += f"| {_speed(speeds['ours'])} | {100 * _share(found):.0f} % |"
-        for peer_name, target in found["targets"].items():
+        own = f"| {name} | {_speed(speeds['ours'])} |"
+        floor = f"| {100 * _share(found):.0f} % | {_speed(speeds['alone'])} "
+        floor += f"| {_limit(found):,.0f} |"
+        for peer_name in found["peers"]:
             pairs = zip(speeds["ours"], speeds[peer_name], strict=True)
-            ratios = [mine / theirs for mine, theirs in pairs]
-            verdict = "reached" if median(ratios) >= target else "missed"
-            ratio = summary(ratios, "{:.2f}")
-            lines.append(
-                f"{own} {peer_name} | {_speed(speeds[peer_name])} | {ratio} "
-                f"| {target:g}, {verdict} |"
-            )
-        if not found["targets"]:
-            lines.append(f"{own} | | | |")
+            ratio = summary([mine / theirs for mine, theirs in pairs], "{:.2f}")
+            lines.append(f"{own} {peer_name} | {_speed(speeds[peer_name])} | {ratio} {floor}")
+        if not found["peers"]:
+            lines.append(f"{own} | | {floor}")
     parts = [*PARTS, "rest"]
     lines += ["", "Where our time goes, %", "", f"| workload | {' | '.join(parts)} |"]
     lines.append("|---|" + "--:|" * len(parts))
@@ -248,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             overrides = {**workload.overrides, "precision": args.precision}
             workload = replace(workload, overrides=overrides)
         _say(name)
-        able = [peer_name for peer_name in peers if peer_name in workload.targets]
+        able = [peer_name for peer_name in peers if peer_name in workload.peers]
         repetitions = args.repetitions or (3 if workload.on_atari else 5)
         known[name] = {"machine": here, **measure(workload, able, repetitions, args.scale)}
         found = {name: known[name] for name in workloads if name in known}

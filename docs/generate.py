@@ -20,7 +20,7 @@ import mkdocs_gen_files
 import numpy as np
 import pandas
 import seaborn
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from scipy.stats import spearmanr
 
 from quarl_tf import study
@@ -29,6 +29,7 @@ from quarl_tf.evaluation.compare import compare, pool
 from quarl_tf.evaluation.shelf import Entry, entries, shelf
 from quarl_tf.pipeline import preset_of
 from quarl_tf.presets import ALGORITHMS, tables
+from quarl_tf.report.figures.style import scheme_colour
 from quarl_tf.report.page import limits, number_text, percent, size
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import (
@@ -212,10 +213,10 @@ def results_index() -> str:
     rows = [
         [
             f"{row['algo']} on {row['env_id']}",
+            row["verdict"],
             row["runs"],
             number_text(row["return_mean"]),
             percent(row["reward_error_percent"]),
-            row["verdict"],
         ]
         for row in POOLED
         if row["scheme"] == "int8"
@@ -223,7 +224,7 @@ def results_index() -> str:
     return (
         "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
         "[all schemes on all tasks](ptq.md). Percent of fp32's return; positive is worse.\n\n"
-        + table(["cell", "trainings", "return of int8", "reward error", "verdict"], rows)
+        + table(["cell", "verdict", "trainings", "return of int8", "reward error"], rows, 3)
         + "\n* [Full int8, ours and the converter's](int8.md)\n"
         "* [Quantisation-aware training from 8 to 2 bits](qat.md), and "
         "[with more trainings of each](few-bits.md)\n"
@@ -334,11 +335,11 @@ def papers() -> str:
                 common.append((cell["task"], abs(errors[-1]), abs(row["reward_error_percent"])))
         tasks, theirs, mine = zip(*common, strict=True)
         averaged = (errors, map(abs, errors), theirs, mine)
-        means.append([algo, *(percent(statistics.fmean(x)) for x in averaged), ", ".join(tasks)])
+        means.append([algo, ", ".join(tasks), *(percent(statistics.fmean(x)) for x in averaged)])
     head = ["algorithm", "task", "fp32", "fp16", "int8", "error"]
     head += ["fp32 here", "int8 here", "error here", "error here, sticky"]
-    summary = ["algorithm", "papers, signed", "papers, absolute"]
-    summary += ["papers, absolute, tasks in common", "here, absolute, the same", "tasks in common"]
+    summary = ["algorithm", "tasks in common", "papers, signed", "papers, absolute"]
+    summary += ["papers, absolute, tasks in common", "here, absolute, the same"]
     return (
         "## Means of the int8 errors\n\nIn percent of fp32's return. Those of games here are with "
         "sticky actions where such an evaluation exists; most games here are trained for "
@@ -413,6 +414,7 @@ def _kept_against(quantity: str, label: str) -> plt.Figure:
     ]
     figure, axes = plt.subplots(figsize=(8, 4))
     style: dict[str, Any] = {"x": quantity, "y": "kept", "hue": "scheme", "hue_order": _NATIVE}
+    style["palette"] = {scheme: scheme_colour(scheme) for scheme in _NATIVE}
     frame = pandas.DataFrame(rows)
     seaborn.scatterplot(frame, **style, ax=axes, alpha=0.35, s=30, legend=False)
     medians = frame.groupby("scheme", as_index=False).median()
@@ -427,14 +429,17 @@ def _kept_against(quantity: str, label: str) -> plt.Figure:
 
 def _plain_logarithm(axes: plt.Axes) -> None:
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _errors_against_spread(rows: list[tuple[Any, ...]]) -> plt.Figure:
     frame = pandas.DataFrame(rows, columns=["scheme", "range", "error"])
     figure, axes = plt.subplots(figsize=(8, 4))
-    seaborn.scatterplot(frame, x="range", y="error", hue="scheme", style="scheme", ax=axes)
+    look: dict[str, Any] = {"hue": "scheme", "style": "scheme"}
+    look["palette"] = {scheme: scheme_colour(scheme) for scheme in _ROUNDED}
+    seaborn.scatterplot(frame, x="range", y="error", **look, ax=axes)
     axes.set(xlabel="range of the widest kernel", ylabel="absolute error, %")
     _plain_logarithm(axes)
     axes.set_yscale("symlog", linthresh=0.1)
@@ -883,37 +888,38 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
         else f"a continuous action of {len(sidecar.action_low or [])} numbers"
     )
     evaluation = native.evaluation()
-    protocol = json.dumps(vars(evaluation.protocol)) if evaluation else DASH
+    rules = vars(evaluation.protocol) if evaluation else {}
+    rules = {**rules, **(rules.get("game") or {})}
+    protocol = [f"{name.replace('_', ' ')}: {rule}" for name, rule in rules.items()]
     origin = [["algorithm", "adopted, as [others trained it](../results/sb3.md)"]]
     if not native.run.adopted:
         origin = [
             ["algorithm", f"[{algo}](../algorithms/{algo}.md)"],
             ["environment steps", f"{sidecar.preset['steps']:,}"],
             ["network", sidecar.preset["network"]],
-            ["training", f"`{native.run.command('run')}`"],
         ]
     facts = [
-        ["task", env_id],
         *origin,
         ["observation", f"{sidecar.observation_shape} {sidecar.observation_dtype}"],
         ["action", f"{actions}; head: {sidecar.head}"],
-        ["protocol", f"`{protocol}`"],
+        ["rules of an evaluation", "; ".join(x for x in protocol if "game:" not in x) or DASH],
         ["licence", "Apache-2.0"],
     ]
     header = ["scheme", "verdict", "run", "sha256", "return", "error", "size", "µs"]
     found = sorted(found, key=lambda e: (-Scheme.parse(e.sidecar.scheme).weight_bits, e.name))
     commands = "".join(f"{entry.command()}\n" for entry in found)
+    again = "" if native.run.adopted else f"{native.run.command('run')}\n"
     act = (
         f'```python\nfrom quarl_tf import Policy\n\npolicy = Policy.load("{native.artifact}")\n'
         "action = policy.act(observation)\n```\n"
     )
     return (
         f"# {algo} on {env_id}\n\n"
-        + table(["", ""], facts)
+        + table(["task", env_id], facts)
         + "## Schemes\n\nOf each scheme the run that did best on selection seeds.\n\n"
         + table(header, map(_card_row, found), 4)
         + "\n## Play or make them\n\nFiles that another command makes again are not kept.\n\n"
-        + f"```\n{commands}```\n"
+        + f"```\n{commands}{again}```\n"
         + "\n## Act with it\n\n"
         + act
         + "\n## Limits\n\nMeasured on evaluation seeds of the task as it is registered; the return "

@@ -1,4 +1,5 @@
-/* quarl export LunarLander-v3/ppo/int8 --target c; beside int8.c: gcc -std=c99 -O2 main.c int8.c */
+/* quarl export LunarLander-v3/ppo/int8 --target c
+   gcc -std=c99 -O2 main.c int8.c    (beside int8.c) */
 #include <stdio.h>
 #include "int8.h"
 

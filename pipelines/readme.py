@@ -52,8 +52,8 @@ def _speed() -> str:
     for name, workloads in _WORKLOADS.items():
         for line in Path(f"benchmarks/{name}.md").read_text().splitlines():
             cells = [cell.strip() for cell in line.split("|")[1:-1]]
-            if len(cells) == 9 and cells[0] in workloads and cells[5] == "sb3":
-                lines.append(f"| {cells[0]} | {cells[3]} | {cells[7]} |")
+            if len(cells) == 8 and cells[0] in workloads and cells[2] == "sb3":
+                lines.append(f"| {cells[0]} | {cells[1]} | {cells[4]} |")
     return "\n".join(lines) + "\n"
 
 

@@ -108,12 +108,13 @@ def test_the_floor_is_the_environment_and_then_the_arithmetic() -> None:
         "preset": {"precision": "float32"},
         "multiplications": 2,
         "steps_per_second": {"alone": [900, 1000, 2000], "ours": [300, 200, 400], "sb3": [100] * 3},
-        "targets": {"sb3": 3.0},
+        "peers": ["sb3"],
         "shares": dict.fromkeys((*ours.PARTS, "rest"), 20.0),
     }
     line = training_throughput.tables({"task": found}).splitlines()[4]
     # 1 / (1 / 1000 + 1 / 3000) is 750.
-    assert "| 3,000 | 300 [200, 400] | 40 % | sb3 |" in line
+    assert line.startswith("| task | 300 [200, 400] | sb3 | 100 [100, 100] | 3.00 [2.00, 4.00] |")
+    assert line.endswith("| 40 % | 1,000 [900, 2,000] | 3,000 |")
 
 
 def test_ratios_are_of_repetitions_side_by_side() -> None:
