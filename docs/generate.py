@@ -30,7 +30,7 @@ from quarl_tf.evaluation.shelf import Entry, entries, shelf
 from quarl_tf.pipeline import preset_of
 from quarl_tf.presets import ALGORITHMS, tables
 from quarl_tf.report.figures.style import scheme_colour
-from quarl_tf.report.page import limits, number_text, percent, size
+from quarl_tf.report.page import limits, number_text, percent, size, templates
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import (
     CALIBRATED,
@@ -366,6 +366,7 @@ _ERROR = "normalised_error_percent"
 #: Native schemes of the trade-offs, and schemes whose errors are compared with the weights.
 _NATIVE = ("fp16", "int8", "int8_head32", "int8_tensor", "int8_stock")
 _ROUNDED = ("int8", "int8_tensor", "ptq_w8", "ptq_w4")
+_COLOURS = {scheme: scheme_colour(scheme) for scheme in (*_NATIVE, *_ROUNDED)}
 
 
 def trade_offs() -> str:
@@ -414,7 +415,7 @@ def _kept_against(quantity: str, label: str) -> plt.Figure:
     ]
     figure, axes = plt.subplots(figsize=(8, 4))
     style: dict[str, Any] = {"x": quantity, "y": "kept", "hue": "scheme", "hue_order": _NATIVE}
-    style["palette"] = {scheme: scheme_colour(scheme) for scheme in _NATIVE}
+    style["palette"] = _COLOURS
     frame = pandas.DataFrame(rows)
     seaborn.scatterplot(frame, **style, ax=axes, alpha=0.35, s=30, legend=False)
     medians = frame.groupby("scheme", as_index=False).median()
@@ -437,9 +438,8 @@ def _plain_logarithm(axes: plt.Axes) -> None:
 def _errors_against_spread(rows: list[tuple[Any, ...]]) -> plt.Figure:
     frame = pandas.DataFrame(rows, columns=["scheme", "range", "error"])
     figure, axes = plt.subplots(figsize=(8, 4))
-    look: dict[str, Any] = {"hue": "scheme", "style": "scheme"}
-    look["palette"] = {scheme: scheme_colour(scheme) for scheme in _ROUNDED}
-    seaborn.scatterplot(frame, x="range", y="error", **look, ax=axes)
+    look = {"x": "range", "y": "error", "hue": "scheme", "style": "scheme"}
+    seaborn.scatterplot(frame, **look, palette=_COLOURS, ax=axes)
     axes.set(xlabel="range of the widest kernel", ylabel="absolute error, %")
     _plain_logarithm(axes)
     axes.set_yscale("symlog", linthresh=0.1)
@@ -888,9 +888,7 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
         else f"a continuous action of {len(sidecar.action_low or [])} numbers"
     )
     evaluation = native.evaluation()
-    rules = vars(evaluation.protocol) if evaluation else {}
-    rules = {**rules, **(rules.get("game") or {})}
-    protocol = [f"{name.replace('_', ' ')}: {rule}" for name, rule in rules.items()]
+    rules = templates().filters["protocol"](evaluation.protocol).strip() if evaluation else DASH
     origin = [["algorithm", "adopted, as [others trained it](../results/sb3.md)"]]
     if not native.run.adopted:
         origin = [
@@ -902,7 +900,7 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
         *origin,
         ["observation", f"{sidecar.observation_shape} {sidecar.observation_dtype}"],
         ["action", f"{actions}; head: {sidecar.head}"],
-        ["rules of an evaluation", "; ".join(x for x in protocol if "game:" not in x) or DASH],
+        ["rules of an episode", rules],
         ["licence", "Apache-2.0"],
     ]
     header = ["scheme", "verdict", "run", "sha256", "return", "error", "size", "µs"]

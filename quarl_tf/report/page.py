@@ -33,7 +33,7 @@ def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str,
         write_bytes(folder / "figures" / file, content)
         encoded[file] = f"data:image/png;base64,{base64.b64encode(content).decode()}"
     for template, file in (("report.md.j2", "report.md"), ("report.html.j2", "index.html")):
-        page = _environment().get_template(template)
+        page = templates().get_template(template)
         text = page.render(context, pictures=encoded)
         if len(text.encode()) > LARGEST_PLAYING:
             text = page.render(context, pictures=encoded, play=None, film=None)
@@ -42,7 +42,8 @@ def write_pages(folder: Path, context: Mapping[str, Any], pictures: Mapping[str,
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
+    """Return the templates, with the sentences of `words.j2` as filters."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("quarl_tf.report"),
         autoescape=lambda name: name is not None and ".html" in name,
