@@ -12,8 +12,9 @@ def render(reports: Path) -> int:
     """Render all reports of a folder; return how many could not be."""
     failed = 0
     for path in sorted(reports.glob("*/results.json")):
-        command = json.loads(path.read_text())["command"]
-        failed += main(shlex.split(command)[1:]) != 0
+        program, *words = shlex.split(json.loads(path.read_text())["command"])
+        # A report that was made in Python records no command line.
+        failed += program != "quarl" or main(words) != 0
     return failed
 
 

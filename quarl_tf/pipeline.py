@@ -5,11 +5,20 @@ TensorFlow is loaded only where something is to be trained or exported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quarl_tf.spec import DEFAULT_EPISODES, GREEDY, Chance, Run, Scheme, require_possible
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.spec import (
+    DEFAULT_EPISODES,
+    DEFAULT_MARGIN_PERCENT,
+    GREEDY,
+    Chance,
+    Run,
+    Scheme,
+    require_possible,
+)
 
 if TYPE_CHECKING:
     from quarl_tf.presets import Preset
@@ -78,8 +87,8 @@ def export(
     order. `update` is called with the schemes done, all schemes, and the next.
 
     Raises:
-        QuarlError: The run is not trained, a scheme is not for such a training, or the outputs of a
-            flatbuffer differ from those of its network.
+        QuarlError: The run is not trained, or a scheme is not for such a training. Or the outputs
+            of a flatbuffer differ from those of its network; the other schemes are written.
     """
     from quarl_tf.store.state import copy_curve, known_run, not_exported
     from quarl_tf.store.workspace import Workspace
@@ -89,16 +98,28 @@ def export(
     parsed = [Scheme.parse(name) for name in schemes or run.default_schemes]
     require_possible(run, parsed)
     missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed])
-    if run.adopted:
-        from quarl_tf.export import adopt
-
-        adopt.export(workspace, run, missing, update)
-    elif missing:
-        from quarl_tf.export import convert
-
-        convert.export(workspace, run_id, missing, update)
+    if missing:
+        if run.adopted:
+            from quarl_tf.export.adopt import exporter
+        else:
+            from quarl_tf.export.convert import exporter
+        _export_each(exporter(workspace, run), missing, update)
     copy_curve(workspace, run_id)
     return [workspace.artifact(run_id, scheme.name) for scheme in parsed]
+
+
+def _export_each(write: Callable[[Scheme], object], schemes: Sequence[str], update: Any) -> None:
+    """Write all schemes that can be made, then raise the first QuarlError of the others."""
+    failures = []
+    for done, scheme in enumerate(schemes):
+        update(done, len(schemes), scheme)
+        try:
+            write(Scheme.parse(scheme))
+        except QuarlError as error:
+            failures.append(error)
+    update(len(schemes), len(schemes), "")
+    if failures:
+        raise failures[0]
 
 
 def evaluate(
@@ -133,7 +154,7 @@ def report(
     *,
     root: Path | str = ".",
     name: str | None = None,
-    margin_percent: float | None = None,
+    margin_percent: float = DEFAULT_MARGIN_PERCENT,
     chance: Chance = GREEDY,
     command: str = "quarl_tf.report(…)",
 ) -> Path:
@@ -146,7 +167,6 @@ def report(
     Raises:
         QuarlError: A run has no fp32 result, or runs do not belong together.
     """
-    from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
     from quarl_tf.report.write import write_report
     from quarl_tf.store.workspace import Workspace
 
@@ -155,6 +175,6 @@ def report(
         run_ids,
         command=command,
         name=name,
-        margin_percent=DEFAULT_MARGIN_PERCENT if margin_percent is None else margin_percent,
+        margin_percent=margin_percent,
         chance=chance,
     )

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quarl_tf import __version__
-from quarl_tf.evaluation.compare import DEFAULT_MARGIN_PERCENT
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
-from quarl_tf.spec import CALIBRATED, DEFAULT_EPISODES, GREEDY, REFERENCE, Chance
+from quarl_tf.spec import (
+    CALIBRATED,
+    DEFAULT_EPISODES,
+    DEFAULT_MARGIN_PERCENT,
+    GREEDY,
+    REFERENCE,
+    Chance,
+)
 
 _Option = Callable[[argparse.ArgumentParser], object]
 

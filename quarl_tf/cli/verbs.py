@@ -127,8 +127,7 @@ def _run(args: argparse.Namespace) -> None:
     if single and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
-    artifacts = _export_all(args, run.run_id, schemes)
-    _evaluate_all(args, artifacts)
+    artifacts = _export_and_evaluate(args, run.run_id, schemes)
     if not args.no_report:
         args.runs, args.name = [run.run_id], None
         _report(args)
@@ -201,8 +200,7 @@ def _adopt(args: argparse.Namespace) -> None:
     with spinner("adopt"):
         run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **asked)
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
-    artifacts = _export_all(args, run.run_id, names)
-    _evaluate_all(args, artifacts)
+    artifacts = _export_and_evaluate(args, run.run_id, names)
     summary.hold(artifacts, args)
 
 
@@ -686,6 +684,22 @@ def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str]) -
     with progress_bar(f"export {run_id}") as update:
         pipeline.export(run_id, schemes, root=workspace.root, update=update)
     _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
+    return artifacts
+
+
+def _export_and_evaluate(
+    args: argparse.Namespace, run_id: str, schemes: Sequence[str]
+) -> list[Path]:
+    """Export and evaluate; a scheme that cannot be exported fails after the others' evaluation."""
+    try:
+        artifacts = _export_all(args, run_id, schemes)
+    except QuarlError:
+        workspace = Workspace(args.root)
+        missing = state.not_exported(workspace, run_id, schemes)
+        made = [workspace.artifact(run_id, name) for name in schemes if name not in missing]
+        _evaluate_all(args, made)
+        raise
+    _evaluate_all(args, artifacts)
     return artifacts
 
 

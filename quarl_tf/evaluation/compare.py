@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.spec import GREEDY, Chance
+from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, Chance
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
 
@@ -28,9 +28,6 @@ Verdict = Literal["gain", "within margin", "no difference seen", "loss", "inconc
 UNSEEN: Verdict = "no difference seen"
 INCONCLUSIVE: Verdict = "inconclusive"
 WITHIN_MARGIN: Verdict = "within margin"
-
-#: Losses up to this share of the fp32 return, in percent, are acceptable.
-DEFAULT_MARGIN_PERCENT = 2.0
 
 #: Least number of episodes of a trained policy for a verdict.
 MIN_EPISODES = 20

@@ -3,6 +3,7 @@
 A shelf is a folder of flatbuffers by environment, algorithm and run, such as `tflite_models/`.
 """
 
+import contextlib
 import csv
 import math
 from dataclasses import dataclass
@@ -130,5 +131,8 @@ def _selection_return(entry: Entry) -> float:
     path, quantization = entry.artifact.with_name("progress.csv"), entry.run.quantization
     rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
     delay = 0 if quantization is None else quantization.delay
-    of_this = (float(row["greedy_return"] or -math.inf) for row in rows if int(row["step"]) > delay)
-    return max(of_this, default=-math.inf)
+    found = [-math.inf]
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # Not a learning curve, or cut off.
+        of_this = (row["greedy_return"] for row in rows if int(row["step"]) > delay)
+        found += [float(greedy) for greedy in of_this if greedy]
+    return max(found)

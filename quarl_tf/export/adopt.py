@@ -22,7 +22,6 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.export import calibration
 from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
-from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 from quarl_tf.foundation.files import read_json, sha256
 from quarl_tf.runtime import flatbuffer
@@ -122,18 +121,22 @@ def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:
     )
 
 
-def export(workspace: Workspace, run: Run, schemes: Sequence[str], update: Update) -> None:
-    """Quantise the flatbuffer of an adopted run; a QuarlError where it is missing or changed."""
+def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], object]:
+    """Return a function that quantises an adopted run's flatbuffer.
+
+    It raises a QuarlError where that is missing or changed.
+    """
     source = workspace.artifact(run.run_id, REFERENCE)
-    if REFERENCE in schemes:
-        raise QuarlError(
-            f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it again "
-            f"({run.command('adopt')}). Received: {source} missing or changed"
-        )
-    for done, scheme in enumerate(schemes):
-        update(done, len(schemes), scheme)
-        quantize(source, Scheme.parse(scheme))
-    update(len(schemes), len(schemes), "")
+
+    def write(scheme: Scheme) -> None:
+        if scheme.name == REFERENCE:
+            raise QuarlError(
+                f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "
+                f"again ({run.command('adopt')}). Received: {source} missing or changed"
+            )
+        quantize(source, scheme)
+
+    return write
 
 
 def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> None:

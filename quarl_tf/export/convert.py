@@ -4,7 +4,7 @@ A flatbuffer has one signature, observation to head, for one observation at a ti
 normaliser inside. Schemes after training start from the fp32 flatbuffer (`export.ptq`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import int4, integer, ptq
 from quarl_tf.export.converter import converted, of_function
-from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
@@ -66,12 +65,11 @@ class TrainedNetwork:
         return of_function(call, self.spec.observation_shape, self.spec.observation_dtype)
 
 
-def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
+def load(workspace: Workspace, run: Run) -> TrainedNetwork:
     """Load a finished training; a QuarlError where it is missing, or its files were changed."""
-    folder = workspace.run_dir(run_id)
+    folder = workspace.run_dir(run.run_id)
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
-    run = Run.from_dict(record.run)
     spec = environments.env_spec(run.env_id)
     preset = replace(presets.restore(run.algo, record.preset), precision="float32")
     factory = agents.network_factory(run.algo, spec, preset, run.seed)
@@ -85,16 +83,16 @@ def load(workspace: Workspace, run_id: str) -> TrainedNetwork:
     )
 
 
-def export(workspace: Workspace, run_id: str, schemes: Sequence[str], update: Update) -> None:
-    """Export a run in possible schemes; a QuarlError where a file differs from its network."""
-    trained = load(workspace, run_id)
-    for done, scheme in enumerate(schemes):
-        update(done, len(schemes), scheme)
-        _export_one(trained, Scheme.parse(scheme), workspace.artifact(run_id, scheme))
-    update(len(schemes), len(schemes), "")
+def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], None]:
+    """Return a function that exports a trained run in a possible scheme.
+
+    It raises a QuarlError where the flatbuffer differs from its network.
+    """
+    trained = load(workspace, run)
+    return lambda scheme: _export(trained, scheme, workspace.artifact(run.run_id, scheme.name))
 
 
-def _export_one(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
+def _export(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
     if scheme.aware:
         content, expected, choice = _aware(trained, scheme)
     elif scheme.calibrated:

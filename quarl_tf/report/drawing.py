@@ -1,5 +1,6 @@
 """Choose and draw the figures of a report."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -85,11 +86,13 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
     if kernels:
         figure = layers.weight_histograms(kernels, f"fp32 weights of {run_id}")
         yield Picture("weight_histograms", number, figure)
-    if blame_path(path).exists():
+    hashes, table = set(), pd.DataFrame()
+    with contextlib.suppress(OSError, KeyError, ValueError):  # Missing, or not such a table.
         table = pd.read_csv(blame_path(path))
-        if set(table["sha256"]) == {cell.references[0].sidecar.sha256}:
-            figure = layers.blamed_layers(table, f"int8 of {run_id}, layer by layer")
-            yield Picture("blamed_layers", number, figure)
+        hashes = set(table["sha256"])
+    if hashes == {cell.references[0].sidecar.sha256}:
+        figure = layers.blamed_layers(table, f"int8 of {run_id}, layer by layer")
+        yield Picture("blamed_layers", number, figure)
 
 
 def _groups(cells: Sequence[CellResults]) -> _Groups:

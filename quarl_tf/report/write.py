@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quarl_tf.evaluation.compare import CONFIDENCE, DEFAULT_MARGIN_PERCENT
+from quarl_tf.evaluation.compare import CONFIDENCE
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_csv, write_json
 from quarl_tf.presets import settings
@@ -23,7 +23,15 @@ from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import shown
 from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, finite, load
-from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, REFERENCE, Chance, Run, Scheme
+from quarl_tf.spec import (
+    DEFAULT_MARGIN_PERCENT,
+    DEFAULT_SCHEMES,
+    GREEDY,
+    REFERENCE,
+    Chance,
+    Run,
+    Scheme,
+)
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
@@ -87,7 +95,8 @@ def write(
     """
     workspace = source.workspace
     loaded = [results.load_cell(source, cell) for cell in cells]
-    missing = list({(m.run_id, m.scheme): m for one in loaded for m in one.missing}.values())
+    absent = {(m.run_id, m.scheme): m for one in loaded for m in one.missing}
+    missing = list(absent.values())
     memories = [memory_rows(workspace, one) for one in loaded] if memory else []
     summaries = [_summary(one) for one in loaded]
     aggregated = results.aggregates(loaded)
@@ -121,7 +130,7 @@ def write(
         "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
         "schemes": {row.scheme for one in loaded for row in one.rows},
         "missing": missing,
-        "experiments": len({(row["run_id"], row["scheme"]) for row in rows}),
+        "experiments": len({(row["run_id"], row["scheme"]) for row in rows} | set(absent)),
         "memory": memories,
         "succeeding": any("success_rate" in row for row in rows),
         "margin": f"{source.margin_percent:g} %",
@@ -170,9 +179,9 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
         options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
         options |= first.quantization.options()
     details = [f"{key}={value}" for key, value in options.items()]
-    details += filter(None, [chance.words])
-    suffix = f" ({', '.join(details)})" if details else ""
-    return Cell(title=f"{first.algo} on {first.env_id}{suffix}", columns=tuple(columns))
+    telling = ", ".join(filter(None, [*details, chance.words]))
+    title = f"{first.algo} on {first.env_id}" + (f" ({telling})" if telling else "")
+    return Cell(title=title, telling=telling, columns=tuple(columns))
 
 
 def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:

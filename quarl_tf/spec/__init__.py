@@ -15,7 +15,14 @@ from quarl_tf.spec.recipe import (
     TensorFormat,
     require_layers,
 )
-from quarl_tf.spec.run import ADOPTED, DEFAULT_EPISODES, Origin, Run, require_possible
+from quarl_tf.spec.run import (
+    ADOPTED,
+    DEFAULT_EPISODES,
+    DEFAULT_MARGIN_PERCENT,
+    Origin,
+    Run,
+    require_possible,
+)
 from quarl_tf.spec.scheme import (
     BASELINE,
     CALIBRATED,

@@ -281,7 +281,7 @@ class Quantization:
         try:
             recipe, schedule = Recipe.from_dict(values["recipe"]), values["schedule"]
             return cls(recipe=recipe, schedule=QatSchedule(**schedule))
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise UsageError(
                 f"The quantisation was recorded by another version. Received: {sorted(values)}"
             ) from error

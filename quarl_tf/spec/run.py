@@ -15,6 +15,7 @@ from quarl_tf.spec.recipe import QatSchedule, Quantization
 from quarl_tf.spec.scheme import REFERENCE, Scheme, default_schemes, possible_schemes
 
 DEFAULT_EPISODES = 100  #: Episodes of an evaluation, as in the papers.
+DEFAULT_MARGIN_PERCENT = 2.0  #: Losses up to this share of the fp32 return are acceptable.
 ADOPTED = "adopted"  #: The algorithm of a policy that others trained.
 
 

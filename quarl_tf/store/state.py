@@ -88,7 +88,7 @@ def _exported(
     command = export_command(workspace, run.run_id, f" --schemes {scheme}")
     kept = artifact.exists()
     if not sidecar_path(artifact).exists() or not (kept or is_evaluated(artifact)):
-        return Status(before, "was not exported", command)
+        return Status(before, "was not exported" if trained else "was not trained", command)
     sidecar = Sidecar.load(sidecar_path(artifact))
     expected = (run.run_id, scheme, sha256(artifact) if kept else sidecar.sha256)
     if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != expected:

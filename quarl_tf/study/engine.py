@@ -71,8 +71,7 @@ class Job:
 class Engine(Protocol):
     """A machine or a cluster that runs jobs."""
 
-    def has_room(self) -> bool:
-        """Tell whether another job may be started."""
+    slots: int  #: Largest number of jobs at once.
 
     def start(self, job: Job) -> None:
         """Start a job."""
@@ -163,7 +162,7 @@ class _Pool:
         self._claims.renew()
         names = {job.run_id for job in self.waiting} | self.running
         for job in [job for job in self.waiting if job.after not in names]:
-            if not self._engine.has_room():
+            if len(self.running) >= self._engine.slots:
                 break
             # Another study, or a user, may train the same run.
             if is_locked(job.log.parent) or (self._sharing and not self._claimed(job)):
@@ -253,20 +252,16 @@ class LocalEngine:
     """Processes on this machine, each with its share of the cores."""
 
     def __init__(self, jobs: int) -> None:
-        self._jobs = jobs
+        self.slots = jobs
         self._running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
-
-    def has_room(self) -> bool:
-        """Tell whether a slot is free."""
-        return len(self._running) < self._jobs
 
     def start(self, job: Job) -> None:
         """Start a job in the first free slot, on that slot's cores."""
-        slot = min(set(range(self._jobs)) - set(self._running))
+        slot = min(set(range(self.slots)) - set(self._running))
         cores = available_cores()
-        share = slice(slot * len(cores) // self._jobs, (slot + 1) * len(cores) // self._jobs)
-        mine = cores[share] if self._jobs <= len(cores) else []
-        threads = max(1, len(cores) // self._jobs)
+        share = slice(slot * len(cores) // self.slots, (slot + 1) * len(cores) // self.slots)
+        mine = cores[share] if self.slots <= len(cores) else []
+        threads = max(1, len(cores) // self.slots)
         self._running[slot] = job, start_process(job, threads, mine)
 
     def ended(self) -> list[tuple[Job, int]]:
@@ -378,6 +373,7 @@ class RayEngine:
                 f"quarl_tf: pip install '.[cluster]'. Received: {error}"
             ) from error
         self._ray, self._running = ray, dict[Any, Job]()
+        self.slots = sys.maxsize  # Ray queues the tasks.
         environment = {"env_vars": {"PYTHONPATH": import_path()}}
         try:
             ray.init(address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
@@ -406,10 +402,6 @@ class RayEngine:
             return _apart(job, cores, lambda do, given: ray.get(getattr(files, do).remote(given)))
 
         self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
-
-    def has_room(self) -> bool:
-        """Return True, as Ray queues the tasks."""
-        return True
 
     def start(self, job: Job) -> None:
         """Hand a job to the cluster."""

@@ -8,12 +8,6 @@ from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Cell as StudyCell
 from quarl_tf.study import State, Study, plan
 
-_REASONS = {
-    State.MISSING: "was not trained",
-    State.TRAINED: "was not exported",
-    State.EXPORTED: "was not evaluated",
-}
-
 
 def write_study_report(
     workspace: Workspace, study: Study, *, margin_percent: float, command: str, remedy: str
@@ -24,7 +18,7 @@ def write_study_report(
     missing experiments.
     """
     known = {
-        (one.run.run_id, one.scheme.name): _REASONS.get(one.state, f"failed: {one.reason}")
+        (one.run.run_id, one.scheme.name): "failed: " * (one.state == State.FAILED) + one.reason
         for one in plan(workspace, study)
         if one.state != State.EVALUATED
     }

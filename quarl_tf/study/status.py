@@ -13,7 +13,7 @@ from quarl_tf.study.file import Study
 
 @dataclass(frozen=True)
 class Status:
-    """An experiment and its progress; of a failed one the reason, and the log if there is one."""
+    """An experiment, its progress, why it is not further, and the log if it failed with one."""
 
     run: Run
     scheme: Scheme
@@ -45,4 +45,4 @@ def _status(workspace: Workspace, run: Run, scheme: Scheme, episodes: int) -> St
         lines = failure.read_text(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "no output")
         return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
-    return Status(run, scheme, found.state, found.reason if found.state == State.FAILED else "")
+    return Status(run, scheme, found.state, found.reason)

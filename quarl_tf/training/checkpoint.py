@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import zipfile
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -34,7 +35,7 @@ _KEPT = 2
 _STATE = "state.json"
 
 #: Errors on reading a damaged archive; RuntimeError where it seems to be encrypted.
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state: Any) -> Path:

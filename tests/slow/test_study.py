@@ -113,23 +113,9 @@ def test_a_second_run_tries_again_what_failed_and_nothing_else(
     before = {p: p.stat().st_mtime_ns for p in root.glob("tflite_models/**/*.*")}
     assert verbs.main(["study", "run", str(path), "--root", str(root), "--jobs", "1"]) == 1
     shown = capsys.readouterr().out
-    assert len(re.findall("^failed ", shown, re.MULTILINE)) == 1
+    assert re.findall("^(?:done|failed) ", shown, re.MULTILINE) == ["failed "]
     assert "9 experiments: 1 missing, 6 evaluated, 2 failed" in shown
     assert {p: p.stat().st_mtime_ns for p in root.glob("tflite_models/**/*.*")} == before
-
-
-def test_a_finished_study_starts_nothing(
-    finished: Finished, capsys: Capsys, monkeypatch: Patch
-) -> None:
-    _, root, _ = finished
-    whole = write_study(root / "runs", SOUND_STUDY)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    shown = printed(capsys, "study", "run", str(whole), "--root", str(root))
-    assert "6 experiments: 6 evaluated" in shown
 
 
 def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
@@ -199,7 +185,7 @@ _WORKER = """
 import sys
 from quarl_tf.cli import verbs
 from quarl_tf.study import claims, engine
-claims.SILENCE, engine._SECONDS_OF_A_SHARD, engine.sys.executable = 6.0, 0.2, sys.argv.pop(1)
+claims.SILENCE, engine._SECONDS_OF_A_SHARD, engine.sys.executable = 15.0, 0.2, sys.argv.pop(1)
 sys.exit(verbs.main(sys.argv[1:]))
 """
 
@@ -219,10 +205,11 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     command = [sys.executable, "-c", _WORKER, str(python), *words]
     first = subprocess.Popen([*command, "1/4"], stdout=subprocess.DEVNULL)
     while not (begun := lines(tmp_path / "begun")):
+        assert first.poll() is None
         time.sleep(0.05)
-    others = [subprocess.Popen([*command, f"{i}/4"], stdout=subprocess.PIPE) for i in (2, 3, 4)]
     first.kill()
     first.wait()
+    others = [subprocess.Popen([*command, f"{i}/4"], stdout=subprocess.PIPE) for i in (2, 3, 4)]
     said = [worker.communicate()[0].decode() for worker in others]
     assert [worker.returncode for worker in others] == [0, 0, 0], said
     jobs = {one.run.run_id for one in study.read(path).experiments()}
@@ -264,10 +251,7 @@ class _Recorder:
 
     def __init__(self, room: int, failing: str = "") -> None:
         self.started: list[str] = []
-        self._room, self._failing, self._running = room, failing, list[engine.Job]()
-
-    def has_room(self) -> bool:
-        return len(self._running) < self._room
+        self.slots, self._failing, self._running = room, failing, list[engine.Job]()
 
     def start(self, job: engine.Job) -> None:
         self.started.append(job.run_id)
@@ -342,7 +326,6 @@ def test_jobs_share_the_cores_and_run_this_code(tmp_path: Path, monkeypatch: Pat
     local = engine.LocalEngine(jobs)
     for number in range(jobs):
         local.start(engine.Job(f"{number}", ("-c", script), tmp_path / f"{number}" / "log", None))
-    assert not local.has_room()
     ended: list[tuple[engine.Job, int]] = []
     while len(ended) < jobs:
         ended += local.ended()

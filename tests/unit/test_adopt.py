@@ -65,7 +65,9 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
 def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) -> None:
     file.write_bytes(converted(of_function(lambda x: 2 * x[:, :2], (4,), "float32")))
     words = ["--env", "CartPole-v1", "--head", "q_values", "--name", "mine", "--episodes", "1"]
-    assert main(["adopt", str(file), *words]) == 0
+    line = refusal(capsys, "adopt", str(file), *words, "--schemes", "int8,fp32", code=1)
+    assert "A flatbuffer of this graph" in line
+    assert evaluation_path(FOLDER / "fp32.tflite").exists()  # The other scheme is evaluated.
     for scheme in ("int8", "ptq_opt_w8a8"):
         line = refusal(capsys, "quantize", str(FOLDER / "fp32.tflite"), "--scheme", scheme, code=1)
         assert "A flatbuffer of this graph" in line

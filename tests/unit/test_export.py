@@ -94,7 +94,7 @@ def test_sidecars_describe_the_file(
     assert ends == [((1, 4), "float32"), ((1, 2), "float32")]
     signatures = Interpreter(model_path=str(path)).get_signature_list()
     assert list(signatures.values()) == [{"inputs": ["observation"], "outputs": ["head"]}]
-    check, count = sidecar.check, len(load(trained, tiny_run.run_id).observations)
+    check, count = sidecar.check, len(load(trained, tiny_run).observations)
     assert min(count, 100) <= check["observations"] <= count
     assert 0 <= check["action_agreement"] <= 1
     assert check["action_agreement"] == 1 or name != "fp32"
@@ -300,7 +300,9 @@ def test_numbers_beyond_half_precision_are_refused(copy: Workspace, tiny_run: Ru
     mean = {"normalizer/mean:0": np.full(4, 1e6, np.float32)}
     write_network(copy.run_dir(tiny_run.run_id), trained_weights(copy, tiny_run) | mean)
     with pytest.raises(QuarlError, match=r"up to 65504.*--schemes.*Received: .*=1000000"):
-        make(copy, tiny_run, "fp16")
+        make(copy, tiny_run, "fp16", "ptq_w4")
+    # What follows it is made.
+    assert Policy.load(copy.artifact(tiny_run.run_id, "ptq_w4")).sidecar.scheme == "ptq_w4"
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -329,7 +331,7 @@ def test_damaged_flatbuffers_are_made_again(
 
 
 def trained_weights(workspace: Workspace, run: Run) -> Weights:
-    return load(workspace, run.run_id).weights
+    return load(workspace, run).weights
 
 
 def test_flatbuffers_of_another_network_or_scheme_are_replaced(
@@ -339,7 +341,7 @@ def test_flatbuffers_of_another_network_or_scheme_are_replaced(
     other["head/bias:0"] += shift
     write_network(copy.run_dir(tiny_run.run_id), other)
     (path,) = make(copy, tiny_run, "fp32")
-    observations = load(copy, tiny_run.run_id).observations
+    observations = load(copy, tiny_run).observations
     before = heads(exported["fp32"], observations)
     np.testing.assert_allclose(heads(path, observations), before + shift, rtol=1e-4, atol=1e-4)
     for suffix in (".tflite", ".json"):

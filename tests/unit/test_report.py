@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import REFERENCE, Chance, Quantization, Run, Scheme, default_schemes
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
-from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
+from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, sidecar_path
 from quarl_tf.study.report import write_study_report
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
@@ -233,9 +234,12 @@ def test_every_report_is_made_again_by_its_command(drawn: Workspace, monkeypatch
         (folder / name).unlink()
     script = Path(__file__).parents[2] / "pipelines" / "results.py"
     found_by = {**os.environ, "PYTHONPATH": import_path()}
-    subprocess.run([sys.executable, script], cwd=drawn.root, check=True, env=found_by)
+    run_script = partial(subprocess.run, [sys.executable, script], cwd=drawn.root, env=found_by)
+    assert run_script().returncode == 0
     after = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before
+    write(drawn, run, name="python", command="quarl_tf.report(…)")  # No command to repeat.
+    assert run_script().returncode == 1
 
 
 def test_results_are_those_of_the_statistics(single: Path) -> None:
@@ -517,6 +521,7 @@ def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspac
     run = add_run(workspace, episodes=5)
     folder = workspace.artifact_dir(run.run_id)
     write_bytes(folder / "progress.csv", b"step,loss\n1,2\n")
+    write_bytes(blame_path(folder / "fp32.tflite"), b"")
     for name in ("foo", "ptq_w99", "int8 (copy)"):
         write_bytes(folder / f"{name}.tflite", b"of somebody else")
     assert notes(workspace, run)["few_episodes"]["episodes"] == 5
@@ -629,6 +634,16 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     }
     markdown, _ = pages_of(folder)
     assert all(f"| {title} |" in markdown for title in titles)
+
+
+def test_curves_of_cells_that_differ_in_options_are_all_drawn(drawn: Workspace) -> None:
+    runs = [add_run(drawn), add_run(drawn, replace(RUN, overrides=SLOW))]
+    rows = [{"step": 10 * i, "episode_return": 1, "greedy_return": 2} for i in (1, 2, 3)]
+    for run in runs:
+        path = drawn.artifact_dir(run.run_id) / "progress.csv"
+        write_csv(path, [row | {"action_variance": 0.1} for row in rows])
+    figures = {path.name for path in (write(drawn, *runs, name="x") / "figures").iterdir()}
+    assert "action_variance_dqn_CartPole-v1.png" in figures
 
 
 STUDY = """

@@ -126,8 +126,9 @@ def test_quantisations_survive_json_and_their_options_mean_them(options: dict[st
 
 def test_a_quantisation_recorded_by_another_version_is_refused() -> None:
     former = {"bits": 4, "delay": 5, "rule": "nearest", "ranges": "moving_average"}
-    with pytest.raises(UsageError, match="Received: "):
-        Quantization.restore(former)
+    for record in (former, {"recipe": [], "schedule": {}}):
+        with pytest.raises(UsageError, match="Received: "):
+            Quantization.restore(record)
     assert Quantization.from_mapping(former).options() == {"ranges": "moving_average"}
 
 

@@ -12,7 +12,6 @@ from scipy import stats
 
 from quarl_tf.evaluation.aggregate import Paired, _mean_over_cells, aggregate, holm
 from quarl_tf.evaluation.compare import (
-    DEFAULT_MARGIN_PERCENT,
     MIN_EPISODES,
     Comparison,
     Interval,
@@ -172,7 +171,7 @@ def test_margins_are_finite_and_not_negative(margin: float) -> None:
 def test_compare_by_hand() -> None:
     played = pair([10.0, 20.0, 30.0] * 7, [9.0, 18.0, 27.0] * 7)
     random = evaluation("random", [0.0, 4.0], seeds=[100, 101])
-    result = compare(*played, random, DEFAULT_MARGIN_PERCENT)
+    result = compare(*played, random)
     assert (result.scheme, result.episodes) == ("int8", 21)
     assert (result.returns.mean, result.reference_mean) == (18.0, 20.0)
     assert result.difference.mean == pytest.approx(-2.0)
