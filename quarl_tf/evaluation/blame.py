@@ -10,7 +10,7 @@ from quarl_tf import environments
 from quarl_tf.evaluation.compare import Interval, different_n, mean_interval
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
-from quarl_tf.export.activations import visit
+from quarl_tf.export.activations import tensor_values
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.preparation import prepared
 from quarl_tf.quantization.grid import Array, grid_between, snap
@@ -47,21 +47,21 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     observations = calibration.observations(policy)[: auto.SEEN]
     content = prepared(content, observations, policy.sidecar.num_actions)
     wanted = auto.heads(content, policy, observations)
-    layers = list(Graph(content).layers())
+    graph = Graph(content)
+    layers = graph.layers()
 
     def heads(recipe: Recipe) -> Array:
         return auto.heads(integer.quantized(content, observations, recipe), policy, observations)
 
     errors = {name: np.square(heads(auto.only(name)) - wanted).mean() for name in layers}
-    outputs = _outputs(content, observations)
     found = [
         _judged(
             name,
-            outputs[name],
+            tensor_values(graph, layer, "outputs", observations),
             float(errors[name] / max(sum(errors.values()), 1e-30)),
             _disagreement(heads(auto.without(auto.INT8, name)), wanted, policy),
         )
-        for name in layers
+        for name, layer in layers.items()
     ]
     worst = sorted(found, key=lambda one: -one.share)[:_WORST]
 
@@ -83,19 +83,6 @@ def _disagreement(found: Array, wanted: Array, policy: Policy) -> float:
     low, high = np.array(policy.sidecar.action_low), np.array(policy.sidecar.action_high)
     apart = np.abs(np.clip(found, low, high) - np.clip(wanted, low, high))
     return float((apart > AGREEMENT_TOLERANCE * (high - low)).any(axis=1).mean())
-
-
-def _outputs(content: bytes, observations: Array) -> dict[str, Array]:
-    graph = Graph(content)
-    names = {operator.outputs[0]: name for name, operator in graph.layers().items()}
-    seen: dict[str, list[Array]] = {name: [] for name in names.values()}
-
-    def see(index: int, values: Array) -> None:
-        if index in names:
-            seen[names[index]].append(values.reshape(-1).copy())
-
-    visit(content, observations, see)
-    return {name: np.concatenate(values) for name, values in seen.items()}
 
 
 def _judged(layer: str, outputs: Array, share: float, disagreement: float) -> Blame:

@@ -36,7 +36,7 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
         made = integer.quantized(ready, observations, only(name))
         return float(np.square(heads(made, policy, observations[:SEEN]) - wanted).mean())
 
-    worst = max(layers[:-1] or layers, key=error)
+    worst = max([one for one in layers if one != "head"] or layers, key=error)
     recipes = {
         "int8": (ready, INT8),
         "not equalised": (plain, INT8),

@@ -109,7 +109,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
     record, deviation = trained.record, trained.weights.get("action/log_deviation:0")
     head = agents.head(trained.run.algo, trained.spec)
     # Centred, or without the value of a dueling network, they are no longer values of states.
-    without_value = scheme.aware and record.preset.get("dueling")
+    without_value = record.preset.get("dueling") and (scheme.aware or scheme.calibrated)
     if head == "q_values" and (scheme.centred or without_value):
         head = "advantages"
     return Sidecar(
@@ -212,17 +212,11 @@ def _compared(
     if choices is not None and scheme.centred:
         # Some have no common part of all actions, which changes no choice.
         heads, wanted = (actions.centred(x, choices) for x in (heads, wanted))
-    difference = float(np.abs(heads - wanted).max())
-    scale = max(1.0, float(np.abs(wanted).max()))
-    check: dict[str, Any] = {
-        "observations": len(seen),
-        "max_abs_difference": difference,
-        "max_abs_head": scale,
-    }
+    check = ptq.compared(heads, wanted, choices)
     if not scheme.aware:
         exact = scheme.name != "dynamic_int8" and not scheme.calibrated
-        check["tolerance"] = _FLOAT_TOLERANCE * scale if exact else None
-        same = not exact or difference <= check["tolerance"]
+        check["tolerance"] = _FLOAT_TOLERANCE * max(1.0, check["max_abs_head"]) if exact else None
+        same = not exact or check["max_abs_difference"] <= check["tolerance"]
     else:
         # Rounding may take the other one of two neighbouring codes. In a hidden layer that may be
         # many steps of a steep head, so an observation counts for at most one.
@@ -236,6 +230,4 @@ def _compared(
             "written: export where it was trained, or report it. Received: "
             + ", ".join(f"{name}={value:g}" for name, value in check.items())
         )
-    if choices is not None:
-        check["action_agreement"] = actions.agreement(heads, wanted, choices)
     return check

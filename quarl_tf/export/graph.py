@@ -67,11 +67,22 @@ class Graph:
         return name
 
     def layers(self) -> dict[str, Any]:
-        """Return the operators with a kernel by their names in recipes, in order."""
+        """Return the operators with a kernel by their names in recipes, in order.
+
+        The head is the last one with as many outputs as the flatbuffer: in a dueling network the
+        value of the state may follow it.
+        """
         found = [op for op in self.operators if self.name(op) in WEIGHTED]
         kinds = ["convolution" if self.name(op) == "CONV_2D" else "hidden" for op in found]
-        names = [f"{kind}_{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
-        return dict(zip([*names[:-1], "head"], found, strict=True))
+        size, *sizes = (
+            np.prod(self.tensors[outputs[0]].shape)
+            for outputs in (self.outputs, *(op.outputs for op in found))
+        )
+        heads = [i for i, one in enumerate(sizes) if one == size]
+        kinds[max(heads, default=-1)] = "head"
+        counted = [f"{kind}_{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
+        names = ["head" if name == "head_0" else name for name in counted]
+        return dict(zip(names, found, strict=True))
 
     def producers(self) -> dict[int, Any]:
         """Return the operator that computes each tensor, by index."""

@@ -152,14 +152,14 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         )
     target = source.with_name(f"{scheme.name}.tflite") if target is None else target
     _require_free(target, source, scheme)
-    content, observations, relative = flatbuffer.read(source), None, False
+    plain, observations, relative = flatbuffer.read(source), None, False
     choice: dict[str, Any] = {}
     if scheme.calibrated:
-        plain, observations = content, calibration.observations(policy)
+        observations = calibration.observations(policy)
         content, choice = calibrated(plain, scheme, observations, policy)
         relative = scheme.centred and preparation.separable(Graph(plain))
     else:
-        content = quantized(content, scheme)
+        content = quantized(plain, scheme)
     facts = described(content)
     with contextlib.suppress(QuarlError):
         known = Sidecar.load(sidecar_path(target))
@@ -174,23 +174,22 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         **facts,
     )
     if observations is not None:
-        agreement = _agreement(policy, Policy(content, made), observations)
-        made = replace(made, check=agreement | choice)
+        heads, wanted = (auto.heads(one, policy, observations) for one in (content, plain))
+        choices = sidecar.num_actions
+        if choices is not None:  # Without the common part of all actions.
+            heads, wanted = (actions.centred(x, choices) for x in (heads, wanted))
+        made = replace(made, check=compared(heads, wanted, choices) | choice)
     write_artifact(target, content, made)
     return target
 
 
-def _agreement(reference: Policy, policy: Policy, observations: Array) -> dict[str, Any]:
-    """Compare heads over observations, those of discrete actions without their common part."""
-    heads = np.array([[p.head(o) for o in observations] for p in (reference, policy)])
-    choices = reference.sidecar.num_actions
-    if choices is not None:
-        heads = actions.centred(heads, choices)
+def compared(heads: Array, wanted: Array, choices: Choices | None) -> dict[str, Any]:
+    """Compare heads [n, outputs] with those that are wanted."""
     found = {
-        "observations": len(observations),
-        "max_abs_difference": float(np.abs(heads[0] - heads[1]).max()),
-        "max_abs_head": float(np.abs(heads[0]).max()),
+        "observations": len(heads),
+        "max_abs_difference": float(np.abs(heads - wanted).max()),
+        "max_abs_head": float(np.abs(wanted).max()),
     }
     if choices is not None:
-        found["action_agreement"] = actions.agreement(heads[0], heads[1], choices)
+        found["action_agreement"] = actions.agreement(heads, wanted, choices)
     return found

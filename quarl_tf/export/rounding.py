@@ -61,7 +61,8 @@ def optimised(content: bytes, observations: Array, recipe: Recipe) -> bytes:
         fit_kernel(graph, operator, observations, given)
         entering = recipe.of(name).activations
         round_kernel(graph, operator, observations, recipe.of(name).weights)
-    _round_tensor(graph, graph.layers()["head"], "outputs", observations, entering)
+    leaving = recipe.of("head").activations
+    _round_tensor(graph, graph.layers()["head"], "outputs", observations, leaving)
     return graph.pack()
 
 

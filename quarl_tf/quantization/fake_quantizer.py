@@ -58,9 +58,11 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         if "log_stretch" in weights:
             return tf.cast(self._by_learned_step(values, weights), inputs.dtype)
         low, high = weights["low"], weights["high"]
-        clips = self.schedule.gradient == "clipped"
-        inside = (values >= low) & (values <= high) if clips else None
-        return tf.cast(_with_gradient(values, self.snap(values, low, high), inside), inputs.dtype)
+        snapped = tf.stop_gradient(self.snap(values, low, high))
+        passed = tf.grad_pass_through(lambda _: snapped)(values)
+        if self.schedule.gradient == "clipped":
+            passed = tf.where((values >= low) & (values <= high), passed, snapped)
+        return tf.cast(passed, inputs.dtype)
 
     def snap(self, inputs: Any, low: Any, high: Any) -> Any:
         """Round to the grid, as `grid.snap`; without a gradient."""
@@ -91,7 +93,7 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         scale = tf.math.rsqrt(tf.maximum(-first, last) * np.float32(count))
         step = frozen * tf.exp(_scaled_gradient(weights["log_stretch"], scale))
         codes = tf.clip_by_value(inputs / step, first, last)
-        return _with_gradient(codes, tf.round(codes), None) * step
+        return tf.grad_pass_through(tf.round)(codes) * step
 
     def freeze(self, weights: Mapping[str, Any], low: Floats, high: Floats) -> None:
         """Set the grid to a range, widened and moved so that 0 is on it."""
@@ -135,22 +137,6 @@ def add_variable(
 def past(inputs: Any, *unused: Any) -> Any:
     """Return the inputs; give the others a gradient of 0, since optimizers refuse None."""
     return tf.identity(inputs), lambda upstream: (upstream, *map(tf.zeros_like, unused))
-
-
-def _with_gradient(inputs: Any, value: Any, inside: Any) -> Any:
-    """Return `value` with the gradient of `inputs`, only where `inside` is true if it is given."""
-    value = tf.stop_gradient(value)
-
-    @tf.custom_gradient  # type: ignore[misc]
-    def passed(x: Any) -> Any:
-        del x
-
-        def gradient(upstream: Any) -> Any:
-            return upstream if inside is None else tf.where(inside, upstream, 0.0)
-
-        return tf.identity(value), gradient
-
-    return passed(inputs)
 
 
 def _scaled_gradient(value: Any, scale: Any) -> Any:

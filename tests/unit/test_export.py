@@ -25,6 +25,7 @@ from quarl_tf.agents import network_factory
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
 from quarl_tf.export.convert import load
+from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
@@ -267,11 +268,21 @@ def test_sidecars_say_whether_values_are_centred(bench: Bench, scheme: str, head
     assert error < 0.5 * np.ptp(expected)
 
 
+def test_the_head_of_a_dueling_flatbuffer_is_the_layer_of_the_actions(bench: Bench) -> None:
+    graph = Graph(bench.export("dueling", "fp32").read_bytes())
+    layers = {name: graph.tensors[op.outputs[0]].name for name, op in graph.layers().items()}
+    assert b"policy/head" in layers["head"]
+    assert [name for name, tensor in layers.items() if b"value" in tensor] == list(layers)[-2:]
+    assert all(name.startswith("hidden_") for name in layers if name != "head")
+
+
 @pytest.mark.parametrize("kind", ["dueling", "dueling images"])
 def test_int8_of_a_dueling_network_has_no_value_stream(bench: Bench, kind: str) -> None:
     network, _ = bench.network(kind)
     names = [variable.name for variable in network.variables if "kernel" in variable.name]
     assert any(name.startswith("value") for name in names)
+    path = bench.export(kind, "ptq_opt_w4")
+    assert Policy.load(path).sidecar.head == "advantages"
     path = bench.export(kind, "int8")
     found = [kernel.size for kernel in flatbuffer.weights(path).values() if kernel.ndim > 1]
     values = networks.weights(network)
