@@ -1,5 +1,6 @@
 """A TFLite flatbuffer of one graph as objects that can be changed."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -73,16 +74,16 @@ class Graph:
         value of the state may follow it.
         """
         found = [op for op in self.operators if self.name(op) in WEIGHTED]
-        kinds = ["convolution" if self.name(op) == "CONV_2D" else "hidden" for op in found]
-        size, *sizes = (
-            np.prod(self.tensors[outputs[0]].shape)
-            for outputs in (self.outputs, *(op.outputs for op in found))
-        )
-        heads = [i for i, one in enumerate(sizes) if one == size]
-        kinds[max(heads, default=-1)] = "head"
-        counted = [f"{kind}_{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
-        names = ["head" if name == "head_0" else name for name in counted]
-        return dict(zip(names, found, strict=True))
+        wide = [op for op in found if self._size(op.outputs[0]) == self._size(self.outputs[0])]
+        head, names = (wide or found)[-1], dict[str, Any]()
+        for operator in found:
+            kind = "convolution" if self.name(operator) == "CONV_2D" else "hidden"
+            number = sum(name.startswith(kind) for name in names)
+            names["head" if operator is head else f"{kind}_{number}"] = operator
+        return names
+
+    def _size(self, index: int) -> int:
+        return int(math.prod(self.tensors[index].shape))
 
     def producers(self) -> dict[int, Any]:
         """Return the operator that computes each tensor, by index."""

@@ -13,7 +13,7 @@ from quarl_tf.study.file import Study
 
 @dataclass(frozen=True)
 class Status:
-    """An experiment, its progress, why it is not further, and the log if it failed with one."""
+    """An experiment and its progress; the reason if it is not evaluated, the log of a failure."""
 
     run: Run
     scheme: Scheme

@@ -32,6 +32,12 @@ def test_each_layer_has_its_share_of_the_error(artifacts: Artifacts) -> None:
         assert one.gain is not None
 
 
+def test_layers_before_a_tanh_are_judged_up_to_where_int8_ends() -> None:
+    path = Path(__file__).parents[2] / "tflite_models/CartPole-v1/ppo/s0/fp32.tflite"
+    hidden = blame(path.read_bytes(), Policy.load(path), episodes=1)[:-1]
+    assert max(max(-one.low, one.high) for one in hidden) == 3.5
+
+
 def test_actions_beyond_their_bounds_agree(artifacts: Artifacts) -> None:
     policy = Policy.load(artifacts["steering"])  # One action between -1 and 1.
     found, wanted = np.array([[3.0], [-2.0], [0.5]]), np.array([[2.9], [-9.0], [0.4]])

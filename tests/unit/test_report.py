@@ -530,6 +530,13 @@ def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspac
     assert {row["verdict"] for row in rows[1:]} == {"inconclusive"}
 
 
+def test_the_random_policy_is_one_of_the_experiments(workspace: Workspace) -> None:
+    run = add_run(workspace)
+    evaluation_path(workspace.artifact(run.run_id, "random")).unlink()
+    markdown, _ = pages_of(write(workspace, run))
+    assert f"1 of {len(SCHEMES) + 1} experiments without a result" in markdown
+
+
 def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Workspace) -> None:
     for run in SEEDS[:2]:
         add_run(workspace, run)
