@@ -272,7 +272,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
     ),
     (
         "quantize",
-        "quantise an fp32 .tflite file, without its training",
+        "quantise an fp32 or fp16 .tflite file, without its training",
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _SHELF, _IMPORT),
         _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_SIMULATED}"),

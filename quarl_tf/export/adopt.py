@@ -20,6 +20,7 @@ import numpy as np
 from quarl_tf import environments
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import calibration
+from quarl_tf.export.graph import in_float32
 from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
@@ -35,7 +36,7 @@ from quarl_tf.store.workspace import Workspace, sidecar_path, write_artifact
 _HEADS = {True: ("logits", "q_values"), False: ("action",)}
 
 #: Types of the constants of a float flatbuffer; integers are shapes and axes.
-_FLOAT_FILE = {"float32", "int32", "int64", "bool"}
+_FLOAT_FILE = {"float32", "float16", "int32", "int64", "bool"}
 
 #: Suffixes of Keras files.
 _KERAS = (".keras", ".h5", ".hdf5")
@@ -54,9 +55,9 @@ def adopt(
 ) -> Run:
     """Write a flatbuffer as the fp32 of a run, after it has played in its environment.
 
-    A Keras file is converted, and so is a folder, a SavedModel, which is a program that is run. A
-    JSON file of its name beside it gives the environment and the head that are None; the default
-    name is the hash of the flatbuffer. `schemes` are those of a later export.
+    One of fp16 is widened. A Keras file is converted, and so is a folder, a SavedModel, which is a
+    program that is run. A JSON file of its name beside it gives the environment and the head that
+    are None; the default name is the hash of the flatbuffer. `schemes` are those of a later export.
 
     Raises:
         QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
@@ -82,6 +83,9 @@ def adopt(
     else:
         content, audit = flatbuffer.read(file), flatbuffer.audit(file)  # Errors name the file.
     _require_interface(audit, spec, env_id)
+    if "float16" in audit.weight_dtypes:
+        with flatbuffer.understood():
+            content = in_float32(content)
     facts = described(content)
     overrides = {"name": name or facts["sha256"][:12], "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
@@ -154,7 +158,7 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
         )
     if odd := sorted(audit.weight_dtypes.keys() - _FLOAT_FILE):
         raise UsageError(
-            "A policy is adopted in float32; convert it without quantisation. "
+            "A policy is adopted in floats; convert it without quantisation. "
             f"Received: constants of {', '.join(odd)}"
         )
 

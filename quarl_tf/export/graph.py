@@ -11,7 +11,8 @@ from ai_edge_litert import schema_py_generated as schema
 from quarl_tf.quantization.grid import Array, Grid
 from quarl_tf.runtime.flatbuffer import IDENTIFIER
 
-FLOAT32, UINT8 = schema.TensorType.FLOAT32, schema.TensorType.UINT8
+FLOAT16, FLOAT32 = schema.TensorType.FLOAT16, schema.TensorType.FLOAT32
+UINT8 = schema.TensorType.UINT8
 
 #: Operators with a kernel of weights.
 WEIGHTED = ("FULLY_CONNECTED", "CONV_2D")
@@ -218,6 +219,25 @@ class Graph:
         for operator in kept:
             operator.opcodeIndex = place[operator.opcodeIndex]
         self.model.operatorCodes = [self.model.operatorCodes[i] for i in place]
+
+
+def in_float32(content: bytes) -> bytes:
+    """Return a flatbuffer whose float16 constants are float32; one without any stays as it is."""
+    graph = Graph(content)
+    halves = [
+        operator
+        for operator in graph.operators
+        if graph.name(operator) == "DEQUANTIZE"
+        and graph.tensors[operator.inputs[0]].type == FLOAT16
+    ]
+    for operator in halves:
+        half, full = graph.tensors[operator.inputs[0]], operator.outputs[0]
+        values = np.frombuffer(bytes(graph.model.buffers[half.buffer].data), np.float16)
+        graph.tensors[full].buffer = len(graph.model.buffers)
+        graph.model.buffers.append(schema.BufferT())
+        graph.set_constant(full, values.astype(np.float32))
+        graph.operators.remove(operator)
+    return graph.pack() if halves else content
 
 
 def _builtin(code: Any) -> int:

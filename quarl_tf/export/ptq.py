@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export import auto, calibration, integer, preparation, rounding
-from quarl_tf.export.graph import Graph
+from quarl_tf.export.graph import Graph, in_float32
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
@@ -27,6 +27,9 @@ from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path, write_artifact
+
+#: Schemes that others are made from.
+_SOURCES = (REFERENCE, "fp16")
 
 
 def quantized(
@@ -134,29 +137,30 @@ def described(content: bytes) -> dict[str, Any]:
 
 
 def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
-    """Write a quantised copy of an fp32 flatbuffer with its sidecar, and return its path.
+    """Write a quantised copy of an fp32 or fp16 flatbuffer with its sidecar; return its path.
 
     The default target is `<scheme>.tflite` beside it. Activations are calibrated on greedy rollouts
     of the flatbuffer. A sidecar with the hash of the copy is kept.
 
     Raises:
-        UsageError: The scheme needs a training, or the flatbuffer is not fp32.
+        UsageError: The scheme needs a training, or the flatbuffer is not one of floats.
         QuarlError: The flatbuffer or its sidecar is missing or damaged.
     """
     policy = Policy.load(source)
     sidecar = policy.sidecar
-    if sidecar.scheme != REFERENCE:
+    if sidecar.scheme not in _SOURCES:
         raise UsageError(
-            f"Policies are quantised from {REFERENCE}.tflite. "
+            f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
     target = source.with_name(f"{scheme.name}.tflite") if target is None else target
     _require_free(target, source, scheme)
-    plain, observations, relative = flatbuffer.read(source), None, False
-    choice: dict[str, Any] = {}
+    plain, observations, relative = in_float32(flatbuffer.read(source)), None, False
+    found: dict[str, Any] = {} if sidecar.scheme == REFERENCE else {"source": sidecar.scheme}
     if scheme.calibrated:
         observations = calibration.observations(policy)
         content, choice = calibrated(plain, scheme, observations, policy)
+        found |= choice
         relative = scheme.centred and preparation.separable(Graph(plain))
     else:
         content = quantized(plain, scheme)
@@ -178,8 +182,8 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         choices = sidecar.num_actions
         if choices is not None:  # Without the common part of all actions.
             heads, wanted = (actions.centred(x, choices) for x in (heads, wanted))
-        made = replace(made, check=compared(heads, wanted, choices) | choice)
-    write_artifact(target, content, made)
+        found |= compared(heads, wanted, choices)
+    write_artifact(target, content, replace(made, check=found))
     return target
 
 

@@ -128,9 +128,15 @@ def test_other_sidecars_are_refused(file: Path, capsys: Capsys, values: Any, mes
     assert not Path("tflite_models").exists()
 
 
+def test_a_file_of_halves_is_widened(artifacts: Artifacts, file: Path) -> None:
+    shutil.copy(artifacts["fp16"], file)
+    assert main(["adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1"]) == 0
+    assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
+
+
 def test_quantised_files_are_refused(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
-    shutil.copy(artifacts["fp16"], "half.tflite")
-    assert "constants of float16" in refusal(capsys, "adopt", "half.tflite", *MINE)
+    shutil.copy(artifacts["int8"], "other.tflite")
+    assert "constants of int8" in refusal(capsys, "adopt", "other.tflite", *MINE)
     assert "No such file" in refusal(capsys, "adopt", "none.tflite", *MINE, code=1)
     assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
     capsys.readouterr()

@@ -11,6 +11,7 @@ from samples import Artifacts, Copy, refused
 
 from quarl_tf.cli import main
 from quarl_tf.export import converter
+from quarl_tf.export.graph import in_float32
 from quarl_tf.export.ptq import quantize, quantized
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import keras
@@ -79,8 +80,31 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     assert (made.read_bytes(), sidecar_path(made).read_text()) == (content, said)
 
 
+def test_halves_are_widened(artifacts: Artifacts) -> None:
+    half = artifacts["fp16"].read_bytes()
+    full = in_float32(half)
+    assert "float16" in flatbuffer.audit(half).weight_dtypes
+    assert "float16" not in flatbuffer.audit(full).tensor_dtypes
+    both = flatbuffer.weights(half), flatbuffer.weights(full)
+    for before, after in zip(*(weights.values() for weights in both), strict=True):
+        np.testing.assert_array_equal(before, after)
+    policies = [Policy(content, Policy.load(artifacts["fp16"]).sidecar) for content in (half, full)]
+    for observation in np.random.default_rng(0).normal(size=(20, 4)):
+        np.testing.assert_allclose(*(policy.head(observation) for policy in policies), atol=1e-5)
+    assert in_float32(full) == full
+
+
+@pytest.mark.parametrize("scheme", ["int8", "ptq_w4"])
+def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, scheme: str) -> None:
+    path = copy_artifact("fp16")
+    made = quantize(path, Scheme.parse(scheme))
+    assert Policy.load(made).sidecar.check["source"] == "fp16"
+    of_full = quantize(copy_artifact("fp32"), Scheme.parse(scheme), path.with_name("full.tflite"))
+    assert flatbuffer.audit(made) == flatbuffer.audit(of_full)
+
+
 def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
-    for name, scheme, received in (("fp32", "qat_int8", "qat_int8"), ("fp16", "ptq_w4", "fp16")):
+    for name, scheme, received in (("fp32", "qat_int8", "qat_int8"), ("int8", "ptq_w4", "int8")):
         message = refused(quantize, artifacts[name], Scheme.parse(scheme), error=UsageError)
         assert f"scheme='{received}'" in message
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
