@@ -75,7 +75,7 @@ def _require_fitting(content: bytes, observations: Array) -> None:
         )
 
 
-def _require_free(target: Path, source: Path, scheme: Scheme) -> None:
+def _require_free(target: Path, source: Path, scheme: Scheme, made_from: str) -> None:
     """Require a place for a copy where no other file or sidecar would be lost."""
     flaw = None
     if target.suffix != ".tflite":
@@ -84,8 +84,11 @@ def _require_free(target: Path, source: Path, scheme: Scheme) -> None:
         flaw = "The copy would replace its source"
     else:
         with contextlib.suppress(QuarlError):  # A damaged or missing sidecar is replaced.
-            if Sidecar.load(sidecar_path(target)).scheme != scheme.name:
+            known = Sidecar.load(sidecar_path(target))
+            if known.scheme != scheme.name:
                 flaw = "The copy would replace a file of another scheme"
+            elif known.check.get("source", REFERENCE) != made_from:
+                flaw = f"The copy would replace one that was not made from {made_from}"
     if flaw is not None:
         raise UsageError(f"{flaw}; give another path. Received: {str(target)!r}")
 
@@ -154,7 +157,7 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
     target = source.with_name(f"{scheme.name}.tflite") if target is None else target
-    _require_free(target, source, scheme)
+    _require_free(target, source, scheme, sidecar.scheme)
     plain, observations, relative = in_float32(flatbuffer.read(source)), None, False
     found: dict[str, Any] = {} if sidecar.scheme == REFERENCE else {"source": sidecar.scheme}
     if scheme.calibrated:

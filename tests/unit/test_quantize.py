@@ -99,7 +99,9 @@ def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, scheme: str) -> No
     path = copy_artifact("fp16")
     made = quantize(path, Scheme.parse(scheme))
     assert Policy.load(made).sidecar.check["source"] == "fp16"
-    of_full = quantize(copy_artifact("fp32"), Scheme.parse(scheme), path.with_name("full.tflite"))
+    full = copy_artifact("fp32")
+    assert "not made from fp32" in refused(quantize, full, Scheme.parse(scheme), error=UsageError)
+    of_full = quantize(full, Scheme.parse(scheme), path.with_name("full.tflite"))
     assert flatbuffer.audit(made) == flatbuffer.audit(of_full)
 
 
