@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from quarl_tf import __version__
 from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.kinds import PROBABILITY
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
 from quarl_tf.spec import (
     CALIBRATED,
@@ -111,7 +112,7 @@ def _chance(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, help_: str, **settings: Any) -> None:
         group.add_argument(flag, dest="chance", default=GREEDY, help=help_, **settings)
 
-    probability = _number(float, lambda p: 0 < p <= 1, "a probability is above 0, at most 1")
+    probability = _number(float, PROBABILITY.fits, f"{PROBABILITY.text}, is needed")
     about = "episodes by actions drawn from the policy's distribution (default: the best)"
     add("--sample", about, action="store_const", const=Chance("sampled"))
     about = "games that repeat the last action at a frame with this probability; usual is 0.25"

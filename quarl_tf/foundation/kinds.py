@@ -43,6 +43,7 @@ WHOLE = Kind("a whole number of 0 or more", lambda value: type(value) is int and
 COUNT = Kind("a whole number above 0", lambda value: type(value) is int and value > 0)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 NAME = Kind("a name", lambda value: type(value) is str)
+PROBABILITY = Kind("a number above 0, at most 1", lambda v: type(v) in (int, float) and 0 < v <= 1)
 TEXT = Kind("text", lambda value: type(value) is str)
 MAPPING = Kind("a mapping", lambda value: type(value) is dict and all(map(NAME.fits, value)))
 

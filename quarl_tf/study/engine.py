@@ -224,6 +224,7 @@ def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[J
             continue
         words = [*shlex.split(run.command("run"))[1:], "--schemes", ",".join(schemes)]
         words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
+        words += study.chance.option.split()
         command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
         plain = run.plain.run_id
         ready = run.quantization is None or (plain, REFERENCE) in done

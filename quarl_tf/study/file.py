@@ -13,6 +13,7 @@ from quarl_tf.foundation.kinds import (
     FLAG,
     MAPPING,
     NAME,
+    PROBABILITY,
     TEXT,
     WHOLE,
     Kind,
@@ -21,7 +22,16 @@ from quarl_tf.foundation.kinds import (
     require_all,
 )
 from quarl_tf.presets import Preset, tables
-from quarl_tf.spec import DEFAULT_EPISODES, REFERENCE, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import (
+    DEFAULT_EPISODES,
+    GREEDY,
+    REFERENCE,
+    Chance,
+    Quantization,
+    Run,
+    Scheme,
+    default_schemes,
+)
 from quarl_tf.store.workspace import checked_report_name
 
 #: What the report may draw learning curves against.
@@ -40,6 +50,8 @@ _SHARED = {
     "quantization": MAPPING,
     "overrides": MAPPING,
 }
+#: What may be random in the episodes, as options of the command line.
+_CHANCES = {"sample": FLAG, "sticky": PROBABILITY, "epsilon": PROBABILITY}
 _OF_A_CELL = {"algo": NAME, "env": NAME, "remark": TEXT, **_SHARED}
 _OF_A_STUDY = {
     "name": Kind("a name", lambda _: True),  # See `checked_report_name`.
@@ -51,6 +63,7 @@ _OF_A_STUDY = {
     "import": listed("names", (str,), least=0),
     "memory": FLAG,
     "x": one_of(X_AXES),
+    **_CHANCES,
     **_SHARED,
 }
 
@@ -110,6 +123,7 @@ class Study:
     episodes: int
     #: Episodes before those, by which something was selected.
     skip_episodes: int
+    chance: Chance
     memory: bool
     x: str
 
@@ -151,12 +165,16 @@ def _study(content: Any, folder: Path) -> Study:
     if not any(cell.quantizations for cell in cells):
         _require_no_bits_needed(shared)
     _require_no_repetition(cells)
+    chance = _chance(values)
+    for cell in cells:
+        environments.require_chance(cell.base.env_id, chance, cell.base.algo)
     return Study(
         name=name,
         title=values.get("title", name),
         cells=tuple(_titled(_titled(cells, _settings), _extent)),
         episodes=values.get("episodes", DEFAULT_EPISODES),
         skip_episodes=values.get("skip_episodes", 0),
+        chance=chance,
         memory=values.get("memory", False),
         x=values.get("x", X_AXES[0]),
     )
@@ -171,6 +189,19 @@ def _checked(
         if key not in values:
             raise UsageError(f"{what} needs {key}. Received: {', '.join(values) or 'nothing'}")
     return values
+
+
+def _chance(values: Mapping[str, Any]) -> Chance:
+    given = {name: values[name] for name in _CHANCES if values.get(name)}
+    if len(given) > 1:
+        raise UsageError(
+            f"Only one of {', '.join(_CHANCES)} may be in a study. Received: {', '.join(given)}"
+        )
+    if "sticky" in given:
+        return Chance("sticky", float(given["sticky"]))
+    if "epsilon" in given:
+        return Chance("epsilon", float(given["epsilon"]))
+    return Chance("sampled") if given else GREEDY
 
 
 def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:

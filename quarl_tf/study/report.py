@@ -27,6 +27,7 @@ def write_study_report(
         margin_percent=margin_percent,
         episodes=study.episodes,
         skip_episodes=study.skip_episodes,
+        chance=study.chance,
         known=known,
         remedy=remedy,
     )

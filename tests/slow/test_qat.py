@@ -484,7 +484,8 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
     for state in (aware_state, plain_state):
         # Rounded to 0.1 s, which a fast machine's first burst does not take.
         seconds = [row.pop("seconds") for row in state["rows"]]
-        assert 0 <= seconds[0] and seconds == sorted(seconds)
+        assert seconds[0] >= 0
+        assert seconds == sorted(seconds)
         assert seconds[-1] <= state.pop("seconds") + 0.05
     assert aware_state == plain_state  # Including losses, returns and draws.
     np.testing.assert_equal({key: aware_of[key] for key in learned}, {k: plain[k] for k in learned})

@@ -154,6 +154,24 @@ def test_states_follow_from_the_files_alone(finished: Finished, tmp_path: Path) 
         assert states(tmp_path, wanted)[3] == state
 
 
+def test_chance_is_in_the_evaluations_of_a_study_and_in_its_report(
+    finished: Finished, tmp_path: Path, capsys: Capsys
+) -> None:
+    _, root, _ = finished
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    text = SOUND_STUDY.replace("seeds: [0, 1]\nbits: [2]", "seeds: [0]\nsample: true")
+    path = write_study(tmp_path, text)
+    words = [str(path), "--root", str(tmp_path)]
+    assert states(tmp_path, study.read(path)) == ["exported"] * 2
+    assert "--sample" in printed(capsys, "study", "plan", *words, "--commands")
+    printed(capsys, "study", "run", *words)
+    assert states(tmp_path, study.read(path)) == ["evaluated"] * 2
+    printed(capsys, "study", "report", *words)
+    found = json.loads((tmp_path / "reports/tiny/results.json").read_text())
+    assert [cell["protocol"]["actions"] for cell in found["cells"]] == ["sampled"]
+    assert not found["missing"]
+
+
 def test_status_and_plan_show_states_and_failures(finished: Finished, capsys: Capsys) -> None:
     path, root, _ = finished
     shown = printed(capsys, "study", "status", str(path), "--root", str(root))
