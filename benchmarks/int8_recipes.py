@@ -30,7 +30,13 @@ Variant = Callable[[bytes, NDArray[np.float32]], bytes]
 
 
 def _variant(
-    scheme: str = "int8", *, nearest: bool = False, equalise: bool = True, refine: bool = False
+    scheme: str = "int8",
+    *,
+    nearest: bool = False,
+    equalise: bool = True,
+    refine: bool = False,
+    smooth: bool = False,
+    spread: bool = False,
 ) -> Variant:
     recipe = Scheme.parse(scheme).recipe
     if nearest:
@@ -40,6 +46,8 @@ def _variant(
     def make(content: bytes, observations: NDArray[np.float32]) -> bytes:
         content = preparation.equalised(content) if equalise else content
         content = preparation.refined(content, observations) if refine else content
+        content = preparation.smoothed(content, observations) if smooth else content
+        content = preparation.spread(content, observations) if spread else content
         return integer.quantized(content, observations, recipe)
 
     return make
@@ -53,6 +61,13 @@ VARIANTS: dict[str, Variant] = {
     "per channel, equalised, by outputs": _variant(),
     "per channel, equalised, refined, by outputs": _variant(refine=True),
     "the same, head in float": _variant("int8_head32", refine=True),
+}
+#: For policies on images.
+OF_IMAGES = {
+    "per channel, equalised, by outputs, head spread": _variant(spread=True),
+    "per channel, smoothed, by outputs, head spread": _variant(
+        equalise=False, smooth=True, spread=True
+    ),
 }
 
 
@@ -68,7 +83,8 @@ def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
     observations = calibration.observations(policy)
     seen, unseen = observations[::2], observations[1::2][:_UNSEEN]
     content = preparation.centred(content, choices)
-    files = {"fp32": content, **{name: make(content, seen) for name, make in VARIANTS.items()}}
+    variants = VARIANTS | (OF_IMAGES if sidecar.observation_dtype == "uint8" else {})
+    files = {"fp32": content, **{name: make(content, seen) for name, make in variants.items()}}
     policies = {name: Policy(made, sidecar) for name, made in files.items()}
     heads = {n: np.array([p.head(one) for one in unseen]) for n, p in policies.items()}
     if choices is not None:
@@ -99,9 +115,11 @@ def main() -> None:
             results[run_id] = measure(entry.artifact, args.episodes)
             write_text(RESULTS, json.dumps(results, indent=1) + "\n")
             print(run_id, {n: round(one["head_error"], 2) for n, one in results[run_id].items()})
-    for name in VARIANTS:
+    for name in VARIANTS | OF_IMAGES:
         ratios = [
-            run[name]["head_error"] / run["per tensor"]["head_error"] for run in results.values()
+            run[name]["head_error"] / run["per tensor"]["head_error"]
+            for run in results.values()
+            if name in run
         ]
         print(
             f"{name}: {statistics.median(ratios):.2f} times the head's error of per tensor, median"

@@ -29,6 +29,7 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     """
     choices = policy.sidecar.num_actions
     ready, plain = prepared(content, observations, choices), centred(content, choices)
+    whole = prepared(content, observations, choices, float_head=True)
     wanted = heads(ready, policy, observations[:SEEN])
     layers = list(Graph(ready).layers())
 
@@ -41,9 +42,9 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
         "int8": (ready, INT8),
         "not equalised": (plain, INT8),
         "int8_tensor": (plain, Scheme.parse("int8_tensor").recipe),
-        "head in float": (ready, without(INT8, "head")),
+        "head in float": (whole, without(INT8, "head")),
         f"{worst} in float": (ready, without(INT8, worst)),
-        f"{worst} and head in float": (ready, without(without(INT8, worst), "head")),
+        f"{worst} and head in float": (whole, without(without(INT8, worst), "head")),
     }
     files, earned = {}, {}
     for name, (given, recipe) in recipes.items():

@@ -37,7 +37,7 @@ _ENDS = 400
 _LAYER_BYTES = 64
 
 #: Fused activations and padding in the schema.
-_NONE, _RELU, _VALID = 0, 1, 1
+_NONE, _RELU, _BETWEEN_ONES, _VALID = 0, 1, 2, 1
 
 #: Elementwise operators on floats; another operand is a constant.
 _ELEMENTWISE = {
@@ -171,6 +171,8 @@ class _Writer:
         self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
         #: The code of 0 in the array, and whether the layer clips there.
         self._zero, self._relu = 0, False
+        #: The largest integer of a head, in size.
+        self._largest = 128
         layers = {id(operator): name for name, operator in graph.layers().items()}
         known = _FIXED_OPERATORS if fixed else _OPERATORS
         left = list(zip(graph.operators, audit.operators, strict=True))
@@ -178,6 +180,10 @@ class _Writer:
             if [kind for _, kind in left[: len(_REFINED)]] == _REFINED:
                 self._refine([operator for operator, _ in left[: len(_REFINED)]])
                 del left[: len(_REFINED)]
+            if [kind for _, kind in left[: len(_SUMMED)]] == _SUMMED:
+                self._sum(*(operator for operator, _ in left[: len(_SUMMED)]))
+                del left[: len(_SUMMED)]
+                continue
             operator, kind = left.pop(0)
             if kind not in known or (kind == "FULLY_CONNECTED float32" and not self.products):
                 others = [kind, *(k for _, k in left if k not in known)]
@@ -185,7 +191,10 @@ class _Writer:
             fused = getattr(operator.builtinOptions, "fusedActivationFunction", _NONE)
             self._relu = fused == _RELU and id(operator) in layers
             computed = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
-            if computed != [self._tensor] or not (self._relu or fused == _NONE):
+            # The ends of the codes clip there, too.
+            clipped = fused == _BETWEEN_ONES
+            clipped = clipped and self._grid(operator.outputs[0]) == (np.float32(1 / 128), 0)
+            if computed != [self._tensor] or not (self._relu or clipped or fused == _NONE):
                 raise _refusal(f"{kind} of {len(computed)} tensors, fused activation {fused}")
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
             known[kind](self, operator, name, kind)
@@ -268,6 +277,20 @@ class _Writer:
         if self._fixed:
             self._load, self._factor = f"{self._array}[i]", np.float64(scale)
             self._offset = -self._factor * zero
+
+    def _sum(self, dequantize: Any, operator: Any) -> None:
+        """Add rows of codes whose scale is a power of two: floats add them without rounding."""
+        (scale, zero), shape = self._grid(self._tensor), self._tensors[self._tensor].shape
+        inputs, exact = list(operator.inputs), np.frexp(scale)[0] == 0.5 and zero == 0
+        if inputs[0] != dequantize.outputs[0] or list(self._values(inputs[1])) != [0] or not exact:
+            raise _refusal("SUM float32 of other numbers than rows of codes")
+        self._dequantize()
+        rows, size = shape
+        self._tensor, self.buffers["sums"] = operator.outputs[0], ("int32_t", size)
+        row = f"    sums[i] += {self._array}[k * {size} + i];"
+        self._loop("sums[i] = 0;", f"for (int32_t k = 0; k < {rows}; k++)", row)
+        self._load = self._load.replace(f"({self._array}[i] - 0)", "sums[i]")
+        self._load, self._largest = "sums[i]" if self._fixed else self._load, 128 * rows
 
     def _tanh(self, operator: Any, name: str, kind: str) -> None:
         (scale, zero), (step, target_zero) = map(self._grid, (self._tensor, operator.outputs[0]))
@@ -354,7 +377,9 @@ class _Writer:
     def _fixed_head(self) -> None:
         size = math.prod(self._tensors[self._tensor].shape)
         factor, offset = self._each(size, self._factor * _ONE, self._offset * _ONE)
-        if (factor < 1).any() or (factor * 128 + np.abs(offset)).max() > np.iinfo(np.int32).max:
+        if (factor < 1).any() or (factor * self._largest + np.abs(offset)).max() > np.iinfo(
+            np.int32
+        ).max:
             raise _refusal("a head that Q16.16 does not hold")
         self._loop(f"head[i] = {_on_line(self._load, self._line(factor, offset))};")
 
@@ -406,6 +431,9 @@ _REFINED = [
     *("QUANTIZE int8", "DEQUANTIZE float32", "SUB float32", "MUL float32"),
     *("CONCATENATION float32", "QUANTIZE int8"),
 ]
+
+#: Those that `preparation.spread` has behind a head, without the RESHAPE.
+_SUMMED = ["DEQUANTIZE float32", "SUM float32"]
 
 _OPERATORS: Mapping[str, Callable[[_Writer, Any, str, str], None]] = {
     **dict.fromkeys(_ELEMENTWISE, _Writer._elementwise),

@@ -169,6 +169,10 @@ class Graph:
             made.builtinOptionsType = schema.BuiltinOptions.ConcatenationOptions
             made.builtinOptions = schema.ConcatenationOptionsT()
             made.builtinOptions.axis = -1
+        elif name == "SUM":
+            made.builtinOptionsType = schema.BuiltinOptions.ReducerOptions
+            made.builtinOptions = schema.ReducerOptionsT()
+            made.builtinOptions.keepDims = True
         return made
 
     def _code(self, name: str) -> int:

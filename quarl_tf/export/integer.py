@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import ranges
 from quarl_tf.export.graph import LOWEST, UINT8, WEIGHTED, Graph
@@ -24,8 +25,11 @@ _MOVING = ("RESHAPE",)
 #: Operators that clip the normalised observation, as the ends of its grid do.
 _CLIPPING = ("MINIMUM", "MAXIMUM")
 
-#: Scale of an int8 tanh's output.
-_TANH_STEP = 1 / 128
+#: Scale of what lies between -1 and 1: a tanh's output, and the parts of a spread head. It is a
+#: power of two, so that floats add them up without rounding.
+_UNIT_STEP = 1 / 128
+
+_BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
 
 _BITS = 8
 _BYTE = TensorFormat(bits=_BITS)
@@ -156,12 +160,12 @@ class _Writer:
         if bias is not None:
             shifts = np.rint(bias.astype(np.float64) / scale)
             inputs[2] = graph.add_integers(operator.inputs[2], np.int32, scale, 0, shifts)
-        target = self._add_codes(operator.outputs[0], activations)
-        self._written.append(graph.operator(name, inputs, [target], operator))
-
-    def _add_codes(self, index: int, form: TensorFormat) -> int:
-        self._integers[index] = self._graph.add_codes(index, self._grid(index, form))
-        return self._integers[index]
+        index = operator.outputs[0]
+        if operator.builtinOptions.fusedActivationFunction == _BETWEEN_ONES:
+            self._integers[index] = graph.add_integers(index, np.int8, _UNIT_STEP, 0)
+        else:
+            self._integers[index] = graph.add_codes(index, self._grid(index, activations))
+        self._written.append(graph.operator(name, inputs, [self._integers[index]], operator))
 
     def _integer(self, index: int) -> int:
         """Return the integer tensor of a float one; quantise it if it is computed in float."""
@@ -220,7 +224,7 @@ class _Writer:
     def _write_unweighted(self, operator: Any, name: str) -> None:
         graph, (source, target) = self._graph, (operator.inputs[0], operator.outputs[0])
         if name == "TANH":
-            made = self._integers[target] = graph.add_integers(target, np.int8, _TANH_STEP, 0)
+            made = self._integers[target] = graph.add_integers(target, np.int8, _UNIT_STEP, 0)
         else:
             made = self._add_like(target, graph.tensors[self._integers[source]])
         inputs = [self._integers[source], *operator.inputs[1:]]

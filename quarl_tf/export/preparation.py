@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from quarl_tf.export.activations import kernel_inputs, ranges
+from quarl_tf.export.activations import kernel_inputs, ranges, visit
 from quarl_tf.export.graph import Graph
 from quarl_tf.quantization.grid import Array, grid_between
 from quarl_tf.spec import TensorFormat, actions
@@ -18,22 +18,38 @@ from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 _BYTE = TensorFormat(bits=8)
 _NONE, _RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
+_BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
 
 #: Largest ratio of a channel's bias to its weights that `equalised` ignores. A channel that is
 #: mostly its bias would, with weights like the others', take the grid that all share.
 _MOST_BIAS = 32
 
+#: How much of the unevenness of channels `smoothed` moves into the next kernel, and the least peak
+#: of a channel, as a share of the greatest: one that was quieter may be louder elsewhere.
+_MIGRATION, _QUIETEST = 0.75, 0.5
+
 #: How much finer the grid of the rounding residuals is than the grid of the observation.
 _FINER = 16
+
+#: How many int8 numbers are each output of a head of images.
+_SPREAD = 16
+
+#: How much farther than over the observations such a head may reach.
+_ROOM = 1.25
 
 #: Largest movement of a normalised feature over all observations that rounding explains.
 _ROUNDING = 1e-6
 
 
-def prepared(content: bytes, observations: Array, choices: Choices | None) -> bytes:
-    """Return the float flatbuffer from which `int8` is made."""
-    content = widened(equalised(centred(content, choices)), observations)
-    return refined(content, observations)
+def prepared(
+    content: bytes, observations: Array, choices: Choices | None, *, float_head: bool = False
+) -> bytes:
+    """Return the float flatbuffer from which `int8`, or `int8_head32`, is made."""
+    content = centred(content, choices)
+    if Graph(content).takes_floats:
+        return refined(widened(equalised(content), observations), observations)
+    content = smoothed(content, observations)
+    return content if float_head or choices is None else spread(content, observations)
 
 
 def centred(content: bytes, choices: Choices | None) -> bytes:
@@ -71,17 +87,26 @@ def equalised(content: bytes, rounds: int = 20) -> bytes:
     layers = list(graph.layers().values())
     for _ in range(rounds):
         for first, second in pairwise(layers):
-            between = first.outputs[0]
-            alone = between == second.inputs[0] and graph.readers(between) == 1
-            if alone and graph.name(first) == graph.name(second):
+            if _passes_factors(graph, first, second) and graph.name(first) == graph.name(second):
                 _equalise(graph, first, second)
     return graph.pack()
 
 
+def _passes_factors(graph: Graph, first: Any, second: Any) -> bool:
+    """Tell whether a layer's channels, behind ReLU, go to a second layer alone."""
+    index = first.outputs[0]
+    while graph.readers(index) == 1 and index != second.inputs[0]:
+        reader = next((op for op in graph.operators if index in op.inputs), None)
+        if reader is None or graph.name(reader) != "RESHAPE":
+            break
+        index = reader.outputs[0]
+    alone = index == second.inputs[0] and graph.readers(index) == 1
+    return alone and bool(first.builtinOptions.fusedActivationFunction == _RELU)
+
+
 def _equalise(graph: Graph, first: Any, second: Any) -> None:
     (before, bias), (after, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
-    relu = first.builtinOptions.fusedActivationFunction == _RELU
-    if not relu or before is None or after is None:
+    if before is None or after is None:
         return
     out = np.abs(before).reshape(len(before), -1).max(axis=1)
     if bias is not None:
@@ -90,11 +115,48 @@ def _equalise(graph: Graph, first: Any, second: Any) -> None:
     factor = np.ones_like(out)
     alive = (out > 0) & (into > 0)
     factor[alive] = np.sqrt(out[alive] / into[alive])
-    shape = (-1, *[1] * (before.ndim - 1))
-    graph.set_constant(first.inputs[1], before / factor.reshape(shape))
+    _scale(graph, first, second, factor)
+
+
+def _scale(graph: Graph, first: Any, second: Any, factor: Array) -> None:
+    """Divide a layer's outputs by a factor for each channel, by which the next layer multiplies."""
+    (before, bias), (after, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
+    if before is None or after is None:
+        return
+    graph.set_constant(first.inputs[1], before / factor.reshape(-1, *[1] * (before.ndim - 1)))
     if bias is not None:
         graph.set_constant(first.inputs[2], bias / factor)
-    graph.set_constant(second.inputs[1], after * factor)
+    # Behind a RESHAPE, channels are the last part of an image.
+    graph.set_constant(second.inputs[1], after.reshape(-1, len(factor)) * factor)
+
+
+def smoothed(content: bytes, observations: Array) -> bytes:
+    """Scale neighbouring ReLU layers of images until the peaks of their channels are similar.
+
+    All channels share a grid, so the loud ones leave few codes to the others (SmoothQuant, Xiao et
+    al., arXiv 2211.10438, equation 4, with a migration strength of 0.75).
+    """
+    graph, peaks = Graph(content), dict[int, Array]()
+    layers = list(graph.layers().values())
+    outputs = {layer.outputs[0] for layer in layers}
+
+    def see(index: int, values: Array) -> None:
+        if index in outputs:
+            peak = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
+            peaks[index] = np.maximum(peaks.get(index, 0), peak)
+
+    visit(content, observations, see)
+    for first, second in pairwise(layers):
+        peak, after = peaks[first.outputs[0]], graph.constant(second.inputs[1])
+        if after is None or not _passes_factors(graph, first, second):
+            continue
+        into = np.abs(after).reshape(-1, len(peak)).max(axis=0)
+        alive = (peak > 0) & (into > 0)
+        loud = np.maximum(peak, _QUIETEST * peak.max())
+        factor = np.ones_like(peak)
+        factor[alive] = loud[alive] ** _MIGRATION / into[alive] ** (1 - _MIGRATION)
+        _scale(graph, first, second, factor)
+    return graph.pack()
 
 
 def widened(content: bytes, observations: Array) -> bytes:
@@ -161,4 +223,49 @@ def refined(content: bytes, observations: Array) -> bytes:
     ]
     wide = np.concatenate([kernel, kernel / _FINER], axis=1)
     layer.inputs[:2] = both, graph.add(layer.inputs[1], b"_wide", shape=wide.shape, values=wide)
+    return graph.pack()
+
+
+def spread(content: bytes, observations: Array) -> bytes:
+    """Compute each output of a head of images as a sum of parts, which are int8 numbers each.
+
+    The range of the head is cut into `_SPREAD` equal pieces, and a part is the output within one of
+    them, scaled to [-1, 1]. The step of one int8 number is wider than the difference of the best
+    two actions in many states; after convolutions, the products of the parts are few. As 1 is no
+    code of int8 on this grid, all outputs of an integer head are a little lower by the same amount,
+    which changes no choice between them.
+    """
+    graph = Graph(content)
+    layers = graph.layers()
+    layer = layers["head"]
+    kernel, bias = graph.kernel_and_bias(layer)
+    if graph.takes_floats or not separable(graph) or kernel is None or kernel.ndim != 2:
+        return content
+    head, size = layer.outputs[0], len(kernel)
+    # The name of a spread head is that of the last layer, if no other has so many outputs.
+    if [graph.tensors[one.outputs[0]].shape[-1] for one in layers.values()].count(size) > 1:
+        return content
+    reach = _ROOM * np.abs(ranges(content, observations)[head]).max() / _SPREAD
+    if reach == 0:
+        return content
+    middles = reach * np.arange(1 - _SPREAD, _SPREAD, 2)[:, None]
+    biases = ((np.zeros(size) if bias is None else bias) - middles) / reach
+    wide = np.tile(kernel / reach, (_SPREAD, 1))
+    parts = graph.add(head, b"_parts", shape=(1, _SPREAD * size))
+    stacked = graph.add(head, b"_stacked", shape=(_SPREAD, size))
+    summed = graph.add(head, b"_summed", shape=(1, size))
+    shape = graph.add(head, b"_shape", np.int32, shape=(2,), values=(_SPREAD, size))
+    axis = graph.add(head, b"_axis", np.int32, shape=(1,), values=[0])
+    scale = graph.add(head, b"_reach", shape=(), values=reach)
+    layer.inputs[1:] = [
+        graph.add(layer.inputs[1], b"_wide", shape=wide.shape, values=wide),
+        graph.add(head, b"_biases", shape=(_SPREAD * size,), values=biases),
+    ]
+    layer.outputs = [parts]
+    layer.builtinOptions.fusedActivationFunction = _BETWEEN_ONES
+    graph.operators += [
+        graph.operator("RESHAPE", [parts, shape], [stacked]),
+        graph.operator("SUM", [stacked, axis], [summed]),
+        graph.operator("MUL", [summed, scale], [head]),
+    ]
     return graph.pack()

@@ -3,8 +3,9 @@
 `int8` is integer from the first layer to the head. The normaliser before it stays in float: one
 int8 scale for a raw observation would drown its small features (CartPole's pole angle is ±0.2
 beside velocities of ±3), after it all features fill the same ±5, each in two int8 numbers. Kernels
-have a scale for each output and are rounded by what their layer computes, layers are equalised, and
-the head of a discrete policy is centred first; see benchmarks/int8_recipes.json.
+have a scale for each output and are rounded by what their layer computes, layers are equalised or,
+on images, smoothed, and the head of a discrete policy is centred first, on images also spread over
+several int8 numbers; see benchmarks/int8_recipes.json.
 """
 
 import contextlib
@@ -102,7 +103,8 @@ def _calibrated(
         return converter.stock_int8(content, observations)
     integers = scheme.name in CALIBRATED
     if integers and scheme.name != "int8_tensor":
-        content = preparation.prepared(content, observations, choices)
+        float_head = scheme.recipe.head.activations is None
+        content = preparation.prepared(content, observations, choices, float_head=float_head)
     elif scheme.recipe.head.activations is not None:
         content = preparation.centred(content, choices)
     if integers:

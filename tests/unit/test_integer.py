@@ -18,7 +18,7 @@ from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, policy_factory
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat
+from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat, actions
 from quarl_tf.spec.architectures import architecture
 
 INT8 = Scheme.parse("int8").recipe
@@ -33,6 +33,11 @@ def content(artifacts: Artifacts) -> bytes:
 @pytest.fixture(scope="module")
 def observations() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def frames() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +140,9 @@ def test_what_is_no_chain_of_layers_is_computed_alike(
     content = _branching(kind)
     expected = heads(content, observations)
     size = np.abs(expected).max()
-    made = heads(preparation.equalised(content), observations)
-    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5 * size)
+    for made in (preparation.equalised(content), preparation.smoothed(content, observations)):
+        found = heads(made, observations)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * size)
     schemes = ["int8", "int8_head32", "ptq_opt_w8"]
     if kind == "shared":  # A head without a bias; the converter's own has no other operators.
         schemes.append("int8_stock")
@@ -155,18 +161,42 @@ def test_equalised_networks_compute_the_same_with_equal_channels(
     np.testing.assert_allclose(first.max(axis=1), second.max(axis=0), rtol=1e-3)
 
 
-def test_images_of_one_point_behind_convolutions() -> None:
-    spec = EnvSpec((20, 20, 4), "uint8", 4)
+def _of_images(edge: int) -> tuple[Any, np.ndarray, Callable[[bytes], np.ndarray]]:
+    """Return a convolutional network, images, and a function that computes their heads."""
+    spec = EnvSpec((edge, edge, 4), "uint8", 4)
     network = policy_factory(spec, Design(architecture("li"), 4), 0)()
-    content = converted(of_function(network, spec.observation_shape, "uint8"))
-    seen = np.random.default_rng(0).integers(0, 256, (50, 20, 20, 4)).astype(np.uint8)
-    sidecar = replace(
-        SIDECAR, num_actions=4, observation_shape=[20, 20, 4], observation_dtype="uint8"
-    )
-    policy = Policy(content, sidecar)
-    made = quantized(content, Scheme.parse("int8"), seen)
-    wanted, found = (auto.heads(x, policy, seen) for x in (content, made))
+    seen = np.random.default_rng(0).integers(0, 256, (50, *spec.observation_shape), np.uint8)
+    shape = list(spec.observation_shape)
+    sidecar = replace(SIDECAR, num_actions=4, observation_shape=shape, observation_dtype="uint8")
+    return network, seen, lambda made: auto.heads(made, Policy(made, sidecar), seen)
+
+
+@pytest.mark.parametrize("choices", [None, 4])
+def test_images_of_one_point_behind_convolutions(choices: int | None) -> None:
+    network, seen, heads = _of_images(20)
+    content = converted(of_function(network, seen.shape[1:], "uint8"))
+    made = quantized(content, Scheme.parse("int8"), seen, choices)
+    wanted, found = map(heads, (content, made))
+    if choices is not None:
+        wanted, found = (actions.centred(x, choices) for x in (wanted, found))
     assert np.abs(found - wanted).max() < 0.1 * np.ptp(wanted)
+
+
+def test_smoothed_networks_compute_the_same_and_lose_less_in_int8() -> None:
+    network, seen, heads = _of_images(36)
+    loud = np.float32(10) ** np.random.default_rng(0).uniform(-1, 1, 256)
+    for layer in network.layers[:-1]:
+        for variable in layer.weights:  # Kernels and biases, whose channels come last.
+            variable.assign(variable.numpy() * loud[: variable.shape[-1]])
+    content = converted(of_function(network, seen.shape[1:], "uint8"))
+    wanted = heads(content)
+    smoothed = preparation.smoothed(content, seen)
+    np.testing.assert_allclose(heads(smoothed), wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+    before, after = (
+        np.square(heads(integer.quantized(x, seen, INT8)) - wanted).mean()
+        for x in (content, smoothed)
+    )
+    assert after < 0.5 * before
 
 
 def normalised(deviation: list[float], weight: float) -> bytes:
@@ -227,6 +257,48 @@ def test_a_refined_network_computes_the_same_and_its_int8_sees_more(
 def test_bytes_are_not_refined(artifacts: Artifacts) -> None:
     frames = artifacts["frames"].read_bytes()
     assert preparation.refined(frames, np.zeros((1, 6, 6, 2), np.uint8)) == frames
+
+
+def test_a_spread_head_computes_the_same_and_ties_less_in_int8(
+    artifacts: Artifacts, frames: np.ndarray
+) -> None:
+    policy, content = Policy.load(artifacts["frames"]), artifacts["frames"].read_bytes()
+    spread = preparation.spread(content, frames)
+    wanted, found = (auto.heads(x, policy, frames) for x in (content, spread))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    graph = Graph(spread)
+    assert list(graph.layers()) == list(Graph(content).layers())
+    kernels = [flatbuffer.weights(x) for x in (content, spread)]
+    assert [len(list(one.values())[-1]) for one in kernels] == [2, 32]
+    values = []
+    for given in (content, spread):
+        heads = auto.heads(integer.quantized(given, frames, INT8), policy, frames)
+        apart = actions.centred(heads, 2) - actions.centred(wanted, 2)
+        assert np.abs(apart).max() < 0.05 * np.ptp(wanted)
+        values.append(len(np.unique(heads)))
+    assert values[1] > 256 > values[0]
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("int8", 32), ("int8_head32", 2), ("int8_tensor", 2)])
+def test_only_the_head_of_int8_is_spread(
+    artifacts: Artifacts, frames: np.ndarray, scheme: str, size: int
+) -> None:
+    made = quantized(artifacts["frames"].read_bytes(), Scheme.parse(scheme), frames, 2)
+    assert len(list(flatbuffer.weights(made).values())[-1]) == size
+
+
+def test_only_heads_of_images_that_end_the_network_are_spread(
+    content: bytes, observations: np.ndarray
+) -> None:
+    assert preparation.spread(content, observations) == content
+    rest = converted(of_function(lambda x: tf.tanh(_flat(x) @ np.ones((8, 2))), (2, 4), "uint8"))
+    assert preparation.spread(rest, np.ones((3, 2, 4), np.uint8)) == rest
+    same = converted(of_function(lambda x: _flat(x) @ np.zeros((8, 2)), (2, 4), "uint8"))
+    assert preparation.spread(same, np.ones((3, 2, 4), np.uint8)) == same
+
+
+def _flat(images: Any) -> Any:
+    return tf.reshape(tf.cast(images, tf.float32), (1, -1))
 
 
 def test_kernels_rounded_by_outputs_change_the_head_less(heads: Heads, content: bytes) -> None:
