@@ -191,9 +191,11 @@ class _Writer:
             fused = getattr(operator.builtinOptions, "fusedActivationFunction", _NONE)
             self._relu = fused == _RELU and id(operator) in layers
             computed = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
-            # The ends of the codes clip there, too.
-            clipped = fused == _BETWEEN_ONES
-            clipped = clipped and self._grid(operator.outputs[0]) == (np.float32(1 / 128), 0)
+            grid = self._grid(operator.outputs[0]) if fused == _BETWEEN_ONES else None
+            clipped = grid == (
+                np.float32(1 / 128),
+                0,
+            )  # The ends of the codes are those of [-1, 1].
             if computed != [self._tensor] or not (self._relu or clipped or fused == _NONE):
                 raise _refusal(f"{kind} of {len(computed)} tensors, fused activation {fused}")
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
@@ -377,9 +379,8 @@ class _Writer:
     def _fixed_head(self) -> None:
         size = math.prod(self._tensors[self._tensor].shape)
         factor, offset = self._each(size, self._factor * _ONE, self._offset * _ONE)
-        if (factor < 1).any() or (factor * self._largest + np.abs(offset)).max() > np.iinfo(
-            np.int32
-        ).max:
+        largest = (factor * self._largest + np.abs(offset)).max()
+        if (factor < 1).any() or largest > np.iinfo(np.int32).max:
             raise _refusal("a head that Q16.16 does not hold")
         self._loop(f"head[i] = {_on_line(self._load, self._line(factor, offset))};")
 

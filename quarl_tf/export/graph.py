@@ -14,6 +14,9 @@ from quarl_tf.runtime.flatbuffer import IDENTIFIER
 FLOAT16, FLOAT32 = schema.TensorType.FLOAT16, schema.TensorType.FLOAT32
 UINT8 = schema.TensorType.UINT8
 
+#: The fused activation that clips to [-1, 1].
+BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
+
 #: Operators with a kernel of weights.
 WEIGHTED = ("FULLY_CONNECTED", "CONV_2D")
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import ranges
-from quarl_tf.export.graph import LOWEST, UINT8, WEIGHTED, Graph
+from quarl_tf.export.graph import BETWEEN_ONES, LOWEST, UINT8, WEIGHTED, Graph
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import Array, Grid, grid_between, snap
@@ -28,8 +27,6 @@ _CLIPPING = ("MINIMUM", "MAXIMUM")
 #: Scale of what lies between -1 and 1: a tanh's output, and the parts of a spread head. It is a
 #: power of two, so that floats add them up without rounding.
 _UNIT_STEP = 1 / 128
-
-_BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
 
 _BITS = 8
 _BYTE = TensorFormat(bits=_BITS)
@@ -161,7 +158,7 @@ class _Writer:
             shifts = np.rint(bias.astype(np.float64) / scale)
             inputs[2] = graph.add_integers(operator.inputs[2], np.int32, scale, 0, shifts)
         index = operator.outputs[0]
-        if operator.builtinOptions.fusedActivationFunction == _BETWEEN_ONES:
+        if operator.builtinOptions.fusedActivationFunction == BETWEEN_ONES:
             self._integers[index] = graph.add_integers(index, np.int8, _UNIT_STEP, 0)
         else:
             self._integers[index] = graph.add_codes(index, self._grid(index, activations))

@@ -10,7 +10,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import kernel_inputs, ranges, visit
-from quarl_tf.export.graph import Graph
+from quarl_tf.export.graph import BETWEEN_ONES, Graph
 from quarl_tf.quantization.grid import Array, grid_between
 from quarl_tf.spec import TensorFormat, actions
 from quarl_tf.spec.actions import Choices
@@ -18,7 +18,6 @@ from quarl_tf.spec.architectures import LEAST_DEVIATION
 
 _BYTE = TensorFormat(bits=8)
 _NONE, _RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
-_BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
 
 #: Largest ratio of a channel's bias to its weights that `equalised` ignores. A channel that is
 #: mostly its bias would, with weights like the others', take the grid that all share.
@@ -87,7 +86,9 @@ def equalised(content: bytes, rounds: int = 20) -> bytes:
     layers = list(graph.layers().values())
     for _ in range(rounds):
         for first, second in pairwise(layers):
-            if _passes_factors(graph, first, second) and graph.name(first) == graph.name(second):
+            alike = graph.name(first) == graph.name(second)
+            direct = first.outputs[0] == second.inputs[0]
+            if alike and direct and _passes_factors(graph, first, second):
                 _equalise(graph, first, second)
     return graph.pack()
 
@@ -101,7 +102,8 @@ def _passes_factors(graph: Graph, first: Any, second: Any) -> bool:
             break
         index = reader.outputs[0]
     alone = index == second.inputs[0] and graph.readers(index) == 1
-    return alone and bool(first.builtinOptions.fusedActivationFunction == _RELU)
+    whole = graph.tensors[index].shape[-1] % graph.tensors[first.outputs[0]].shape[-1] == 0
+    return alone and whole and bool(first.builtinOptions.fusedActivationFunction == _RELU)
 
 
 def _equalise(graph: Graph, first: Any, second: Any) -> None:
@@ -262,7 +264,7 @@ def spread(content: bytes, observations: Array) -> bytes:
         graph.add(head, b"_biases", shape=(_SPREAD * size,), values=biases),
     ]
     layer.outputs = [parts]
-    layer.builtinOptions.fusedActivationFunction = _BETWEEN_ONES
+    layer.builtinOptions.fusedActivationFunction = BETWEEN_ONES
     graph.operators += [
         graph.operator("RESHAPE", [parts, shape], [stacked]),
         graph.operator("SUM", [stacked, axis], [summed]),

@@ -250,10 +250,9 @@ def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> No
     if "images" in kind and "norm" not in kind:  # Integers from the bytes on.
         audit = flatbuffer.audit(path)
         assert [spec[1:] for spec in audit.inputs] == [((1, 84, 84, 4), "uint8", 1.0, 0)]
-        *inside, last = audit.operators
-        assert last == "DEQUANTIZE float32"
-        assert all(operator.endswith(" int8") for operator in inside)
-        assert "float32" not in audit.weight_dtypes
+        assert audit.operators[-3:] == ["DEQUANTIZE float32", "SUM float32", "MUL float32"]
+        assert all(operator.endswith(" int8") for operator in audit.operators[:-3])
+        assert audit.weight_dtypes["float32"] == 1  # What the sum is multiplied with.
 
 
 @pytest.mark.parametrize(("scheme", "head"), CENTRED.items())
@@ -286,9 +285,10 @@ def test_int8_of_a_dueling_network_has_no_value_stream(bench: Bench, kind: str) 
     path = bench.export(kind, "int8")
     found = [kernel.size for kernel in flatbuffer.weights(path).values() if kernel.ndim > 1]
     values = networks.weights(network)
-    first, *others = [values[name].size for name in names if not name.startswith("value")]
-    # A feature of a vector has two weights in the first layer.
-    assert found == [first if kind == "dueling images" else 2 * first, *others]
+    first, *others, head = [values[name].size for name in names if not name.startswith("value")]
+    # A feature of a vector has two weights in the first layer, an action on images 16 in the last.
+    images = kind == "dueling images"
+    assert found == [first if images else 2 * first, *others, 16 * head if images else head]
     assert Policy.load(path).sidecar.head == "advantages"
 
 
