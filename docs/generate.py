@@ -58,7 +58,7 @@ ROOMS = (
 DASH = "\N{EN DASH}"
 
 #: Reports that are pages of their own.
-STUDIES = ("ptq", "qat", "li", "regularisation", "options", "airnav")
+STUDIES = ("ptq", "games", "qat", "li", "regularisation", "options", "airnav")
 
 
 def write(path: str, text: str, *, after: bool = False) -> None:
@@ -208,22 +208,30 @@ def result(name: str) -> str:
     return re.sub(r"\n\n\n+", "\n\n", text)
 
 
+def _task(row: dict[str, Any]) -> str:
+    return f"{row['algo']} on {row['env_id']}"
+
+
 def results_index() -> str:
     """Return what int8 costs in every cell, with links to the other pages."""
+    stuck = {_task(row) for row in GAMES}
+    found = [(row, "") for row in POOLED if _task(row) not in stuck]
+    found += [(row, ", sticky actions") for row in GAMES]
     rows = [
         [
-            f"{row['algo']} on {row['env_id']}",
+            _task(row) + told,
             row["verdict"],
             row["runs"],
             number_text(row["return_mean"]),
             percent(row["reward_error_percent"]),
         ]
-        for row in POOLED
+        for row, told in found
         if row["scheme"] == "int8"
     ]
     return (
         "# Results\n\nWhat full int8, weights and activations, costs in every cell, from "
-        "[all schemes on all tasks](ptq.md). Percent of fp32's return; positive is worse.\n\n"
+        "[all schemes on all tasks](ptq.md) and [games with sticky actions](games.md). Percent of "
+        "fp32's return; positive is worse.\n\n"
         + table(["cell", "verdict", "trainings", "return of int8", "reward error"], rows, 3)
         + "\n* [Full int8, ours and the converter's](int8.md)\n"
         "* [Quantisation-aware training from 8 to 2 bits](qat.md), and "
@@ -308,8 +316,7 @@ def papers() -> str:
     """Return Table 2 of the papers with signed and absolute means, beside ours."""
     cells = list(csv.DictReader((ROOT / "docs/results/quarl_table2.csv").read_text().splitlines()))
     played = {row["run_id"] for row in TRAININGS}
-    reports = [_report(path.name)["pooled"] for path in sorted(REPORTS.glob("*-sticky0.25"))]
-    with_sticky = [row for rows in reports for row in rows if row["run_id"] in played]
+    with_sticky = [row for row in GAMES if row["run_id"] in played]
     reference, ours = (_by_task(POOLED, scheme) for scheme in ("fp32", "int8"))
     by_chance = _by_task(with_sticky, "int8")
     rows, means = [], []
@@ -1000,6 +1007,7 @@ def _drawing(arrows: dict[str, set[str]], floor: dict[str, int]) -> str:
 
 SHELF = shelf(MODELS)
 POOLED, TRAININGS = (_report("ptq")[key] for key in ("pooled", "runs"))
+GAMES = _report("games")["pooled"]
 
 write("reference/command-line.md", command_line())
 write("reference/presets.md", preset_tables())
