@@ -112,7 +112,10 @@ def check(artifact: Path, observations: np.ndarray, flags: tuple[str, ...] = STR
     policy = Policy.load(artifact)
     acted = np.array([policy.act(observation) for observation in observations])
     if policy.sidecar.num_actions is not None:
-        np.testing.assert_array_equal(actions[:, 0], acted)
+        np.testing.assert_array_equal(actions[:, 0], wanted.argmax(axis=1))
+        # Convolutions may differ by a code there, which decides between actions that nearly tie.
+        near = 0.02 if policy.sidecar.observation_dtype == "uint8" else 0
+        assert (actions[:, 0] != acted).mean() <= near
     else:
         bounds = policy.sidecar.action_low, policy.sidecar.action_high
         low, high = (np.array(bound, np.float32) for bound in bounds)

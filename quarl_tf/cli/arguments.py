@@ -112,7 +112,7 @@ def _chance(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, help_: str, **settings: Any) -> None:
         group.add_argument(flag, dest="chance", default=GREEDY, help=help_, **settings)
 
-    probability = _number(float, PROBABILITY.fits, f"{PROBABILITY.text}, is needed")
+    probability = _number(float, PROBABILITY.fits, f"needed is {PROBABILITY.text}")
     about = "episodes by actions drawn from the policy's distribution (default: the best)"
     add("--sample", about, action="store_const", const=Chance("sampled"))
     about = "games that repeat the last action at a frame with this probability; usual is 0.25"
