@@ -4,8 +4,10 @@ Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 130 interr
 """
 
 import argparse
+import atexit
 import os
 import shlex
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,6 +81,8 @@ _console = _Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    # Python takes its own handler away before it ends, and Ctrl-C would hide the exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
         given = sys.argv[1:] if words is None else list(words)
         parser = arguments.build()

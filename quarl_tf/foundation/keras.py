@@ -4,9 +4,13 @@ All settings of the computation are made here, so that trainings by the command 
 end with the same bytes.
 """
 
+import atexit
 import ctypes
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -53,11 +57,26 @@ def _limit_blas() -> None:
                 return
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Load without the garbage collector, which never looks at what was loaded then."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
 _refuse_keras_3()
 _set_environment()
 _limit_blas()
+# At exit the collector would search TensorFlow's graphs for seconds, to free what ends anyway.
+atexit.register(gc.freeze)
 try:
-    with native_output.caught():
+    with native_output.caught(), _without_collector():
         import tensorflow as tf
         import tf_keras as keras
         from tf_keras.src.mixed_precision import device_compatibility_check
