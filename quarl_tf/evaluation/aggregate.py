@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy  # Its `stats`, a second of loading, at the first use.
 from numpy.typing import NDArray
-from scipy import stats
 
 from quarl_tf.evaluation.compare import CONFIDENCE, Interval, mean_of_all, normalised_error
 
@@ -118,7 +118,7 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
         return Interval(mean, -np.inf, np.inf, alike=sum(map(len, cells)))
     degrees = variances.sum() ** 2 / (variances**2 / freedom).sum()
     error = np.sqrt(variances.sum()) / len(cells)
-    low, high = stats.t.interval(CONFIDENCE, degrees, loc=mean, scale=error)
+    low, high = scipy.stats.t.interval(CONFIDENCE, degrees, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
 
 
@@ -143,9 +143,9 @@ def _iqm(cells: Sequence[_Runs], trainings: Floats) -> Interval:
     random = np.random.default_rng(_SEED)
     drawn = np.hstack([_resampled(runs, random) for runs in cells])
     tail = 100 * (1 - CONFIDENCE) / 2
-    resampled = stats.trim_mean(drawn, 0.25, axis=1)
+    resampled = scipy.stats.trim_mean(drawn, 0.25, axis=1)
     low, high = np.percentile(resampled, [tail, 100 - tail])
-    mean = float(stats.trim_mean(trainings, 0.25))
+    mean = float(scipy.stats.trim_mean(trainings, 0.25))
     if low == high:
         return Interval(mean, -np.inf, np.inf, alike=len(trainings))
     return Interval(mean, float(low), float(high))
@@ -184,4 +184,4 @@ def _loss_p(runs: Sequence[Paired]) -> float:
         return float(0.5**count) if values[0] > 0 else 1.0  # By a sign test.
     # As in `compare.student_interval`.
     error = values.std(ddof=len(values) / count) / np.sqrt(count)
-    return float(stats.t.sf(values.mean() / error, count - 1))
+    return float(scipy.stats.t.sf(values.mean() / error, count - 1))

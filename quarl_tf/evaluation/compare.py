@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy  # Its `stats`, a second of loading, at the first use.
 
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.spec import DEFAULT_MARGIN_PERCENT, GREEDY, Chance
@@ -97,7 +97,7 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
         return Interval(float(sample[0]), -math.inf, math.inf)
     if constant or count < max(sample.size, MIN_EPISODES):
         return student_interval(sample, count)
-    result = stats.bootstrap(
+    result = scipy.stats.bootstrap(
         (sample,),
         np.mean,
         n_resamples=_RESAMPLES,
@@ -125,7 +125,7 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
         return Interval(mean, -math.inf, math.inf)
     # Repeated values add nothing to the variance either: n / count instead of 1 in n - 1.
     error = sample.std(ddof=sample.size / count) / math.sqrt(count)
-    low, high = stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
+    low, high = scipy.stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
 
 
@@ -136,7 +136,7 @@ def unseen_percent(observations: int, seen: int = 0) -> float:
     """
     if seen == observations:
         return 100.0
-    return 100 * float(stats.beta.ppf(CONFIDENCE, seen + 1, observations - seen))
+    return 100 * float(scipy.stats.beta.ppf(CONFIDENCE, seen + 1, observations - seen))
 
 
 def mean_return(evaluation: Evaluation) -> Interval:
@@ -277,11 +277,11 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
         return None
 
     def half(count: int) -> float:
-        return float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) / math.sqrt(count)
+        return float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) / math.sqrt(count)
 
     deviation = (difference.high - difference.low) / 2 / half(observations)
     # Start from the normal distribution, whose tails are lighter.
-    fewest = (float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation / reach) ** 2
+    fewest = (float(scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation / reach) ** 2
     if fewest > _MOST_NEEDED:
         return None
     count = max(observations + 1, math.ceil(fewest))
