@@ -191,11 +191,9 @@ class _Writer:
             fused = getattr(operator.builtinOptions, "fusedActivationFunction", _NONE)
             self._relu = fused == _RELU and id(operator) in layers
             computed = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
-            grid = self._grid(operator.outputs[0]) if fused == _BETWEEN_ONES else None
-            clipped = grid == (
-                np.float32(1 / 128),
-                0,
-            )  # The ends of the codes are those of [-1, 1].
+            # The ends of these codes are those of [-1, 1].
+            unit = (np.float32(1 / 128), 0)
+            clipped = fused == _BETWEEN_ONES and self._grid(operator.outputs[0]) == unit
             if computed != [self._tensor] or not (self._relu or clipped or fused == _NONE):
                 raise _refusal(f"{kind} of {len(computed)} tensors, fused activation {fused}")
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
