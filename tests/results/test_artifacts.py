@@ -19,8 +19,8 @@ from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 
 WORKSPACE = Workspace(Path(__file__).parents[2])
 
-#: What is kept of each run; of others the hash is enough.
-KEPT = {REFERENCE, "int8", "qat_int8", *(f"qat_w{bits}a{bits}" for bits in (8, 4, 2))}
+#: What is kept of each run, of 8 trained bits the integers; of others the hash is enough.
+KEPT = {REFERENCE, "int8", "qat_int8", "qat_w4a4", "qat_w2a2"}
 
 #: Larger files need not be kept.
 LARGE = 4_000_000
