@@ -41,9 +41,9 @@ def build() -> argparse.ArgumentParser:
     parser.set_defaults(verb=None, dry_run=False)
     groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
     for name, help_, example, *options in _VERBS:
-        group, _, last = name.rpartition(" ")
+        group, _, word = name.rpartition(" ")
         verb = groups[group].add_parser(
-            last,
+            word,
             help=help_,
             description=help_,
             epilog=f"example: quarl {example}",
@@ -90,18 +90,18 @@ def _number(
     return read
 
 
-def _short(text: str) -> float:
+def _int_or_float(text: str) -> float:
     """Read a number; 475.0 is 475, in a run's id too."""
     value = float(text)
     return int(value) if value.is_integer() else value
 
 
 _COUNT = _number(int, lambda n: n >= 1, "a whole number of 1 or more is needed")
-_RETURN = _number(_short, math.isfinite, "a number is needed")
+_RETURN = _number(_int_or_float, math.isfinite, "a number is needed")
 _PERCENT = _number(float, lambda p: 0 <= p < math.inf, "a percentage is 0 or more")
 
 
-def _several(flag: str, metavar: str, help_: str, dest: str) -> _Option:
+def _list_option(flag: str, metavar: str, help_: str, dest: str) -> _Option:
     help_ += "; may be repeated"
     return _option(flag, dest=dest, action="append", default=[], metavar=metavar, help=help_)
 
@@ -128,34 +128,34 @@ def _task(parser: argparse.ArgumentParser) -> None:
 
 
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
-_HERE = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
-_ROOT = _file_option("--root", "DIR", _HERE, default=Path())
-_POLICIES = "folder of trained policies (default: %(default)s, and those of the package)"
-_SHELF = _file_option("--shelf", "DIR", _POLICIES, default=Path("tflite_models"))
-_OWN = "import a module that registers environments of your own"
-_IMPORT = _several("--import", "MODULE", _OWN, "modules")
+_ROOT_HELP = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
+_ROOT = _file_option("--root", "DIR", _ROOT_HELP, default=Path())
+_SHELF_HELP = "folder of trained policies (default: %(default)s, and those of the package)"
+_SHELF = _file_option("--shelf", "DIR", _SHELF_HELP, default=Path("tflite_models"))
+_IMPORT_HELP = "import a module that registers environments of your own"
+_IMPORT = _list_option("--import", "MODULE", _IMPORT_HELP, "modules")
 _RUN_ID = _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
-_NAMED = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
-_ARTIFACT = _file_option("artifact", "ARTIFACT", _NAMED)
-_ARTIFACTS = _file_option("artifacts", "ARTIFACT", _NAMED, nargs="+")
+_FILE_HELP = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
+_ARTIFACT = _file_option("artifact", "ARTIFACT", _FILE_HELP)
+_ARTIFACTS = _file_option("artifacts", "ARTIFACT", _FILE_HELP, nargs="+")
 _SCHEMES = _option(
     "--schemes",
     metavar="LIST",
     help="schemes, separated by commas (default: fp32, fp16, dynamic_int8, int8 and ptq_w8 to "
     "ptq_w2, or what a quantisation-aware training is for; for C the int8 file)",
 )
-_LOSS = "acceptable loss, in %% of fp32's return (default: %(default)s)"
+_MARGIN_HELP = "acceptable loss, in %% of fp32's return (default: %(default)s)"
 _MARGIN = _option(
-    "--margin", type=_PERCENT, default=DEFAULT_MARGIN_PERCENT, metavar="PERCENT", help=_LOSS
+    "--margin", type=_PERCENT, default=DEFAULT_MARGIN_PERCENT, metavar="PERCENT", help=_MARGIN_HELP
 )
 _DRY_RUN = _option("--dry-run", action="store_true", help="print what would run")
-_SETTINGS = "LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
+_Q_KEYS = "LAYER.bits (as head.bits=8), edge_bits, rule, ranges, gradient, per_channel, "
 _RUN = (
     _task,
     _option("--algo", help=f"{', '.join(ALGORITHMS)} (default: the most robust with a preset)"),
     _IMPORT,
     _option("--seed", type=int, default=0, help="training seed (default: 0)"),
-    _several("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
+    _list_option("-p", "KEY=VALUE", "override a value of the preset", "overrides"),
     _option("--until", type=_RETURN, metavar="RETURN", help="stop at a greedy return (-p until=…)"),
     _option(
         "--precision",
@@ -172,7 +172,7 @@ _RUN = (
     _option(
         "--quant-delay", type=int, metavar="STEPS", help="float steps at first (default: half)"
     ),
-    _several("-q", "KEY=VALUE", f"a detail of --bits: {_SETTINGS}learned_steps", "quantization"),
+    _list_option("-q", "KEY=VALUE", f"a detail of --bits: {_Q_KEYS}learned_steps", "quantization"),
     _file_option(
         "--presets", "FILE", "your own in YAML, by algorithm and environment; used before ours"
     ),
@@ -195,17 +195,17 @@ _EVALUATION = (
     _option("--gate", type=_PERCENT, metavar="PERCENT", help="exit with 3 if a scheme loses more"),
     _option("--confident", action="store_true", help="apply the gate to the interval's worse end"),
 )
-_TARGET = "c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf"
-_PREFIX = "C: name of its files and functions (default: the scheme, and policy)"
-_IN_INTEGERS = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
+_TARGET_HELP = "c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf"
+_PREFIX_HELP = "C: name of its files and functions (default: the scheme, and policy)"
+_NO_FLOAT_HELP = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
 _HEADS = ("logits", "q_values", "action")
-_SIMULATED = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
+_PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz"
-_SAVED = "what to write, .npz, 20 MB at most: no replay"
-_ONE_POLICY = "a run id, an fp32 file or its name on the shelf"
-_FILM = "what to write, .gif (below 2 MB) or .mp4 (default: %(default)s)"
-_LACKING = "print a command for each unfinished run, those with --bits last"
-_COMMANDS = _option("--commands", action="store_true", help=_LACKING)
+_SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
+_POLICY_HELP = "a run id, an fp32 file or its name on the shelf"
+_OUT_HELP = "what to write, .gif (below 2 MB) or .mp4 (default: %(default)s)"
+_COMMANDS_HELP = "print a command for each unfinished run, those with --bits last"
+_COMMANDS = _option("--commands", action="store_true", help=_COMMANDS_HELP)
 _ENGINE = (
     _option("--engine", choices=("local", "ray"), default="local", help="where runs are executed"),
     _option("--jobs", type=_COUNT, metavar="N", help="local: processes (default: one per core)"),
@@ -214,7 +214,7 @@ _ENGINE = (
     _option("--gather", action="store_true", help="ray: nodes share no folder"),
     _option("--shard", metavar="I/N", type=_shard, help="be worker I of N on one file system"),
 )
-_BOARD = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
+_BOARD_HELP = "check that it fits this board, else exit with 3 (esp32, nano33ble, pico and others)"
 
 
 def _study(action: str, help_: str, *options: _Option) -> tuple[Any, ...]:
@@ -243,9 +243,9 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "export a trained policy to .tflite",
         "export --root mine dqn-CartPole-v1-s0 --schemes fp32,int8",
         *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
-        _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET),
-        _option("--no-float", action="store_true", help=_IN_INTEGERS),
-        _option("--prefix", metavar="NAME", help=_PREFIX),
+        _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET_HELP),
+        _option("--no-float", action="store_true", help=_NO_FLOAT_HELP),
+        _option("--prefix", metavar="NAME", help=_PREFIX_HELP),
         *(_SHELF, _DRY_RUN),
     ),
     ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),
@@ -253,7 +253,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "checkpoint save",
         "save the newest checkpoint; `quarl train … --from FILE` resumes it",
         _SAVE_EXAMPLE,
-        *(_RUN_ID, _file_option("file", "FILE", _SAVED), _ROOT),
+        *(_RUN_ID, _file_option("file", "FILE", _SAVE_HELP), _ROOT),
     ),
     (
         "adopt",
@@ -276,14 +276,14 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "quantise an fp32 or fp16 .tflite file, without its training",
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _SHELF, _IMPORT),
-        _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_SIMULATED}"),
+        _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}"),
         _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
     ),
     (
         "blame",
         "show how much int8 hurts each layer",
         "blame LunarLander-v3/dqn/fp32",
-        _option("policy", metavar="POLICY", help=_ONE_POLICY),
+        _option("policy", metavar="POLICY", help=_POLICY_HELP),
         *(_ROOT, _SHELF, _IMPORT),
         _option(
             "--episodes", type=_COUNT, default=20, help="of each of the worst three (default: 20)"
@@ -309,7 +309,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         f"film {_SIDE_BY_SIDE}",
         f"record {_SHOW_EXAMPLE}",
         *_SHOW,
-        _file_option("--out", "FILE", _FILM, default=Path("episode.gif")),
+        _file_option("--out", "FILE", _OUT_HELP, default=Path("episode.gif")),
     ),
     ("watch", f"show {_SIDE_BY_SIDE}, in a window", f"watch {_SHOW_EXAMPLE}", *_SHOW),
     (
@@ -334,7 +334,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "inspect",
         "show the content of a .tflite file",
         "inspect CartPole-v1/dqn/int8",
-        *(_ARTIFACT, _SHELF, _option("--board", metavar="NAME", help=_BOARD)),
+        *(_ARTIFACT, _SHELF, _option("--board", metavar="NAME", help=_BOARD_HELP)),
     ),
     ("list", "list the policies on the shelf, presets, schemes and runs", "list", _ROOT, _SHELF),
     ("doctor", "check versions and known clashes", "doctor"),
