@@ -18,18 +18,18 @@ class Finding:
     """Result of one check; the remedy is for a failed one."""
 
     name: str
-    good: bool
-    found: str
+    passed: bool
+    observation: str
     remedy: str = ""
 
 
 def examine() -> list[Finding]:
     """Run all checks; those of packages for training only where TensorFlow is installed."""
     extras = ("", "evaluate", "report")
-    findings = [found for extra in extras for found in _requirements(PACKAGE, extra)]
+    findings = [finding for extra in extras for finding in _requirements(PACKAGE, extra)]
     if _version("tensorflow") is None:
-        found = "not installed: this machine can evaluate and report"
-        return [*findings, Finding("training", True, found)]
+        observation = "not installed: this machine can evaluate and report"
+        return [*findings, Finding("training", True, observation)]
     findings += _requirements(PACKAGE, extra="train")
     # Many machine-learning packages break its exact pin of typing-extensions.
     findings += _requirements("tf-agents", extra="")
@@ -50,17 +50,17 @@ def _requirements(package: str, extra: str) -> Iterator[Finding]:
         return
     for line in metadata.requires(package) or []:
         requirement = Requirement(line)
-        here, always = (
+        required, always_required = (
             requirement.marker is None or requirement.marker.evaluate({"extra": name})
             for name in (extra, "")
         )
-        if not here or (extra and always) or requirement.name == package:
+        if not required or (extra and always_required) or requirement.name == package:
             continue
         version = _version(requirement.name)
-        good = version is not None and requirement.specifier.contains(version, prereleases=True)
+        passed = version is not None and requirement.specifier.contains(version, prereleases=True)
         yield Finding(
             requirement.name,
-            good,
+            passed,
             f"{version or 'not installed'} ({package} wants {requirement.specifier or 'any'})",
             f"pip install '{requirement.name}{requirement.specifier}'",
         )
@@ -78,11 +78,11 @@ def _keras_2() -> Finding:
 
 
 def _pygame() -> Finding:
-    intruder = _version("pygame-ce")
-    found = f"pygame {_version('pygame')}"
-    found += f", overwritten by pygame-ce {intruder}" if intruder else ""
+    fork = _version("pygame-ce")
+    observation = f"pygame {_version('pygame')}"
+    observation += f", overwritten by pygame-ce {fork}" if fork else ""
     remedy = "pip uninstall -y pygame-ce && pip install --force-reinstall pygame==2.1.3"
-    return Finding("pygame is TF-Agents' own", intruder is None, found, remedy)
+    return Finding("pygame is TF-Agents' own", fork is None, observation, remedy)
 
 
 def _atari() -> Finding:

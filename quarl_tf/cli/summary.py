@@ -24,57 +24,57 @@ if TYPE_CHECKING:
     from quarl_tf.evaluation.blame import Blame
 
 
-def table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
+def results_table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
     """Return a table of the flatbuffers in one folder, a narrow one without intervals."""
     run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
-    compared = [_comparison(path, args) for path in artifacts]
-    counts = {args.episodes if one is None else one.episodes for one in compared}
-    same = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
-    title = f"{escape(run_id)}: {', '.join(filter(None, (same, args.chance.words)))}"
-    made = Table(title=title, title_justify="left")
-    rows = [_row(path, one, args) for path, one in zip(artifacts, compared, strict=True)]
+    comparisons = [_comparison(path, args) for path in artifacts]
+    counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
+    episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
+    title = f"{escape(run_id)}: {', '.join(filter(None, (episodes, args.chance.words)))}"
+    table = Table(title=title, title_justify="left")
+    rows = [_row(*pair, args) for pair in zip(artifacts, comparisons, strict=True)]
     names = [name for name in rows[0] if not (narrow and "[95 %]" in name)]
     for name in names:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
-        made.add_column(name, justify=justify, no_wrap=True)
+        table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
-        made.add_row(*(row[name] for name in names))
-    return made
+        table.add_row(*(row[name] for name in names))
+    return table
 
 
-def bench_table(found: Mapping[str, Any]) -> Table:
+def bench_table(measurements: Mapping[str, Any]) -> Table:
     """Return the table of `bench`."""
-    ways = dict.fromkeys(way for one in found["artifacts"] for way in one["latency_us"])
-    made = Table(title="µs of one call: median, 95 %, 99 %", title_justify="left")
-    made.add_column("file")
-    timed = ["as C" if way == "C" else f"threads: {way}" for way in ways]
-    for name in (*timed, "load ms", "bytes", "arena", "process"):
-        made.add_column(name, justify="right")
-    for one in found["artifacts"]:
-        us = [one["latency_us"].get(way, {}) for way in ways]
-        latencies = [" ".join(f"{v:.1f}" for v in of_way.values()) for of_way in us]
-        sizes = [f"{one['bytes'][what]:,}" for what in ("file", "arena", "process")]
-        name = f"{escape(one['run_id'])} {one['scheme']}"
-        made.add_row(name, *latencies, f"{one['load_ms']:.1f}", *sizes)
-    return made
+    ways = dict.fromkeys(way for row in measurements["artifacts"] for way in row["latency_us"])
+    table = Table(title="µs of one call: median, 95 %, 99 %", title_justify="left")
+    table.add_column("file")
+    latency_columns = ["as C" if way == "C" else f"threads: {way}" for way in ways]
+    for name in (*latency_columns, "load ms", "bytes", "arena", "process"):
+        table.add_column(name, justify="right")
+    for row in measurements["artifacts"]:
+        percentiles = [row["latency_us"].get(way, {}).values() for way in ways]
+        latencies = [" ".join(f"{us:.1f}" for us in values) for values in percentiles]
+        sizes = [f"{row['bytes'][kind]:,}" for kind in ("file", "arena", "process")]
+        name = f"{escape(row['run_id'])} {row['scheme']}"
+        table.add_row(name, *latencies, f"{row['load_ms']:.1f}", *sizes)
+    return table
 
 
 def blame_table(layers: Sequence[Blame]) -> Table:
     """Return the table of `blame`."""
     columns = ("layer", "range", "codes", "at the ends", "signal to noise", "share of the error")
-    made = Table(*columns, "other actions without it", "return gained without it [95 %]")
-    for one in layers:
-        made.add_row(
-            one.layer,
-            f"{one.low:.3g} … {one.high:.3g}",
-            str(one.codes),
-            f"{one.saturated:.1%}",
-            f"{one.noise:.1f} dB",
-            f"{one.share:.1%}",
-            f"{one.disagreement:.1%}",
-            "" if one.gain is None else _difference_text(one.gain),
+    table = Table(*columns, "other actions without it", "return gained without it [95 %]")
+    for blame in layers:
+        table.add_row(
+            blame.layer,
+            f"{blame.low:.3g} … {blame.high:.3g}",
+            str(blame.codes),
+            f"{blame.saturated:.1%}",
+            f"{blame.noise:.1f} dB",
+            f"{blame.share:.1%}",
+            f"{blame.disagreement:.1%}",
+            "" if blame.gain is None else _difference_text(blame.gain),
         )
-    return made
+    return table
 
 
 def blame_row(layer: Blame) -> dict[str, Any]:
@@ -111,11 +111,11 @@ def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict
     }
 
 
-def hold(artifacts: Sequence[Path], args: Namespace) -> None:
+def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
     """Raise a GateError for flatbuffers that lose more of the fp32 return than the gate allows."""
     if args.gate is None or args.dry_run:
         return
-    failing = []
+    failures = []
     for path in artifacts:
         comparison = _comparison(path, args)
         if comparison is None:
@@ -129,21 +129,21 @@ def hold(artifacts: Sequence[Path], args: Namespace) -> None:
         if error is not None and args.confident and comparison.scheme != REFERENCE:
             # The worse end of the interval counts.
             difference, reference = comparison.difference, comparison.reference_mean
-            worst = difference.mean if difference.alike else difference.low
-            error = compare.reward_error(reference, reference + worst)
+            worst_difference = difference.mean if difference.alike else difference.low
+            error = compare.reward_error(reference, reference + worst_difference)
         if error is None or error > args.gate:
             text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
-            failing.append(f"{path.stem} {text}")
-    if failing:
+            failures.append(f"{path.stem} {text}")
+    if failures:
         raise GateError(
             f"Some schemes lose more than the gate of {args.gate:g} % reward error allows. "
-            f"Received: {', '.join(failing)}"
+            f"Received: {', '.join(failures)}"
         )
 
 
 def _comparison(artifact: Path, args: Namespace) -> Comparison | None:
-    sidecar, how = Sidecar.load(sidecar_path(artifact)), (args.margin, args.chance, args.episodes)
-    return compare.compare_saved(artifact, sidecar, *how)
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    return compare.compare_saved(artifact, sidecar, args.margin, args.chance, args.episodes)
 
 
 def _limits_text(interval: Interval, sign: str = "") -> str:

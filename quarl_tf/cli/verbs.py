@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace) -> None:
     if not args.no_report:
         args.runs, args.name = [run.run_id], None
         _report(args)
-    summary.hold(artifacts, args)
+    summary.require_gate(artifacts, args)
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -205,7 +205,7 @@ def _adopt(args: argparse.Namespace) -> None:
         run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **asked)
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
     artifacts = _export_and_evaluate(args, run.run_id, names)
-    summary.hold(artifacts, args)
+    summary.require_gate(artifacts, args)
 
 
 def _quantize(args: argparse.Namespace) -> None:
@@ -220,7 +220,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     for path in artifacts:
         require_playable(path, args.chance)
     _evaluate_all(args, artifacts)
-    summary.hold(artifacts, args)
+    summary.require_gate(artifacts, args)
 
 
 def _bench(args: argparse.Namespace) -> None:
@@ -533,12 +533,14 @@ def _doctor(args: argparse.Namespace) -> None:
         findings = examine()
     table = Table("", "check", "found", "what to do")
     for finding in findings:
-        mark, remedy = ("[green]ok", "") if finding.good else ("[red]no", finding.remedy)
-        table.add_row(mark, finding.name, escape(finding.found), escape(remedy))
+        mark, remedy = ("[green]ok", "") if finding.passed else ("[red]no", finding.remedy)
+        table.add_row(mark, finding.name, escape(finding.observation), escape(remedy))
     _console.print(table)
-    bad = [finding.name for finding in findings if not finding.good]
-    if bad:
-        raise QuarlError(f"{len(bad)} checks failed; see the table. Received: {', '.join(bad)}")
+    failed = [finding.name for finding in findings if not finding.passed]
+    if failed:
+        raise QuarlError(
+            f"{len(failed)} checks failed; see the table. Received: {', '.join(failed)}"
+        )
 
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
@@ -717,7 +719,7 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
     for folder in dict.fromkeys(path.parent for path in artifacts):
         of_one = [path for path in artifacts if path.parent == folder]
-        _console.print(summary.table(of_one, args, narrow=_console.width < _NARROW))
+        _console.print(summary.results_table(of_one, args, narrow=_console.width < _NARROW))
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
