@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quarl_tf import environments, pipeline, presets, study
+from quarl_tf import environments, pipeline, presets
 from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench, save_latencies
@@ -55,17 +55,17 @@ from quarl_tf.store.workspace import (
     report_name,
     sidecar_path,
 )
-from quarl_tf.study import State, Status, Study, engine
+from quarl_tf.study import State, Status, Study, engine, plan, read
 from quarl_tf.training import checkpoint
 
 #: Terminals with fewer columns get the table of results without its intervals.
-_NARROW = 120
+_FULL_WIDTH = 120
 
 #: Where policies of the package are copied to.
-_TAKEN = Path("tflite_models")
+_COPIES = Path("tflite_models")
 
 #: A warning is given for a precision that is slower than float32 by this factor.
-_SLOW = 1.5
+_SLOW_FACTOR = 1.5
 
 
 class _Console(Console):
@@ -84,9 +84,9 @@ def main(words: Sequence[str] | None = None) -> int:
     # Python takes its own handler away before it ends, and Ctrl-C would hide the exit code.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     try:
-        given = sys.argv[1:] if words is None else list(words)
+        words = sys.argv[1:] if words is None else words
         parser = arguments.build()
-        parsed = parser.parse_args(given)
+        parsed = parser.parse_args(words)
         if parsed.verb is None:
             parser.print_help()
             return 0
@@ -94,7 +94,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise UsageError(
                 "--confident says how --gate decides; add --gate PERCENT. Received: no --gate"
             )
-        parsed.command = shlex.join(["quarl", *given])
+        parsed.command = shlex.join(["quarl", *words])
         _VERBS[parsed.verb](parsed)
     except QuarlError as error:
         _warn(str(error))
@@ -125,10 +125,10 @@ def _run(args: argparse.Namespace) -> None:
             f"{workspace.root.resolve()}"
         )
     if run.quantization and run.origin is None and reference.sidecar is not None:
-        exported = workspace.artifact_dir(run.plain.run_id)
-        state.require_same_settings(exported, asdict(reference.sidecar), run.plain, preset)
-    single = any(Scheme.parse(scheme).single_layers for scheme in schemes)
-    if single and not state.is_trained(workspace, run.run_id):
+        folder = workspace.artifact_dir(run.plain.run_id)
+        state.require_same_settings(folder, asdict(reference.sidecar), run.plain, preset)
+    names_layers = any(Scheme.parse(scheme).single_layers for scheme in schemes)
+    if names_layers and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
     artifacts = _export_and_evaluate(args, run.run_id, schemes)
@@ -185,7 +185,7 @@ def _export(args: argparse.Namespace) -> None:
 def _write_c(artifact: Path, args: argparse.Namespace) -> None:
     source = artifact.with_name(f"{args.prefix or artifact.stem}.c")
     if args.dry_run:
-        _say(f"export   {_taken(source)}")
+        _say(f"export   {_copied_path(source)}")
         return
     size = c_source.write(artifact, fixed=args.no_float, prefix=args.prefix)
     _say(f"wrote     {source}  ({size})")
@@ -200,9 +200,9 @@ def _adopt(args: argparse.Namespace) -> None:
     environments.import_environments(args.modules)
     names, workspace = _schemes(args, reference=True), Workspace(args.root)
     schemes = [Scheme.parse(name) for name in names]
-    asked = {name: getattr(args, name) for name in ("name", "seed", "modules")}
+    options = {name: getattr(args, name) for name in ("name", "seed", "modules")}
     with spinner("adopt"):
-        run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **asked)
+        run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **options)
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
     artifacts = _export_and_evaluate(args, run.run_id, names)
     summary.require_gate(artifacts, args)
@@ -226,18 +226,18 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _bench(args: argparse.Namespace) -> None:
     artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
     with progress_bar("bench") as update:
-        found = bench(artifacts, args.calls, update)
-    _console.print(summary.bench_table(found))
-    if not found["at_rest"]:
+        measurements = bench(artifacts, args.calls, update)
+    _console.print(summary.bench_table(measurements))
+    if not measurements["at_rest"]:
         _warn(
-            f"this machine is not at rest (load average {found['load_average']:.2f} of a core; the "
-            f"95th percentile of a fixed loop is {found['spread']:.2f} times its median): compare "
-            "these times with each other, and quote none."
+            f"this machine is not at rest (load average {measurements['load_average']:.2f} of a "
+            f"core; the 95th percentile of a fixed loop is {measurements['spread']:.2f} times its "
+            "median): compare these times with each other, and quote none."
         )
     if args.json is not None:
-        write_json(args.json, found)
+        write_json(args.json, measurements)
         _say(f"bench     {args.json}")
-    for path in save_latencies(found) if args.save else ():
+    for path in save_latencies(measurements) if args.save else ():
         _say(f"saved     {path}")
 
 
@@ -245,27 +245,27 @@ def _record(args: argparse.Namespace) -> None:
     with spinner("record"):
         from quarl_tf.evaluation import video
 
-        video.record(video.scene(_shown(args), args.seed, args.max_steps), args.out)
+        video.record(video.scene(_policies(args), args.seed, args.max_steps), args.out)
     _say(f"recorded  {args.out}")
 
 
 def _watch(args: argparse.Namespace) -> None:
     from quarl_tf.evaluation import video
 
-    video.watch(video.scene(_shown(args), args.seed, args.max_steps))
+    video.watch(video.scene(_policies(args), args.seed, args.max_steps))
 
 
-def _shown(args: argparse.Namespace) -> list[Policy]:
+def _policies(args: argparse.Namespace) -> list[Policy]:
     environments.import_environments(args.modules)
     schemes = _schemes(args)
-    return [Policy.load(path) for one in args.policies for path in _files(one, args, schemes)]
+    return [Policy.load(path) for name in args.policies for path in _files(name, args, schemes)]
 
 
-def _files(given: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[Path]:
-    """Return the file that `given` names or, where it is a run id, those of its schemes."""
-    if "/" in given or given.endswith(".tflite"):
-        return [_artifact(Path(given), args.shelf)]
-    return [Workspace(args.root).artifact(given, scheme) for scheme in schemes]
+def _files(name: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[Path]:
+    """Return the file of this name or, where it is a run id, those of its schemes."""
+    if "/" in name or name.endswith(".tflite"):
+        return [_artifact(Path(name), args.shelf)]
+    return [Workspace(args.root).artifact(name, scheme) for scheme in schemes]
 
 
 def _blame(args: argparse.Namespace) -> None:
@@ -279,10 +279,10 @@ def _blame(args: argparse.Namespace) -> None:
     with spinner("blame"):
         from quarl_tf.evaluation.blame import blame
 
-        found = blame(flatbuffer.read(path), policy, args.episodes)
-    _console.print(summary.blame_table(found))
+        layers = blame(flatbuffer.read(path), policy, args.episodes)
+    _console.print(summary.blame_table(layers))
     _say("without it: all layers in int8 but this one; returns on selection seeds, against int8")
-    rows = [summary.blame_row(one) | {"sha256": policy.sidecar.sha256} for one in found]
+    rows = [summary.blame_row(layer) | {"sha256": policy.sidecar.sha256} for layer in layers]
     write_csv(blame_path(path), rows)
     _say(f"blame     {blame_path(path)}")
 
@@ -302,14 +302,14 @@ def _artifact(path: Path, models: Path, *, read_only: bool = False) -> Path:
     name = path.as_posix()
     if read_only:
         return shelf.find(name, models).artifact
-    found = shelf.take(name, models, _TAKEN)
-    _say(f"found     {found}")
-    return found
+    copy = shelf.take(name, models, _COPIES)
+    _say(f"found     {copy}")
+    return copy
 
 
-def _taken(path: Path) -> Path:
+def _copied_path(path: Path) -> Path:
     """Return where a file of the package will be once `shelf.take` has copied it."""
-    return _TAKEN / path.relative_to(POLICIES) if path.is_relative_to(POLICIES) else path
+    return _COPIES / path.relative_to(POLICIES) if path.is_relative_to(POLICIES) else path
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -332,35 +332,35 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _study_plan(args: argparse.Namespace) -> None:
-    workspace, wanted = Workspace(args.root), _read_study(args.study)
+    workspace, study = Workspace(args.root), _read_study(args.study)
     if args.commands:
-        for line in engine.commands(workspace, wanted):
+        for line in engine.commands(workspace, study):
             print(line)
         return
-    plan = study.plan(workspace, wanted)
+    statuses = plan(workspace, study)
     table = Table("run", "scheme", "state")
     colours = {State.MISSING: "default", State.EVALUATED: "green", State.FAILED: "red"}
-    for one in plan:
-        coloured = f"[{colours.get(one.state, 'yellow')}]{one.state}"
-        table.add_row(one.run.run_id, one.scheme.name, coloured)
+    for status in statuses:
+        coloured_state = f"[{colours.get(status.state, 'yellow')}]{status.state}"
+        table.add_row(status.run.run_id, status.scheme.name, coloured_state)
     _console.print(table)
-    _console.print(_counts(plan))
+    _console.print(_counts(statuses))
 
 
-def _counts(plan: Sequence[Status]) -> str:
-    counts = Counter(one.state for one in plan)
+def _counts(statuses: Sequence[Status]) -> str:
+    counts = Counter(status.state for status in statuses)
     parts = [f"{counts[state]} {state}" for state in State if counts[state]]
-    return f"{len(plan)} experiments: {', '.join(parts)}"
+    return f"{len(statuses)} experiments: {', '.join(parts)}"
 
 
-def _pool(args: argparse.Namespace) -> engine.Engine:
+def _chosen_engine(args: argparse.Namespace) -> engine.Engine:
     """Return the engine of `--engine`; a UsageError for an option of the other one."""
-    of_others = ("jobs",) if args.engine == "ray" else ("address", "cores", "gather")
-    for name in of_others:
-        if given := getattr(args, name):
+    foreign_options = ("jobs",) if args.engine == "ray" else ("address", "cores", "gather")
+    for name in foreign_options:
+        if value := getattr(args, name):
             raise UsageError(
                 f"Engine {args.engine} has no option --{name}; leave it out. "
-                f"Received: --engine {args.engine}, {name}={given}"
+                f"Received: --engine {args.engine}, {name}={value}"
             )
     if args.engine == "ray":
         gather_in = args.root.resolve() if args.gather else None
@@ -369,29 +369,29 @@ def _pool(args: argparse.Namespace) -> engine.Engine:
 
 
 def _study_run(args: argparse.Namespace) -> None:
-    workspace, wanted = Workspace(args.root), _read_study(args.study)
-    runs = [one.run for one in wanted.experiments()]
-    new = [run for run in runs if not state.is_trained(workspace, run.run_id)]
-    _warn_slow(pipeline.preset_of(run) for run in new)
-    pool = _pool(args)
-    with progress_bar(f"study {wanted.name}") as update:
-        plan = engine.run(workspace, wanted, pool, _say, update, args.shard)
-    _console.print(_counts(plan))
-    failed = [one for one in plan if one.state == State.FAILED]
-    waiting = sum(one.state not in (State.EVALUATED, State.FAILED) for one in plan)
-    if failed:
-        also = f", and {waiting} more cannot run without them" if waiting else ""
+    workspace, study = Workspace(args.root), _read_study(args.study)
+    runs = [experiment.run for experiment in study.experiments()]
+    new_runs = [run for run in runs if not state.is_trained(workspace, run.run_id)]
+    _warn_slow(pipeline.preset_of(run) for run in new_runs)
+    chosen_engine = _chosen_engine(args)
+    with progress_bar(f"study {study.name}") as update:
+        statuses = engine.run(workspace, study, chosen_engine, _say, update, args.shard)
+    _console.print(_counts(statuses))
+    failures = [status for status in statuses if status.state == State.FAILED]
+    waiting = sum(status.state not in (State.EVALUATED, State.FAILED) for status in statuses)
+    if failures:
+        more = f", and {waiting} more cannot run without them" if waiting else ""
         raise QuarlError(
-            f"{len(failed)} of {len(plan)} experiments failed{also}; read why in "
-            f"{failed[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
-            f"fix it and run the same command again. Received: study={wanted.name!r}"
+            f"{len(failures)} of {len(statuses)} experiments failed{more}; read why in "
+            f"{failures[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
+            f"fix it and run the same command again. Received: study={study.name!r}"
         )
     if waiting:
         raise QuarlError(
-            f"{waiting} of {len(plan)} experiments are not evaluated, though none failed: files "
-            "they depend on have changed meanwhile. See which by "
+            f"{waiting} of {len(statuses)} experiments are not evaluated, though none failed: "
+            "files they depend on have changed meanwhile. See which by "
             f"`{_study_command(args, 'plan')}` and run the same command again. "
-            f"Received: study={wanted.name!r}"
+            f"Received: study={study.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")
 
@@ -402,25 +402,25 @@ def _say(line: str) -> None:
 
 
 def _study_status(args: argparse.Namespace) -> None:
-    plan = study.plan(Workspace(args.root), _read_study(args.study))
-    _console.print(_counts(plan))
-    failed = [one for one in plan if one.state == State.FAILED]
-    for run_id, reason, file in dict.fromkeys((f.run.run_id, f.reason, f.failure) for f in failed):
-        more = "" if file is None else f"; more in {file}"
+    statuses = plan(Workspace(args.root), _read_study(args.study))
+    _console.print(_counts(statuses))
+    failures = [status for status in statuses if status.state == State.FAILED]
+    for run_id, reason, log in dict.fromkeys((f.run.run_id, f.reason, f.failure) for f in failures):
+        more = "" if log is None else f"; more in {log}"
         _say(f"failed    {run_id}  ({reason}{more})")
 
 
 def _study_report(args: argparse.Namespace) -> None:
-    workspace, wanted = Workspace(args.root), _read_study(args.study)
+    workspace, study = Workspace(args.root), _read_study(args.study)
     with spinner("report"):
         from quarl_tf.study.report import write_study_report
 
         remedy = _study_command(args, "run")
         page = write_study_report(
-            workspace, wanted, margin_percent=args.margin, command=args.command, remedy=remedy
+            workspace, study, margin_percent=args.margin, command=args.command, remedy=remedy
         )
     _say(f"report    {page}")
-    _console.print(_counts(study.plan(workspace, wanted)))
+    _console.print(_counts(plan(workspace, study)))
 
 
 def _study_command(args: argparse.Namespace, action: str) -> str:
@@ -450,7 +450,7 @@ def _inspect(args: argparse.Namespace) -> None:
         table = Table(f"on {args.board}", "flash", "RAM", "lacks", "verdict")
         for fit in fits:
             pairs = zip(fit.taken or (), fit.there, strict=False)
-            sizes = [f"{taken:,} of {there:,}" for taken, there in pairs] or ["", ""]
+            sizes = [f"{used:,} of {available:,}" for used, available in pairs] or ["", ""]
             verdict = "[green]fits" if fit.holds else "[red]does not fit"
             table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
         _console.print(table)
@@ -466,11 +466,11 @@ def _provenance(artifact: Path) -> list[tuple[str, str]]:
     if not path.exists() or "run_id" not in read_json(path):
         return [("sidecar", "none: this file can be adopted (quarl adopt), not evaluated")]
     sidecar = Sidecar.load(path)
-    whole = sidecar.sha256 == sha256(artifact)
+    intact = sidecar.sha256 == sha256(artifact)
     return [
         ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),
         ("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}"),
-        ("sha256", sidecar.sha256 if whole else "does not match the sidecar: changed or damaged"),
+        ("sha256", sidecar.sha256 if intact else "does not match the sidecar: changed or damaged"),
         ("check", ", ".join(f"{k} {v}" for k, v in sidecar.check.items())),
     ]
 
@@ -487,23 +487,23 @@ def _list(args: argparse.Namespace) -> None:
         "qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )
     workspace = Workspace(args.root)
-    found = Table("run", "trained", "exported", "evaluated", "report")
-    reported = state.reported_runs(workspace)
+    runs = Table("run", "trained", "exported", "evaluated", "report")
+    reported_ids = state.reported_runs(workspace)
     on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
     for run_id in workspace.run_ids():
         folder = workspace.run_dir(run_id)
         if on_shelf and not folder.exists():
             continue
-        exported = list(workspace.artifact_dir(run_id).glob("*.tflite"))
-        found.add_row(
+        artifacts = list(workspace.artifact_dir(run_id).glob("*.tflite"))
+        runs.add_row(
             run_id,
             "yes" if (folder / "training.json").exists() else "no",
-            str(len(exported)),
-            str(sum(map(state.is_evaluated, exported))),
-            "yes" if run_id in reported else "no",
+            str(len(artifacts)),
+            str(sum(map(state.is_evaluated, artifacts))),
+            "yes" if run_id in reported_ids else "no",
         )
-    if found.rows:
-        _console.print(found)
+    if runs.rows:
+        _console.print(runs)
     else:
         _say(f"no runs in {workspace.root.resolve()}")
 
@@ -545,23 +545,23 @@ def _doctor(args: argparse.Namespace) -> None:
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     environments.import_environments(args.modules)
-    given = args.task or args.env
-    env_id = environments.canonical_id(given)
-    _warn_renamed({given: env_id})
+    given_id = args.task or args.env
+    env_id = environments.canonical_id(given_id)
+    _warn_renamed({given_id: env_id})
     overrides = dict(_override(text) for text in args.overrides)
-    given_apart = {"until": args.until, "precision": args.precision}
-    overrides |= {name: value for name, value in given_apart.items() if value is not None}
+    options = {"until": args.until, "precision": args.precision}
+    overrides |= {name: value for name, value in options.items() if value is not None}
     algo = args.algo or presets.best(env_id, args.presets)
     if args.algo is None:
         _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")
     environments.require_actions(algo, environments.env_spec(env_id))
     preset = presets.load(algo, env_id, overrides, args.presets)
     quantization = _quantization(args, algo, preset)
-    own = None if args.presets is None else str(args.presets)
+    presets_file = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
-    run = Run(algo, env_id, args.seed, overrides, quantization, modules, own)
-    if _lacks_own(run):
-        _warn(f"{own} has no {algo} preset of {env_id}; using the package's.")
+    run = Run(algo, env_id, args.seed, overrides, quantization, modules, presets_file)
+    if _lacks_own_preset(run):
+        _warn(f"{presets_file} has no {algo} preset of {env_id}; using the package's.")
     if args.origin is not None:
         run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
     presets.require_teacher(run, preset)
@@ -573,24 +573,24 @@ def _warn(line: str) -> None:
 
 
 def _warn_renamed(ids: Mapping[str, str]) -> None:
-    for given, today in ids.items():
-        if given != today:
-            _warn(f"{given} is now {today}, which is used.")
+    for given_id, current_id in ids.items():
+        if given_id != current_id:
+            _warn(f"{given_id} is now {current_id}, which is used.")
 
 
-def _lacks_own(run: Run) -> bool:
-    own = run.presets
-    return own is not None and run.env_id not in presets.own_table(run.algo, Path(own))
+def _lacks_own_preset(run: Run) -> bool:
+    file = run.presets
+    return file is not None and run.env_id not in presets.own_table(run.algo, Path(file))
 
 
-def _warn_slow(used: Iterable[Preset]) -> None:
-    precisions = {one.precision for one in used} - {"float32"}
+def _warn_slow(used_presets: Iterable[Preset]) -> None:
+    precisions = {preset.precision for preset in used_presets} - {"float32"}
     if not precisions:
         return
     from quarl_tf.networks.precision import slowdown
 
     for precision in sorted(precisions):
-        if (factor := slowdown(precision)) > _SLOW:
+        if (factor := slowdown(precision)) > _SLOW_FACTOR:
             _warn(
                 f"on this machine a convolution's gradient takes {factor:.1f} times as long in "
                 f"{precision}, the precision of the hidden layers, as in float32; to train in "
@@ -599,12 +599,12 @@ def _warn_slow(used: Iterable[Preset]) -> None:
 
 
 def _read_study(path: Path) -> Study:
-    wanted = study.read(path)
-    _warn_renamed({cell.given_env_id: cell.base.env_id for cell in wanted.cells})
-    runs = [cell.base for cell in wanted.cells]
-    if all(map(_lacks_own, runs)):
+    study = read(path)
+    _warn_renamed({cell.given_env_id: cell.base.env_id for cell in study.cells})
+    runs = [cell.base for cell in study.cells]
+    if all(map(_lacks_own_preset, runs)):
         _warn(f"{runs[0].presets} has a preset of no cell; using the package's.")
-    return wanted
+    return study
 
 
 def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> None:
@@ -627,9 +627,9 @@ def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quanti
                 f"Received: quant_delay={args.quant_delay}, -q {options}"
             )
         return None
-    for name, other in (("bits", "--bits"), ("delay", "--quant-delay")):
+    for name, flag in (("bits", "--bits"), ("delay", "--quant-delay")):
         if name in options:
-            raise UsageError(f"Give it with {other}. Received: -q {name}={options[name]}")
+            raise UsageError(f"Give it with {flag}. Received: -q {name}={options[name]}")
     delay = preset.steps // 2 if args.quant_delay is None else args.quant_delay
     presets.require_possible_delay(delay, preset)
     return presets.quantization(algo, {**options, "bits": args.bits, "delay": delay})
@@ -649,15 +649,16 @@ def _schemes(
     args: argparse.Namespace, run: Run | None = None, *, reference: bool = False
 ) -> list[str]:
     """Return the schemes asked for, which have to be those of a `run`; `reference` adds fp32."""
-    usual = DEFAULT_SCHEMES if run is None else run.default_schemes
-    given = usual if args.schemes is None else args.schemes.split(",")
-    names = [name for name in given if name]
+    if args.schemes is None:
+        names = list(DEFAULT_SCHEMES if run is None else run.default_schemes)
+    else:
+        names = [name for name in args.schemes.split(",") if name]
     if not names:
         raise UsageError(f"Name at least one scheme. Received: --schemes {args.schemes!r}")
-    parsed = [Scheme.parse(name) for name in names]
+    schemes = [Scheme.parse(name) for name in names]
     if run is not None:
-        require_possible(run, parsed)
-    return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in parsed]))
+        require_possible(run, schemes)
+    return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in schemes]))
 
 
 def _root(args: argparse.Namespace) -> list[str]:
@@ -702,8 +703,8 @@ def _export_and_evaluate(
     except QuarlError:
         workspace = Workspace(args.root)
         missing = state.not_exported(workspace, run_id, schemes)
-        made = [workspace.artifact(run_id, name) for name in schemes if name not in missing]
-        _evaluate_all(args, made)
+        exported = [workspace.artifact(run_id, name) for name in schemes if name not in missing]
+        _evaluate_all(args, exported)
         raise
     _evaluate_all(args, artifacts)
     return artifacts
@@ -711,15 +712,15 @@ def _export_and_evaluate(
 
 def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
     if args.dry_run:
-        places = (evaluation_path(_taken(path), args.chance) for path in artifacts)
-        print(*(f"evaluate {path}" for path in places), sep="\n")
+        paths = (evaluation_path(_copied_path(path), args.chance) for path in artifacts)
+        print(*(f"evaluate {path}" for path in paths), sep="\n")
         return
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
     for folder in dict.fromkeys(path.parent for path in artifacts):
-        of_one = [path for path in artifacts if path.parent == folder]
-        _console.print(summary.results_table(of_one, args, narrow=_console.width < _NARROW))
+        siblings = [path for path in artifacts if path.parent == folder]
+        _console.print(summary.results_table(siblings, args, narrow=_console.width < _FULL_WIDTH))
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
