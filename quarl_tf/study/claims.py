@@ -20,16 +20,16 @@ class Claims:
     """The claims of one worker on the folders of runs."""
 
     def __init__(self) -> None:
-        self._mine: dict[Path, Path] = {}
+        self._claims: dict[Path, Path] = {}
         #: Of others' claims: time of the last touch, and when our clock first saw it.
-        self._seen: dict[Path, tuple[int, float]] = {}
+        self._sightings: dict[Path, tuple[int, float]] = {}
 
     def take(self, folder: Path) -> bool:
         """Claim a run, and tell whether it is ours; a QuarlError where that cannot be written."""
-        last = max(folder.glob("claim.*"), key=_number, default=None)
-        if last is not None and not self._silent(last):
+        newest_claim = max(folder.glob("claim.*"), key=_number, default=None)
+        if newest_claim is not None and not self._silent(newest_claim):
             return False
-        path = folder / f"claim.{0 if last is None else _number(last) + 1}"
+        path = folder / f"claim.{0 if newest_claim is None else _number(newest_claim) + 1}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.touch(exist_ok=False)
@@ -37,7 +37,7 @@ class Claims:
             return False
         except OSError as error:
             raise unwritable(path, error) from error
-        self._mine[folder] = path
+        self._claims[folder] = path
         return True
 
     def _silent(self, path: Path) -> bool:
@@ -45,27 +45,27 @@ class Claims:
             touched = path.stat().st_mtime_ns
         except FileNotFoundError:
             return False
-        if self._seen.get(path, (None,))[0] != touched:
-            self._seen[path] = touched, time.monotonic()
-        return time.monotonic() - self._seen[path][1] > SILENCE
+        if self._sightings.get(path, (None,))[0] != touched:
+            self._sightings[path] = touched, time.monotonic()
+        return time.monotonic() - self._sightings[path][1] > SILENCE
 
     def renew(self) -> None:
         """Touch all claims, except those in deleted folders."""
-        for path in self._mine.values():
+        for path in self._claims.values():
             with suppress(FileNotFoundError):
                 os.utime(path)
 
     def release(self, folder: Path) -> None:
         """Give up the claim on a run."""
-        mine = self._mine.pop(folder)
+        number = _number(self._claims.pop(folder))
         for claim in folder.glob("claim.*"):
             # A later claim belongs to a worker that took ours for abandoned.
-            if _number(claim) <= _number(mine):
+            if _number(claim) <= number:
                 claim.unlink(missing_ok=True)
 
     def release_all(self) -> None:
         """Give up all claims."""
-        for folder in list(self._mine):
+        for folder in list(self._claims):
             self.release(folder)
 
 

@@ -37,10 +37,10 @@ _THREADS = (
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )
-_SECONDS_BETWEEN = 0.2
+_POLL_SECONDS = 0.2
 #: A shard reads the files of all waiting jobs.
-_SECONDS_OF_A_SHARD = 2.0
-_SECONDS_OF_A_NODE = 2.0
+_SHARD_POLL_SECONDS = 2.0
+_NODE_POLL_SECONDS = 2.0
 
 #: The command `quarl`; -P ignores a package of this name in the current folder.
 _QUARL = ("-P", "-m", "quarl_tf.cli")
@@ -57,14 +57,14 @@ class Job:
     Attributes:
         command: Command line without the interpreter.
         log: File of its output.
-        after: The plain run that has to end first; None where its fp32 is evaluated.
+        reference_id: The plain run that has to end first; None where its fp32 is evaluated.
         folders: Folders it reads and writes, below the root; its own first.
     """
 
     run_id: str
     command: tuple[str, ...]
     log: Path
-    after: str | None
+    reference_id: str | None
     folders: tuple[Path, ...] = ()
 
 
@@ -105,20 +105,20 @@ def run(
     Raises:
         QuarlError: Another process is running this study, or the workspace is not writable.
     """
-    busy = (
+    message = (
         "Another process is running this study; wait for it, or follow it with `quarl study "
         f"status`. Received: study={study.name!r}"
     )
     folder = workspace.run_dir(f".study-{study.name}")
     claims = Claims()
-    with locked(folder, busy, shared=shard is not None):
+    with locked(folder, message, shared=shard is not None):
         try:
             pool = _Pool(workspace, study, engine, say, claims, shard)
             while pool.waiting or pool.running:
                 pool.start()
                 pool.collect()
                 update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
-                time.sleep(_SECONDS_BETWEEN if shard is None else _SECONDS_OF_A_SHARD)
+                time.sleep(_POLL_SECONDS if shard is None else _SHARD_POLL_SECONDS)
         except ConnectionError:  # A closed pipe or cluster.
             raise
         except OSError as error:
@@ -143,25 +143,27 @@ class _Pool:
     ) -> None:
         """Read the progress; a shard starts with its part, and retries no failures but its own."""
         self._workspace, self._study, self._engine, self._say = workspace, study, engine, say
-        runs = {one.run.run_id: one.run for one in study.experiments()}
-        first, workers = shard or (1, 1)
-        turn = {run_id: (i - first + 1) % workers for i, run_id in enumerate(runs)}
+        runs = {experiment.run.run_id: experiment.run for experiment in study.experiments()}
+        number, workers = shard or (1, 1)
+        turn = {run_id: (i - number + 1) % workers for i, run_id in enumerate(runs)}
         for run_id, run in runs.items():
             if turn[run_id] == 0:
                 failure_path(workspace, run).unlink(missing_ok=True)
-        found = plan(workspace, study)
+        statuses = plan(workspace, study)
         self._claims, self._sharing = claims, shard is not None
         #: Numbers of evaluated experiments by run.
-        self.done = Counter(one.run.run_id for one in found if one.state == State.EVALUATED)
-        self.total = len(found)
+        self.done = Counter(
+            status.run.run_id for status in statuses if status.state == State.EVALUATED
+        )
+        self.total = len(statuses)
         self.running: set[str] = set()
-        self.waiting = sorted(_jobs(workspace, study, found), key=lambda job: turn[job.run_id])
+        self.waiting = sorted(_jobs(workspace, study, statuses), key=lambda job: turn[job.run_id])
 
     def start(self) -> None:
         """Start jobs that are ready and unclaimed while the engine has room."""
         self._claims.renew()
-        names = {job.run_id for job in self.waiting} | self.running
-        for job in [job for job in self.waiting if job.after not in names]:
+        unfinished = {job.run_id for job in self.waiting} | self.running
+        for job in [job for job in self.waiting if job.reference_id not in unfinished]:
             if len(self.running) >= self._engine.slots:
                 break
             # Another study, or a user, may train the same run.
@@ -177,14 +179,14 @@ class _Pool:
         self._claims.renew()
         if not self._claims.take(folder):
             return False
-        found = plan(self._workspace, self._study, job.run_id)
-        failed = any(one.failure is not None for one in found)
-        left = not failed and any(one.state != State.EVALUATED for one in found)
-        if not left:
+        statuses = plan(self._workspace, self._study, job.run_id)
+        failed = any(status.failure is not None for status in statuses)
+        to_do = not failed and any(status.state != State.EVALUATED for status in statuses)
+        if not to_do:
             self._claims.release(folder)
             self.waiting.remove(job)
-            self._settle(job, found, failed=failed)
-        return left
+            self._settle(job, statuses, failed=failed)
+        return to_do
 
     def collect(self) -> None:
         """Record the jobs that have ended."""
@@ -195,12 +197,14 @@ class _Pool:
                 self._claims.release(job.log.parent)
             self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
 
-    def _settle(self, job: Job, found: Sequence[Status], *, failed: bool) -> None:
+    def _settle(self, job: Job, statuses: Sequence[Status], *, failed: bool) -> None:
         """Count the evaluated experiments of a job; drop the jobs that wait for a failed one."""
-        self.done[job.run_id] = sum(one.state == State.EVALUATED for one in found)
-        for other in [one for one in self.waiting if failed and one.after == job.run_id]:
-            self.waiting.remove(other)
-            self._say(f"waiting   {other.run_id}  (its reference failed)")
+        self.done[job.run_id] = sum(status.state == State.EVALUATED for status in statuses)
+        if not failed:
+            return
+        for dependent in [other for other in self.waiting if other.reference_id == job.run_id]:
+            self.waiting.remove(dependent)
+            self._say(f"waiting   {dependent.run_id}  (its reference failed)")
 
 
 def commands(workspace: Workspace, study: Study) -> list[str]:
@@ -209,31 +213,31 @@ def commands(workspace: Workspace, study: Study) -> list[str]:
     return [shlex.join(["quarl", *job.command[len(_QUARL) :]]) for job in jobs]
 
 
-def _jobs(workspace: Workspace, study: Study, found: Sequence[Status]) -> list[Job]:
+def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> list[Job]:
     """Return a job for every run with missing experiments.
 
     Those that wait for no reference come first; of those that begin alike, one comes before the
     others, which continue from its beginning.
     """
-    alike = Counter[Any]()
-    done = {(one.run.run_id, one.scheme.name) for one in found if one.state == State.EVALUATED}
+    beginnings = Counter[Any]()
+    evaluated = {(s.run.run_id, s.scheme.name) for s in statuses if s.state == State.EVALUATED}
     jobs: list[tuple[bool, int, Job]] = []
-    for run_id, run in {one.run.run_id: one.run for one in found}.items():
-        schemes = [one.scheme.name for one in found if one.run.run_id == run_id]
-        if all((run_id, scheme) in done for scheme in schemes):
+    for run_id, run in {status.run.run_id: status.run for status in statuses}.items():
+        schemes = [status.scheme.name for status in statuses if status.run.run_id == run_id]
+        if all((run_id, scheme) in evaluated for scheme in schemes):
             continue
         words = [*shlex.split(run.command("run"))[1:], "--schemes", ",".join(schemes)]
         words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
         words += study.chance.option.split()
         command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
-        plain = run.plain.run_id
-        ready = run.quantization is None or (plain, REFERENCE) in done
+        plain_id = run.plain.run_id
+        waits = run.quantization is not None and (plain_id, REFERENCE) not in evaluated
         log = failure_path(workspace, run).with_name("run.log")
-        written = [workspace.artifact_dir(one) for one in dict.fromkeys((run_id, plain))]
-        folders = [one.relative_to(workspace.root) for one in (log.parent, *written)]
-        job = Job(run_id, command, log, None if ready else plain, tuple(folders))
-        jobs.append((not ready, alike[run.beginning], job))
-        alike[run.beginning] += 1
+        artifact_dirs = [workspace.artifact_dir(id_) for id_ in dict.fromkeys((run_id, plain_id))]
+        folders = [path.relative_to(workspace.root) for path in (log.parent, *artifact_dirs)]
+        job = Job(run_id, command, log, plain_id if waits else None, tuple(folders))
+        jobs.append((waits, beginnings[run.beginning], job))
+        beginnings[run.beginning] += 1
     return [job for *_, job in sorted(jobs, key=lambda entry: entry[:2])]
 
 
@@ -241,12 +245,12 @@ def _ending(job: Job, code: int) -> str:
     """Return a line on how a job ended; the log of a failed one becomes its `failure.log`."""
     if code == 0:
         return f"done      {job.run_id}"
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    cause = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("a") as log:
-        log.write("" if code > 0 else f"quarl: {how}\n")
+        log.write("" if code > 0 else f"quarl: {cause}\n")
     failure = job.log.replace(job.log.with_name("failure.log"))
-    return f"failed    {job.run_id}  ({how}; {failure})"
+    return f"failed    {job.run_id}  ({cause}; {failure})"
 
 
 class LocalEngine:
@@ -261,14 +265,16 @@ class LocalEngine:
         slot = min(set(range(self.slots)) - set(self._running))
         cores = available_cores()
         share = slice(slot * len(cores) // self.slots, (slot + 1) * len(cores) // self.slots)
-        mine = cores[share] if self.slots <= len(cores) else []
+        slot_cores = cores[share] if self.slots <= len(cores) else []
         threads = max(1, len(cores) // self.slots)
-        self._running[slot] = job, start_process(job, threads, mine)
+        self._running[slot] = job, start_process(job, threads, slot_cores)
 
     def ended(self) -> list[tuple[Job, int]]:
         """Return the jobs that have ended, with their exit codes."""
         codes = {slot: process.poll() for slot, (_, process) in self._running.items()}
-        return [(self._running.pop(slot)[0], n) for slot, n in codes.items() if n is not None]
+        return [
+            (self._running.pop(slot)[0], code) for slot, code in codes.items() if code is not None
+        ]
 
     def stop(self) -> None:
         """Kill the running jobs; they resume from their checkpoints."""
@@ -308,15 +314,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _changed(root: Path, folders: Sequence[Path], seen: dict[Path, int]) -> dict[Path, bytes]:
+def _read_changed(
+    root: Path, folders: Sequence[Path], mtimes: dict[Path, int]
+) -> dict[Path, bytes]:
     """Return the changed files, oldest first, so that records come after their files."""
-    found = {}
+    contents = {}
     with suppress(FileNotFoundError):  # A file that is being replaced is read the next time.
-        files = [path for one in folders for path in (root / one).glob("[!.]*") if path.is_file()]
-        for when, path in sorted((path.stat().st_mtime_ns, path) for path in files):
-            if seen.get(path) != when:
-                found[path.relative_to(root)], seen[path] = path.read_bytes(), when
-    return found
+        paths = (path for folder in folders for path in (root / folder).glob("[!.]*"))
+        files = [(path.stat().st_mtime_ns, path) for path in paths if path.is_file()]
+        for mtime, path in sorted(files):
+            if mtimes.get(path) != mtime:
+                contents[path.relative_to(root)], mtimes[path] = path.read_bytes(), mtime
+    return contents
 
 
 class _Files:
@@ -326,29 +335,29 @@ class _Files:
         self._root = root
 
     def fetch(self, folders: Sequence[Path]) -> dict[Path, bytes]:
-        return _changed(self._root, folders, {})
+        return _read_changed(self._root, folders, {})
 
     def keep(self, files: Mapping[Path, bytes]) -> None:
         for path, content in files.items():
             write_bytes(self._root / path, content)
 
 
-def _apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
+def _run_apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
     """Do a job in a folder of this node, and send files back; `call` is for a `_Files`."""
     with tempfile.TemporaryDirectory(prefix="quarl-") as name:
-        here, seen = Path(name), dict[Path, int]()
+        root, mtimes = Path(name), dict[Path, int]()
         for path, content in call("fetch", job.folders).items():
-            write_bytes(here / path, content)
-        _changed(here, job.folders, seen)
-        log = here / job.folders[0] / job.log.name
-        moved = replace(job, command=(*job.command[:-1], name), log=log)
-        process = start_process(moved, cores)
+            write_bytes(root / path, content)
+        _read_changed(root, job.folders, mtimes)
+        log = root / job.folders[0] / job.log.name
+        local_job = replace(job, command=(*job.command[:-1], name), log=log)
+        process = start_process(local_job, cores)
         try:
             code: int | None = None
             while code is None:
-                time.sleep(_SECONDS_OF_A_NODE)
+                time.sleep(_NODE_POLL_SECONDS)
                 code = process.poll()
-                call("keep", _changed(here, job.folders, seen))
+                call("keep", _read_changed(root, job.folders, mtimes))
         finally:
             _kill(process)
         return code
@@ -387,10 +396,10 @@ class RayEngine:
         files: Any = None
         if gather_in is not None:
             # On this node, where the workspace is.
-            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
                 ray.get_runtime_context().get_node_id(), soft=False
             )
-            files = ray.remote(num_cpus=0, scheduling_strategy=here)(_Files).remote(gather_in)
+            files = ray.remote(num_cpus=0, scheduling_strategy=this_node)(_Files).remote(gather_in)
 
         folder = Path.cwd()
 
@@ -400,7 +409,11 @@ class RayEngine:
                 os.chdir(folder)
             if files is None:
                 return start_process(job, cores).wait()
-            return _apart(job, cores, lambda do, given: ray.get(getattr(files, do).remote(given)))
+
+            def call(method: str, argument: Any) -> Any:
+                return ray.get(getattr(files, method).remote(argument))
+
+            return _run_apart(job, cores, call)
 
         self._task = ray.remote(num_cpus=cores, max_retries=_RETRIES)(work)
 
@@ -412,9 +425,9 @@ class RayEngine:
         """Return the jobs that have ended, with their exit codes."""
         if not self._running:
             return []
-        waiting = list(self._running)
-        ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        return [(self._running.pop(one), self._code(one)) for one in ready]
+        tasks = list(self._running)
+        ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
+        return [(self._running.pop(task), self._code(task)) for task in ended]
 
     def _code(self, task: Any) -> int:
         """Return the exit code of a task that has ended; 1 where the cluster lost it."""
@@ -425,6 +438,6 @@ class RayEngine:
 
     def stop(self) -> None:
         """Cancel the running tasks, and disconnect."""
-        for one in self._running:
-            self._ray.cancel(one, force=True)
+        for task in self._running:
+            self._ray.cancel(task, force=True)
         self._ray.shutdown()

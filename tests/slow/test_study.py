@@ -203,7 +203,7 @@ _WORKER = """
 import sys
 from quarl_tf.cli import verbs
 from quarl_tf.study import claims, engine
-claims.SILENCE, engine._SECONDS_OF_A_SHARD, engine.sys.executable = 15.0, 0.2, sys.argv.pop(1)
+claims.SILENCE, engine._SHARD_POLL_SECONDS, engine.sys.executable = 15.0, 0.2, sys.argv.pop(1)
 sys.exit(verbs.main(sys.argv[1:]))
 """
 
