@@ -39,10 +39,10 @@ X_AXES = ("steps", "episodes", "seconds")
 
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_DELAYS = (0.5,)
-_DELAY = "A delay is a number of steps, or a share of the training between 0 and 1"
+_DELAY_RULE = "A delay is a number of steps, or a share of the training between 0 and 1"
 
 #: Keys of a cell that may also be at the top of a file, for all cells without them.
-_SHARED = {
+_SHARED_KEYS = {
     "seeds": listed("whole numbers", (int,)),
     "schemes": listed("names", (str,)),
     "bits": listed("whole numbers", (int,), least=0),
@@ -52,8 +52,8 @@ _SHARED = {
 }
 #: What may be random in the episodes, as options of the command line.
 _CHANCES = {"sample": FLAG, "sticky": PROBABILITY, "epsilon": PROBABILITY}
-_OF_A_CELL = {"algo": NAME, "env": NAME, "remark": TEXT, **_SHARED}
-_OF_A_STUDY = {
+_CELL_KEYS = {"algo": NAME, "env": NAME, "remark": TEXT, **_SHARED_KEYS}
+_STUDY_KEYS = {
     "name": Kind("a name", lambda _: True),  # See `checked_report_name`.
     "title": TEXT,
     "cells": listed("cells", (dict,)),
@@ -64,7 +64,7 @@ _OF_A_STUDY = {
     "memory": FLAG,
     "x": one_of(X_AXES),
     **_CHANCES,
-    **_SHARED,
+    **_SHARED_KEYS,
 }
 
 
@@ -84,7 +84,7 @@ class Cell:
         given_env_id: Id of the environment in the file, which may be an old one.
         schemes: Schemes of the plain trainings, fp32 first.
         options: Options of quantisation in the file, besides bits and delays.
-        telling: What differs from the study's cells of the same algorithm and environment.
+        distinction: What differs from the study's cells of the same algorithm and environment.
     """
 
     base: Run
@@ -94,13 +94,13 @@ class Cell:
     options: Mapping[str, Any]
     quantizations: tuple[Quantization, ...]
     remark: str
-    telling: str = ""
+    distinction: str = ""
 
     @property
     def title(self) -> str:
         """Return its title in reports, which no other cell has."""
         task = f"{self.base.algo} on {self.base.env_id}"
-        return f"{task} ({self.telling})" if self.telling else task
+        return f"{task} ({self.distinction})" if self.distinction else task
 
     def run(self, seed: int, quantization: Quantization | None) -> Run:
         """Return the training of a seed."""
@@ -108,9 +108,11 @@ class Cell:
 
     def columns(self) -> list[tuple[Scheme, Quantization | None]]:
         """Return schemes and quantisations, those of plain trainings first."""
-        named: list[tuple[str, Quantization | None]] = [(name, None) for name in self.schemes]
-        named += [(name, one) for one in self.quantizations for name in default_schemes(one)]
-        return [(Scheme.parse(name), one) for name, one in named]
+        columns: list[tuple[Scheme, Quantization | None]] = []
+        for quantization in (None, *self.quantizations):
+            names = self.schemes if quantization is None else default_schemes(quantization)
+            columns += [(Scheme.parse(name), quantization) for name in names]
+        return columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +131,13 @@ class Study:
 
     def experiments(self) -> list[Experiment]:
         """Return all experiments, those once that cells share."""
-        found: dict[tuple[str, str], Experiment] = {}
+        experiments: dict[tuple[str, str], Experiment] = {}
         for cell in self.cells:
             for scheme, quantization in cell.columns():
                 for seed in cell.seeds:
                     run = cell.run(seed, quantization)
-                    found.setdefault((run.run_id, scheme.name), Experiment(run, scheme))
-        return list(found.values())
+                    experiments.setdefault((run.run_id, scheme.name), Experiment(run, scheme))
+        return list(experiments.values())
 
 
 def read(path: Path) -> Study:
@@ -148,18 +150,18 @@ def read(path: Path) -> Study:
 
 
 def _study(content: Any, folder: Path) -> Study:
-    values = _checked(content, "a study", _OF_A_STUDY, ("name", "cells"))
+    values = _checked(content, "a study", _STUDY_KEYS, ("name", "cells"))
     name = checked_report_name(values["name"])
     modules = tuple(values.get("import", ()))
     environments.import_environments(modules)
-    own = str(folder / values["presets"]) if "presets" in values else None
-    shared = {key: values[key] for key in _SHARED if key in values}
+    presets_file = str(folder / values["presets"]) if "presets" in values else None
+    shared = {key: values[key] for key in _SHARED_KEYS if key in values}
     cells = []
-    for number, given in enumerate(values["cells"], start=1):
+    for number, entry in enumerate(values["cells"], start=1):
         try:
-            cells.append(_cell({**shared, **given}, modules, own))
+            cells.append(_cell({**shared, **entry}, modules, presets_file))
             if not cells[-1].quantizations:
-                _require_no_bits_needed(given)
+                _require_no_bits_needed(entry)
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
     if not any(cell.quantizations for cell in cells):
@@ -192,31 +194,31 @@ def _checked(
 
 
 def _chance(values: Mapping[str, Any]) -> Chance:
-    given = {name: values[name] for name in _CHANCES if values.get(name)}
-    if len(given) > 1:
+    chances = {name: values[name] for name in _CHANCES if values.get(name)}
+    if len(chances) > 1:
         raise UsageError(
-            f"Only one of {', '.join(_CHANCES)} may be in a study. Received: {', '.join(given)}"
+            f"Only one of {', '.join(_CHANCES)} may be in a study. Received: {', '.join(chances)}"
         )
-    if "sticky" in given:
-        return Chance("sticky", float(given["sticky"]))
-    if "epsilon" in given:
-        return Chance("epsilon", float(given["epsilon"]))
-    return Chance("sampled") if given else GREEDY
+    if "sticky" in chances:
+        return Chance("sticky", float(chances["sticky"]))
+    if "epsilon" in chances:
+        return Chance("epsilon", float(chances["epsilon"]))
+    return Chance("sampled") if chances else GREEDY
 
 
-def _titled(cells: Sequence[Cell], told: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:
+def _titled(cells: Sequence[Cell], describe: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:
     """Add to the titles of cells that have the same one what differs between them."""
-    titled = []
+    titled_cells = []
     for cell in cells:
-        alike = [told(other) for other in cells if other.title == cell.title]
-        differing = [
+        descriptions = [describe(other) for other in cells if other.title == cell.title]
+        differences = [
             f"{key}={value}"
-            for key, value in told(cell).items()
-            if any(one.get(key) != value for one in alike)
+            for key, value in describe(cell).items()
+            if any(description.get(key) != value for description in descriptions)
         ]
-        telling = ", ".join(filter(None, (cell.telling, *differing)))
-        titled.append(replace(cell, telling=telling))
-    return titled
+        distinction = ", ".join(filter(None, (cell.distinction, *differences)))
+        titled_cells.append(replace(cell, distinction=distinction))
+    return titled_cells
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
@@ -224,20 +226,23 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 
 def _extent(cell: Cell) -> dict[str, str]:
-    several = {
-        "bits": [one.bits for one in cell.quantizations],
-        "delays": [one.delay for one in cell.quantizations],
+    lists = {
+        "bits": [quantization.bits for quantization in cell.quantizations],
+        "delays": [quantization.delay for quantization in cell.quantizations],
         "seeds": cell.seeds,
         "schemes": cell.schemes,
     }
-    return {name: "/".join(map(str, dict.fromkeys(all_))) for name, all_ in several.items() if all_}
+    return {
+        key: "/".join(map(str, dict.fromkeys(values))) for key, values in lists.items() if values
+    }
 
 
-def _cell(given: Mapping[str, Any], modules: tuple[str, ...], own: str | None) -> Cell:
-    values = _checked(given, "a cell", _OF_A_CELL, ("algo", "env", "seeds"))
+def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None) -> Cell:
+    values = _checked(entry, "a cell", _CELL_KEYS, ("algo", "env", "seeds"))
     algo, env_id = values["algo"], environments.canonical_id(values["env"])
     overrides = values.get("overrides", {})
-    preset = presets.load(algo, env_id, overrides, None if own is None else Path(own))
+    file = None if presets_file is None else Path(presets_file)
+    preset = presets.load(algo, env_id, overrides, file)
     seeds = tuple(values["seeds"])
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
@@ -251,7 +256,7 @@ def _cell(given: Mapping[str, Any], modules: tuple[str, ...], own: str | None) -
     options = values.get("quantization", {})
     quantizations = tuple(_quantizations(values, options, preset))
     return Cell(
-        base=Run(algo, env_id, 0, overrides, modules=modules, presets=own),
+        base=Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file),
         given_env_id=values["env"],
         seeds=seeds,
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
@@ -266,10 +271,10 @@ def _quantizations(
 ) -> Iterator[Quantization]:
     """Yield one for each delay and bits; a delay is a number of steps or a share of them."""
     widths, delays = values.get("bits", []), values.get("delays", _DEFAULT_DELAYS)
-    if odd := sorted({"bits", "delay"} & set(options)):
+    if misplaced := sorted({"bits", "delay"} & set(options)):
         raise UsageError(
             "The key `bits` says the bits and `delays` the delays, quantization the rest. "
-            f"Received: quantization={odd}"
+            f"Received: quantization={misplaced}"
         )
     if widths and preset.layer_norm:
         raise UsageError(
@@ -277,37 +282,37 @@ def _quantizations(
             f"Received: layer_norm=True, bits={widths}"
         )
     for delay in delays if widths else ():
-        share = isinstance(delay, float)
-        if share and not 0 < delay < 1:
-            raise UsageError(f"{_DELAY}. Received: delay={delay}")
+        is_share = isinstance(delay, float)
+        if is_share and not 0 < delay < 1:
+            raise UsageError(f"{_DELAY_RULE}. Received: delay={delay}")
         # Rounded down, except for errors of floats: 0.29 of 100 is 28.999999999999996.
-        steps = int(round(delay * preset.steps, 6)) if share else delay
+        steps = int(round(delay * preset.steps, 6)) if is_share else delay
         if steps < 1:
-            raise UsageError(f"{_DELAY}. Received: delay={delay}, steps={preset.steps}")
+            raise UsageError(f"{_DELAY_RULE}. Received: delay={delay}, steps={preset.steps}")
         presets.require_possible_delay(steps, preset)
         for bits in widths:
             yield presets.quantization(values["algo"], {**options, "bits": bits, "delay": steps})
 
 
 def _require_no_bits_needed(values: Mapping[str, Any]) -> None:
-    needing = sorted({"delays", "quantization"} & set(values))
-    if needing:
+    keys = sorted({"delays", "quantization"} & set(values))
+    if keys:
         raise UsageError(
             "Delays and quantization are for trainings at `bits`; give bits or leave them out. "
-            f"Received: {', '.join(needing)} without bits"
+            f"Received: {', '.join(keys)} without bits"
         )
 
 
 def _require_no_repetition(cells: Sequence[Cell]) -> None:
     """Refuse the same quantisation-aware training twice; plain ones may be shared."""
-    wanted = Counter(
+    counts = Counter(
         cell.run(seed, quantization).run_id
         for cell in cells
         for quantization in cell.quantizations
         for seed in cell.seeds
     )
-    for run_id, times in wanted.items():
-        if times > 1:
+    for run_id, count in counts.items():
+        if count > 1:
             raise UsageError(
                 "The same training comes twice; keep one of the cells, bits or delays that ask "
                 f"for it. Received: run={run_id}"

@@ -17,10 +17,12 @@ def write_study_report(
     The margin is in percent of the fp32 return. `command` writes the report, and `remedy` runs the
     missing experiments.
     """
-    known = {
-        (one.run.run_id, one.scheme.name): "failed: " * (one.state == State.FAILED) + one.reason
-        for one in plan(workspace, study)
-        if one.state != State.EVALUATED
+    reasons = {
+        (status.run.run_id, status.scheme.name): (
+            "failed: " * (status.state == State.FAILED) + status.reason
+        )
+        for status in plan(workspace, study)
+        if status.state != State.EVALUATED
     }
     source = Source(
         workspace=workspace,
@@ -28,7 +30,7 @@ def write_study_report(
         episodes=study.episodes,
         skip_episodes=study.skip_episodes,
         chance=study.chance,
-        known=known,
+        known=reasons,
         remedy=remedy,
     )
     return report.write(
@@ -43,10 +45,14 @@ def write_study_report(
 
 
 def _cell(cell: StudyCell) -> Cell:
-    several = len({one.delay for one in cell.quantizations}) > 1
+    several_delays = len({quantization.delay for quantization in cell.quantizations}) > 1
     columns = []
     for scheme, quantization in cell.columns():
-        since = f" from {quantization.delay:,}" if several and quantization else ""
+        label = scheme.name
+        if quantization and several_delays:
+            label += f" from {quantization.delay:,}"
         runs = tuple(cell.run(seed, quantization) for seed in cell.seeds)
-        columns.append(Column(scheme.name + since, scheme, runs))
-    return Cell(title=cell.title, telling=cell.telling, columns=tuple(columns), remark=cell.remark)
+        columns.append(Column(label, scheme, runs))
+    return Cell(
+        title=cell.title, telling=cell.distinction, columns=tuple(columns), remark=cell.remark
+    )
