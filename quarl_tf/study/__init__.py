@@ -4,8 +4,56 @@ An experiment is one run in one scheme. The file says which ones there are, the 
 workspace how far each is, so that a killed study resumes where it stopped.
 """
 
-from quarl_tf.store.state import State
+from dataclasses import dataclass
+from pathlib import Path
+
+from quarl_tf import pipeline
+from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.spec import Chance, Run, Scheme
+from quarl_tf.store.state import State, state
+from quarl_tf.store.workspace import Workspace
 from quarl_tf.study.file import Cell, Study, read
-from quarl_tf.study.status import Status, plan
 
 __all__ = ["Cell", "State", "Status", "Study", "plan", "read"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """An experiment and its progress; the reason if it is not evaluated, the log of a failure."""
+
+    run: Run
+    scheme: Scheme
+    state: State
+    reason: str = ""
+    failure: Path | None = None
+
+
+def failure_path(workspace: Workspace, run: Run) -> Path:
+    """Return the path of the log of a failed run."""
+    return workspace.run_dir(run.run_id) / "failure.log"
+
+
+def plan(workspace: Workspace, study: Study, run_id: str | None = None) -> list[Status]:
+    """Return the progress of all experiments, or of those of one run, in the study's order."""
+    episodes = study.episodes + study.skip_episodes
+    return [
+        _status(workspace, run, scheme, episodes, study.chance)
+        for run, scheme in study.experiments()
+        if run_id in (None, run.run_id)
+    ]
+
+
+def _status(
+    workspace: Workspace, run: Run, scheme: Scheme, episodes: int, chance: Chance
+) -> Status:
+    try:
+        preset = pipeline.preset_of(run)
+    except QuarlError as error:
+        return Status(run, scheme, State.FAILED, str(error))
+    status = state(workspace, run, scheme.name, episodes=episodes, chance=chance, preset=preset)
+    failure = failure_path(workspace, run)
+    if status.state != State.EVALUATED and failure.exists():
+        lines = failure.read_text(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "no output")
+        return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
+    return Status(run, scheme, status.state, status.reason)

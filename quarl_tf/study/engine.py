@@ -26,9 +26,9 @@ from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State
 from quarl_tf.store.workspace import Workspace
+from quarl_tf.study import Status, failure_path, plan
 from quarl_tf.study.claims import Claims
 from quarl_tf.study.file import Study
-from quarl_tf.study.status import Status, failure_path, plan
 
 #: Environment variables from which libraries read their number of threads.
 _THREADS = (

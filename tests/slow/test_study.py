@@ -241,7 +241,7 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
 def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_path: Path) -> None:
     wanted = study.read(write_study(tmp_path, STUDY + "bits: [4]\n"))
     plain, aware = (one.run for one in wanted.experiments()[::2])
-    failure = study.status.failure_path(Workspace(tmp_path), plain)
+    failure = study.failure_path(Workspace(tmp_path), plain)
     failure.parent.mkdir(parents=True)
     failure.write_text("")
     recorders = _Recorder(1), _Recorder(1)
