@@ -21,9 +21,9 @@ _WORKLOADS = {
 def filled(text: str) -> str:
     """Return the README with the tables of today's records."""
     for name, table in (("results", _results()), ("speed", _speed())):
-        marked = f"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        pattern = f"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         text = re.sub(
-            marked, lambda match, table=table: match[1] + table + match[2], text, flags=re.S
+            pattern, lambda match, table=table: match[1] + table + match[2], text, flags=re.S
         )
     return text
 

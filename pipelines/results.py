@@ -10,12 +10,12 @@ from quarl_tf.cli import main
 
 def render(reports: Path) -> int:
     """Render all reports of a folder; return how many could not be."""
-    failed = 0
+    failures = 0
     for path in sorted(reports.glob("*/results.json")):
         program, *words = shlex.split(json.loads(path.read_text())["command"])
         # A report that was made in Python records no command line.
-        failed += program != "quarl" or main(words) != 0
-    return failed
+        failures += program != "quarl" or main(words) != 0
+    return failures
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from quarl_tf.cli import main
 parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
 parser.add_argument("study", help="the study's file")
 parser.add_argument("--root", default=".", help="folder of runs/, tflite_models/ and reports/")
-given, options = parser.parse_known_args()  # Others are those of `quarl study run`.
-for action, more in (("run", options), ("report", [])):
-    code = main(["study", action, given.study, "--root", given.root, *more])
+args, run_options = parser.parse_known_args()  # Others are those of `quarl study run`.
+for action, options in (("run", run_options), ("report", [])):
+    code = main(["study", action, args.study, "--root", args.root, *options])
     if code:
         sys.exit(code)

@@ -33,8 +33,8 @@ def preset_of(run: Run) -> Preset:
     """Return the hyper-parameters of a run, of its own file or the package's."""
     from quarl_tf import presets
 
-    own = None if run.presets is None else Path(run.presets)
-    return presets.load(run.algo, run.env_id, run.overrides, own)
+    file = None if run.presets is None else Path(run.presets)
+    return presets.load(run.algo, run.env_id, run.overrides, file)
 
 
 def with_origin(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
@@ -65,9 +65,9 @@ def train(
     workspace, preset = Workspace(Path(root)), preset_of(run)
     if origin is not None:
         run = with_origin(workspace, origin, run, preset)
-    finished = finished_training(workspace, run, preset)
-    if finished is not None:
-        return finished
+    record = finished_training(workspace, run, preset)
+    if record is not None:
+        return record
     from quarl_tf.training import loop
 
     import_environments(run.modules)
@@ -95,29 +95,29 @@ def export(
 
     workspace = Workspace(Path(root))
     run = known_run(workspace, run_id)
-    parsed = [Scheme.parse(name) for name in schemes or run.default_schemes]
-    require_possible(run, parsed)
-    missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed])
+    parsed_schemes = [Scheme.parse(name) for name in schemes or run.default_schemes]
+    require_possible(run, parsed_schemes)
+    missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed_schemes])
     if missing:
         if run.adopted:
             from quarl_tf.export.adopt import exporter
         else:
             from quarl_tf.export.convert import exporter
-        _export_each(exporter(workspace, run), missing, update)
+        _export_all(exporter(workspace, run), missing, update)
     copy_curve(workspace, run_id)
-    return [workspace.artifact(run_id, scheme.name) for scheme in parsed]
+    return [workspace.artifact(run_id, scheme.name) for scheme in parsed_schemes]
 
 
-def _export_each(write: Callable[[Scheme], object], schemes: Sequence[str], update: Any) -> None:
+def _export_all(write: Callable[[Scheme], object], names: Sequence[str], update: Any) -> None:
     """Write all schemes that can be made, then raise the first QuarlError of the others."""
     failures = []
-    for done, scheme in enumerate(schemes):
-        update(done, len(schemes), scheme)
+    for done, name in enumerate(names):
+        update(done, len(names), name)
         try:
-            write(Scheme.parse(scheme))
+            write(Scheme.parse(name))
         except QuarlError as error:
             failures.append(error)
-    update(len(schemes), len(schemes), "")
+    update(len(names), len(names), "")
     if failures:
         raise failures[0]
 
