@@ -38,7 +38,7 @@ def build() -> argparse.ArgumentParser:
         epilog=f"example: quarl run {_TASK_EXAMPLE}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
-    parser.set_defaults(verb=None, dry_run=False)
+    parser.set_defaults(verb=None, dry_run=False, confident=False, modules=())
     groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
     for name, help_, example, *options in _VERBS:
         group, _, word = name.rpartition(" ")
@@ -69,7 +69,7 @@ def _option(*flags: str, **settings: Any) -> _Option:
     return lambda parser: parser.add_argument(*flags, **settings)
 
 
-def _file_option(flag: str, metavar: str, help_: str | None = None, **settings: Any) -> _Option:
+def _file_option(flag: str, metavar: str, help_: str, **settings: Any) -> _Option:
     return _option(flag, type=Path, metavar=metavar, help=help_, **settings)
 
 

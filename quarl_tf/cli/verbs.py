@@ -90,10 +90,11 @@ def main(words: Sequence[str] | None = None) -> int:
         if parsed.verb is None:
             parser.print_help()
             return 0
-        if getattr(parsed, "confident", False) and parsed.gate is None:
+        if parsed.confident and parsed.gate is None:
             raise UsageError(
                 "--confident says how --gate decides; add --gate PERCENT. Received: no --gate"
             )
+        environments.import_environments(parsed.modules)
         parsed.command = shlex.join(["quarl", *words])
         _VERBS[parsed.verb](parsed)
     except QuarlError as error:
@@ -152,7 +153,6 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    environments.import_environments(args.modules)
     file, to_c = Path(args.run), args.target == "c"
     if (args.no_float or args.prefix is not None) and not to_c:
         raise UsageError("--no-float and --prefix are for C; add --target c. Received: no C")
@@ -197,7 +197,6 @@ def _adopt(args: argparse.Namespace) -> None:
             "A SavedModel is a program, which runs when it is converted; give --trust if you trust "
             f"it. Received: {args.file}"
         )
-    environments.import_environments(args.modules)
     names, workspace = _schemes(args, reference=True), Workspace(args.root)
     schemes = [Scheme.parse(name) for name in names]
     options = {name: getattr(args, name) for name in ("name", "seed", "modules")}
@@ -209,13 +208,11 @@ def _adopt(args: argparse.Namespace) -> None:
 
 
 def _quantize(args: argparse.Namespace) -> None:
-    environments.import_environments(args.modules)
     artifact = _artifact(args.artifact, args.shelf)
     _say(f"quantised {quantize(artifact, Scheme.parse(args.scheme), args.output)}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    environments.import_environments(args.modules)
     artifacts = [_artifact(path, args.shelf, read_only=args.dry_run) for path in args.artifacts]
     for path in artifacts:
         require_playable(path, args.chance)
@@ -256,7 +253,6 @@ def _watch(args: argparse.Namespace) -> None:
 
 
 def _policies(args: argparse.Namespace) -> list[Policy]:
-    environments.import_environments(args.modules)
     schemes = _schemes(args)
     return [Policy.load(path) for name in args.policies for path in _files(name, args, schemes)]
 
@@ -269,7 +265,6 @@ def _files(name: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[
 
 
 def _blame(args: argparse.Namespace) -> None:
-    environments.import_environments(args.modules)
     (path,) = _files(args.policy, args, [REFERENCE])
     policy = Policy.load(path)
     if policy.sidecar.scheme != REFERENCE:
@@ -544,7 +539,6 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
-    environments.import_environments(args.modules)
     given_id = args.task or args.env
     env_id = environments.canonical_id(given_id)
     _warn_renamed({given_id: env_id})
