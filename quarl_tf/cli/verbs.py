@@ -365,8 +365,8 @@ def _chosen_engine(args: argparse.Namespace) -> engine.Engine:
 
 def _study_run(args: argparse.Namespace) -> None:
     workspace, study = Workspace(args.root), _read_study(args.study)
-    runs = [experiment.run for experiment in study.experiments()]
-    new_runs = [run for run in runs if not state.is_trained(workspace, run.run_id)]
+    runs = {run.run_id: run for run, _ in study.experiments()}
+    new_runs = [run for run_id, run in runs.items() if not state.is_trained(workspace, run_id)]
     _warn_slow(pipeline.preset_of(run) for run in new_runs)
     chosen_engine = _chosen_engine(args)
     with progress_bar(f"study {study.name}") as update:

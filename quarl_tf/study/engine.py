@@ -143,7 +143,7 @@ class _Pool:
     ) -> None:
         """Read the progress; a shard starts with its part, and retries no failures but its own."""
         self._workspace, self._study, self._engine, self._say = workspace, study, engine, say
-        runs = {experiment.run.run_id: experiment.run for experiment in study.experiments()}
+        runs = {run.run_id: run for run, _ in study.experiments()}
         number, workers = shard or (1, 1)
         turn = {run_id: (i - number + 1) % workers for i, run_id in enumerate(runs)}
         for run_id, run in runs.items():
