@@ -77,16 +77,16 @@ def test_a_run_becomes_c(finished: Finished, tmp_path: Path, capsys: Capsys) -> 
 
 def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Finished) -> None:
     root, run_id = finished
-    workspace, kept = Workspace(root), (root / "runs", root / "tflite_models")
+    workspace, folders = Workspace(root), (root / "runs", root / "tflite_models")
     pages = [workspace.report_dir(run_id) / name for name in ("index.html", "report.md")]
-    before = [*map(snapshot, kept), *(page.read_bytes() for page in pages)]
+    before = [*map(snapshot, folders), *(page.read_bytes() for page in pages)]
     words = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
     done = python(
         "import sys; from quarl_tf.cli import verbs; "
         f"assert verbs.main({words!r}) == 0; assert 'tensorflow' not in sys.modules"
     )
     assert done.returncode == 0, done.stderr
-    assert [*map(snapshot, kept), *(page.read_bytes() for page in pages)] == before
+    assert [*map(snapshot, folders), *(page.read_bytes() for page in pages)] == before
     assert str(pages[0]) in done.stdout.replace("\n", "")
     evaluation = Evaluation.load(evaluation_path(workspace.artifact(run_id, "int8")))
     assert len(evaluation.returns) == len(evaluation.seeds) == 5
@@ -154,15 +154,15 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
     root = tmp_path / "root"
     words = ["run", *TRAIN, "--dry-run", "--root", str(root)]
     lines = printed(capsys, *words).splitlines()
-    of_each = [verb for verb in ("export", "evaluate") for _ in DEFAULT_SCHEMES]
-    assert [line.split()[0] for line in lines] == ["train", *of_each, "report"]
+    verbs_of_schemes = [verb for verb in ("export", "evaluate") for _ in DEFAULT_SCHEMES]
+    assert [line.split()[0] for line in lines] == ["train", *verbs_of_schemes, "report"]
     # The reference of a scheme comes first.
     shown = printed(capsys, *words, "--schemes", "int8")
     assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", shown)
     assert not root.exists()
-    evaluating = ["evaluate", "CartPole-v1/dqn/int8", "--shelf", str(root), "--dry-run"]
-    place = "tflite_models/CartPole-v1/dqn/s0/int8.eval.json"
-    assert printed(capsys, *evaluating) == f"evaluate {place}\n"
+    evaluate = ["evaluate", "CartPole-v1/dqn/int8", "--shelf", str(root), "--dry-run"]
+    path = "tflite_models/CartPole-v1/dqn/s0/int8.eval.json"
+    assert printed(capsys, *evaluate) == f"evaluate {path}\n"
     assert not root.exists()
 
 
@@ -315,10 +315,10 @@ def test_dry_runs_name_sampled_files(
     *_, evaluation, report = shown.splitlines()
     assert evaluation.endswith("CartPole-v1/ppo/s0/fp32.sampled.eval.json")
     assert report.endswith("reports/ppo-CartPole-v1-s0-sampled")
-    there, run_id = stochastic
-    words = ["report", run_id, "--root", str(there), "--sample"]
+    root, run_id = stochastic
+    words = ["report", run_id, "--root", str(root), "--sample"]
     assert "--sample" in refusal(capsys, *words, code=1)
-    fp32 = Workspace(there).artifact(run_id, "fp32")
+    fp32 = Workspace(root).artifact(run_id, "fp32")
     assert verbs.main(["evaluate", str(fp32), "--episodes", "1", "--sample"]) == 0
     assert "reports/ppo-CartPole-v1-s0-sampled/index.html" in printed(capsys, *words)
 
@@ -340,7 +340,7 @@ def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "slow", "told"),
+    ("overrides", "slowdowns", "warning"),
     [
         ("", {"bfloat16": 4.0}, "4.0 times as long in bfloat16"),
         ("", {"bfloat16": 0.5}, None),
@@ -349,17 +349,22 @@ def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
     ],
 )
 def test_a_precision_that_is_slow_here_is_told_of_before_training(
-    overrides: str, slow: Any, told: str | None, capsys: Capsys, monkeypatch: Patch, tmp_path: Path
+    overrides: str,
+    slowdowns: Any,
+    warning: str | None,
+    capsys: Capsys,
+    monkeypatch: Patch,
+    tmp_path: Path,
 ) -> None:
     def train(*_: object) -> None:
         raise QuarlError("Not now.")
 
-    monkeypatch.setattr("quarl_tf.networks.precision.slowdown", slow.__getitem__)
+    monkeypatch.setattr("quarl_tf.networks.precision.slowdown", slowdowns.__getitem__)
     monkeypatch.setattr("quarl_tf.training.loop.train", train)
     game = ["--algo", "ppo", "--env", "BreakoutNoFrameskip-v4", "--root", str(tmp_path)]
     assert verbs.main(["train", *game, *overrides.split()]) == 1
     line = capsys.readouterr().err
-    assert told in line if told else "times as long" not in line
+    assert warning in line if warning else "times as long" not in line
 
 
 def test_a_lost_or_damaged_curve_is_fixed_by_export(finished: Finished) -> None:
@@ -373,19 +378,19 @@ def test_a_lost_or_damaged_curve_is_fixed_by_export(finished: Finished) -> None:
 
 def test_inspect_tells_contents_and_mismatch(loose: Path, capsys: Capsys) -> None:
     artifact = loose / "int8.tflite"
-    for told in ("FULLY_CONNECTED int8", Sidecar.load(sidecar_path(artifact)).sha256, "not match"):
-        if told == "not match":
+    for text in ("FULLY_CONNECTED int8", Sidecar.load(sidecar_path(artifact)).sha256, "not match"):
+        if text == "not match":
             shutil.copy(loose / "fp32.tflite", artifact)
-        assert told in printed(capsys, "inspect", str(artifact))
+        assert text in printed(capsys, "inspect", str(artifact))
 
 
 def test_list_shows_presets_and_runs(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
     root, run_id = finished
     (root / "runs" / ".study-mine").mkdir()
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    for where, there in ((root, "yes"), (tmp_path, "no")):
-        shown = printed(capsys, "list", "--root", str(where))
-        assert re.search(rf"{run_id}\W+{there}\W+2\W+2\W+{there}", shown)
+    for folder, answer in ((root, "yes"), (tmp_path, "no")):
+        shown = printed(capsys, "list", "--root", str(folder))
+        assert re.search(rf"{run_id}\W+{answer}\W+2\W+2\W+{answer}", shown)
         assert "study-mine" not in shown
         assert "CartPole-v1" in shown
         assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(shown.split())
@@ -411,7 +416,7 @@ def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "code"),
+    ("words", "text", "code"),
     [
         (f"run {DQN} --schemes qat_w4a4", "can be exported as fp32", 2),
         (f"run {DQN} --bits 4 --schemes fp32", "can be exported as qat_int4, qat_w4a4", 2),
@@ -430,11 +435,11 @@ def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: 
     ],
 )
 def test_what_cannot_be_is_refused_before_training(
-    words: str, said: str, code: int, tmp_path: Path, capsys: Capsys
+    words: str, text: str, code: int, tmp_path: Path, capsys: Capsys
 ) -> None:
-    for also in ([], ["--dry-run"]):
-        task = [*words.split(), *also, "--root", str(tmp_path)]
-        assert said in refusal(capsys, *task, code=code)
+    for options in ([], ["--dry-run"]):
+        task = [*words.split(), *options, "--root", str(tmp_path)]
+        assert text in refusal(capsys, *task, code=code)
     assert not any(tmp_path.iterdir())
 
 
@@ -464,7 +469,7 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "code"),
+    ("words", "text", "code"),
     [
         (["export", "dqn-Nope-v1-s0"], "train it first (quarl train", 1),
         (["evaluate", "nothing.tflite"], "nothing.tflite", 1),
@@ -476,14 +481,14 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
     ],
 )
 def test_what_is_not_there_is_named_by_a_dry_run_too(
-    words: list[str], said: str, code: int, finished: Finished, monkeypatch: Patch, capsys: Capsys
+    words: list[str], text: str, code: int, finished: Finished, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(finished.root)
-    given = [finished.run_id if word == "RUN" else word for word in words]
-    dry = [] if words[0] in ("inspect", "report") else ["--dry-run"]
-    told = {refusal(capsys, *given, *also, code=code) for also in ([], dry)}
-    assert len(told) == 1
-    assert said in told.pop()
+    command = [finished.run_id if word == "RUN" else word for word in words]
+    dry_run = [] if words[0] in ("inspect", "report") else ["--dry-run"]
+    refusals = {refusal(capsys, *command, *options, code=code) for options in ([], dry_run)}
+    assert len(refusals) == 1
+    assert text in refusals.pop()
 
 
 def test_a_report_that_lacks_a_result_says_so(
@@ -497,11 +502,11 @@ def test_a_report_that_lacks_a_result_says_so(
 
 def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: Finished) -> None:
     root, run_id = finished
-    left = root / "runs" / run_id / "checkpoints"
-    left.mkdir()
-    (left / "1200.npz").write_bytes(b"large")
+    checkpoints = root / "runs" / run_id / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "1200.npz").write_bytes(b"large")
     assert verbs.main(["train", *TINY, "--root", str(root)]) == 0
-    assert not left.exists()
+    assert not checkpoints.exists()
 
 
 def test_narrow_terminals_show_verdicts(
@@ -520,26 +525,26 @@ def test_piped_output_has_paths_as_they_are(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
     # Longer than a line, and with what Rich would take for a colour.
-    there = tmp_path / "[red]" / ("long" * 40)
-    shutil.copytree(finished.root, there)
-    workspace, run_id = Workspace(there), finished.run_id
-    words = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(there)]
+    root = tmp_path / "[red]" / ("long" * 40)
+    shutil.copytree(finished.root, root)
+    workspace, run_id = Workspace(root), finished.run_id
+    words = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
     shown = printed(capsys, *words)
     assert f"trained   {workspace.run_dir(run_id)} " in shown
     assert f"exported  {workspace.artifact_dir(run_id)} " in shown
     assert f"report    {workspace.report_dir(run_id) / 'index.html'}\n" in shown
     artifact = workspace.artifact(run_id, "int8")
     assert printed(capsys, "inspect", str(artifact)).startswith(f"{artifact}\n")
-    empty = there / "empty"
+    empty = root / "empty"
     assert f"no runs in {empty}\n" in printed(capsys, "list", "--root", str(empty))
 
 
 def test_without_a_terminal_long_work_says_how_far(capsys: Capsys, monkeypatch: Patch) -> None:
-    for pause, told in ((60.0, ""), (0.0, "train x: 2,000 of 4,000  return 3\n")):
+    for pause, output in ((60.0, ""), (0.0, "train x: 2,000 of 4,000  return 3\n")):
         monkeypatch.setattr(display, "_SECONDS_BETWEEN", pause)
         with display.progress_bar("train x") as update:
             update(2000, 4000, "return 3")
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == output
 
 
 def test_who_has_read_enough_is_not_told_of_a_failure() -> None:

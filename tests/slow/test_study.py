@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 from samples import STUDY, Capsys, Patch, printed, refusal, write_study
 
-from quarl_tf import study
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.files import locked
 from quarl_tf.store import records
 from quarl_tf.store.workspace import Workspace, evaluation_path
-from quarl_tf.study import State, Study, engine
+from quarl_tf.study import State, Study, engine, failure_path, plan, read
 
 #: Trainings of a second.
 SOUND_STUDY = """
@@ -43,8 +42,8 @@ TINY_STUDY = f"""{SOUND_STUDY}
 Finished = tuple[Path, Path, str]
 
 
-def states(root: Path, wanted: Study) -> list[str]:
-    return [str(one.state) for one in study.plan(Workspace(root), wanted)]
+def states(root: Path, study: Study) -> list[str]:
+    return [str(status.state) for status in plan(Workspace(root), study)]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]
     """Run the tiny study, kill it, run it to its end; return file, root and output."""
     root = tmp_path_factory.mktemp("study")
     path = write_study(root, TINY_STUDY)
-    assert states(root, study.read(path)) == ["missing"] * 9
+    assert states(root, read(path)) == ["missing"] * 9
     command = [sys.executable, "-m", "quarl_tf.cli", "study", "run", str(path)]
     command += ["--root", str(root), "--jobs", "2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -91,19 +90,19 @@ def test_a_killed_study_goes_on_and_a_failing_cell_leaves_the_others_alone(
     finished: Finished,
 ) -> None:
     path, root, printed = finished
-    plan = study.plan(Workspace(root), study.read(path))
-    assert [one.state for one in plan] == [
+    statuses = plan(Workspace(root), read(path))
+    assert [status.state for status in statuses] == [
         *[State.EVALUATED] * 6,
         *[State.FAILED] * 2,
         State.MISSING,
     ]
-    assert "Training diverged" in plan[6].reason
-    assert plan[6].failure is not None
+    assert "Training diverged" in statuses[6].reason
+    assert statuses[6].failure is not None
     last = printed.splitlines()[-1]
     assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot run without them;")
-    assert f"read why in {plan[6].failure}" in last
+    assert f"read why in {statuses[6].failure}" in last
     logs = [path.parent.name for path in root.glob("runs/*/run.log")]
-    assert sorted(logs) == sorted({one.run.run_id for one in plan[:6]})
+    assert sorted(logs) == sorted({status.run.run_id for status in statuses[:6]})
 
 
 def test_a_second_run_tries_again_what_failed_and_nothing_else(
@@ -123,13 +122,13 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
 ) -> None:
     _, root, _ = finished
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
-    wanted = study.read(write_study(tmp_path, SOUND_STUDY))
-    workspace, cell = Workspace(tmp_path), wanted.cells[0]
+    study = read(write_study(tmp_path, SOUND_STUDY))
+    workspace, cell = Workspace(tmp_path), study.cells[0]
     # Large files need not be kept.
     for scheme in ("int8", "fp32"):
         workspace.artifact(cell.run(0, None).run_id, scheme).unlink()
-    assert states(tmp_path, wanted) == ["evaluated"] * 6
-    longer = study.read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
+    assert states(tmp_path, study) == ["evaluated"] * 6
+    longer = read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
     assert set(states(tmp_path, longer)[:6]) == {"exported"}
     path = evaluation_path(workspace.artifact(cell.run(1, None).run_id, "int8"))
     for change in (
@@ -139,19 +138,19 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
     ):
         saved = path.read_text()
         replace(records.Evaluation.load(path), **change).save(path)
-        assert states(tmp_path, wanted)[3] == "exported"
+        assert states(tmp_path, study)[3] == "exported"
         path.write_text(saved)
 
 
 def test_states_follow_from_the_files_alone(finished: Finished, tmp_path: Path) -> None:
     path, root, _ = finished
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    wanted = study.read(path)
-    artifact = Workspace(tmp_path).artifact(wanted.cells[0].run(1, None).run_id, "int8")
-    assert states(tmp_path, wanted)[3] == "evaluated"
+    study = read(path)
+    artifact = Workspace(tmp_path).artifact(study.cells[0].run(1, None).run_id, "int8")
+    assert states(tmp_path, study)[3] == "evaluated"
     for file, state in ((evaluation_path(artifact), "exported"), (artifact, "trained")):
         file.unlink()
-        assert states(tmp_path, wanted)[3] == state
+        assert states(tmp_path, study)[3] == state
 
 
 def test_chance_is_in_the_evaluations_of_a_study_and_in_its_report(
@@ -162,14 +161,14 @@ def test_chance_is_in_the_evaluations_of_a_study_and_in_its_report(
     text = SOUND_STUDY.replace("seeds: [0, 1]\nbits: [2]", "seeds: [0]\nsample: true")
     path = write_study(tmp_path, text)
     words = [str(path), "--root", str(tmp_path)]
-    assert states(tmp_path, study.read(path)) == ["exported"] * 2
+    assert states(tmp_path, read(path)) == ["exported"] * 2
     assert "--sample" in printed(capsys, "study", "plan", *words, "--commands")
     printed(capsys, "study", "run", *words)
-    assert states(tmp_path, study.read(path)) == ["evaluated"] * 2
+    assert states(tmp_path, read(path)) == ["evaluated"] * 2
     printed(capsys, "study", "report", *words)
-    found = json.loads((tmp_path / "reports/tiny/results.json").read_text())
-    assert [cell["protocol"]["actions"] for cell in found["cells"]] == ["sampled"]
-    assert not found["missing"]
+    results = json.loads((tmp_path / "reports/tiny/results.json").read_text())
+    assert [cell["protocol"]["actions"] for cell in results["cells"]] == ["sampled"]
+    assert not results["missing"]
 
 
 def test_status_and_plan_show_states_and_failures(finished: Finished, capsys: Capsys) -> None:
@@ -228,37 +227,39 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
     first.kill()
     first.wait()
     others = [subprocess.Popen([*command, f"{i}/4"], stdout=subprocess.PIPE) for i in (2, 3, 4)]
-    said = [worker.communicate()[0].decode() for worker in others]
-    assert [worker.returncode for worker in others] == [0, 0, 0], said
-    jobs = {one.run.run_id for one in study.read(path).experiments()}
+    outputs = [worker.communicate()[0].decode() for worker in others]
+    assert [worker.returncode for worker in others] == [0, 0, 0], outputs
+    jobs = {run.run_id for run, _ in read(path).experiments()}
     assert sorted(lines(tmp_path / "ended")) == sorted(jobs)
     assert sorted(lines(tmp_path / "begun")) == sorted([*jobs, *begun])
-    assert sorted(re.findall(r"^done +(\S+)", "".join(said), re.MULTILINE)) == sorted(jobs)
-    assert states(tmp_path, study.read(path)) == ["evaluated"] * 6
+    assert sorted(re.findall(r"^done +(\S+)", "".join(outputs), re.MULTILINE)) == sorted(jobs)
+    assert states(tmp_path, read(path)) == ["evaluated"] * 6
     assert not list(tmp_path.glob("runs/*/claim.*"))
 
 
 def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_path: Path) -> None:
-    wanted = study.read(write_study(tmp_path, STUDY + "bits: [4]\n"))
-    plain, aware = (one.run for one in wanted.experiments()[::2])
-    failure = study.failure_path(Workspace(tmp_path), plain)
+    study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
+    plain, aware = (experiment.run for experiment in study.experiments()[::2])
+    failure = failure_path(Workspace(tmp_path), plain)
     failure.parent.mkdir(parents=True)
     failure.write_text("")
     recorders = _Recorder(1), _Recorder(1)
     for i, recorder in zip((2, 1), recorders, strict=True):
-        engine.run(Workspace(tmp_path), wanted, recorder, print, print, (i, 2))
+        engine.run(Workspace(tmp_path), study, recorder, print, print, (i, 2))
     assert [recorder.started for recorder in recorders] == [[], [plain.run_id, aware.run_id]]
 
 
 def test_the_commands_of_a_study_do_it_plain_ones_first(finished: Finished, capsys: Capsys) -> None:
     path, root, _ = finished
     words = ["study", "plan", str(path), "--commands", "--root"]
-    new = root / "new"
-    found = printed(capsys, *words, str(new)).splitlines()
-    assert ["--bits" in line for line in found] == [False, False, False, True, True, True]
-    assert found[0].startswith("quarl run --algo ppo --env CartPole-v1 --seed 0 -p ")
-    assert found[0].endswith(f"--schemes fp32,int8 --episodes 2 --no-report --root {new.resolve()}")
-    assert all(verbs.main([*shlex.split(line)[1:], "--dry-run"]) == 0 for line in found[:3])
+    new_root = root / "new"
+    commands = printed(capsys, *words, str(new_root)).splitlines()
+    assert ["--bits" in line for line in commands] == [False, False, False, True, True, True]
+    assert commands[0].startswith("quarl run --algo ppo --env CartPole-v1 --seed 0 -p ")
+    assert commands[0].endswith(
+        f"--schemes fp32,int8 --episodes 2 --no-report --root {new_root.resolve()}"
+    )
+    assert all(verbs.main([*shlex.split(line)[1:], "--dry-run"]) == 0 for line in commands[:3])
     capsys.readouterr()
     # The run that diverged, and the one that waits for it.
     assert len(printed(capsys, *words, str(root)).splitlines()) == 2
@@ -285,31 +286,31 @@ class _Recorder:
         assert not self._running
 
 
-def play(root: Path, wanted: Study, recorder: _Recorder) -> None:
-    engine.run(Workspace(root), wanted, recorder, lambda _: None, lambda *_: None)
+def play(root: Path, study: Study, recorder: _Recorder) -> None:
+    engine.run(Workspace(root), study, recorder, lambda _: None, lambda *_: None)
 
 
 def test_quantised_runs_wait_for_their_reference_and_one_of_each_beginning_is_first(
     tmp_path: Path,
 ) -> None:
-    wanted = study.read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
-    (cell,) = wanted.cells
+    study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
+    (cell,) = study.cells
     plain, four, two = (
         [cell.run(seed, quantization).run_id for seed in (0, 1)]
         for quantization in (None, *cell.quantizations)
     )
     together, failing = _Recorder(2), _Recorder(1, plain[0])
-    play(tmp_path, wanted, together)
+    play(tmp_path, study, together)
     assert together.started == [*plain, *four, *two]
-    play(tmp_path, wanted, failing)
+    play(tmp_path, study, failing)
     assert failing.started == [*plain, four[1], two[1]]
     (log,) = tmp_path.glob("runs/*/failure.log")
     assert log.parent.name == plain[0]
 
 
 def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:
-    wanted = study.read(write_study(tmp_path, STUDY + "bits: [4]\n"))
-    plain, aware = dict.fromkeys(one.run.run_id for one in wanted.experiments())
+    study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
+    plain, aware = dict.fromkeys(run.run_id for run, _ in study.experiments())
     recorder, ends = _Recorder(2), []
     with ExitStack() as elsewhere:
         elsewhere.enter_context(locked(tmp_path / "runs" / plain, "held by the test"))
@@ -319,7 +320,7 @@ def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:
             if len(ends) == 3:
                 elsewhere.close()
 
-        engine.run(Workspace(tmp_path), wanted, recorder, print, update)
+        engine.run(Workspace(tmp_path), study, recorder, print, update)
     assert ends[:3] == [[]] * 3
     assert recorder.started == [plain, aware]
 
@@ -331,10 +332,10 @@ def test_a_killed_process_is_a_failure_with_its_signal(tmp_path: Path, monkeypat
     monkeypatch.setattr(engine.sys, "executable", str(python))
     path = write_study(tmp_path, STUDY)
     assert verbs.main(["study", "run", str(path), "--root", str(tmp_path)]) == 1
-    plan = study.plan(Workspace(tmp_path), study.read(path))
-    assert {one.reason for one in plan} == {"killed by signal 9"}
-    assert plan[0].failure is not None
-    assert "out of memory" in plan[0].failure.read_text()
+    statuses = plan(Workspace(tmp_path), read(path))
+    assert {status.reason for status in statuses} == {"killed by signal 9"}
+    assert statuses[0].failure is not None
+    assert "out of memory" in statuses[0].failure.read_text()
 
 
 def test_jobs_share_the_cores_and_run_this_code(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -351,7 +352,7 @@ def test_jobs_share_the_cores_and_run_this_code(tmp_path: Path, monkeypatch: Pat
     logs = [(tmp_path / f"{number}" / "log").read_text().splitlines() for number in range(jobs)]
     threads, paths, cores = (set(lines) for lines in zip(*logs, strict=True))
     assert threads == {str(len(engine.available_cores()) // jobs)}
-    assert {path.split(os.pathsep)[0] for path in paths} == {str(Path(study.__file__).parents[2])}
+    assert {path.split(os.pathsep)[0] for path in paths} == {str(Path(engine.__file__).parents[2])}
     assert len({line.split(": ")[1] for line in cores}) == jobs
 
 
@@ -367,8 +368,8 @@ def test_the_report_names_what_is_missing_and_averages_nothing_else(
 ) -> None:
     path, root, _ = finished
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    wanted, workspace = study.read(path), Workspace(tmp_path)
-    damaged = evaluation_path(workspace.artifact(wanted.cells[0].run(1, None).run_id, "int8"))
+    study, workspace = read(path), Workspace(tmp_path)
+    damaged = evaluation_path(workspace.artifact(study.cells[0].run(1, None).run_id, "int8"))
     damaged.write_bytes(damaged.read_bytes()[:100])
     folder, contents = workspace.report_dir("tiny"), []
     for _ in range(2):
@@ -383,7 +384,7 @@ def test_the_report_names_what_is_missing_and_averages_nothing_else(
     assert len(results["missing"]) == 4
     assert len(results["runs"]) == 9
     text = contents[0]["report.md"].decode()
-    assert all(f"{one['scheme']} of {one['run_id']} " in text for one in results["missing"])
+    assert all(f"{row['scheme']} of {row['run_id']} " in text for row in results["missing"])
     assert f"quarl study run {path} --root {tmp_path}" in text
     assert contents[0].keys() >= {
         *("return_against_bits.png", "1_learning_curves.png"),

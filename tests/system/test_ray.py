@@ -6,9 +6,8 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from quarl_tf import study
 from quarl_tf.store.workspace import Workspace
-from quarl_tf.study import State, engine
+from quarl_tf.study import State, engine, read
 
 STUDY = """
 name: cluster
@@ -42,10 +41,10 @@ def networks(root: Path) -> dict[str, bytes]:
 def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(STUDY)
-    wanted = study.read(path)
-    here, there = Workspace(tmp_path / "local"), Workspace(tmp_path / "cluster")
-    said: list[str] = []
-    engine.run(here, wanted, engine.LocalEngine(2), said.append, lambda *_: None)
+    study = read(path)
+    local, remote = Workspace(tmp_path / "local"), Workspace(tmp_path / "cluster")
+    lines: list[str] = []
+    engine.run(local, study, engine.LocalEngine(2), lines.append, lambda *_: None)
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
@@ -53,52 +52,52 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
 
     def kill(*_: object) -> None:
         nonlocal killed
-        if not killed and list(there.root.glob("runs/*/checkpoints/*.npz")):
+        if not killed and list(remote.root.glob("runs/*/checkpoints/*.npz")):
             killed = True
             cluster.remove_node(nodes[0], allow_graceful=False)
             cluster.add_node(num_cpus=1)
 
     try:
         on_ray = engine.RayEngine(cluster.address, 1)
-        found = engine.run(there, wanted, on_ray, said.append, kill)
+        statuses = engine.run(remote, study, on_ray, lines.append, kill)
     finally:
         ray.shutdown()
         cluster.shutdown()
     assert killed
-    assert {one.state for one in found} == {State.EVALUATED}
-    assert networks(there.root) == networks(here.root)
-    assert len(networks(here.root)) == 4
-    done = [line for line in said if line.startswith("done")]
-    assert len(done) == len(said) == 8
+    assert {status.state for status in statuses} == {State.EVALUATED}
+    assert networks(remote.root) == networks(local.root)
+    assert len(networks(local.root)) == 4
+    done = [line for line in lines if line.startswith("done")]
+    assert len(done) == len(lines) == 8
     before = time.time()
-    again = engine.run(there, wanted, engine.LocalEngine(2), said.append, lambda *_: None)
-    assert again == found
-    assert not [path for path in there.root.rglob("*.tflite") if path.stat().st_mtime > before]
+    repeated = engine.run(remote, study, engine.LocalEngine(2), lines.append, lambda *_: None)
+    assert repeated == statuses
+    assert not [path for path in remote.root.rglob("*.tflite") if path.stat().st_mtime > before]
 
 
 def test_nodes_with_folders_of_their_own_send_back_what_they_make(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(TWENTY)
-    wanted, workspace = study.read(path), Workspace(tmp_path / "gathered")
+    study, workspace = read(path), Workspace(tmp_path / "gathered")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    said: list[str] = []
+    lines: list[str] = []
     at_the_kill: list[int] = []
 
     def kill(*_: object) -> None:
-        if not at_the_kill and len(said) >= 3:
-            at_the_kill.append(len(said))
+        if not at_the_kill and len(lines) >= 3:
+            at_the_kill.append(len(lines))
             cluster.remove_node(nodes[0], allow_graceful=False)
 
     try:
         on_ray = engine.RayEngine(cluster.address, 1, workspace.root)
-        found = engine.run(workspace, wanted, on_ray, said.append, kill)
+        statuses = engine.run(workspace, study, on_ray, lines.append, kill)
     finally:
         ray.shutdown()
         cluster.shutdown()
     assert at_the_kill
-    assert {one.state for one in found} == {State.EVALUATED}
-    assert sorted(said) == sorted(f"done      {run}" for run in {one.run.run_id for one in found})
-    assert len(said) == len(networks(workspace.root)) == 20
+    assert {status.state for status in statuses} == {State.EVALUATED}
+    assert sorted(lines) == sorted({f"done      {status.run.run_id}" for status in statuses})
+    assert len(lines) == len(networks(workspace.root)) == 20
     # Trained in folders of the nodes: checkpoints and curves for TensorBoard stay there.
     assert not list(workspace.root.glob("runs/*/*/"))

@@ -7,29 +7,28 @@ from pathlib import Path
 import pytest
 from samples import STUDY, Capsys, refusal, refused, write_study
 
-from quarl_tf import study
 from quarl_tf.cli import main
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.store.workspace import Workspace
-from quarl_tf.study import State
+from quarl_tf.study import State, plan, read
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
 
 def test_a_file_names_every_experiment(tmp_path: Path) -> None:
     text = STUDY + "bits: [8, 3]\ndelays: [0.57, 10]\nquantization: {edge_bits: 4}\n"
-    found = study.read(write_study(tmp_path, text + "schemes: [int8]\n"))
-    (cell,) = found.cells
+    study = read(write_study(tmp_path, text + "schemes: [int8]\n"))
+    (cell,) = study.cells
     assert cell.schemes == ("fp32", "int8")
     assert [(q.bits, q.delay) for q in cell.quantizations] == [
         *((8, 57_000), (3, 57_000)),  # As floats, 0.57 * 100000 is 56999.999999999993.
         *((8, 10), (3, 10)),
     ]
     assert {q.recipe.head.weights.bits for q in cell.quantizations} == {4}
-    assert [one.scheme.name for one in found.experiments()] == [
+    assert [scheme.name for _, scheme in study.experiments()] == [
         *("fp32", "int8", "qat_w8a8", "qat_w3a3", "qat_w8a8", "qat_w3a3")
     ]
-    assert found.episodes == 100
+    assert study.episodes == 100
 
 
 def test_cells_that_differ_in_quantization_share_their_plain_trainings(tmp_path: Path) -> None:
@@ -45,16 +44,16 @@ cells:
   # Has no use for delays and quantization; its training ends before the delay.
   - {algo: ppo, env: CartPole-v1, bits: [], overrides: {steps: 50000}}
 """
-    found = study.read(write_study(tmp_path, text))
-    assert [cell.title for cell in found.cells] == [
+    study = read(write_study(tmp_path, text))
+    assert [cell.title for cell in study.cells] == [
         "ppo on CartPole-v1 (ranges=extremes)",
         "ppo on CartPole-v1 (ranges=percentile, per_channel=True)",
         "ppo on CartPole-v1 (steps=50000)",
     ]
-    names = [one.scheme.name for one in found.experiments()]
+    names = [scheme.name for _, scheme in study.experiments()]
     # Two seeds of two plain trainings, and of two quantisation-aware ones.
     assert [names.count(name) for name in ("fp32", "int8", "qat_w4a4")] == [4, 4, 4]
-    assert len({(one.run.run_id, one.scheme.name) for one in found.experiments()}) == 12
+    assert len({(run.run_id, scheme.name) for run, scheme in study.experiments()}) == 12
 
 
 def test_a_cell_goes_before_the_study_and_old_ids_are_translated(
@@ -70,7 +69,7 @@ cells:
   - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
 """
     path = write_study(tmp_path, text)
-    first, second, third = study.read(path).cells
+    first, second, third = read(path).cells
     assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
     assert main(["study", "plan", str(path)]) == 0
     assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
@@ -93,7 +92,7 @@ cells:
   - {algo: a2c, env: CartPole-v1, bits: []}
   - {algo: a2c, env: CartPole-v1, seeds: [0]}
 """
-    assert [cell.title for cell in study.read(write_study(tmp_path, text)).cells] == [
+    assert [cell.title for cell in read(write_study(tmp_path, text)).cells] == [
         "ppo on CartPole-v1 (delays=20000/50000)",
         "ppo on CartPole-v1 (delays=30000)",
         "ppo on CartPole-v1 (edge_bits=4)",
@@ -152,7 +151,7 @@ cells:
 )
 def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path: Path) -> None:
     path = write_study(tmp_path, text)
-    message = refused(study.read, path, error=UsageError)
+    message = refused(read, path, error=UsageError)
     assert words in message
     assert str(path) in message
 
@@ -174,24 +173,24 @@ def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
 def test_shipped_studies_are_sound() -> None:
     # Files of presets are beside them.
     paths = [path for path in STUDIES.glob("*.yaml") if not path.stem.endswith("-presets")]
-    assert [study.read(path).name for path in paths] == [path.stem for path in paths]
+    assert [read(path).name for path in paths] == [path.stem for path in paths]
 
 
 def test_quarls_matrix_is_whole_and_classic_its_part_without_games(tmp_path: Path) -> None:
     with (STUDIES.parent / "docs/results/quarl_table2.csv").open(newline="") as file:
-        papers = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
-    whole, classic = (study.read(STUDIES / f"{name}.yaml") for name in ("quarl", "classic"))
+        published = {(row["algo"], row["task"]) for row in csv.DictReader(file)}
+    quarl, classic = (read(STUDIES / f"{name}.yaml") for name in ("quarl", "classic"))
     cells = {
         (cell.base.algo, re.sub(r"(Env|NoFrameskip)?-v\d+$", "", cell.base.env_id)): cell
-        for cell in whole.cells
+        for cell in quarl.cells
     }
-    assert cells.keys() == papers
+    assert cells.keys() == published
     for (algo, _), cell in cells.items():
         assert {"fp32", "fp16", "int8", "ptq_w8"} <= set(cell.schemes)
         bits = [] if algo == "dqn" else [8, 7, 6, 5, 4, 3, 2]
-        assert ([one.bits for one in cell.quantizations], cell.seeds) == (bits, (0, 1, 2))
-    planned = study.plan(Workspace(tmp_path), whole)
-    assert len({(one.run.run_id, one.scheme.name) for one in planned}) == len(planned) > 350
-    assert {one.state for one in planned} == {State.MISSING}
-    rest = [one for one in whole.experiments() if "NoFrameskip" not in one.run.env_id]
-    assert classic.experiments() == rest
+        assert ([q.bits for q in cell.quantizations], cell.seeds) == (bits, (0, 1, 2))
+    statuses = plan(Workspace(tmp_path), quarl)
+    assert len({(s.run.run_id, s.scheme.name) for s in statuses}) == len(statuses) > 350
+    assert {status.state for status in statuses} == {State.MISSING}
+    experiments = quarl.experiments()
+    assert classic.experiments() == [e for e in experiments if "NoFrameskip" not in e.run.env_id]
