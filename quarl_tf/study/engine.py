@@ -152,9 +152,7 @@ class _Pool:
         statuses = plan(workspace, study)
         self._claims, self._sharing = claims, shard is not None
         #: Numbers of evaluated experiments by run.
-        self.done = Counter(
-            status.run.run_id for status in statuses if status.state == State.EVALUATED
-        )
+        self.done = Counter(s.run.run_id for s in statuses if s.state == State.EVALUATED)
         self.total = len(statuses)
         self.running: set[str] = set()
         self.waiting = sorted(_jobs(workspace, study, statuses), key=lambda job: turn[job.run_id])
@@ -271,10 +269,9 @@ class LocalEngine:
 
     def ended(self) -> list[tuple[Job, int]]:
         """Return the jobs that have ended, with their exit codes."""
-        codes = {slot: process.poll() for slot, (_, process) in self._running.items()}
-        return [
-            (self._running.pop(slot)[0], code) for slot, code in codes.items() if code is not None
-        ]
+        slots = [slot for slot, (_, process) in self._running.items() if process.poll() is not None]
+        ended = [self._running.pop(slot) for slot in slots]
+        return [(job, process.returncode) for job, process in ended]
 
     def stop(self) -> None:
         """Kill the running jobs; they resume from their checkpoints."""
@@ -314,9 +311,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read_changed(
-    root: Path, folders: Sequence[Path], mtimes: dict[Path, int]
-) -> dict[Path, bytes]:
+def _changes(root: Path, folders: Sequence[Path], mtimes: dict[Path, int]) -> dict[Path, bytes]:
     """Return the changed files, oldest first, so that records come after their files."""
     contents = {}
     with suppress(FileNotFoundError):  # A file that is being replaced is read the next time.
@@ -335,7 +330,7 @@ class _Files:
         self._root = root
 
     def fetch(self, folders: Sequence[Path]) -> dict[Path, bytes]:
-        return _read_changed(self._root, folders, {})
+        return _changes(self._root, folders, {})
 
     def keep(self, files: Mapping[Path, bytes]) -> None:
         for path, content in files.items():
@@ -348,7 +343,7 @@ def _run_apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
         root, mtimes = Path(name), dict[Path, int]()
         for path, content in call("fetch", job.folders).items():
             write_bytes(root / path, content)
-        _read_changed(root, job.folders, mtimes)
+        _changes(root, job.folders, mtimes)
         log = root / job.folders[0] / job.log.name
         local_job = replace(job, command=(*job.command[:-1], name), log=log)
         process = start_process(local_job, cores)
@@ -357,7 +352,7 @@ def _run_apart(job: Job, cores: int, call: Callable[..., Any]) -> int:
             while code is None:
                 time.sleep(_NODE_POLL_SECONDS)
                 code = process.poll()
-                call("keep", _read_changed(root, job.folders, mtimes))
+                call("keep", _changes(root, job.folders, mtimes))
         finally:
             _kill(process)
         return code

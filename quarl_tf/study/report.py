@@ -18,11 +18,9 @@ def write_study_report(
     missing experiments.
     """
     reasons = {
-        (status.run.run_id, status.scheme.name): (
-            "failed: " * (status.state == State.FAILED) + status.reason
-        )
-        for status in plan(workspace, study)
-        if status.state != State.EVALUATED
+        (s.run.run_id, s.scheme.name): "failed: " * (s.state == State.FAILED) + s.reason
+        for s in plan(workspace, study)
+        if s.state != State.EVALUATED
     }
     source = Source(
         workspace=workspace,
