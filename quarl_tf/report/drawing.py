@@ -114,8 +114,8 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
             several = len({one.delay for one in aware if one is not None}) > 1
             since = f" from {run.quantization.delay:,}" if several else ""
             name = f"{run.quantization.bits} bits{since}"
-        if cell.cell.telling and len(cells) > 1 and len(sharing) == 1:
-            name += f" ({cell.cell.telling})"
+        if cell.cell.distinction and len(cells) > 1 and len(sharing) == 1:
+            name += f" ({cell.cell.distinction})"
         complete = all(run_id in cell.curves for run_id in ids)
         groups[name] = [cell.curves[run_id] for run_id in ids] if complete else []
     return groups

@@ -32,7 +32,7 @@ _Pair = tuple[Sidecar, Evaluation]
 OK = "ok"
 
 #: Verdicts of schemes that keep the reward.
-_KEEPING = ("gain", compare.WITHIN_MARGIN, compare.UNSEEN)
+_KEEPING_VERDICTS = ("gain", compare.WITHIN_MARGIN, compare.UNSEEN)
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Column:
 class Cell:
     """Columns over the same seeds, fp32 first, with which all others are compared.
 
-    `telling` distinguishes it from other cells of the same algorithm and environment.
+    `distinction` is what differs from other cells of the same algorithm and environment.
     """
 
     title: str
     columns: tuple[Column, ...]
-    telling: str = ""
+    distinction: str = ""
     remark: str = ""
 
     @property
@@ -81,8 +81,8 @@ class Missing:
 class Source:
     """Which evaluations are read: those with `chance`, `episodes` of each after `skip_episodes`.
 
-    `known` has the reasons, by run id and scheme, of results that are known to be missing; `remedy`
-    is a command that makes all that is missing, if there is one.
+    `missing_reasons` are those of results that are known to be missing, by run id and scheme;
+    `remedy` is a command that makes all that is missing, if there is one.
     """
 
     workspace: Workspace
@@ -90,7 +90,7 @@ class Source:
     chance: Chance = GREEDY
     episodes: int | None = None
     skip_episodes: int = 0
-    known: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    missing_reasons: Mapping[tuple[str, str], str] = field(default_factory=dict)
     remedy: str | None = None
 
 
@@ -179,37 +179,37 @@ class CellResults:
     @property
     def references(self) -> list[Result]:
         """Return the results of fp32."""
-        return [first for first, *_ in self.entries if isinstance(first, Result)]
+        return [fp32 for fp32, *_ in self.entries if isinstance(fp32, Result)]
 
     @property
     def results(self) -> list[Result]:
         """Return all results."""
-        return [one for entries in self.entries for one in entries if isinstance(one, Result)]
+        return [entry for entries in self.entries for entry in entries if isinstance(entry, Result)]
 
-    def training_means(self, number: int) -> list[float]:
+    def training_means(self, column: int) -> list[float]:
         """Return the mean return of each training of a column that has a result."""
-        rows = self.trainings[number :: len(self.rows)]
+        rows = self.trainings[column :: len(self.rows)]
         return [row.returns.mean for row in rows if row.returns is not None]
 
     @property
     def episodes(self) -> int | None:
         """Return the episodes per flatbuffer, of the seed with fewest."""
-        return min((len(one.evaluation.seeds) for one in self.references), default=None)
+        return min((len(fp32.evaluation.seeds) for fp32 in self.references), default=None)
 
     @property
     def settings(self) -> dict[str, str]:
         """Return the settings of the trainings, with every value of those that differ."""
-        found: dict[str, dict[str, None]] = {}
+        values_by_name: dict[str, dict[str, None]] = {}
         for sidecar in (result.sidecar for result in self.results):
-            for key, value in settings(Run.from_dict(sidecar.run), sidecar.preset).items():
-                found.setdefault(key, {})[str(value)] = None
-        return {key: " or ".join(values) for key, values in found.items()}
+            for name, value in settings(Run.from_dict(sidecar.run), sidecar.preset).items():
+                values_by_name.setdefault(name, {})[str(value)] = None
+        return {name: " or ".join(values) for name, values in values_by_name.items()}
 
     @property
     def smallest(self) -> Row | None:
         """Return the smallest native scheme that keeps the reward."""
-        kept = [row for row in self.rows if row.native and row.verdict in _KEEPING]
-        return min(kept, key=lambda row: row.size_bytes or math.inf) if kept else None
+        rows = (row for row in self.rows if row.native and row.verdict in _KEEPING_VERDICTS)
+        return min(rows, key=lambda row: row.size_bytes or math.inf, default=None)
 
     @property
     def fewest(self) -> list[tuple[str, Row | None]]:
@@ -221,10 +221,13 @@ class CellResults:
         for row in sorted(self.rows, key=lambda row: -row.weight_bits):
             if kind := family(Scheme.parse(row.scheme)):
                 sweeps.setdefault((kind, row.delay), []).append(row)
-        kept = [list(takewhile(lambda row: row.verdict in _KEEPING, of)) for of in sweeps.values()]
         kinds = Counter(kind for kind, _ in sweeps)
-        names = [kind if kinds[kind] == 1 else f"{kind} from {delay:,}" for kind, delay in sweeps]
-        return [(name, [None, *rows][-1]) for name, rows in zip(names, kept, strict=True)]
+        fewest: list[tuple[str, Row | None]] = []
+        for (kind, delay), rows in sweeps.items():
+            keeping = takewhile(lambda row: row.verdict in _KEEPING_VERDICTS, rows)
+            name = kind if kinds[kind] == 1 else f"{kind} from {delay:,}"
+            fewest.append((name, [None, *keeping][-1]))
+        return fewest
 
 
 def load_cell(source: Source, cell: Cell) -> CellResults:
@@ -234,19 +237,21 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     """
     seeds, columns = range(len(cell.references)), range(len(cell.columns))
     entries = [_load_seed(source, cell, seed) for seed in seeds]
-    missing = [one for of_seed in entries for one in of_seed if isinstance(one, Missing)]
-    references = [first for first, *_ in entries if isinstance(first, Result)]
-    for fp32 in (one for one in references if one.baseline is None):
-        run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes
-        command = f"{_evaluate_command(source, run_id, REFERENCE)} --episodes {count}"
-        reason = "was not evaluated on the episodes of fp32"
-        missing.append(Missing(run_id, BASELINE, reason, source.remedy or command))
-    random = [one.baseline.returns for one in references if one.baseline is not None]
-    random_return = None
-    if len(random) == len(seeds) == 1:
-        random_return = compare.mean_interval(random[0])
-    elif len(random) == len(seeds):
-        random_return = compare.student_interval([float(np.mean(played)) for played in random])
+    missing = [entry for of_seed in entries for entry in of_seed if isinstance(entry, Missing)]
+    references = [fp32 for fp32, *_ in entries if isinstance(fp32, Result)]
+    for fp32 in references:
+        if fp32.baseline is None:
+            run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes
+            command = f"{_evaluate_command(source, run_id, REFERENCE)} --episodes {count}"
+            reason = "was not evaluated on the episodes of fp32"
+            missing.append(Missing(run_id, BASELINE, reason, source.remedy or command))
+    random_returns = [fp32.baseline.returns for fp32 in references if fp32.baseline is not None]
+    random_mean = None
+    if len(random_returns) == len(seeds) == 1:
+        random_mean = compare.mean_interval(random_returns[0])
+    elif len(random_returns) == len(seeds):
+        means = [float(np.mean(returns)) for returns in random_returns]
+        random_mean = compare.student_interval(means)
     runs = {run.run_id: run for column in cell.columns for run in column.runs}
     curves = {run_id: _load_curve(source.workspace, run) for run_id, run in runs.items()}
     return CellResults(
@@ -255,40 +260,40 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
         missing,
         rows=[_row(cell, number, entries, seeds) for number in columns],
         trainings=[_row(cell, number, entries, [seed]) for seed in seeds for number in columns],
-        baseline=random_return,
+        baseline=random_mean,
         curves={run_id: curve for run_id, curve in curves.items() if curve is not None},
     )
 
 
 def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
     """Load one training of each column, all on the same episodes."""
-    found: list[_Pair | Missing] = []
+    pairs: list[_Pair | Missing] = []
     networks: dict[str, Sidecar] = {}
     for column in cell.columns:
-        one = load(source, column.runs[seed], column.scheme.name)
-        if not isinstance(one, Missing):
-            one = _matching(source, one, found[0] if found else one, networks)
-        found.append(one)
-    if isinstance(found[0], Missing):
-        return [one for one in found if isinstance(one, Missing)]
-    skip, (_, whole) = source.skip_episodes, found[0]
-    counts = [len(one[1].seeds) - skip for one in found if not isinstance(one, Missing)]
+        pair = load(source, column.runs[seed], column.scheme.name)
+        if not isinstance(pair, Missing):
+            pair = _matching(source, pair, pairs[0] if pairs else pair, networks)
+        pairs.append(pair)
+    if isinstance(pairs[0], Missing):
+        return [pair for pair in pairs if isinstance(pair, Missing)]
+    skip, (_, reference) = source.skip_episodes, pairs[0]
+    counts = [len(pair[1].seeds) - skip for pair in pairs if not isinstance(pair, Missing)]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
-    fp32, run = whole.first(count, skip=skip), cell.references[seed]
+    fp32, run = reference.first(count, skip=skip), cell.references[seed]
     random = baseline(source.workspace.artifact(run.run_id, BASELINE), run, fp32.seeds)
 
-    def result(sidecar: Sidecar, all_played: Evaluation) -> Result:
-        evaluation = all_played.first(count, skip=skip)
+    def result(sidecar: Sidecar, full: Evaluation) -> Result:
+        evaluation = full.first(count, skip=skip)
         comparison = compare.compare(fp32, evaluation, random, source.margin_percent)
-        return Result(sidecar, evaluation, comparison, random, all_played.returns[:skip])
+        return Result(sidecar, evaluation, comparison, random, full.returns[:skip])
 
-    return [one if isinstance(one, Missing) else result(*one) for one in found]
+    return [pair if isinstance(pair, Missing) else result(*pair) for pair in pairs]
 
 
 def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
     """Load a sidecar and its evaluation."""
     status = state(source.workspace, run, scheme, chance=source.chance)
-    reason = source.known.get((run.run_id, scheme), status.reason)
+    reason = source.missing_reasons.get((run.run_id, scheme), status.reason)
     if not reason and status.sidecar is not None and status.evaluation is not None:
         return status.sidecar, status.evaluation
     command = status.command or _evaluate_command(source, run.run_id, scheme)
@@ -342,48 +347,49 @@ def _row(
     cell: Cell, number: int, entries: Sequence[Sequence[Result | Missing]], seeds: Sequence[int]
 ) -> Row:
     """Return the row of a column, pooled over seeds; without figures if one is missing."""
-    column, one = cell.columns[number], len(seeds) == 1
+    column, single = cell.columns[number], len(seeds) == 1
     first, scheme = column.runs[seeds[0]], column.scheme
     row = Row(
         cell=cell.title,
         label=column.label,
-        run_id=first.run_id if one else None,
+        run_id=first.run_id if single else None,
         algo=first.algo,
         env_id=first.env_id,
-        seed=first.seed if one else None,
+        seed=first.seed if single else None,
         scheme=scheme.name,
         native=scheme.native,
         weight_bits=scheme.weight_bits,
         delay=None if first.quantization is None else first.quantization.delay,
         runs=len(seeds),
     )
-    found = [entries[seed][number] for seed in seeds]
-    if absent := [each for each in found if isinstance(each, Missing)]:
-        names = ", ".join(each.run_id for each in absent)
-        return replace(row, status=absent[0].reason if one else f"missing in {names}")
-    results = [each for each in found if isinstance(each, Result)]
-    references = [each for seed in seeds if isinstance(each := entries[seed][0], Result)]
-    pooled = compare.pool([each.comparison for each in results])
-    agreements = [each.evaluation.agreement or {} for each in results]
-    successes = [each.evaluation.successes for each in results]
+    column_entries = [entries[seed][number] for seed in seeds]
+    if missing := [entry for entry in column_entries if isinstance(entry, Missing)]:
+        names = ", ".join(entry.run_id for entry in missing)
+        return replace(row, status=missing[0].reason if single else f"missing in {names}")
+    results = [entry for entry in column_entries if isinstance(entry, Result)]
+    references = [fp32 for seed in seeds if isinstance(fp32 := entries[seed][0], Result)]
+    pooled = compare.pool([result.comparison for result in results])
+    agreements = [result.evaluation.agreement or {} for result in results]
+    successes = [result.evaluation.successes for result in results]
     row = replace(
         row,
         **(_costs(results, references) if scheme.native else {}),
         episodes=pooled.episodes,
         returns=pooled.returns,
         verdict="reference",
-        action_agreement=mean_of_all([each.get("fraction") for each in agreements]),
+        action_agreement=mean_of_all([agreement.get("fraction") for agreement in agreements]),
         success_rate=mean_of_all([None if s is None else float(np.mean(s)) for s in successes]),
-        ties=sum(each.evaluation.ties for each in results),
+        ties=sum(result.evaluation.ties for result in results),
         weight_dtypes=results[0].sidecar.weight_dtypes,
-        sha256=results[0].sidecar.sha256 if one else None,
+        sha256=results[0].sidecar.sha256 if single else None,
     )
     if scheme.name == REFERENCE:
         return row
-    losing = 0 if one else sum(each.comparison.verdict == "loss" for each in results)
-    alike = 0 if pooled.difference.mean < 0 else pooled.difference.alike
-    if not alike and pooled.verdict == compare.WITHIN_MARGIN:
-        alike = len(seeds)
+    losses = 0 if single else sum(result.comparison.verdict == "loss" for result in results)
+    observations = 0 if pooled.difference.mean < 0 else pooled.difference.alike
+    if not observations and pooled.verdict == compare.WITHIN_MARGIN:
+        observations = len(seeds)
+    unseen = compare.unseen_percent(observations, losses) if observations > 1 else None
     return replace(
         row,
         difference=pooled.difference,
@@ -391,8 +397,8 @@ def _row(
         absolute_reward_error_percent=pooled.absolute_reward_error,
         normalised_error_percent=pooled.normalised_error,
         verdict=pooled.verdict,
-        losing=None if one else losing,
-        unseen_percent=compare.unseen_percent(alike, losing) if alike > 1 else None,
+        losing=None if single else losses,
+        unseen_percent=unseen,
         more_needed=pooled.more_needed,
     )
 
@@ -400,26 +406,27 @@ def _row(
 def _costs(results: Sequence[Result], references: Sequence[Result]) -> dict[str, Any]:
     """Return mean sizes and least latencies of native files; other processes add to latencies."""
 
-    def least(measured: Sequence[Result], name: str) -> float:
-        latencies = [each.evaluation.latency_us or {} for each in measured]
-        return float(np.min([latency.get(name, math.nan) for latency in latencies]))
+    def least(timed: Iterable[Result], statistic: str) -> float:
+        latencies = [result.evaluation.latency_us or {} for result in timed]
+        return float(np.min([latency.get(statistic, math.nan) for latency in latencies]))
 
-    sizes = np.array([each.sidecar.size_bytes for each in results])
-    full = np.array([each.sidecar.size_bytes for each in references])
-    median = least(results, "median")
+    sizes = np.array([result.sidecar.size_bytes for result in results])
+    fp32_sizes = np.array([fp32.sidecar.size_bytes for fp32 in references])
     # Latencies have a ratio on one processor: that which timed most trainings in both schemes.
-    timed: dict[str, list[tuple[Result, Result]]] = {}
-    for one, fp32 in zip(results, references, strict=True):
-        if one.evaluation.processor == fp32.evaluation.processor != "":
-            timed.setdefault(one.evaluation.processor, []).append((fp32, one))
-    most = max(timed.values(), key=len, default=[])
-    theirs, ours = ([pair[i] for pair in most] for i in (0, 1))
+    pairs: dict[str, list[tuple[Result, Result]]] = {}
+    for fp32, result in zip(references, results, strict=True):
+        if result.evaluation.processor == fp32.evaluation.processor != "":
+            pairs.setdefault(result.evaluation.processor, []).append((fp32, result))
+    speedup = math.nan
+    if pairs:
+        timed_references, timed_results = zip(*max(pairs.values(), key=len), strict=True)
+        speedup = least(timed_references, "median") / least(timed_results, "median")
     costs = {
         "size_bytes": float(sizes.mean()),
-        "compression": float((full / sizes).mean()),
-        "latency_median_us": median,
+        "compression": float((fp32_sizes / sizes).mean()),
+        "latency_median_us": least(results, "median"),
         "latency_p95_us": least(results, "p95"),
-        "speedup": least(theirs, "median") / least(ours, "median") if most else math.nan,
+        "speedup": speedup,
     }
     return finite(costs.items())
 
@@ -431,14 +438,14 @@ def finite(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def flat(row: Row) -> dict[str, Any]:
     """Return a row for CSV and JSON, with intervals as `return_mean`, `return_low` and so on."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for key, value in asdict(row, dict_factory=finite).items():
         if key in ("returns", "difference"):
-            for end in (one.name for one in fields(Interval)):
-                found[f"{key.removesuffix('s')}_{end}"] = value and value[end]
+            for part in fields(Interval):
+                columns[f"{key.removesuffix('s')}_{part.name}"] = value and value[part.name]
         else:
-            found[key] = value
-    return found
+            columns[key] = value
+    return columns
 
 
 def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
@@ -447,27 +454,32 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     Trainings that several cells have count once. A game that one training plays without chance is
     too few different episodes, and left out.
     """
-    found: dict[str, dict[tuple[str, ...], tuple[str, list[Paired]]]] = {}
+    trainings: dict[str, dict[tuple[str, ...], tuple[str, list[Paired]]]] = {}
     titles = Counter(cell.cell.title for cell in cells)
     for cell in cells:
-        trained, title = tuple(run.run_id for run in cell.cell.references), cell.cell.title
-        name = title if titles[title] == 1 else f"{title} ({trained[0]})"
+        run_ids, title = tuple(run.run_id for run in cell.cell.references), cell.cell.title
+        name = title if titles[title] == 1 else f"{title} ({run_ids[0]})"
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.delay is not None or row.normalised_error_percent is None:
                 continue
             paired = list(_paired(cell.references, entries))
             if len(paired) > 1 or paired[0].observations >= compare.MIN_EPISODES:
-                found.setdefault(row.scheme, {}).setdefault(trained, (name, paired))
-    return [aggregate(scheme, dict(of.values())) for scheme, of in found.items() if len(of) > 1]
+                trainings.setdefault(row.scheme, {}).setdefault(run_ids, (name, paired))
+    return [
+        aggregate(scheme, dict(of_scheme.values()))
+        for scheme, of_scheme in trainings.items()
+        if len(of_scheme) > 1
+    ]
 
 
 def _paired(references: Sequence[Result], entries: Sequence[Result | Missing]) -> Iterator[Paired]:
-    for fp32, one in zip(references, entries, strict=True):
-        if isinstance(one, Result) and fp32.baseline is not None:
+    for fp32, entry in zip(references, entries, strict=True):
+        if isinstance(entry, Result) and fp32.baseline is not None:
+            returns = entry.evaluation.returns
             yield Paired(
-                np.array(one.evaluation.returns),
+                np.array(returns),
                 np.array(fp32.evaluation.returns),
                 float(np.mean(fp32.baseline.returns)),
-                compare.effective_n(fp32.evaluation, one.evaluation) or len(one.evaluation.returns),
+                compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
                 fp32.skipped,
             )

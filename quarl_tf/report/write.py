@@ -67,15 +67,14 @@ def write_report(
             "A report on runs that differ in more than their seed needs a name; give --name NAME. "
             f"Received: runs={[run.run_id for run in runs]}"
         )
-    default = runs[0].run_id if len(runs) == 1 else names.pop()
-    chosen = name or report_name(default, chance)
+    name = name or report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
         key = run.to_dict() | {"seed": None, "settings": settings(run, sidecar.preset)}
         groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     cells = [_cell_of(workspace, group, chance) for group in groups.values()]
-    title = cells[0].title if len(cells) == 1 else chosen
-    return write(source, cells, name=chosen, title=title, command=command)
+    title = cells[0].title if len(cells) == 1 else name
+    return write(source, cells, name=name, title=title, command=command)
 
 
 def write(
@@ -94,13 +93,12 @@ def write(
     same bytes, except for the memory of processes. Returns the path of index.html.
     """
     workspace = source.workspace
-    loaded = [results.load_cell(source, cell) for cell in cells]
-    absent = {(m.run_id, m.scheme): m for one in loaded for m in one.missing}
-    missing = list(absent.values())
-    memories = [memory_rows(workspace, one) for one in loaded] if memory else []
-    summaries = [_summary(one) for one in loaded]
-    aggregated = results.aggregates(loaded)
-    rows, pooled = _rows(loaded)
+    cell_results = [results.load_cell(source, cell) for cell in cells]
+    missing = {(m.run_id, m.scheme): m for cell in cell_results for m in cell.missing}
+    memories = [memory_rows(workspace, cell) for cell in cell_results] if memory else []
+    summaries = [_summary(cell) for cell in cell_results]
+    aggregates = results.aggregates(cell_results)
+    rows, pooled = _rows(cell_results)
     content = {
         "name": name,
         "margin_percent": source.margin_percent,
@@ -109,40 +107,40 @@ def write(
         "cells": summaries,
         "pooled": pooled,
         "runs": rows,
-        "missing": [asdict(one) for one in missing],
-        "aggregates": [asdict(one, dict_factory=finite) for one in aggregated],
+        "missing": [asdict(experiment) for experiment in missing.values()],
+        "aggregates": [asdict(aggregate, dict_factory=finite) for aggregate in aggregates],
     }
     if memory:
-        content["memory"] = [row for of_cell in memories for row in of_cell]
+        content["memory"] = [row for memory_of_cell in memories for row in memory_of_cell]
     folder = workspace.report_dir(name)
     write_json(folder / "results.json", content)
     write_csv(
         folder / "results.csv",
         [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
     )
-    figures = list(draw(workspace, loaded, aggregated, x))
-    commands = [line for one in loaded for line in _commands(one, source)]
+    figures = list(draw(workspace, cell_results, aggregates, x))
+    commands = [line for cell in cell_results for line in _commands(cell, source)]
     context = {
         "title": title,
-        "cells": loaded,
+        "cells": cell_results,
         "summaries": summaries,
-        "aggregates": aggregated,
-        "labels": list(dict.fromkeys(row.label for one in loaded for row in one.rows)),
-        "schemes": {row.scheme for one in loaded for row in one.rows},
-        "missing": missing,
-        "experiments": len({(row["run_id"], row["scheme"]) for row in rows} | set(absent)),
+        "aggregates": aggregates,
+        "labels": list(dict.fromkeys(row["label"] for row in pooled)),
+        "schemes": {row["scheme"] for row in pooled},
+        "missing": list(missing.values()),
+        "experiments": len({(row["run_id"], row["scheme"]) for row in rows} | set(missing)),
         "memory": memories,
         "succeeding": any("success_rate" in row for row in rows),
         "margin": f"{source.margin_percent:g} %",
         "skipped": source.skip_episodes,
-        "fewest_episodes": min((n for one in loaded if (n := one.episodes)), default=None),
+        "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
         "command": command,
         "made_by": [source.remedy] if source.remedy else commands,
-        "provenance": provenance([result for one in loaded for result in one.results]),
+        "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
-        **shown(source, loaded),
+        **shown(source, cell_results),
     }
-    return write_pages(folder, context, {one.file: png(one.figure) for one in figures})
+    return write_pages(folder, context, {picture.file: png(picture.figure) for picture in figures})
 
 
 def _sidecar(source: Source, run_id: str) -> Sidecar:
@@ -151,26 +149,26 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     schemes = _exported(workspace, [run_id])
     paths = (sidecar_path(workspace.artifact(run_id, scheme.name)) for scheme in schemes)
     sidecars = (Sidecar.load(path) for path in paths if path.exists())
-    sidecar = next((one for one in sidecars if one.run_id == run_id), None)
+    sidecar = next((sidecar for sidecar in sidecars if sidecar.run_id == run_id), None)
     if sidecar is None:
         raise QuarlError(
             "There are no flatbuffers of this run; make them with "
             f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
         )
-    found = load(source, Run.from_dict(sidecar.run).plain, REFERENCE)
-    if isinstance(found, Missing):
+    fp32 = load(source, Run.from_dict(sidecar.run).plain, REFERENCE)
+    if isinstance(fp32, Missing):
         raise QuarlError(
-            f"There is nothing to compare with: fp32 of {found.run_id} {found.reason}; run "
-            f"`{found.command}`. Received: run={run_id!r}"
+            f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; run "
+            f"`{fp32.command}`. Received: run={run_id!r}"
         )
     return sidecar
 
 
 def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
     """Return the cell of runs that differ in their seed alone, with all their exported schemes."""
-    found = _exported(workspace, [run.run_id for run in runs])
+    schemes = _exported(workspace, [run.run_id for run in runs])
     columns = [Column(REFERENCE, Scheme.parse(REFERENCE), tuple(run.plain for run in runs))]
-    columns += [Column(s.name, s, tuple(runs)) for s in found if s.name != REFERENCE]
+    columns += [Column(s.name, s, tuple(runs)) for s in schemes if s.name != REFERENCE]
     first = runs[0]
     options = dict(first.overrides)
     if first.origin is not None:
@@ -179,9 +177,9 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
         options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
         options |= first.quantization.options()
     details = [f"{key}={value}" for key, value in options.items()]
-    telling = ", ".join(filter(None, [*details, chance.words]))
-    title = f"{first.algo} on {first.env_id}" + (f" ({telling})" if telling else "")
-    return Cell(title=title, telling=telling, columns=tuple(columns))
+    distinction = ", ".join(filter(None, [*details, chance.words]))
+    title = f"{first.algo} on {first.env_id}" + (f" ({distinction})" if distinction else "")
+    return Cell(title=title, distinction=distinction, columns=tuple(columns))
 
 
 def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
@@ -190,23 +188,23 @@ def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:
     Of a large flatbuffer only the sidecar may have been kept.
     """
     files = [path for run_id in run_ids for path in workspace.artifact_dir(run_id).glob("*")]
-    found = []
+    schemes = []
     for name in {path.stem for path in files if path.suffix in (".tflite", ".json")}:
         with contextlib.suppress(UsageError):  # Not named after a scheme.
-            found.append(Scheme.parse(name))
+            schemes.append(Scheme.parse(name))
 
     def place(scheme: Scheme) -> tuple[int, int, int, str]:
-        kinds, usual = [None, *FAMILIES], [*DEFAULT_SCHEMES, scheme.name]
-        order = kinds.index(family(scheme)), -scheme.weight_bits
-        return *order, usual.index(scheme.name), scheme.name
+        families, names = [None, *FAMILIES], [*DEFAULT_SCHEMES, scheme.name]
+        order = families.index(family(scheme)), -scheme.weight_bits
+        return *order, names.index(scheme.name), scheme.name
 
-    return sorted(found, key=place)
+    return sorted(schemes, key=place)
 
 
 def _rows(cells: Sequence[CellResults]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of all trainings and the pooled ones, with success rates if there are any."""
-    rows = [results.flat(row) for one in cells for row in one.trainings]
-    pooled = [results.flat(row) for one in cells for row in one.rows]
+    rows = [results.flat(row) for cell in cells for row in cell.trainings]
+    pooled = [results.flat(row) for cell in cells for row in cell.rows]
     if all(row["success_rate"] is None for row in rows):
         for row in (*rows, *pooled):
             del row["success_rate"]
@@ -214,7 +212,7 @@ def _rows(cells: Sequence[CellResults]) -> tuple[list[dict[str, Any]], list[dict
 
 
 def _summary(cell: CellResults) -> dict[str, Any]:
-    protocols = [asdict(one.evaluation.protocol) for one in cell.references]
+    protocols = [asdict(fp32.evaluation.protocol) for fp32 in cell.references]
     return {
         "title": cell.cell.title,
         "runs": [run.run_id for run in cell.cell.references],

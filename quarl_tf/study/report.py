@@ -28,7 +28,7 @@ def write_study_report(
         episodes=study.episodes,
         skip_episodes=study.skip_episodes,
         chance=study.chance,
-        known=reasons,
+        missing_reasons=reasons,
         remedy=remedy,
     )
     return report.write(
@@ -52,5 +52,8 @@ def _cell(cell: StudyCell) -> Cell:
         runs = tuple(cell.run(seed, quantization) for seed in cell.seeds)
         columns.append(Column(label, scheme, runs))
     return Cell(
-        title=cell.title, telling=cell.distinction, columns=tuple(columns), remark=cell.remark
+        title=cell.title,
+        distinction=cell.distinction,
+        columns=tuple(columns),
+        remark=cell.remark,
     )
