@@ -47,8 +47,10 @@ def draw(
     if any(len(cell.rows) > 1 for cell in cells):
         yield Picture("return_against_bits", 0, returns.return_against_bits(cells))
     if aggregates:
-        kept = {one.scheme: 100 - np.array(one.errors) for one in aggregates}
-        yield Picture("performance_profile", 0, returns.performance_profile(kept))
+        kept_percent = {
+            aggregate.scheme: 100 - np.array(aggregate.errors) for aggregate in aggregates
+        }
+        yield Picture("performance_profile", 0, returns.performance_profile(kept_percent))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
         several = len(list(filter(None, groups.values()))) > 1
@@ -70,11 +72,12 @@ def draw(
 def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[Picture]:
     """Yield the figures of single episodes, and of the layers of the first training."""
     pairs = {}
-    fp32 = [one.evaluation.returns for one in cell.references]
+    reference_returns = [fp32.evaluation.returns for fp32 in cell.references]
     for row, entries in list(zip(cell.rows, zip(*cell.entries, strict=True), strict=True))[1:]:
         if row.status == OK:
-            played = [one.evaluation.returns for one in entries if isinstance(one, Result)]
-            pairs[row.label] = (np.concatenate(fp32), np.concatenate(played))
+            results = (entry for entry in entries if isinstance(entry, Result))
+            scheme_returns = [result.evaluation.returns for result in results]
+            pairs[row.label] = np.concatenate(reference_returns), np.concatenate(scheme_returns)
     if pairs:
         yield Picture("paired_returns", number, returns.paired_returns(pairs, cell.cell.title))
     if not cell.references:
@@ -107,14 +110,14 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
             trainings.setdefault(ids, (runs[0], []))[1].append(cell)
     groups = {}
     plain_first = sorted(trainings.items(), key=lambda item: bool(item[1][0].quantization))
-    for ids, (run, sharing) in plain_first:
-        cell, name = sharing[0], REFERENCE
+    for ids, (run, cells_of_run) in plain_first:
+        cell, name = cells_of_run[0], REFERENCE
         if run.quantization is not None:
-            aware = (column.runs[0].quantization for column in cell.cell.columns)
-            several = len({one.delay for one in aware if one is not None}) > 1
-            since = f" from {run.quantization.delay:,}" if several else ""
-            name = f"{run.quantization.bits} bits{since}"
-        if cell.cell.distinction and len(cells) > 1 and len(sharing) == 1:
+            quantizations = (column.runs[0].quantization for column in cell.cell.columns)
+            delays = {quantization.delay for quantization in quantizations if quantization}
+            suffix = f" from {run.quantization.delay:,}" if len(delays) > 1 else ""
+            name = f"{run.quantization.bits} bits{suffix}"
+        if cell.cell.distinction and len(cells) > 1 and len(cells_of_run) == 1:
             name += f" ({cell.cell.distinction})"
         complete = all(run_id in cell.curves for run_id in ids)
         groups[name] = [cell.curves[run_id] for run_id in ids] if complete else []
@@ -122,5 +125,5 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
 
 
 def _all_have(groups: _Groups, column: str) -> bool:
-    found = [curve.has(column) for group in groups.values() for curve in group]
-    return bool(found) and all(found)
+    curves_of_all = [curve for group in groups.values() for curve in group]
+    return bool(curves_of_all) and all(curve.has(column) for curve in curves_of_all)

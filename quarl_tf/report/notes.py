@@ -19,31 +19,31 @@ def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
         yield {"key": "few_episodes", "episodes": cell.episodes, "least": MIN_EPISODES}
     for reference in cell.references:
         yield from _notes_on_games(reference)
-    seeds, elsewhere = set(), dict[int, None]()
-    trained_on = {one.sidecar.run_id: one.sidecar.trained_on for one in cell.references}
+    seeds, bits = set(), dict[int, None]()
+    trained_on = {fp32.sidecar.run_id: fp32.sidecar.trained_on for fp32 in cell.references}
     for result in cell.results:
         run = Run.from_dict(result.sidecar.run)
         if run.quantization is not None:
             seeds.add(run.seed)
             if result.sidecar.trained_on != trained_on[run.plain.run_id]:
-                elsewhere[run.quantization.bits] = None
+                bits[run.quantization.bits] = None
     if len(seeds) == 1:
         yield {"key": "one_seed"}
-    if elsewhere:
-        yield {"key": "other_processor", "bits": list(elsewhere)}
+    if bits:
+        yield {"key": "other_processor", "bits": list(bits)}
 
 
 def _notes_on_games(reference: Result) -> Iterator[dict[str, Any]]:
-    run_id, games = reference.sidecar.run_id, reference.evaluation.returns
+    run_id, returns = reference.sidecar.run_id, reference.evaluation.returns
     effective_n = compare.effective_n(reference.evaluation)
-    if effective_n is not None and effective_n < len(games):
-        counts = {"run": run_id, "games": len(games), "different": len(set(games))}
+    if effective_n is not None and effective_n < len(returns):
+        counts = {"run": run_id, "games": len(returns), "different": len(set(returns))}
         yield {"key": "repeated_games", **counts, "effective_n": round(effective_n, 1)}
     if reference.baseline is not None:
-        returns, baseline = reference.comparison.returns, reference.baseline.returns
-        low = returns.low if returns.bounded else returns.mean
+        interval, random_returns = reference.comparison.returns, reference.baseline.returns
+        low = interval.low if interval.bounded else interval.mean
         # If each game earns more than all random ones, even a wide interval is no doubt.
-        if low <= np.mean(baseline) and min(games) <= max(baseline):
+        if low <= np.mean(random_returns) and min(returns) <= max(random_returns):
             yield {"key": "as_random", "run": run_id}
 
 
@@ -55,24 +55,23 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
     columns = cell.cell.columns
     if not any(column.runs[0].quantization for column in columns):
         return []
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for column in columns:
         ids = tuple(run.run_id for run in column.runs)
         curves = [cell.curves[run_id] for run_id in ids if run_id in cell.curves]
         # Up to the delay it was another network.
         lines = [curve.line("greedy_return").loc[(curve.delay or 0) + 1 :] for curve in curves]
         if len(lines) == len(ids) and all(map(len, lines)):
-            best, last = fmean(x.max() for x in lines), fmean(x.iloc[-1] for x in lines)
-            found.setdefault(ids, {"label": column.label, "best": best, "last": last})
-    return list(found.values())
+            best, last = fmean(line.max() for line in lines), fmean(line.iloc[-1] for line in lines)
+            rows.setdefault(ids, {"label": column.label, "best": best, "last": last})
+    return list(rows.values())
 
 
 def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:
     """Measure the native flatbuffers of a cell and compare them with fp32."""
-    count = len(cell.rows)
     rows = [
-        _memory_row(workspace, row, cell.trainings[place::count])
-        for place, row in enumerate(cell.rows)
+        _memory_row(workspace, row, cell.trainings[column :: len(cell.rows)])
+        for column, row in enumerate(cell.rows)
         if row.native
     ]
     reference = rows[0]["bytes"]
@@ -88,11 +87,11 @@ def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]
 def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> dict[str, Any]:
     """Return the mean over the trainings of a column; no figures if a flatbuffer is missing."""
     paths = {str(row.run_id): workspace.artifact(str(row.run_id), row.scheme) for row in trainings}
-    absent = [str(row.run_id) for row in trainings if row.status != OK]
+    missing = [str(row.run_id) for row in trainings if row.status != OK]
     # Only the hash of a flatbuffer may have been kept.
-    absent += [run_id for run_id, path in paths.items() if not path.exists()]
-    status = f"missing in {', '.join(dict.fromkeys(absent))}" if absent else OK
-    measured = [] if absent else [memory.measure(path) for path in paths.values()]
+    missing += [run_id for run_id, path in paths.items() if not path.exists()]
+    status = f"missing in {', '.join(dict.fromkeys(missing))}" if missing else OK
     row = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme, "status": status}
-    means = {key: fmean(one[key] for one in measured) for key in (*measured, {})[0]}
+    sizes = [] if missing else [memory.measure(path) for path in paths.values()]
+    means = {key: fmean(size[key] for size in sizes) for key in (*sizes, {})[0]}
     return row | {"bytes": means or None, "change_percent": None}
