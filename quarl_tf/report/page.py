@@ -77,7 +77,8 @@ def templates() -> jinja2.Environment:
 def provenance(results: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
     """Collect the commits, processors and package versions of results."""
     commits, processors, versions = (defaultdict[str, set[str]](set) for _ in range(3))
-    for sidecar, evaluation in ((one.sidecar, one.evaluation) for one in results):
+    for result in results:
+        sidecar, evaluation = result.sidecar, result.evaluation
         commits["trained"] |= set(sidecar.trained_commits) or {"an unknown commit"}
         commits["exported"].add(sidecar.commit or "an unknown commit")
         processors["trained"] |= set(sidecar.trained_on) or {"an unknown processor"}

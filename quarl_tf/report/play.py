@@ -47,7 +47,7 @@ _OPERATORS = _LAYERS | _INTEGER | {f"{name} float32" for name in _FLOAT}
 _RELU = 1
 
 
-def shown(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
+def animation(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
     """Return what a page plays, as JSON, and the film that it shows instead; both may be None.
 
     It is the first training of the report's one cell for which that can be made. There is nothing
@@ -57,9 +57,9 @@ def shown(source: Source, cells: Sequence[CellResults]) -> dict[str, Any]:
     for pair in _pairs(source, cells):
         paths = [source.workspace.artifact(r.sidecar.run_id, r.sidecar.scheme) for r in pair]
         with contextlib.suppress(QuarlError):
-            if played := _played(pair, paths):
-                return {"play": played, "film": None}
-            return {"play": None, "film": _film(pair, paths)}
+            simulation = _simulation(pair, paths)
+            film = None if simulation else _film(pair, paths)
+            return {"play": simulation, "film": film}
     return {"play": None, "film": None}
 
 
@@ -68,14 +68,14 @@ def _pairs(source: Source, cells: Sequence[CellResults]) -> Iterator[list[Result
     if len(cells) > 1 or source.chance != GREEDY:
         return
     for entries in cells[0].entries:
-        found = {one.sidecar.scheme: one for one in entries if isinstance(one, Result)}
-        if set(_SCHEMES) <= set(found):
-            yield [found[scheme] for scheme in _SCHEMES]
+        results = {entry.sidecar.scheme: entry for entry in entries if isinstance(entry, Result)}
+        if set(_SCHEMES) <= set(results):
+            yield [results[scheme] for scheme in _SCHEMES]
 
 
-def _played(pair: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any] | None:
+def _simulation(pair: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any] | None:
     """Return what a page plays; None if it lacks the environment or an operator."""
-    fp32, int8 = (one.sidecar for one in pair)
+    fp32, int8 = (result.sidecar for result in pair)
     if fp32.env_id not in ENVIRONMENTS:
         return None
     policies = [policy(flatbuffer.read(path), Policy.load(path).sidecar) for path in paths]
@@ -83,14 +83,14 @@ def _played(pair: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any] | N
         return None
     low, high = fp32.action_low, fp32.action_high
     seeds = pair[0].evaluation.seeds[:_STARTS]
-    played = zip(seeds, *(one.evaluation.returns for one in pair), strict=False)
+    episodes = zip(seeds, *(result.evaluation.returns for result in pair), strict=False)
     return {
         "run_id": int8.run_id,
         "env": fp32.env_id,
         "tolerance": low and (AGREEMENT_TOLERANCE * np.subtract(high or [], low)).tolist(),
         "policies": policies,
         "starts": [
-            {"state": start(fp32.env_id, seed), "returns": returns} for seed, *returns in played
+            {"state": start(fp32.env_id, seed), "returns": returns} for seed, *returns in episodes
         ],
     }
 
@@ -110,14 +110,15 @@ def policy(content: bytes, sidecar: Sidecar) -> dict[str, Any] | None:
     """
     (graph, *_), operators = flatbuffer.parsed(content), []
     kinds = flatbuffer.audit(content).operators
-    for operator, kind, whole in zip(graph.operators, kinds, Graph(content).operators, strict=True):
-        fused = getattr(whole.builtinOptions, "fusedActivationFunction", 0)
+    records = Graph(content).operators  # With all options of the schema.
+    for operator, kind, record in zip(graph.operators, kinds, records, strict=True):
+        activation = getattr(record.builtinOptions, "fusedActivationFunction", 0)
         allowed = (0, _RELU) if kind in _LAYERS else (0,)
-        if kind not in _OPERATORS or fused not in allowed:
+        if kind not in _OPERATORS or activation not in allowed:
             return None
         (output,) = operator.outputs
-        made = {"name": operator.name, "inputs": operator.inputs, "output": output}
-        operators.append(made | {"relu": fused == _RELU})
+        entry = {"name": operator.name, "inputs": operator.inputs, "output": output}
+        operators.append(entry | {"relu": activation == _RELU})
     return {
         "scheme": sidecar.scheme,
         "size_bytes": sidecar.size_bytes,

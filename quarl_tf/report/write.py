@@ -21,7 +21,7 @@ from quarl_tf.report.drawing import draw
 from quarl_tf.report.figures.style import FAMILIES, family, png
 from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
-from quarl_tf.report.play import shown
+from quarl_tf.report.play import animation
 from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import (
     DEFAULT_MARGIN_PERCENT,
@@ -138,7 +138,7 @@ def write(
         "made_by": [source.remedy] if source.remedy else commands,
         "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
-        **shown(source, cell_results),
+        **animation(source, cell_results),
     }
     return write_pages(folder, context, {picture.file: png(picture.figure) for picture in figures})
 

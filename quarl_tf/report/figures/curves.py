@@ -63,9 +63,9 @@ def learning_curves(panels: Mapping[str, Sequence[Curve]], title: str = "") -> F
     for axes, (heading, curves) in zip(grid_of_axes, panels.items(), strict=True):
         for curve in curves:
             training, greedy = curve.line("episode_return"), curve.line("greedy_return")
-            look: dict[str, Any] = {"color": colours[curve.label]}
-            axes.plot(training.index, training, lw=1.0, alpha=0.55, **look)
-            axes.plot(greedy.index, greedy, lw=1.6, marker="o", ms=3.5, mec="white", **look)
+            colour = colours[curve.label]
+            axes.plot(training.index, training, color=colour, lw=1.0, alpha=0.55)
+            axes.plot(greedy.index, greedy, color=colour, lw=1.6, marker="o", ms=3.5, mec="white")
         if len(panels) > 1:
             axes.set_title(wrapped(heading, columns), fontsize="small")
         axes.xaxis.set_major_locator(MaxNLocator(7 // columns + 2))
@@ -90,10 +90,11 @@ def mean_curves(
     each of `columns`, given with y labels, against the column `x`.
     """
     # Warm colours for full precision, cool ones for the rest.
-    aware = [_delayed(curves) for curves in groups.values()]
-    warm = iter([scheme_colour(REFERENCE), *sns.color_palette("blend:#e8830c,#f2c14e", len(aware))])
-    cool = iter(sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(aware)))
-    colours: list[Any] = [next(cool if one else warm) for one in aware]
+    delayed = [_delayed(curves) for curves in groups.values()]
+    warm_palette = sns.color_palette("blend:#e8830c,#f2c14e", len(groups))
+    warm_colours = iter([scheme_colour(REFERENCE), *warm_palette])
+    cool_colours = iter(sns.color_palette("blend:#6cc24a,#1f9e9a,#3a6fd8,#9b2fc4", sum(delayed)))
+    colours: list[Any] = [next(cool_colours if cool else warm_colours) for cool in delayed]
     figure, panels = grid(len(columns), 1, 2.6, (title, _AXES[x], ""), sharex=True)
     for axes, (column, label) in zip(panels, columns.items(), strict=True):
         smooth = column != "episode_return"  # A mean of episodes already.
@@ -118,8 +119,8 @@ def mean_curves(
 
 def mean_line(lines: Sequence[pd.Series[float]]) -> pd.Series[float]:
     """Return the mean of lines over their common range, each interpolated linearly."""
-    together = pd.concat(lines, axis=1).sort_index().interpolate("index", limit_area="inside")
-    mean: pd.Series[float] = together.dropna().mean(axis=1)
+    table = pd.concat(lines, axis=1).sort_index().interpolate("index", limit_area="inside")
+    mean: pd.Series[float] = table.dropna().mean(axis=1)
     return mean
 
 

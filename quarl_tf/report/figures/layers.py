@@ -18,7 +18,7 @@ from quarl_tf.spec import Scheme
 HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
 
 #: Columns of `quarl blame` with their factors, by x label.
-_SHOWN = {
+_MEASURES = {
     "share of the error, %": ("share", 100),
     "at the grid's ends, %": ("saturated", 100),
     "codes used, of 256": ("codes", 1),
@@ -31,9 +31,9 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
     columns = len(HISTOGRAM_SCHEMES)
     labels = (title, "weight", "number of weights (log scale)")
     figure, panels = grid(columns * len(weights), columns, 2.0, labels, sharey="row")
-    for place, (name, values) in enumerate(weights.items()):
-        row = panels[columns * place :][:columns]
-        for axes, scheme in zip(row, HISTOGRAM_SCHEMES, strict=True):
+    for row, (name, values) in enumerate(weights.items()):
+        row_panels = panels[columns * row :][:columns]
+        for axes, scheme in zip(row_panels, HISTOGRAM_SCHEMES, strict=True):
             sns.histplot(
                 values.ravel(), bins=80, ax=axes, color=GREY, element="step", linewidth=0.6
             )
@@ -46,8 +46,8 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
             axes.grid(visible=False)
         # Of the paths of all fused operations, the end of the first names the layer.
         path, shape = name.partition(";")[0], " by ".join(map(str, values.shape))
-        short = path if len(path) <= 34 else f"…{path[-33:]}"
-        row[0].set_title(f"{short} ({shape})", loc="left", fontsize="small")
+        layer = path if len(path) <= 34 else f"…{path[-33:]}"
+        row_panels[0].set_title(f"{layer} ({shape})", loc="left", fontsize="small")
     handles = [
         Line2D([], [], color=scheme_colour(name), label=f"the values of {name}")
         for name in HISTOGRAM_SCHEMES
@@ -59,8 +59,8 @@ def weight_histograms(weights: Mapping[str, npt.NDArray[np.float32]], title: str
 def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np.float64]:
     """Return the grid of a layer; for a convolution that of the widest channel, its first axis."""
     if values.ndim > 2:
-        flat = values.reshape(len(values), -1)
-        values = flat[np.argmax(np.ptp(flat, axis=1))]
+        channels = values.reshape(len(values), -1)
+        values = channels[np.argmax(np.ptp(channels, axis=1))]
     form = Scheme.parse(scheme).recipe.default.weights
     if form is None:
         return np.empty(0)
@@ -72,9 +72,9 @@ def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np
 def blamed_layers(layers: pd.DataFrame, title: str = "") -> Figure:
     """Draw a table of `quarl blame`: a panel for each measure, a row for each layer."""
     figure, panels = grid(4, 4, 0.35 * len(layers) + 0.6, (title, "", "layer"), sharey=True)
-    *measures, gained = panels
+    *measure_panels, gain_panel = panels
     colour = scheme_colour("int8")
-    for axes, (label, (column, factor)) in zip(measures, _SHOWN.items(), strict=True):
+    for axes, (label, (column, factor)) in zip(measure_panels, _MEASURES.items(), strict=True):
         bars = axes.barh(layers["layer"], factor * layers[column], color=colour)
         axes.bar_label(bars, fmt="%.3g", padding=2, fontsize="small")
         axes.margins(x=0.2)  # Room for the numbers.
@@ -83,10 +83,10 @@ def blamed_layers(layers: pd.DataFrame, title: str = "") -> Figure:
     # Limits are missing in tables of earlier versions, and infinite for too few episodes.
     gain = layers.reindex(columns=["gain", "gain_low", "gain_high"])
     gain = gain.replace([-np.inf, np.inf], np.nan)
-    gained.axvline(0, color=GREY, linewidth=0.8)
-    gained.hlines(layers["layer"], gain["gain_low"], gain["gain_high"], color=colour)
-    gained.plot(gain["gain"], layers["layer"], "o", color=colour)
-    gained.set_xlabel("return gained in float")
+    gain_panel.axvline(0, color=GREY, linewidth=0.8)
+    gain_panel.hlines(layers["layer"], gain["gain_low"], gain["gain_high"], color=colour)
+    gain_panel.plot(gain["gain"], layers["layer"], "o", color=colour)
+    gain_panel.set_xlabel("return gained in float")
     for axes in panels:
         axes.grid(visible=False, axis="y")
     panels[0].invert_yaxis()

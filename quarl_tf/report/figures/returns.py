@@ -29,22 +29,22 @@ def return_against_bits(cells: Sequence[CellResults]) -> Figure:
     widths = sorted({scheme.weight_bits for scheme in schemes.values()}, reverse=True)
     for axes, cell in zip(panels, cells, strict=True):
         _draw_cell(axes, cell, widths)
-        same_task = [one for one in cells if one.cell.task == cell.cell.task]
-        values = [value for one in same_task for value in _visible(one)]
+        same_task = [other for other in cells if other.cell.task == cell.cell.task]
+        values = [value for other in same_task for value in _visible(other)]
         if values:
             room = 0.08 * (max(values) - min(values)) or 1.0
             axes.set_ylim(min(values) - room, max(values) + room)
         axes.set_title(style.wrapped(cell.cell.title, columns))
-    mark: dict[str, Any] = {"ms": 6, "mec": "white"}
+    marks: dict[str, Any] = {"ms": 6, "mec": "white"}
     handles = [
-        Line2D([], [], color=style.scheme_colour(name), label=name, ls="", marker="o", **mark)
+        Line2D([], [], color=style.scheme_colour(name), label=name, ls="", marker="o", **marks)
         for name, scheme in schemes.items()
         if scheme.native
     ]
     for kind, look in style.FAMILIES.items():
         names = [name for name, scheme in schemes.items() if style.family(scheme) == kind]
         if names:
-            line = Line2D([], [], color=GREY, ls=look.line, marker=look.marker, **mark)
+            line = Line2D([], [], color=GREY, ls=look.line, marker=look.marker, **marks)
             line.set_markerfacecolor(style.scheme_colour(names[len(names) // 2]))
             line.set_label(f"{kind}… (simulated)")
             handles.append(line)
@@ -56,23 +56,23 @@ def return_against_bits(cells: Sequence[CellResults]) -> Figure:
 
 def _visible(cell: CellResults) -> list[float]:
     """Return what must be visible: means of trainings, or the interval of a single one."""
-    found = [] if cell.baseline is None else [cell.baseline.mean]
-    found += [row.returns.mean for row in cell.trainings if row.returns is not None]
+    values = [] if cell.baseline is None else [cell.baseline.mean]
+    values += [row.returns.mean for row in cell.trainings if row.returns is not None]
     for row in cell.rows:
         if row.runs == 1 and row.returns is not None and row.returns.bounded:
-            found += [row.returns.low, row.returns.high]
-    return found
+            values += [row.returns.low, row.returns.high]
+    return values
 
 
 def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
     """Draw points, and lines that join families: their means, with gaps, and light trainings."""
     rows = cell.rows
     places = [widths.index(row.weight_bits) + _dodge(row, rows) for row in rows]
-    absent: dict[int, list[float]] = {}
+    missing: dict[int, list[float]] = {}
     lines: dict[tuple[str, int | None], list[int]] = {}
     for number, row in enumerate(rows):
         if row.returns is None:
-            absent.setdefault(row.weight_bits, []).append(places[number])
+            missing.setdefault(row.weight_bits, []).append(places[number])
         else:
             _draw_point(axes, places[number], row, row.returns)
         if kind := style.family(Scheme.parse(row.scheme)):
@@ -83,13 +83,13 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
         x, dashes = [places[number] for number in numbers], style.FAMILIES[kind].line
         means = [math.nan if (r := rows[number].returns) is None else r.mean for number in numbers]
         axes.plot(x, means, color=GREY, ls=dashes, lw=1.2, zorder=2)
-        trainings = [cell.training_means(number) for number in numbers]
-        if len(set(map(len, trainings))) == 1 and len(trainings[0]) > 1:
-            axes.plot(x, np.array(trainings), color="#c9ccd1", ls=dashes, lw=0.9, zorder=1)
-    words: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
-    words |= {"ha": "center", "color": GREY, "bbox": {"fc": "white", "ec": "none", "pad": 1}}
-    for of_width in absent.values():
-        axes.text(float(np.mean(of_width)), 0.5, "missing", **words)
+        training_means = [cell.training_means(number) for number in numbers]
+        if len(set(map(len, training_means))) == 1 and len(training_means[0]) > 1:
+            axes.plot(x, np.array(training_means), color="#c9ccd1", ls=dashes, lw=0.9, zorder=1)
+    text_style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90}
+    text_style |= {"ha": "center", "color": GREY, "bbox": {"fc": "white", "ec": "none", "pad": 1}}
+    for missing_places in missing.values():
+        axes.text(float(np.mean(missing_places)), 0.5, "missing", **text_style)
     if cell.baseline is not None:
         axes.axhline(cell.baseline.mean, color=GREY, ls="--", lw=1.2, zorder=1)
     if not np.isfinite(axes.dataLim.height):  # Nothing is drawn but words.
@@ -101,11 +101,11 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
 
 def _draw_point(axes: Axes, place: float, row: Row, returns: Interval) -> None:
     kind = style.family(Scheme.parse(row.scheme))
-    reach = [[returns.mean - returns.low], [returns.high - returns.mean]]
+    error = [[returns.mean - returns.low], [returns.high - returns.mean]]
     axes.errorbar(
         place,
         returns.mean,
-        yerr=reach if returns.bounded else None,
+        yerr=error if returns.bounded else None,
         color=style.scheme_colour(row.scheme),
         marker="o" if kind is None else style.FAMILIES[kind].marker,
         ms=6,
@@ -118,17 +118,17 @@ def _draw_point(axes: Axes, place: float, row: Row, returns: Interval) -> None:
 
 def _dodge(row: Row, rows: Sequence[Row]) -> float:
     """Return the horizontal offset that separates schemes of the same width."""
-    peers = [one for one in rows if one.weight_bits == row.weight_bits]
-    native = [one for one in peers if one.native]
+    peers = [peer for peer in rows if peer.weight_bits == row.weight_bits]
+    native = [peer for peer in peers if peer.native]
     # Simulated schemes are in the middle, so that their lines stay straight.
     half = len(native) // 2
-    order = [*native[:half], *(one for one in peers if not one.native), *native[half:]]
-    place = next(i for i, one in enumerate(order) if one is row)
+    order = [*native[:half], *(peer for peer in peers if not peer.native), *native[half:]]
+    place = next(i for i, peer in enumerate(order) if peer is row)
     return min(0.24, 0.8 / len(order)) * (place - (len(order) - 1) / 2)
 
 
 @styled
-def performance_profile(kept: Mapping[str, Floats]) -> Figure:
+def performance_profile(kept_percent: Mapping[str, Floats]) -> Figure:
     """Draw the share of trainings against the return they keep, in percent, a line for each scheme.
 
     The profile is that of Agarwal et al. (arXiv 2108.13264), over the trainings of all cells.
@@ -136,10 +136,10 @@ def performance_profile(kept: Mapping[str, Floats]) -> Figure:
     labels = ("", "normalised return: 0 % a random policy, 100 % fp32", "trainings with as much")
     figure, (axes,) = grid(1, 1, 3.6, labels)
     handles: list[Line2D] = []
-    for name, shares in kept.items():
+    for name, percentages in kept_percent.items():
         kind = style.family(Scheme.parse(name))
-        x = [_RANGE[0], *np.sort(np.clip(shares, *_RANGE)), _RANGE[1]]
-        y = [100, *(100 * (1 - np.arange(len(shares)) / len(shares))), 0]
+        x = [_RANGE[0], *np.sort(np.clip(percentages, *_RANGE)), _RANGE[1]]
+        y = [100, *(100 * (1 - np.arange(len(percentages)) / len(percentages))), 0]
         line = "-" if kind is None else style.FAMILIES[kind].line
         handles += axes.step(x, y, color=style.scheme_colour(name), ls=line, label=name)
     axes.set_xlim(_RANGE)
@@ -161,14 +161,14 @@ def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str = "") 
     figure, panels = grid(len(pairs), columns, 2.2, labels, sharex=True, sharey=True)
     for axes, (name, (reference, other)) in zip(panels, pairs.items(), strict=True):
         order = np.lexsort((other, reference))
-        before, after = reference[order], other[order]
+        ring_y, dot_y = reference[order], other[order]
         episodes, colour = np.arange(1, len(order) + 1), style.scheme_colour(name.partition(" ")[0])
         # Dots of many episodes must be smaller to stay apart.
         size, width = float(np.clip(900 / len(order), 2.0, 14.0)), min(0.8, 50 / len(order))
         # Snapped to pixels, some neighbouring lines would merge.
-        axes.vlines(episodes, before, after, color=colour, lw=width, alpha=0.6, snap=False)
-        axes.scatter(episodes, before, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
-        axes.scatter(episodes, after, s=size, color=colour, linewidth=0)
+        axes.vlines(episodes, ring_y, dot_y, color=colour, lw=width, alpha=0.6, snap=False)
+        axes.scatter(episodes, ring_y, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
+        axes.scatter(episodes, dot_y, s=size, color=colour, linewidth=0)
         worse, better = int((other < reference).sum()), int((other > reference).sum())
         counts = f"↓ {worse}    = {len(order) - worse - better}    ↑ {better}"
         axes.set_title(name, color=colour, pad=16)

@@ -93,24 +93,25 @@ def scheme_colour(name: str) -> str:
 
 def png(figure: Figure) -> bytes:
     """Render a figure; the same figure gives the same bytes."""
-    full, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(full, format="png", dpi=_DPI)
+    rgb_file, palette_file = io.BytesIO(), io.BytesIO()
+    figure.savefig(rgb_file, format="png", dpi=_DPI)
     # A palette makes charts 2 to 3 times smaller; the metadata, with versions, is dropped.
-    Image.open(full).convert("RGB").quantize(256).save(small, format="png", optimize=True)
-    return small.getvalue()
+    image = Image.open(rgb_file).convert("RGB").quantize(256)
+    image.save(palette_file, format="png", optimize=True)
+    return palette_file.getvalue()
 
 
 def grid(
-    count: int, columns: int, height: float, labels: tuple[str, str, str], **shared: Any
+    count: int, columns: int, height: float, labels: tuple[str, str, str], **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with so many panels, `height` inches a row.
 
-    `labels` are the title, the x label and the y label; `shared` is for `Figure.subplots`.
+    `labels` are the title, the x label and the y label; `options` are those of `Figure.subplots`.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(_WIDTH, 1.2 + height * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    panels = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for axes in panels[count:]:
         axes.remove()
     for axes in panels[:count][-columns:]:
