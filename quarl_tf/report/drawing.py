@@ -53,8 +53,8 @@ def draw(
         yield Picture("performance_profile", 0, returns.performance_profile(kept_percent))
     for task in dict.fromkeys(cell.cell.task for cell in cells):
         groups = _groups([cell for cell in cells if cell.cell.task == task])
-        several = len(list(filter(None, groups.values()))) > 1
-        if several and len(groups) <= curves.MOST_LINES and _all_have(groups, "action_variance"):
+        comparable = sum(map(bool, groups.values())) > 1 and len(groups) <= curves.MOST_LINES
+        if comparable and _all_have(groups, "action_variance"):
             columns = {"action_variance": "action variance", "greedy_return": "greedy return"}
             figure = curves.mean_curves(groups, columns, "step", task)
             yield Picture("action_variance", 0, figure, task.replace(" on ", "_").replace("/", "_"))

@@ -237,7 +237,7 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     """
     seeds, columns = range(len(cell.references)), range(len(cell.columns))
     entries = [_load_seed(source, cell, seed) for seed in seeds]
-    missing = [entry for of_seed in entries for entry in of_seed if isinstance(entry, Missing)]
+    missing = [entry for row in entries for entry in row if isinstance(entry, Missing)]
     references = [fp32 for fp32, *_ in entries if isinstance(fp32, Result)]
     for fp32 in references:
         if fp32.baseline is None:
@@ -454,7 +454,7 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     Trainings that several cells have count once. A game that one training plays without chance is
     too few different episodes, and left out.
     """
-    trainings: dict[str, dict[tuple[str, ...], tuple[str, list[Paired]]]] = {}
+    scheme_cells: dict[str, dict[tuple[str, ...], tuple[str, list[Paired]]]] = {}
     titles = Counter(cell.cell.title for cell in cells)
     for cell in cells:
         run_ids, title = tuple(run.run_id for run in cell.cell.references), cell.cell.title
@@ -464,11 +464,11 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
                 continue
             paired = list(_paired(cell.references, entries))
             if len(paired) > 1 or paired[0].observations >= compare.MIN_EPISODES:
-                trainings.setdefault(row.scheme, {}).setdefault(run_ids, (name, paired))
+                scheme_cells.setdefault(row.scheme, {}).setdefault(run_ids, (name, paired))
     return [
-        aggregate(scheme, dict(of_scheme.values()))
-        for scheme, of_scheme in trainings.items()
-        if len(of_scheme) > 1
+        aggregate(scheme, dict(named_pairs.values()))
+        for scheme, named_pairs in scheme_cells.items()
+        if len(named_pairs) > 1
     ]
 
 
