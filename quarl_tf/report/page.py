@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.runtime import Macro
 
 from quarl_tf.evaluation.compare import INCONCLUSIVE, MIN_EPISODES, UNSEEN, Interval, unseen_percent
 from quarl_tf.foundation.files import write_bytes, write_text
@@ -55,6 +56,7 @@ def templates() -> jinja2.Environment:
     environment.filters |= {
         "number": number_text,
         "percent": percent,
+        "share": share,
         "times": times,
         "size": size,
         "limits": limits,
@@ -69,8 +71,9 @@ def templates() -> jinja2.Environment:
     }
     # Called as filters, macros give plain text, which each page escapes in its own way.
     words = environment.get_template("words.j2").module
-    for name in ("note", "aside", "judged", "protocol", "caption", "provenance", "last"):
-        environment.filters[name] = getattr(words, name)
+    for name, macro in vars(words).items():
+        if isinstance(macro, Macro):
+            environment.filters[name] = macro
     return environment
 
 
@@ -107,6 +110,11 @@ def number_text(value: float | None, unit: str = "") -> str:
 def percent(value: float | None) -> str:
     """Format a percentage; below a ten-thousandth it is 0."""
     return number_text(None if value is None else round(value, 4), " %")
+
+
+def share(fraction: float | None) -> str:
+    """Format a fraction as a percentage."""
+    return percent(None if fraction is None else 100 * fraction)
 
 
 times = partial(number_text, unit="\N{MULTIPLICATION SIGN}")

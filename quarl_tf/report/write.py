@@ -135,7 +135,7 @@ def write(
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
         "command": command,
-        "made_by": [source.remedy] if source.remedy else commands,
+        "commands": [source.remedy] if source.remedy else commands,
         "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
         **animation(source, cell_results),
