@@ -12,17 +12,17 @@ const code = (steps, zero) => clip(rounded(steps) + zero, -128, 127);
 
 const ARRAYS = { float32: Float32Array, int8: Int8Array, int32: Int32Array };
 
-const each = (compute) => (out, a, b) => {
+const elementwise = (compute) => (out, a, b) => {
   const [m, n] = [a.values.length, b.values.length];
   out.values.forEach((_, i) => { out.values[i] = compute(a.values[i % m], b.values[i % n]); });
 };
 
 const KERNELS = {
-  ADD: each((a, b) => a + b),
-  SUB: each((a, b) => a - b),
-  MUL: each((a, b) => a * b),
-  MINIMUM: each(Math.min),
-  MAXIMUM: each(Math.max),
+  ADD: elementwise((a, b) => a + b),
+  SUB: elementwise((a, b) => a - b),
+  MUL: elementwise((a, b) => a * b),
+  MINIMUM: elementwise(Math.min),
+  MAXIMUM: elementwise(Math.max),
   RESHAPE: (out, x) => out.values.set(x.values),
   CONCATENATION(out, ...parts) {
     let place = 0;
@@ -154,8 +154,8 @@ const acrobot = {
     const phi2 = 0.5 * 9.8 * cos(a + b - Math.PI / 2);
     const pull = 1.5 * 9.8 * cos(a - Math.PI / 2);
     const phi1 = -0.5 * db * db * sin(b) - db * da * sin(b) + pull + phi2;
-    const rest = torque + d2 / d1 * phi1 - 0.5 * da * da * sin(b) - phi2;
-    const second = rest / (1.25 - d2 * d2 / d1);
+    const numerator = torque + d2 / d1 * phi1 - 0.5 * da * da * sin(b) - phi2;
+    const second = numerator / (1.25 - d2 * d2 / d1);
     return [da, db, -(d2 * second + phi1) / d1, second];
   },
   // One step of Runge and Kutta's fourth order.
@@ -210,7 +210,7 @@ const airNav = {
   depths({ position: [x, y], heading, obstacles }) {
     const cos = f32(Math.cos(heading)), sin = f32(Math.sin(heading));
     const wall = (at, by) => f32(f32(SIDE - f32(f32(at) * Math.sign(by))) / Math.abs(by));
-    const around = obstacles.map(([ox, oy, radius]) => {
+    const circles = obstacles.map(([ox, oy, radius]) => {
       const [a, b] = [f32(ox - x), f32(oy - y)];
       return [a, b, f32(f32(f32(radius) ** 2) - f32(f32(a * a) + f32(b * b)))];
     });
@@ -218,9 +218,9 @@ const airNav = {
       const [rx, ry] = [f32(Math.cos(angle)), f32(Math.sin(angle))];
       const dx = f32(f32(cos * rx) - f32(sin * ry)), dy = f32(f32(sin * rx) + f32(cos * ry));
       let depth = Math.min(RANGE, wall(x, dx), wall(y, dy));
-      for (const [a, b, room] of around) {
-        const near = f32(f32(a * dx) + f32(b * dy));
-        const entry = f32(near - f32(Math.sqrt(f32(f32(near * near) + room))));
+      for (const [a, b, room] of circles) {
+        const projection = f32(f32(a * dx) + f32(b * dy));
+        const entry = f32(projection - f32(Math.sqrt(f32(f32(projection * projection) + room))));
         // No number where a ray passes by, negative where the obstacle lies behind.
         if (entry > 0) depth = Math.min(depth, entry);
       }
@@ -235,15 +235,15 @@ const airNav = {
   },
   step(state, action) {
     const [forward, right, rate] = COMMANDS[action], { position, goal, obstacles } = state;
-    const wanted = turned([forward, right], state.heading);
+    const target = turned([forward, right], state.heading);
     // A diagonal command is met halfway.
-    const velocity = wanted.map((v, i) => (right > 0 ? (v + state.velocity[i]) / 2 : v));
+    const velocity = target.map((v, i) => (right > 0 ? (v + state.velocity[i]) / 2 : v));
     const path = velocity.map((v) => 0.2 * v), after = along(position, path, 1);
     const square = Math.max(path[0] ** 2 + path[1] ** 2, 1e-12);
     const hits = ([x, y, radius]) => {
-      const aside = minus([x, y], position);
-      const share = clip((aside[0] * path[0] + aside[1] * path[1]) / square, 0, 1);
-      return Math.hypot(aside[0] - share * path[0], aside[1] - share * path[1]) - radius < 0.5;
+      const offset = minus([x, y], position);
+      const share = clip((offset[0] * path[0] + offset[1] * path[1]) / square, 0, 1);
+      return Math.hypot(offset[0] - share * path[0], offset[1] - share * path[1]) - radius < 0.5;
     };
     const distance = Math.hypot(...minus(goal, after)), reached = distance < 3;
     const hit = obstacles.some(hits) || after.some((at) => Math.abs(at) > SIDE - 0.5);
@@ -338,30 +338,30 @@ function play(root, data) {
   const number = (value) =>
     value.toLocaleString("en", { maximumFractionDigits: 1, signDisplay: "negative" })
       .replace("-", "\u2212");
-  let start = 0, running = false, due = 0, agreed, games;
+  let start = 0, running = false, due = 0, agreements, games;
 
   function show() {
     arenas.forEach((arena, i) => {
-      const game = games[i], told = data.starts[start].returns[i];
+      const game = games[i], result = data.starts[start].returns[i];
       task.draw(penOn(arena.querySelector("canvas"), task.view), game.state, game.action);
       arena.querySelector(".return").textContent = number(game.total);
       const place = `${game.over ? "over at step" : "step"} ${game.steps}`;
-      arena.querySelector("small").textContent = `${place}; evaluation: return ${number(told)}`;
+      arena.querySelector("small").textContent = `${place}; evaluation: return ${number(result)}`;
     });
     const [{ steps }] = games, over = games.every((game) => game.over);
     find(".toggle").textContent = running ? "Pause" : over ? "Play again" : "Play";
     find(".start").textContent = `Start ${start + 1} of ${count}`;
-    find(".agreed").textContent = steps ? `${agreed} of ${steps}` : "\u2013";
+    find(".agreed").textContent = steps ? `${agreements} of ${steps}` : "\u2013";
   }
   function reset() {
     const { state } = data.starts[start];
     games = acts.map((act) => ({ act, state, total: 0, steps: 0, over: false }));
-    agreed = 0;
+    agreements = 0;
     show();
   }
   function tick() {
-    const [{ act, state, over }] = games, seen = task.observe(state);
-    if (!over) agreed += alike(act(seen), acts[1](seen), data.tolerance);
+    const [{ act, state, over }] = games, observation = task.observe(state);
+    if (!over) agreements += sameAction(act(observation), acts[1](observation), data.tolerance);
     games = games.map((game) => (game.over ? game : advance(task, game)));
     running = !games.every((game) => game.over);
   }
@@ -390,7 +390,7 @@ function play(root, data) {
 }
 
 /** Tell whether actions are the same, continuous ones within what `tolerance` says. */
-function alike(a, b, tolerance) {
+function sameAction(a, b, tolerance) {
   return tolerance ? a.every((v, i) => Math.abs(v - b[i]) <= tolerance[i]) : a === b;
 }
 
