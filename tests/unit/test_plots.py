@@ -68,11 +68,11 @@ def curves(count: int, delay: int | None = None) -> list[Curve]:
     return [curve(f"seed {seed}", delay) for seed in range(count)]
 
 
-def groups(widths: int = 2, seeds: int = 3, telling: str = "") -> dict[str, list[Curve]]:
+def groups(widths: int = 2, seeds: int = 3, suffix: str = "") -> dict[str, list[Curve]]:
     """Return full precision, one group that lacks a training, and some that quantise."""
-    plain = {f"fp32{telling}": curves(seeds), f"fp32 (layer_norm=True){telling}": []}
+    plain = {f"fp32{suffix}": curves(seeds), f"fp32 (layer_norm=True){suffix}": []}
     bits = range(8, 8 - widths, -1)
-    return plain | {f"{b} bits{telling}": curves(seeds, 25_000) for b in bits}
+    return plain | {f"{b} bits{suffix}": curves(seeds, 25_000) for b in bits}
 
 
 def cell(
@@ -143,9 +143,9 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 @pytest.fixture(params=FIGURES.values(), ids=FIGURES.keys())
 def figure(request: pytest.FixtureRequest) -> Figure:
-    made: Figure = request.param()
-    FigureCanvasAgg(made).draw()
-    return made
+    drawing: Figure = request.param()
+    FigureCanvasAgg(drawing).draw()
+    return drawing
 
 
 def test_everything_can_be_read_in_a_small_picture(figure: Figure) -> None:
@@ -189,8 +189,8 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     means = [float(container.lines[0].get_ydata()[0]) for container in axes.containers]
     assert means == [pytest.approx(returns(scheme).mean()) for scheme in schemes]
     # The random policy has a line, and so has each of three trainings in the two families.
-    for one in (axes, others):
-        dashed = [line for line in one.lines if line.get_linestyle() == "--"]
+    for panel in (axes, others):
+        dashed = [line for line in panel.lines if line.get_linestyle() == "--"]
         assert [line.get_ydata()[0] for line in dashed] == [22.0]
     assert len(others.lines) == len(axes.lines) + 2 * 3
 
@@ -201,7 +201,7 @@ def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
     (axes,) = return_against_bits([cell(points)]).axes
     assert len(axes.containers) == 3
     assert [text.get_text() for text in axes.texts] == ["missing"]
-    (line,) = [one for one in axes.lines if len(one.get_xdata()) == 4]
+    (line,) = [line for line in axes.lines if len(line.get_xdata()) == 4]
     assert np.isnan(line.get_ydata()).tolist() == [False, False, True, False]
 
 
@@ -231,13 +231,13 @@ def test_a_profile_is_the_share_of_trainings_that_keep_so_much() -> None:
 
 
 def test_one_panel_per_scheme_counts_its_episodes() -> None:
-    axes = {one.get_title(): one for one in paired_returns(pairs(*OTHERS)).axes}
+    axes = {panel.get_title(): panel for panel in paired_returns(pairs(*OTHERS)).axes}
     assert list(axes) == list(OTHERS)
     for name, counts in (("int8", "0 100 0"), ("ptq_w3", "3 97 0"), ("ptq_w2", "100 0 0")):
         assert re.findall(r"\d+", axes[name].texts[0].get_text()) == counts.split()
     # Pairs stay pairs when sorted.
-    (one,) = paired_returns({"int8": (np.array([3.0, 1, 2]), np.array([30.0, 10, 20]))}).axes
-    ring, dot = (c.get_offsets() for c in one.collections if isinstance(c, PathCollection))
+    (panel,) = paired_returns({"int8": (np.array([3.0, 1, 2]), np.array([30.0, 10, 20]))}).axes
+    ring, dot = (c.get_offsets() for c in panel.collections if isinstance(c, PathCollection))
     assert (ring.tolist(), dot.tolist()) == ([[1, 1], [2, 2], [3, 3]], [[1, 10], [2, 20], [3, 30]])
 
 
@@ -245,14 +245,14 @@ def test_grid_lines_are_the_values_that_quantised_weights_take() -> None:
     weights = layers()
     axes = weight_histograms(weights).axes
     assert len(axes) == 2 * len(weights)
-    for i, one in enumerate(axes):
+    for i, panel in enumerate(axes):
         form = Scheme.parse(("ptq_w4", "ptq_w2")[i % 2]).recipe.default.weights
         assert form is not None
-        lines = {np.float32(line.get_xdata()[0]) for line in one.lines}
+        lines = {np.float32(line.get_xdata()[0]) for line in panel.lines}
         assert len(lines) == 2**form.bits
         values = list(weights.values())[i // 2]
         assert set(fake_quantize(values, form).ravel().tolist()) <= lines
-    titles = [one.get_title(loc="left") for one in axes[::2]]
+    titles = [panel.get_title(loc="left") for panel in axes[::2]]
     assert titles[0] == "policy/hidden_0/MatMul (64 by 4)"
     assert titles[1].endswith("torso/dense_1/MatMul (64 by 64)")
     # Convolutions have the grid of their widest channel.

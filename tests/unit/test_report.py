@@ -140,8 +140,8 @@ def drawn(tmp_path: Path, monkeypatch: Patch) -> Workspace:
 
 def write(workspace: Workspace, *runs: Run, **options: Any) -> Path:
     """Report on runs; return the folder."""
-    given = {"command": COMMAND} | options
-    return write_report(workspace, [run.run_id for run in runs], **given).parent
+    options = {"command": COMMAND} | options
+    return write_report(workspace, [run.run_id for run in runs], **options).parent
 
 
 @pytest.fixture(scope="module")
@@ -262,8 +262,8 @@ def test_several_trainings_count_once_each(several: Path) -> None:
     row = by_scheme(results["pooled"])["int8"]
     expected = student_interval([0.0, 0.0, -2.0])
     assert results["cells"][0]["runs"] == [f"dqn-CartPole-v1-s{s}" for s in range(3)]
-    found = row["difference_mean"], row["difference_low"]
-    assert found == pytest.approx((expected.mean, expected.low))
+    interval = row["difference_mean"], row["difference_low"]
+    assert interval == pytest.approx((expected.mean, expected.low))
     errors = row["reward_error_percent"], row["absolute_reward_error_percent"]
     assert errors == pytest.approx((0.4 / 3, 0.4 / 3))
     assert (row["runs"], row["episodes"], row["ties"]) == (3, 3 * EPISODES, 9)
@@ -335,8 +335,8 @@ def test_a_loss_that_was_seen_is_in_the_bound_and_one_of_all_needs_none(
     assert (rows["int8"]["verdict"], rows["int8"]["losing"]) == ("within margin", 1)
     # Clopper's and Pearson's of one in six.
     assert rows["int8"]["unseen_percent"] == pytest.approx(58.18, abs=0.01)
-    told = "1 of 6 trainings loses; a collapse in up to 58 % of trainings not excluded"
-    assert all(told in text for text in pages_of(folder))
+    sentence = "1 of 6 trainings loses; a collapse in up to 58 % of trainings not excluded"
+    assert all(sentence in text for text in pages_of(folder))
     assert (rows["fp16"]["verdict"], rows["fp16"]["unseen_percent"]) == ("loss", None)
 
 
@@ -417,10 +417,10 @@ def missing_of(folder: Path) -> dict[str, str]:
     """Return the command for each scheme that is missing; both pages name it, with the reason."""
     missing = results_of(folder)["missing"]
     for text in pages_of(folder):
-        for one in missing:
-            assert f"{one['scheme']} of {one['run_id']} {one['reason']}" in text
-            assert one["command"] in text
-    return {one["scheme"]: one["command"] for one in missing}
+        for entry in missing:
+            assert f"{entry['scheme']} of {entry['run_id']} {entry['reason']}" in text
+            assert entry["command"] in text
+    return {entry["scheme"]: entry["command"] for entry in missing}
 
 
 def test_what_is_missing_or_does_not_match_has_its_command(
@@ -479,9 +479,9 @@ def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace, kept: boo
 def test_without_fp32(workspace: Workspace, damage: Callable[[Path], object], command: str) -> None:
     run = add_run(workspace)
     damage(workspace.artifact(run.run_id, "fp32"))
-    told = refused(write, workspace, run)
-    assert f"`quarl {command} " in told
-    assert told.endswith("Received: run='dqn-CartPole-v1-s0'")
+    message = refused(write, workspace, run)
+    assert f"`quarl {command} " in message
+    assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
     assert not workspace.report_dir(run.run_id).exists()
 
 
@@ -511,10 +511,10 @@ def test_games_that_repeat_themselves_are_noted(
     for path in workspace.artifact_dir(run.run_id).glob("*.eval.json"):
         returns = ([1.0, 7.0] if path.stem == "random.eval" else games) * EPISODES
         change(path, returns=returns[:EPISODES])
-    found = notes(workspace, run)
-    assert found["repeated_games"]["different"] == different
-    assert found["repeated_games"]["effective_n"] == pytest.approx(different)
-    assert ("as_random" in found) == as_random
+    report_notes = notes(workspace, run)
+    assert report_notes["repeated_games"]["different"] == different
+    assert report_notes["repeated_games"]["effective_n"] == pytest.approx(different)
+    assert ("as_random" in report_notes) == as_random
 
 
 def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspace) -> None:
@@ -556,11 +556,11 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Work
     markdown, page = pages_of(folder)
     assert "0.5" in page
     # Each training has a command of its own.
-    _, *made = re.findall(r"^    (quarl run .+)$", markdown, re.M)
-    parsed = [arguments.build().parse_args(shlex.split(line)[1:]) for line in made]
-    assert [(one.seed, one.bits) for one in parsed] == [(0, None), (1, None), (0, 4), (1, 4)]
-    assert [(REFERENCE in line) for line in made] == [True, True, False, False]
-    assert {one.episodes for one in parsed} == {EPISODES}
+    _, *commands = re.findall(r"^    (quarl run .+)$", markdown, re.M)
+    parsed = [arguments.build().parse_args(shlex.split(line)[1:]) for line in commands]
+    assert [(args.seed, args.bits) for args in parsed] == [(0, None), (1, None), (0, 4), (1, 4)]
+    assert [(REFERENCE in line) for line in commands] == [True, True, False, False]
+    assert {args.episodes for args in parsed} == {EPISODES}
 
 
 def test_a_run_of_one_seed_or_of_another_processor_is_noted(workspace: Workspace) -> None:
@@ -610,10 +610,10 @@ def test_names(workspace: Workspace) -> None:
         ([], None, "Received: none"),
         ([f"./{ids[0]}"], None, "Received: run="),
     ):
-        given = {"name": name, "command": COMMAND, "error": UsageError}
-        assert received in refused(write_report, workspace, runs, **given)
-    told = refused(write_report, workspace, ["dqn-Gone-s9"], command=COMMAND)
-    assert re.search("`quarl export dqn-Gone-s9 .*Received: run=", told)
+        options = {"name": name, "command": COMMAND, "error": UsageError}
+        assert received in refused(write_report, workspace, runs, **options)
+    message = refused(write_report, workspace, ["dqn-Gone-s9"], command=COMMAND)
+    assert re.search("`quarl export dqn-Gone-s9 .*Received: run=", message)
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Workspace) -> None:
@@ -635,7 +635,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     assert len(set(titles)) == 5
     # A cell has the schemes of its own runs; no other is missing.
     assert results["missing"] == []
-    assert {one.name for one in (folder / "figures").iterdir()} == {
+    assert {path.name for path in (folder / "figures").iterdir()} == {
         *("return_against_bits.png", "performance_profile.png"),
         *(f"{number}_learning_curves.png" for number in range(1, 6)),
     }
@@ -669,14 +669,14 @@ cells:
 def report_on(workspace: Workspace, text: str, done: bool = True) -> tuple[Path, study.Study]:
     path = workspace.root / "study.yaml"
     path.write_text(text)
-    wanted = study.read(path)
+    planned = study.read(path)
     with pytest.MonkeyPatch.context() as patch:
         if done:  # According to the study; the report reads the files.
             patch.setattr("quarl_tf.study.report.plan", lambda *_: [])
         index = write_study_report(
-            workspace, wanted, margin_percent=2.0, command=COMMAND, remedy="quarl study run it"
+            workspace, planned, margin_percent=2.0, command=COMMAND, remedy="quarl study run it"
         )
-    return index.parent, wanted
+    return index.parent, planned
 
 
 def finish_study(workspace: Workspace) -> None:
@@ -689,36 +689,36 @@ def finish_study(workspace: Workspace) -> None:
 
 def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
     finish_study(drawn)
-    folder, wanted = report_on(drawn, STUDY)
+    folder, planned = report_on(drawn, STUDY)
     results = results_of(folder)
-    cart, acrobot = (cell.title for cell in wanted.cells)
+    cart, acrobot = (cell.title for cell in planned.cells)
     assert [cell["title"] for cell in results["cells"]] == [cart, acrobot]
     assert results["missing"] == []
     assert [(row["cell"], row["scheme"]) for row in results["pooled"]] == [
-        *((cart, one) for one in ("fp32", "int8", "ptq_w4", "qat_w4a4")),
-        *((acrobot, one) for one in ("fp32", "int8", "ptq_w4")),
+        *((cart, scheme) for scheme in ("fp32", "int8", "ptq_w4", "qat_w4a4")),
+        *((acrobot, scheme) for scheme in ("fp32", "int8", "ptq_w4")),
     ]
     # Of the 30 episodes, those that the study asks for.
     assert {row["episodes"] for row in results["runs"]} == {20}
     assert {cell["episodes"] for cell in results["cells"]} == {20}
     assert "Published: 1 < 2." in pages_of(folder)[1]
     assert {"return_against_bits.png", "1_learning_curves.png"} <= {
-        one.name for one in (folder / "figures").iterdir()
+        path.name for path in (folder / "figures").iterdir()
     }
     # Without fp32 of a seed, nothing of it can be compared.
     evaluation_path(drawn.artifact("dqn-CartPole-v1-s1", "fp32")).unlink()
     report_on(drawn, STUDY)
     missing, pooled = (results_of(folder)[key] for key in ("missing", "pooled"))
     assert len(missing) == 4
-    assert sum("has nothing to compare with" in one["reason"] for one in missing) == 3
-    assert {one["command"] for one in missing} == {"quarl study run it"}
+    assert sum("has nothing to compare with" in experiment["reason"] for experiment in missing) == 3
+    assert {experiment["command"] for experiment in missing} == {"quarl study run it"}
     assert all((row["return_mean"] is None) == (row["cell"] == cart) for row in pooled)
 
 
 def test_a_study_of_which_nothing_exists_has_a_report(drawn: Workspace) -> None:
-    folder, wanted = report_on(drawn, STUDY + "delays: [0.5, 5000]\n", done=False)
+    folder, planned = report_on(drawn, STUDY + "delays: [0.5, 5000]\n", done=False)
     results = results_of(folder)
-    assert len(results["missing"]) == len(wanted.experiments()) == 16
+    assert len(results["missing"]) == len(planned.experiments()) == 16
     assert all(row["return_mean"] is None for row in (*results["pooled"], *results["runs"]))
     labels = [row["label"] for row in results["pooled"][:5]]
     assert labels == ["fp32", "int8", "ptq_w4", "qat_w4a4 from 25,000", "qat_w4a4 from 5,000"]
