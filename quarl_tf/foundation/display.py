@@ -33,13 +33,13 @@ def progress_bar(title: str) -> Iterator[Update]:
         yield _lines(console, title)
         return
     # A narrow terminal truncates words, never numbers.
-    words: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis", "ratio": 1}
+    text_column: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis", "ratio": 1}
     columns = (
-        TextColumn("[bold]{task.description}", table_column=Column(**words)),
+        TextColumn("[bold]{task.description}", table_column=Column(**text_column)),
         BarColumn(bar_width=20),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=15)),
         TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
-        TextColumn("{task.fields[note]}", table_column=Column(**words)),
+        TextColumn("{task.fields[note]}", table_column=Column(**text_column)),
     )
     progress = Progress(*columns, console=console, expand=True)
     task = progress.add_task(title, total=None, note="")
@@ -55,12 +55,12 @@ def progress_bar(title: str) -> Iterator[Update]:
 
 
 def _lines(console: Console, title: str) -> Update:
-    last = time.monotonic()
+    last_time = time.monotonic()
 
     def update(done: int, total: int, note: str = "") -> None:
-        nonlocal last
-        if time.monotonic() - last >= _SECONDS_BETWEEN:
-            last = time.monotonic()
+        nonlocal last_time
+        if time.monotonic() - last_time >= _SECONDS_BETWEEN:
+            last_time = time.monotonic()
             console.print(f"{title}: {done:,} of {total:,}  {note}", soft_wrap=True, markup=False)
 
     return update

@@ -35,10 +35,10 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
     by_lower = {choice.lower(): choice for choice in choices}
     # If none is close, all of few names are shown, but the closest of many.
     cutoff = 0.5 if len(choices) <= _FEW else 0.0
-    close = [by_lower[c] for c in get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)]
-    advice = (
-        f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(choices)}."
-    )
+    matches = [by_lower[m] for m in get_close_matches(name.lower(), by_lower, n=3, cutoff=cutoff)]
+    advice = f"choose from {', '.join(choices)}."
+    if matches:
+        advice = f"did you mean {' or '.join(matches)}?"
     advice = f"{advice} {hint}".strip()
     return UsageError(f"Unknown {kind}: {advice} Received: {kind}={name!r}")
 

@@ -31,10 +31,10 @@ def one_of(choices: Sequence[Any]) -> Kind:
 
 def listed(text: str, types: tuple[type, ...], least: int = 1) -> Kind:
     """Return the kind of lists of at least `least` values of some types; `text` is plural."""
-    more = "one or more " * least
+    minimum = "one or more " * least
     return Kind(
-        f"a list of {more}{text}",
-        lambda v: type(v) is list and len(v) >= least and all(type(one) in types for one in v),
+        f"a list of {minimum}{text}",
+        lambda v: type(v) is list and len(v) >= least and all(type(item) in types for item in v),
     )
 
 

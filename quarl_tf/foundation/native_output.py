@@ -13,19 +13,19 @@ def caught() -> Iterator[Callable[[], str]]:
     """Catch standard error in the block; yield a function that returns it on one line."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(2)
+        stderr_handle = os.dup(2)
         os.dup2(file.fileno(), 2)
 
-        def said() -> str:
+        def output() -> str:
             file.seek(0)
             return " ".join(file.read().decode(errors="replace").split())
 
         try:
-            yield said
+            yield output
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr_handle, 2)
+            os.close(stderr_handle)
 
 
 @contextmanager
@@ -35,12 +35,12 @@ def silenced() -> Iterator[None]:
     sys.stdout.flush()
     flush(None)
     with caught(), open(os.devnull, "wb") as sink:
-        kept = os.dup(1)
+        stdout_handle = os.dup(1)
         os.dup2(sink.fileno(), 1)
         try:
             yield
         finally:
             # C buffers lines if standard output is no terminal.
             flush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(stdout_handle, 1)
+            os.close(stdout_handle)

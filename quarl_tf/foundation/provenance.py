@@ -29,8 +29,8 @@ def describe_processor(information: str) -> str:
     fields = [line.partition(":") for line in information.splitlines()]
     names = [value.strip() for name, _, value in fields if name.strip() == "model name"]
     words = set(information.split())
-    best = next((f" with {one}" for one in _EXTENSIONS if one in words), "")
-    return next(iter(names), platform.machine()) + best
+    suffix = next((f" with {extension}" for extension in _EXTENSIONS if extension in words), "")
+    return next(iter(names), platform.machine()) + suffix
 
 
 _RECORDED_PACKAGES = (
@@ -61,8 +61,8 @@ def sources() -> str:
 
 def import_path() -> str:
     """Return a PYTHONPATH on which this package comes first."""
-    given = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(Path(__file__).parents[2]), *([given] if given else [])])
+    paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
+    return os.pathsep.join(filter(None, paths))
 
 
 @cache
@@ -80,9 +80,9 @@ def source_commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of git in a folder; None without git or a repository."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
