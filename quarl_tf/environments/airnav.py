@@ -55,8 +55,8 @@ _DRAWS = 4 + 4 * _MOST_CELLS
 #: Divisors of the last inputs: velocity (m/s), offset and distance of the goal (m).
 _SCALES = np.array([5.0, 5.0, 30.0, 30.0, 30.0])
 _LIMITS = np.repeat(np.array([1, 3], np.float32), [len(_ANGLES), len(_SCALES)])
-_OBSERVED = gym.spaces.Box(np.where(_LIMITS > 1, -_LIMITS, np.float32(0)), _LIMITS)
-_CHOICES: gym.spaces.Discrete[Any] = gym.spaces.Discrete(len(ACTIONS))
+_OBSERVATION_SPACE = gym.spaces.Box(np.where(_LIMITS > 1, -_LIMITS, np.float32(0)), _LIMITS)
+_ACTION_SPACE: gym.spaces.Discrete[Any] = gym.spaces.Discrete(len(ACTIONS))
 #: Missions in a window of the curriculum, and successes that raise the zone.
 _WINDOW, _SUCCESSES = 1000, 300
 
@@ -79,10 +79,10 @@ def plan(draws: Floats, arena: Arena, zone: int) -> Missions:
     from the edge of their cell, and clear of start and goal.
     """
     n = len(draws)
-    near = SLOW + 1
-    width = (arena.half - near - 1) / ZONES
+    nearest = SLOW + 1
+    width = (arena.half - nearest - 1) / ZONES
     side = 2 * draws[:, :2] - 1
-    goal = np.copysign(near + (zone - 1 + np.abs(side)) * width, side)
+    goal = np.copysign(nearest + (zone - 1 + np.abs(side)) * width, side)
     cells = draws[:, 4:].reshape(n, _MOST_CELLS, 4)[:, : arena.cells**2]
     radius = arena.radii[0] + np.diff(arena.radii) * cells[..., 0]
     size = 2 * arena.half / arena.cells
@@ -90,21 +90,21 @@ def plan(draws: Floats, arena: Arena, zone: int) -> Missions:
     centre = middles + (2 * cells[..., 1:3] - 1) * (size / 2 - 1 - radius)[..., None]
     room = np.minimum(_length(centre), _length(centre - goal[:, None])) - radius
     order = np.argsort(cells[..., 3] + (room < REACHED + BODY), axis=1)[:, : arena.obstacles[1]]
-    found = np.concatenate([centre, radius[..., None]], axis=2)
-    obstacles = np.take_along_axis(found, order[..., None], axis=1)
+    circles = np.concatenate([centre, radius[..., None]], axis=2)
+    obstacles = np.take_along_axis(circles, order[..., None], axis=1)
     least, most = arena.obstacles
     count = least + (draws[:, 3] * (most - least + 1)).astype(np.int64)
     obstacles[np.arange(most) >= count[:, None]] = (1e3, 1e3, 0)
     heading = (2 * draws[:, 2] - 1) * np.pi
-    still = np.zeros((n, 2))
-    return Missions(still, still, heading, goal, obstacles, np.zeros(n, np.int64))
+    zeros = np.zeros((n, 2))
+    return Missions(zeros, zeros, heading, goal, obstacles, np.zeros(n, np.int64))
 
 
 def fly(missions: Missions, actions: NDArray[Any]) -> Missions:
     """Act for one step; a diagonal command is averaged with the current velocity."""
     forward, right, rate = ACTIONS[actions].T
-    wanted = _turned(np.stack([forward, right], axis=1), missions.heading)
-    velocity = np.where((right > 0)[:, None], (wanted + missions.velocity) / 2, wanted)
+    command = _rotate(np.stack([forward, right], axis=1), missions.heading)
+    velocity = np.where((right > 0)[:, None], (command + missions.velocity) / 2, command)
     heading = missions.heading + STEP * np.radians(rate)
     return missions._replace(
         position=missions.position + STEP * velocity,
@@ -117,10 +117,10 @@ def fly(missions: Missions, actions: NDArray[Any]) -> Missions:
 def judge(before: Missions, after: Missions, arena: Arena) -> tuple[Floats, Flags, Flags]:
     """Return rewards, whether goals were reached, and whether the body hit something."""
     path = after.position - before.position
-    aside = before.obstacles[..., :2] - before.position[:, None]
-    square = np.maximum((path**2).sum(axis=1), 1e-12)[:, None]
-    share = np.clip((aside * path[:, None]).sum(axis=2) / square, 0, 1)
-    gap = _length(aside - share[..., None] * path[:, None]) - before.obstacles[..., 2]
+    offsets = before.obstacles[..., :2] - before.position[:, None]
+    squared_length = np.maximum((path**2).sum(axis=1), 1e-12)[:, None]
+    share = np.clip((offsets * path[:, None]).sum(axis=2) / squared_length, 0, 1)
+    gap = _length(offsets - share[..., None] * path[:, None]) - before.obstacles[..., 2]
     distance = _length(after.goal - after.position)
     reached = distance < REACHED
     hit = (gap < BODY).any(axis=1) | (np.abs(after.position) > arena.half - BODY).any(axis=1)
@@ -137,31 +137,31 @@ def depths(missions: Missions, arena: Arena) -> Floats:
     half = np.float32(arena.half)
     with np.errstate(divide="ignore", invalid="ignore"):
         walls = np.fmin((half - x * np.sign(dx)) / abs(dx), (half - y * np.sign(dy)) / abs(dy))
-        aside = (missions.obstacles[..., :2] - missions.position[:, None]).astype(np.float32)
-        room: Floats = missions.obstacles[..., 2].astype(np.float32) ** 2 - (aside**2).sum(axis=2)
-        along = aside[..., :1] * dx[:, None] + aside[..., 1:] * dy[:, None]
+        offsets = (missions.obstacles[..., :2] - missions.position[:, None]).astype(np.float32)
+        room: Floats = missions.obstacles[..., 2].astype(np.float32) ** 2 - (offsets**2).sum(axis=2)
+        along = offsets[..., :1] * dx[:, None] + offsets[..., 1:] * dy[:, None]
         # NaN where a ray misses the obstacle, negative where it lies behind.
         entry = along - np.sqrt(along * along + room[..., None])
-    nearest = np.where(entry > 0, entry, np.float32(RANGE)).min(axis=1)
-    shown: Floats = np.clip(np.minimum(nearest, walls), 0, np.float32(RANGE))
-    return shown
+    obstacles = np.where(entry > 0, entry, np.float32(RANGE)).min(axis=1)
+    distances: Floats = np.clip(np.minimum(obstacles, walls), 0, np.float32(RANGE))
+    return distances
 
 
 def observe(missions: Missions, arena: Arena) -> NDArray[np.float32]:
     """Return observations [n, 69]: depths, then velocity and goal in the body's frame, distance."""
     offset = missions.goal - missions.position
-    velocity, goal = (_turned(v, -missions.heading) for v in (missions.velocity, offset))
-    rest = np.concatenate([velocity, goal, _length(offset)[:, None]], axis=1) / _SCALES
-    whole = np.concatenate([depths(missions, arena) / RANGE, rest], axis=1)
-    return np.asarray(whole, np.float32)
+    velocity, goal = (_rotate(v, -missions.heading) for v in (missions.velocity, offset))
+    inputs = np.concatenate([velocity, goal, _length(offset)[:, None]], axis=1) / _SCALES
+    observations = np.concatenate([depths(missions, arena) / RANGE, inputs], axis=1)
+    return np.asarray(observations, np.float32)
 
 
 def _direction(heading: Floats) -> tuple[Floats, Floats]:
     return np.cos(heading), np.sin(heading)
 
 
-def _turned(vectors: Floats, angles: Floats) -> Floats:
-    """Turn vectors [n, 2] by angles [n]."""
+def _rotate(vectors: Floats, angles: Floats) -> Floats:
+    """Rotate vectors [n, 2] by angles [n]."""
     (x, y), (cos, sin) = vectors.T, _direction(angles)
     return np.stack([x * cos - y * sin, x * sin + y * cos], axis=1)
 
@@ -181,9 +181,9 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(self, num_envs: int, arena: str = "hard", zone: int = ZONES) -> None:
         self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = _OBSERVED, _CHOICES
-        self.observation_space = batch_space(_OBSERVED, num_envs)
-        self.action_space = batch_space(_CHOICES, num_envs)
+        self.single_observation_space, self.single_action_space = _OBSERVATION_SPACE, _ACTION_SPACE
+        self.observation_space = batch_space(_OBSERVATION_SPACE, num_envs)
+        self.action_space = batch_space(_ACTION_SPACE, num_envs)
         self.randoms = [np_random()[0] for _ in range(num_envs)]
         #: Successes and missions of the current window; None without a curriculum.
         self._window: list[int] | None = None
@@ -194,7 +194,7 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
             raise unknown("arena", str(arena), ARENAS)
         if zone not in range(1, ZONES + 1):
             raise UsageError(f"Zones are 1 to {ZONES}. Received: zone={zone!r}")
-        self._name, self.arena, self._zone = arena, ARENAS[arena], zone
+        self._arena_name, self.arena, self._zone = arena, ARENAS[arena], zone
 
     def train_from(self, state: list[int] | None) -> None:
         """Start the curriculum in zone 1, or at a `training_state`."""
@@ -206,7 +206,7 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         """Start missions; options `arena` and `zone` also apply to later ones."""
-        self._choose(**{"arena": self._name, "zone": self._zone, **(options or {})})
+        self._choose(**{"arena": self._arena_name, "zone": self._zone, **(options or {})})
         if seed is not None:
             self.randoms = [np_random(seed + e)[0] for e in range(self.num_envs)]
         self._over = np.ones(self.num_envs, np.bool_)
@@ -220,58 +220,60 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, Floats, Flags, Flags, dict[str, Any]]:
         """Fly for 0.2 s; missions that are over start again instead."""
-        flown, starts = fly(self.missions, actions), ~self._over
-        rewards, reached, hit = judge(self.missions, flown, self.arena)
-        ended, reached = (reached | hit) & starts, reached & starts
-        late = (flown.steps >= LIMIT) & starts & ~ended
+        missions, starts = fly(self.missions, actions), ~self._over
+        rewards, reached, hit = judge(self.missions, missions, self.arena)
+        terminated, reached = (reached | hit) & starts, reached & starts
+        truncated = (missions.steps >= LIMIT) & starts & ~terminated
         if not starts.all():
-            for field, planned in zip(flown, self._plan(), strict=True):
-                field[self._over] = planned
-        self.missions, self._over = flown, ended | late
+            for field, first_values in zip(missions, self._plan(), strict=True):
+                field[self._over] = first_values
+        self.missions, self._over = missions, terminated | truncated
         self._rise(int(reached.sum()), int(self._over.sum()))
         rewards = np.where(starts, rewards, 0.0)
-        return observe(flown, self.arena), rewards, ended, late, _success_info(reached)
+        observations = observe(missions, self.arena)
+        return observations, rewards, terminated, truncated, _success_info(reached)
 
     def _rise(self, successes: int, missions: int) -> None:
         if self._window is None:
             return
         successes, missions = self._window[0] + successes, self._window[1] + missions
-        enough = successes >= _SUCCESSES
-        self._zone = min(self._zone + enough, ZONES)
-        over = enough or missions - successes > _WINDOW - _SUCCESSES
-        self._window = [0, 0] if over else [successes, missions]
+        rises = successes >= _SUCCESSES
+        self._zone = min(self._zone + rises, ZONES)
+        ends = rises or missions - successes > _WINDOW - _SUCCESSES
+        self._window = [0, 0] if ends else [successes, missions]
 
 
 class AirNav(gym.Env[NDArray[np.float32], np.int64]):
     """One mission, in an `arena` ("easy", "hard") with the goal in a `zone` (1 to 4)."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
-    observation_space, action_space = _OBSERVED, _CHOICES
+    observation_space, action_space = _OBSERVATION_SPACE, _ACTION_SPACE
 
     def __init__(self, *, render_mode: str | None = None, **options: Any) -> None:
         self.render_mode = render_mode
-        self._one = AirNavVector(1, **options)
+        self._vector = AirNavVector(1, **options)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         """Start a mission."""
         super().reset(seed=seed)
-        self._one.randoms = [self.np_random]
-        observations, _ = self._one.reset(options=options)
-        self._trail = [self._one.missions.position[0]]
+        self._vector.randoms = [self.np_random]
+        observations, _ = self._vector.reset(options=options)
+        self._trail = [self._vector.missions.position[0]]
         return observations[0], {"is_success": False}
 
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Fly for 0.2 s."""
-        observations, rewards, ended, late, info = self._one.step(np.array([action]))
-        self._trail.append(self._one.missions.position[0])
+        observations, rewards, terminated, truncated, info = self._vector.step(np.array([action]))
+        self._trail.append(self._vector.missions.position[0])
         success = {"is_success": bool(info["is_success"][0])}
-        return observations[0], float(rewards[0]), bool(ended[0]), bool(late[0]), success
+        ends = bool(terminated[0]), bool(truncated[0])
+        return observations[0], float(rewards[0]), *ends, success
 
     def render(self) -> NDArray[np.uint8] | None:
         """Draw the arena from above, north up, with what the body sees, its goal and its trail."""
         if self.render_mode is None:
             return None
-        return _draw(self._one.missions, self._one.arena, np.array(self._trail))
+        return _draw(self._vector.missions, self._vector.arena, np.array(self._trail))
 
 
 def _draw(missions: Missions, arena: Arena, trail: Floats) -> NDArray[np.uint8]:
@@ -282,29 +284,29 @@ def _draw(missions: Missions, arena: Arena, trail: Floats) -> NDArray[np.uint8]:
     image = Image.new("RGB", (2 * pixels, 2 * pixels), "#32363e")
     pen = ImageDraw.Draw(image)
 
-    def at(points: Floats) -> list[tuple[float, ...]]:
+    def to_pixels(points: Floats) -> list[tuple[float, ...]]:
         return [tuple(point) for point in pixels + points[..., ::-1] * (metre, -metre)]
 
     def circle(centre: Floats, radius: float, **colours: Any) -> None:
-        (x, y), r = at(centre[None])[0], radius * metre
+        (x, y), r = to_pixels(centre[None])[0], radius * metre
         pen.ellipse((x - r, y - r, x + r, y + r), **colours)
 
     position, heading, goal = missions.position[0], missions.heading[0], missions.goal[0]
-    pen.rectangle(at(np.array([[1, -1], [-1, 1]]) * arena.half), "#f0f0f0")
+    pen.rectangle(to_pixels(np.array([[1, -1], [-1, 1]]) * arena.half), "#f0f0f0")
     circle(goal, REACHED, fill="#aadeaa")
-    towards = np.stack(_direction(heading + _ANGLES), axis=1)
-    ends = position + towards * depths(missions, arena)[0][:, None]
-    pen.polygon(at(np.stack([position, *ends])), "#ffeeb4")
+    directions = np.stack(_direction(heading + _ANGLES), axis=1)
+    ends = position + directions * depths(missions, arena)[0][:, None]
+    pen.polygon(to_pixels(np.stack([position, *ends])), "#ffeeb4")
     for end in ends[::7]:
-        pen.line(at(np.stack([position, end])), "#f0c864", 2)
+        pen.line(to_pixels(np.stack([position, end])), "#f0c864", 2)
     circle(goal, REACHED, outline="#28963c", width=5)
     circle(goal, 0.6, fill="#28963c")
     for *centre, radius in missions.obstacles[0]:
         circle(np.array(centre), radius, fill="#626874")
     circle(np.zeros(2), 0.8, outline="#3c6ec8", width=5)
-    pen.line(at(trail), "#3c6ec8", 5, "curve")
+    pen.line(to_pixels(trail), "#3c6ec8", 5, "curve")
     arrow = np.array([[1.7, 0], [-1, 0.9], [-0.5, 0], [-1, -0.9]])
-    pen.polygon(at(position + _turned(arrow, np.full(4, heading))), "#cd2828")
+    pen.polygon(to_pixels(position + _rotate(arrow, np.full(4, heading))), "#cd2828")
     return np.asarray(image.resize((pixels, pixels), Image.Resampling.BOX))
 
 
