@@ -83,13 +83,13 @@ def require_actions(algo: str, spec: EnvSpec) -> None:
     if algo not in ALGORITHMS:
         raise unknown("algorithm", algo, ALGORITHMS)
     kinds = {int: "discrete", tuple: "multi-discrete", type(None): "continuous"}
-    given = kinds[type(spec.num_actions)]
-    needed = {name: preset.ACTIONS or given for name, preset in ALGORITHMS.items()}
-    if needed[algo] != given:
-        fitting = [name for name, kind in needed.items() if kind == given]
+    kind = kinds[type(spec.num_actions)]
+    needed_kinds = {name: preset.ACTIONS or kind for name, preset in ALGORITHMS.items()}
+    if needed_kinds[algo] != kind:
+        algos = [name for name, needed_kind in needed_kinds.items() if needed_kind == kind]
         raise UsageError(
-            f"{algo} needs {needed[algo]} actions; take {' or '.join(fitting)}. "
-            f"Received: actions={given!r}"
+            f"{algo} needs {needed_kinds[algo]} actions; take {' or '.join(algos)}. "
+            f"Received: actions={kind!r}"
         )
 
 
@@ -134,12 +134,12 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
     Raises:
         UsageError: The environment is unknown, cannot be made, or needs a missing package.
     """
-    registered = registry.find(env_id)
+    registration = registry.find(env_id)
     create = partial(gym.make, env_id, disable_env_checker=True, **options)
     with registry.making(env_id):
-        if atari.plays(registered):
-            return atari.make(registered, sticky, **options)
-        env = rebuild.RebuildOnReset(create) if rebuild.keeps_state(registered) else create()
+        if atari.plays(registration):
+            return atari.make(registration, sticky, **options)
+        env = rebuild.RebuildOnReset(create) if rebuild.keeps_state(registration) else create()
         env = spaces.plain(env)
     return env if registry.is_versioned(env_id) else own.Own(env)
 
@@ -153,13 +153,13 @@ def make_vector(
     curriculum starts with its easiest task. If only one episode of each environment counts
     (`once`), loops do not go on after it. Errors are those of `make`.
     """
-    registered = registry.find(env_id)
+    registration = registry.find(env_id)
     with registry.making(env_id):
-        if atari.plays(registered):
-            return atari.make_vector(registered, num_envs, training=training)
-        if registered.vector_entry_point is None:
+        if atari.plays(registration):
+            return atari.make_vector(registration, num_envs, training=training)
+        if registration.vector_entry_point is None:
             create = partial(make, env_id)
-            return loops.make_loop(registered, create, num_envs, once=once)
+            return loops.make_loop(registration, create, num_envs, once=once)
         envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
     mode = envs.metadata.get("autoreset_mode")
     if mode != gym.vector.AutoresetMode.NEXT_STEP:

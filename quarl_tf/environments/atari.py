@@ -22,7 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
 from quarl_tf.environments.spaces import VectorEnv
@@ -62,19 +62,19 @@ def rules(env_id: str, sticky: float = 0.0) -> dict[str, Any] | None:
     return _RULES | {"sticky_actions": sticky} | opening
 
 
-def plays(registered: Registered) -> bool:
+def plays(registration: Registration) -> bool:
     """Tell whether this is a game of the papers' protocol; a UsageError for other variants."""
-    if not str(registered.entry_point).startswith("ale_py."):
+    if not str(registration.entry_point).startswith("ale_py."):
         return False
-    if not registered.id.endswith("NoFrameskip-v4"):
+    if not registration.id.endswith("NoFrameskip-v4"):
         raise UsageError(
             "Atari games are played by the papers' protocol; name the game's id that ends in "
-            f"NoFrameskip-v4. Received: environment={registered.id!r}"
+            f"NoFrameskip-v4. Received: environment={registration.id!r}"
         )
     return True
 
 
-def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env[Any, Any]:
+def make(registration: Registration, sticky: float = 0.0, **options: Any) -> gym.Env[Any, Any]:
     """Make one game, which repeats its last action at a frame with probability `sticky`."""
     import ale_py
 
@@ -82,7 +82,7 @@ def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # AtariPreprocessing reads grey frames itself; colour ones would be wasted.
     env = gym.make(
-        registered.id,
+        registration.id,
         disable_env_checker=True,
         obs_type="grayscale",
         repeat_action_probability=sticky,
@@ -95,14 +95,14 @@ def make(registered: Registered, sticky: float = 0.0, **options: Any) -> gym.Env
     return TransformObservation(env, lambda planes: channels_last(planes[None])[0], _SPACE)
 
 
-def make_vector(registered: Registered, num_envs: int, *, training: bool) -> VectorEnv:
+def make_vector(registration: Registration, num_envs: int, *, training: bool) -> VectorEnv:
     """Make a vector of games; its results do not depend on the timing of its threads."""
     from ale_py.vector_env import AtariVectorEnv
 
     envs = AtariVectorEnv(
-        registered.kwargs["game"],
+        registration.kwargs["game"],
         num_envs,
-        max_num_frames_per_episode=registered.kwargs["max_num_frames_per_episode"],
+        max_num_frames_per_episode=registration.kwargs["max_num_frames_per_episode"],
         repeat_action_probability=0.0,
         autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
         img_height=84,
@@ -130,31 +130,32 @@ class _Games(gym.vector.VectorWrapper):
         self.observation_space = gym.vector.utils.batch_space(_SPACE, envs.num_envs)
         self._training = training
         # At a game's end ale-py resets at the next tick, whatever its action.
-        self._forced = np.array([_NOOP, *opening])
+        self._forced_actions = np.array([_NOOP, *opening])
         #: Remaining forced steps, frames shown of the current life, and lives.
-        self._left, self._age, self._lives = np.zeros((3, envs.num_envs), np.int32)
+        self._steps_left, self._age, self._lives = np.zeros((3, envs.num_envs), np.int32)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
         planes, info = self.env.reset(seed=seed, options=options)
-        for action in self._forced[1:]:
+        for action in self._forced_actions[1:]:
             planes, *_, info = self.env.step(np.full(self.num_envs, action))
-        self._left[:], self._age[:], self._lives = 0, 1, info["lives"]
-        return channels_last(_of_life(planes, self._age)), info
+        self._steps_left[:], self._age[:], self._lives = 0, 1, info["lives"]
+        return channels_last(_life_frames(planes, self._age)), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        forced = self._left > 0
-        actions = np.where(forced, self._forced[-self._left], actions)
+        forced = self._steps_left > 0
+        actions = np.where(forced, self._forced_actions[-self._steps_left], actions)
         planes, rewards, terminated, truncated, info = self.env.step(actions)
         rewards, over = rewards.astype(np.float64), terminated | truncated
         lost = _life_lost(self._lives, info["lives"]) & ~over
         self._lives = info["lives"]
-        self._left = np.where(over | lost, len(self._forced), np.maximum(self._left - 1, 0))
+        fewer = np.maximum(self._steps_left - 1, 0)
+        self._steps_left = np.where(over | lost, len(self._forced_actions), fewer)
         self._age = np.where(forced, 1, np.minimum(self._age + 1, _DEPTH))
         if self._training:
             info[RAW_REWARD], info[GAME_OVER] = rewards, over
             rewards = np.where(forced, 0.0, np.clip(rewards, -1, 1))
-            terminated = (self._left > 0) & ~truncated
-        return channels_last(_of_life(planes, self._age)), rewards, terminated, truncated, info
+            terminated = (self._steps_left > 0) & ~truncated
+        return channels_last(_life_frames(planes, self._age)), rewards, terminated, truncated, info
 
 
 class _Game(gym.Wrapper[Any, Any, Any, Any]):
@@ -170,7 +171,7 @@ class _Game(gym.Wrapper[Any, Any, Any, Any]):
         for action in self._opening:
             planes, *_, info = self.env.step(action)
         self._age, self._lives = 1, info["lives"]
-        return _of_life(planes[None], np.array([self._age]))[0], info | start
+        return _life_frames(planes[None], np.array([self._age]))[0], info | start
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         total, actions = 0.0, [action]
@@ -183,8 +184,8 @@ class _Game(gym.Wrapper[Any, Any, Any, Any]):
             if _life_lost(self._lives, info["lives"]):
                 self._age, actions = 1, [_NOOP, *self._opening]
             self._lives = info["lives"]
-        shown = _of_life(planes[None], np.array([self._age]))[0]
-        return shown, total, terminated, truncated, info
+        stack = _life_frames(planes[None], np.array([self._age]))[0]
+        return stack, total, terminated, truncated, info
 
 
 def _opening(actions: list[Any]) -> tuple[int, ...]:
@@ -197,7 +198,7 @@ def _life_lost(before: Any, lives: Any) -> Any:
     return (lives < before) & (lives > 0)
 
 
-def _of_life(planes: npt.NDArray[np.uint8], ages: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+def _life_frames(planes: npt.NDArray[np.uint8], ages: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Blank the frames [n, 4, 84, 84] from before the current lives."""
     if ages.min() == _DEPTH:
         return planes
@@ -214,6 +215,6 @@ def channels_last(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     import cv2
 
     count, channels, height, width = planes.shape
-    tall = [np.ascontiguousarray(planes[:, c]).reshape(-1, width) for c in range(channels)]
-    image: npt.NDArray[Any] = cv2.merge(tall)
+    columns = [np.ascontiguousarray(planes[:, c]).reshape(-1, width) for c in range(channels)]
+    image: npt.NDArray[Any] = cv2.merge(columns)
     return image.reshape(count, height, width, channels)

@@ -19,13 +19,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from quarl_tf.foundation.errors import QuarlError
 
-_Create = Callable[[], gym.Env[Any, Any]]
+_Factory = Callable[[], gym.Env[Any, Any]]
 
 #: Environments whose step takes longer than a message. They compute nothing with TensorFlow, whose
 #: threads a forked process does not have: users' own environments stay in one loop.
@@ -35,40 +35,40 @@ _SLOW = (
     "pybullet_envs_gymnasium.",
 )
 _SMALLEST_SHARE = 4  #: Environments of a process.
-_AWAKE = 0.002  #: Seconds, longer than the choice of actions.
+_SPIN_SECONDS = 0.002  #: Longer than the choice of actions.
 
 
 def make_loop(
-    registered: Registered, create: _Create, num_envs: int, *, once: bool
+    registration: Registration, create: _Factory, num_envs: int, *, once: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """Make a vector of environments; `once` if only one episode of each counts."""
-    creates = [(lambda: _OneEpisode(create())) if once else create] * num_envs
+    factories = [(lambda: _OneEpisode(create())) if once else create] * num_envs
     processes = min(len(os.sched_getaffinity(0)), num_envs // _SMALLEST_SHARE)
-    quick = not str(registered.entry_point).startswith(_SLOW)
+    quick = not str(registration.entry_point).startswith(_SLOW)
     # A worker of multiprocessing.Pool may not start processes.
     if processes < 2 or quick or current_process().daemon:
-        return SyncVectorEnv(creates)
-    return Divided(creates, processes)
+        return SyncVectorEnv(factories)
+    return Divided(factories, processes)
 
 
 class _OneEpisode(gym.Wrapper[Any, Any, Any, Any]):
     """Stands still from the end of an episode to the next seeded reset."""
 
     _over = False
-    _last: Any = None
+    _last_observation: Any = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         if seed is None and self._over:
-            return self._last, {}
+            return self._last_observation, {}
         self._over = False
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self._over:
-            return self._last, 0.0, False, False, {}
-        self._last, reward, terminated, truncated, info = self.env.step(action)
-        self._over = terminated or truncated
-        return self._last, reward, terminated, truncated, info
+            return self._last_observation, 0.0, False, False, {}
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._last_observation, self._over = observation, terminated or truncated
+        return observation, reward, terminated, truncated, info
 
 
 class Divided(gym.vector.VectorEnv[Any, Any, Any]):
@@ -77,8 +77,8 @@ class Divided(gym.vector.VectorEnv[Any, Any, Any]):
     Its infos are empty.
     """
 
-    def __init__(self, creates: Sequence[_Create], processes: int) -> None:
-        self.num_envs = len(creates)
+    def __init__(self, factories: Sequence[_Factory], processes: int) -> None:
+        self.num_envs = len(factories)
         bounds = [i * self.num_envs // processes for i in range(processes + 1)]
         self._shares = [slice(*pair) for pair in pairwise(bounds)]
         self._pipes: list[Connection] = []
@@ -86,15 +86,15 @@ class Divided(gym.vector.VectorEnv[Any, Any, Any]):
         weakref.finalize(self, _close, self._pipes)
         context = get_context("fork")
         for share in self._shares[1:]:
-            pipe, other = context.Pipe()
+            pipe, worker_pipe = context.Pipe()
             self._pipes.append(pipe)
-            arguments = other, self._pipes[:], creates[share]
+            arguments = worker_pipe, self._pipes[:], factories[share]
             context.Process(target=_serve, args=arguments, daemon=True).start()
-            other.close()
-        self._own = SyncVectorEnv(creates[self._shares[0]])
-        self.metadata = self._own.metadata
-        self.single_observation_space = self._own.single_observation_space
-        self.single_action_space = self._own.single_action_space
+            worker_pipe.close()
+        self._local_envs = SyncVectorEnv(factories[self._shares[0]])
+        self.metadata = self._local_envs.metadata
+        self.single_observation_space = self._local_envs.single_observation_space
+        self.single_action_space = self._local_envs.single_action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
@@ -106,17 +106,17 @@ class Divided(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step(self, actions: npt.NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments at once."""
-        found = self._call("step", [{"actions": actions[share]} for share in self._shares])
-        observations, rewards, terminated, truncated = found
+        fields = self._call("step", [{"actions": actions[share]} for share in self._shares])
+        observations, rewards, terminated, truncated = fields
         return observations, rewards, terminated, truncated, {}
 
     def _call(self, name: str, arguments: Sequence[dict[str, Any]]) -> list[Any]:
         """Call a method in all processes; return its results but the infos, put together."""
         try:
-            for pipe, theirs in zip(self._pipes, arguments[1:], strict=True):
-                pipe.send((name, theirs))
-            own = getattr(self._own, name)(**arguments[0])[:-1]
-            answers = [own, *map(_receive, self._pipes)]
+            for pipe, share_arguments in zip(self._pipes, arguments[1:], strict=True):
+                pipe.send((name, share_arguments))
+            local_answer = getattr(self._local_envs, name)(**arguments[0])[:-1]
+            answers = [local_answer, *map(_receive, self._pipes)]
         except (EOFError, OSError) as error:
             raise QuarlError(
                 "A process that steps environments was killed, perhaps for want of memory; repeat "
@@ -131,7 +131,7 @@ class Divided(gym.vector.VectorEnv[Any, Any, Any]):
         """End the processes."""
         del kwargs
         _close(self._pipes)
-        self._own.close()
+        self._local_envs.close()
 
 
 def _close(pipes: Sequence[Connection]) -> None:
@@ -141,17 +141,19 @@ def _close(pipes: Sequence[Connection]) -> None:
 
 def _receive(pipe: Connection) -> Any:
     """Wait for a message, at first without sleep: to wake a core takes longer than a step."""
-    awake = time.monotonic() + _AWAKE
-    while not pipe.poll() and time.monotonic() < awake:
+    deadline = time.monotonic() + _SPIN_SECONDS
+    while not pipe.poll() and time.monotonic() < deadline:
         pass
     return pipe.recv()
 
 
-def _serve(pipe: Connection, inherited: Sequence[Connection], creates: Sequence[_Create]) -> None:
+def _serve(
+    pipe: Connection, inherited_pipes: Sequence[Connection], factories: Sequence[_Factory]
+) -> None:
     """Answer calls of a vector's methods until the pipe is closed."""
-    _close(inherited)
+    _close(inherited_pipes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The other process answers an interrupt.
-    envs = SyncVectorEnv(creates)
+    envs = SyncVectorEnv(factories)
     with suppress(EOFError, OSError):
         while True:
             name, arguments = _receive(pipe)

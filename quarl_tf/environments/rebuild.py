@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.envs.registration import EnvSpec as Registration
 
 from quarl_tf.foundation import native_output
 
-_KEEPING = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
+_KEEPS_STATE = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
 
 #: Bullet's functions of a step, which its client would wrap anew at every call.
-_OFTEN = (
+_STEP_FUNCTIONS = (
     "getContactPoints",
     "getJointState",
     "getLinkState",
@@ -25,9 +25,9 @@ _OFTEN = (
 )
 
 
-def keeps_state(registered: Registered) -> bool:
+def keeps_state(registration: Registration) -> bool:
     """Tell whether an environment's seeded reset is known to keep state."""
-    return str(registered.entry_point).startswith(_KEEPING)
+    return str(registration.entry_point).startswith(_KEEPS_STATE)
 
 
 class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
@@ -51,5 +51,5 @@ class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
             self.env = self._create()
             start = self.env.reset(seed=seed, options=options)
         if (client := getattr(self.env.unwrapped, "_p", None)) is not None:
-            vars(client).update({name: getattr(client, name) for name in _OFTEN})
+            vars(client).update({name: getattr(client, name) for name in _STEP_FUNCTIONS})
         return start

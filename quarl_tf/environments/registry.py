@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.envs.registration import EnvSpec as Registration
 
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
 
@@ -22,7 +22,7 @@ _RENAMED = {
 }
 
 #: Packages that register environments when imported, and the pattern of their ids.
-_REGISTERING = {
+_REGISTERING_PACKAGES = {
     "ale_py": re.compile(r"NoFrameskip-v\d+$|^ALE/"),
     "pybullet_envs_gymnasium": re.compile(r"BulletEnv-v\d+$"),
 }
@@ -36,32 +36,32 @@ def canonical_id(env_id: str) -> str:
     return _RENAMED.get(env_id, env_id)
 
 
-def find(env_id: str) -> Registered:
+def find(env_id: str) -> Registration:
     """Look an environment up, also in packages that register some."""
     if env_id not in gym.registry:
-        for module, ids in _REGISTERING.items():
+        for module, pattern in _REGISTERING_PACKAGES.items():
             try:
                 import_module(module)
             except ModuleNotFoundError as error:
-                if ids.search(env_id):
+                if pattern.search(env_id):
                     raise _not_installed(env_id, error) from error
     if env_id not in gym.registry:
         # Without the hundreds of variants of Atari games that `environments.atari` refuses.
-        known = [
+        env_ids = [
             name
             for name, entry in gym.registry.items()
             if name.endswith("NoFrameskip-v4") or not str(entry.entry_point).startswith("ale_py.")
         ]
         hint = "One of your own needs --import MODULE, the module that registers it."
-        raise unknown("environment", env_id, known, hint)
+        raise unknown("environment", env_id, env_ids, hint)
     return gym.registry[env_id]
 
 
 def is_versioned(env_id: str) -> bool:
     """Tell whether records have the version of an environment's code."""
-    point = find(env_id).entry_point
-    module = point if isinstance(point, str) else getattr(point, "__module__", "")
-    return re.split("[.:]", module)[0] in ("quarl_tf", "gymnasium", *_REGISTERING)
+    entry_point = find(env_id).entry_point
+    module = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    return re.split("[.:]", module)[0] in ("quarl_tf", "gymnasium", *_REGISTERING_PACKAGES)
 
 
 @contextmanager
@@ -88,9 +88,9 @@ def import_environments(modules: Sequence[str]) -> None:
 
     A UsageError names the one that cannot be imported.
     """
-    here = str(Path.cwd())
-    if modules and here not in sys.path:
-        sys.path.append(here)
+    folder = str(Path.cwd())
+    if modules and folder not in sys.path:
+        sys.path.append(folder)
     for module in modules:
         try:
             import_module(module)
@@ -103,8 +103,8 @@ def import_environments(modules: Sequence[str]) -> None:
 
 
 def _not_installed(env_id: str, error: Exception) -> UsageError:
-    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
-    name = str(getattr(missing, "name", None) or "")
+    cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    name = str(getattr(cause, "name", None) or "")
     entry_point = str(gym.registry[env_id].entry_point) if env_id in gym.registry else ""
     flaw = one_line(error).rstrip(".")
     if name and re.match(rf"{re.escape(name)}[.:]", entry_point):

@@ -57,11 +57,11 @@ def _observation(space: Space[Any]) -> _Change | None:
     is_array = isinstance(space, Box) and bool(space.shape)
     if not _is_of_numbers(space) or (is_array and space.dtype in (np.float32, np.uint8)):
         return None
-    flat = cast(Box, space if is_array else gym.spaces.flatten_space(space))
+    flat_space = cast(Box, space if is_array else gym.spaces.flatten_space(space))
     with np.errstate(over="ignore"):  # Gymnasium's own wrapper, DtypeObservation, warns of that.
-        shown = Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
+        box = Box(flat_space.low.astype(np.float32), flat_space.high.astype(np.float32))
     flatten: Callable[..., Any] = gym.spaces.flatten
-    return shown, lambda seen: flatten(space, seen).astype(np.float32).reshape(shown.shape)
+    return box, lambda value: flatten(space, value).astype(np.float32).reshape(box.shape)
 
 
 def _is_of_numbers(space: Space[Any]) -> bool:
@@ -73,16 +73,16 @@ def _is_of_numbers(space: Space[Any]) -> bool:
 
 def _action(space: Space[Any]) -> _Change | None:
     """Return how to turn plain actions into those of a space; None if it is plain."""
-    flat: Space[Any] = space
+    flat_space: Space[Any] = space
     if isinstance(space, Discrete):
-        flat = Discrete(int(space.n))
+        flat_space = Discrete(int(space.n))
     elif isinstance(space, MultiDiscrete):
-        flat = MultiDiscrete(space.nvec.flatten())
+        flat_space = MultiDiscrete(space.nvec.flatten())
     elif isinstance(space, MultiBinary):
-        flat = MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
+        flat_space = MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
     elif isinstance(space, Box):
-        flat = Box(space.low.flatten(), space.high.flatten(), dtype=cast(Any, space.dtype))
-    if flat == space:
+        flat_space = Box(space.low.flatten(), space.high.flatten(), dtype=cast(Any, space.dtype))
+    if flat_space == space:
         return None
     shape, start = space.shape or (), getattr(space, "start", 0)
-    return flat, lambda action: (np.reshape(action, shape) + start).astype(space.dtype)
+    return flat_space, lambda action: (np.reshape(action, shape) + start).astype(space.dtype)
