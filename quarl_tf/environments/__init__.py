@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import quarl_tf.environments.airnav  # Registers AirNav-v0.
-from quarl_tf.environments import atari, loops, own, rebuild, registry, spaces
+from quarl_tf.environments import atari, loops, registry, spaces, wrappers
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
@@ -139,9 +139,9 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
     with registry.making(env_id):
         if atari.plays(registration):
             return atari.make(registration, sticky, **options)
-        env = rebuild.RebuildOnReset(create) if rebuild.keeps_state(registration) else create()
-        env = spaces.plain(env)
-    return env if registry.is_versioned(env_id) else own.Own(env)
+        keeps_state = wrappers.keeps_state(registration)
+        env = spaces.plain(wrappers.RebuildOnReset(create) if keeps_state else create())
+    return env if registry.is_versioned(env_id) else wrappers.UserEnvironment(env)
 
 
 def make_vector(
