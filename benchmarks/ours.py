@@ -153,13 +153,13 @@ def multiplications(workload: Workload) -> float:
     spec = environments.env_spec(workload.env_id)
     agent: Any = agents.build(workload.algo, spec, preset, 0)
     if workload.algo in ("a2c", "ppo"):
-        total, first = _passes(*agent._model.normalised)
+        total, first = _passes(*agent._model.normalised_networks)
         return total + preset.epochs * (3 * total - first)
     learned = preset.batch_size * preset.gradient_steps / preset.train_frequency
     total, first = _passes(agent.network)
     if workload.algo == "dqn":  # Double DQN asks two networks about what follows.
         return total + learned * ((5 if preset.double else 4) * total - first)
-    critic, critics_first = _passes(agent._normalised[1])
+    critic, critics_first = _passes(agent._normalised_networks[1])
     # The critic passes a gradient on to the actor, besides learning; both have targets.
     return total + learned * (4 * total - first + 6 * critic - critics_first)
 

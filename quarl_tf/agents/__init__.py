@@ -50,7 +50,7 @@ class Agent(ABC):
         self._distillation = 0.0
         #: Objects with `arrays` and `restore`, and single arrays, for checkpoints.
         self._parts: dict[str, Any] = {"statistics": self._statistics}
-        self._kept: Arrays = {}
+        self._arrays: Arrays = {}
 
     @abstractmethod
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
@@ -102,14 +102,14 @@ class Agent(ABC):
     def forget(self) -> None:
         """Free the memory of all stored observations; nothing can be learned afterwards."""
 
-    def start_from(self, weights: Weights, seen: int) -> None:
-        """Start from a trained network, whose normaliser has seen `seen` observations."""
+    def start_from(self, weights: Weights, count: int) -> None:
+        """Start from a trained network, whose normaliser has seen `count` observations."""
         teachers = [] if self.teacher is None else [self.teacher]
         for network in (self.network, *self.targets, *teachers):
             variables = {variable.name: variable for variable in network.variables}
             for name, value in weights.items():
                 variables[name].assign(value)
-        self._statistics.start_from(self.network, seen)
+        self._statistics.start_from(self.network, count)
         self.refresh()
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Agent(ABC):
         arrays = {
             "generators": np.frombuffer(json.dumps(list(states)).encode(), np.uint8),
             **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
-            **self._kept,
+            **self._arrays,
         }
         parts = {name: part.arrays() for name, part in self._parts.items()}
         if self.teacher is not None:
@@ -133,8 +133,8 @@ class Agent(ABC):
 
     def copies(self) -> list[str]:
         """Return the names in `arrays` of the variables of target networks."""
-        copied = {id(variable) for target in self.targets for variable in target.variables}
-        return [f"variable/{i}" for i, v in enumerate(self._variables()) if id(v) in copied]
+        target_ids = {id(variable) for target in self.targets for variable in target.variables}
+        return [f"variable/{i}" for i, v in enumerate(self._variables()) if id(v) in target_ids]
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state of a checkpoint."""
@@ -143,7 +143,7 @@ class Agent(ABC):
             random.bit_generator.state = state
         for i, variable in enumerate(self._variables()):
             variable.assign(arrays[f"variable/{i}"])
-        self._kept = {name: arrays[name].copy() for name in self._kept}
+        self._arrays = {name: arrays[name].copy() for name in self._arrays}
         for name, part in self._parts.items():
             part.restore(section(arrays, name))
         if self.teacher is not None:

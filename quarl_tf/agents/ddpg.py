@@ -37,24 +37,25 @@ def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFact
 
 def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent: actor and critic with their targets and optimizers."""
-    observed, acted = tf_agents.observation_spec(spec), tf_agents.action_spec(spec)
+    observation_spec = tf_agents.observation_spec(spec)
+    critic_spec = observation_spec, tf_agents.action_spec(spec)
     factory = network_factory(spec, preset, seed)
     new_critic = networks.critic_factory(spec, Design.of(preset, 1), seed)
 
-    def pair() -> list[tf_agents.ModelNetwork]:
+    def actor_and_critic() -> list[tf_agents.ModelNetwork]:
         return [
-            tf_agents.wrap(prepare(factory()), observed, "Actor"),
-            tf_agents.wrap(new_critic(), (observed, acted), "Critic", tf_agents.value),
+            tf_agents.wrap(prepare(factory()), observation_spec, "Actor"),
+            tf_agents.wrap(new_critic(), critic_spec, "Critic", tf_agents.value),
         ]
 
-    def step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:
+    def gradient_step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:
         optimizer = tf_agents.adam(rate, preset, network.model.trainable_variables)
         return tf_agents.GradientStep(optimizer, preset.precision)
 
-    (actor, critic), (target_actor, target_critic) = pair(), pair()
+    (actor, critic), (target_actor, target_critic) = actor_and_critic(), actor_and_critic()
     agent = tf_agents.build(
         tf_agents.published.DdpgAgent,
-        observed,
+        observation_spec,
         spec,
         actor_network=actor,
         critic_network=critic,
@@ -66,15 +67,16 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
     )
 
     def critic_loss(batch: Any) -> Any:
-        given = batch.time_step, batch.action_step.action, batch.next_time_step
-        return agent.critic_loss(*given, training=True)
+        return agent.critic_loss(
+            batch.time_step, batch.action_step.action, batch.next_time_step, training=True
+        )
 
     def actor_loss(batch: Any) -> Any:
         return agent.actor_loss(batch.time_step, training=True)
 
     steps = [
-        (critic_loss, critic, step(critic, preset.critic_learning_rate)),
-        (actor_loss, actor, step(actor, preset.learning_rate)),
+        (critic_loss, critic, gradient_step(critic, preset.critic_learning_rate)),
+        (actor_loss, actor, gradient_step(actor, preset.learning_rate)),
     ]
     learner = Learner(agent, [actor, critic], [target_actor], steps)
     return OffPolicyAgent(spec, preset, seed, learner, action_noise(spec, preset))
@@ -83,7 +85,7 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
 def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
     """Return the exploration: uniform actions during warm-up, then noise on the actor's action."""
     low, high = spec.bounds
-    kept = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
+    correlation = 1.0 - _OU_DAMPING if preset.correlated_noise else 0.0
 
     def act(
         greedy: Any, random: np.random.Generator, progress: float, untrained: bool, noise: Any
@@ -91,7 +93,7 @@ def action_noise(spec: EnvSpec, preset: DdpgPreset) -> Exploration:
         del progress
         if untrained:
             return random.uniform(low, high, size=noise.shape).astype(np.float32)
-        noise[:] = kept * noise + preset.noise * random.standard_normal(noise.shape)
+        noise[:] = correlation * noise + preset.noise * random.standard_normal(noise.shape)
         return np.clip(greedy() + (high - low) / 2 * noise, low, high).astype(np.float32)
 
     return act

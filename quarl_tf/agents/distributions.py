@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.agents import squared_difference, tf_agents
+from quarl_tf.agents import squared_difference
+from quarl_tf.agents.tf_agents import distributions as tfd
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats
 from quarl_tf.spec.actions import split
-
-_made = tf_agents.distributions
 
 
 class Categorical:
@@ -21,15 +20,15 @@ class Categorical:
 
     def read(self, logits: Any) -> Any:
         """Return the distribution for TF-Agents."""
-        parts = [_made.Categorical(each, dtype=tf.int32) for each in split(logits, self._choices)]
-        return parts[0] if isinstance(self._choices, int) else _made.Blockwise(parts)
+        parts = [tfd.Categorical(part, dtype=tf.int32) for part in split(logits, self._choices)]
+        return parts[0] if isinstance(self._choices, int) else tfd.Blockwise(parts)
 
     def draw(self, logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
         """Draw actions (Gumbel-max); return them with their log probabilities."""
-        each = [_drawn(part, random) for part in split(logits, self._choices)]
+        draws = [_draw(part, random) for part in split(logits, self._choices)]
         if isinstance(self._choices, int):
-            return each[0]
-        actions, log_probabilities = (np.stack(field, axis=1) for field in zip(*each, strict=True))
+            return draws[0]
+        actions, log_probabilities = (np.stack(field, axis=1) for field in zip(*draws, strict=True))
         return actions, log_probabilities.sum(axis=1)
 
     def variance(self, logits: Floats) -> Floats:
@@ -44,9 +43,10 @@ class Categorical:
         pairs = zip(split(targets, self._choices), split(logits, self._choices), strict=True)
         divergences = [
             tf.reduce_sum(
-                tf.nn.softmax(t) * (tf.nn.log_softmax(t) - tf.nn.log_softmax(own)), axis=-1
+                tf.nn.softmax(target) * (tf.nn.log_softmax(target) - tf.nn.log_softmax(student)),
+                axis=-1,
             )
-            for t, own in pairs
+            for target, student in pairs
         ]
         return tf.reduce_mean(tf.add_n(divergences))
 
@@ -54,7 +54,7 @@ class Categorical:
         """Do nothing: the head is the whole distribution."""
 
 
-def _drawn(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
+def _draw(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[Any], Floats]:
     logits = logits - logits.max(axis=1, keepdims=True)
     log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     noise = random.gumbel(size=logits.shape)
@@ -66,13 +66,13 @@ class Gaussian:
     """Independent normal distributions around the head with learned standard deviations."""
 
     def __init__(self, network: keras.Model) -> None:
-        self._logarithm = network.get_layer("action").log_deviation
+        self._log_deviation = network.get_layer("action").log_deviation
         self.refresh()
 
     def read(self, means: Any) -> Any:
         """Return the distribution for TF-Agents."""
-        deviation = tf.broadcast_to(tf.exp(self._logarithm), tf.shape(means))
-        return _made.MultivariateNormalDiag(means, deviation)
+        deviation = tf.broadcast_to(tf.exp(self._log_deviation), tf.shape(means))
+        return tfd.MultivariateNormalDiag(means, deviation)
 
     def draw(self, means: Floats, random: np.random.Generator) -> tuple[Floats, Floats]:
         """Draw actions; return them with their log densities."""
@@ -88,4 +88,4 @@ class Gaussian:
 
     def refresh(self) -> None:
         """Read the current standard deviations."""
-        self._deviation: Floats = np.exp(self._logarithm.numpy())
+        self._deviation: Floats = np.exp(self._log_deviation.numpy())

@@ -36,17 +36,17 @@ def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFacto
 
 def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent."""
-    observed = tf_agents.observation_spec(spec)
+    observation_spec = tf_agents.observation_spec(spec)
     factory = network_factory(spec, preset, seed)
 
     network, target = (
-        tf_agents.wrap(prepare(factory()), observed, name)
+        tf_agents.wrap(prepare(factory()), observation_spec, name)
         for name in ("QNetwork", "TargetQNetwork")
     )
     optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)
     agent = tf_agents.build(
         tf_agents.published.dqn.dqn_agent.DdqnAgent if preset.double else tf_agents.SingleDqnAgent,
-        observed,
+        observation_spec,
         spec,
         q_network=network,
         target_q_network=target,
@@ -70,8 +70,8 @@ def epsilon_greedy(spec: EnvSpec, preset: DqnPreset) -> Exploration:
     """Return the epsilon-greedy exploration; epsilon falls linearly from 1."""
 
     def act(greedy: Any, random: np.random.Generator, progress: float, *_: Any) -> Any:
-        done = min(1.0, progress / preset.exploration_fraction)
-        epsilon = 1.0 + done * (preset.exploration_final - 1.0)
+        share = min(1.0, progress / preset.exploration_fraction)
+        epsilon = 1.0 + share * (preset.exploration_final - 1.0)
         exploring = random.random(preset.num_envs) < epsilon
         actions = random.integers(spec.action_size, size=preset.num_envs)
         return actions if exploring.all() else np.where(exploring, actions, greedy())

@@ -54,17 +54,17 @@ class OffPolicyAgent(Agent):
     ) -> None:
         super().__init__(spec, seed, "replay")
         self._preset, self._learner = preset, learner
-        self._pending: list[npt.NDArray[Any]] = []
-        rows = preset.buffer_size, preset.num_envs
-        self._replay = Replay(spec, *rows, n_step=preset.n_step, discount=preset.discount)
+        self._new_observations: list[npt.NDArray[Any]] = []
+        size = preset.buffer_size, preset.num_envs
+        self._replay = Replay(spec, *size, n_step=preset.n_step, discount=preset.discount)
         self._parts["replay"] = self._replay
         self._exploration = exploration
-        self._kept["noise"] = np.zeros((preset.num_envs, spec.action_size))
+        self._arrays["noise"] = np.zeros((preset.num_envs, spec.action_size))
         self._take_networks()
 
     def _take_networks(self) -> None:
-        self._normalised = [network.model for network in self._learner.networks]
-        self.network = self._normalised[0]
+        self._normalised_networks = [network.model for network in self._learner.networks]
+        self.network = self._normalised_networks[0]
         self.targets = [target.model for target in self._learner.targets]
         self._snapshot = Snapshot(networks.acting(self.network))
         self._burst = inference.compiled(self._train_on, self.network)
@@ -87,12 +87,12 @@ class OffPolicyAgent(Agent):
 
         # A training that goes on elsewhere has learned, though its new replay warms up.
         untrained = self._warming_up and not self._learner.agent.train_step_counter.numpy()
-        state = progress, untrained, self._kept["noise"]
-        return self._exploration(greedy, self._explore, *state)
+        noise = self._arrays["noise"]
+        return self._exploration(greedy, self._explore, progress, untrained, noise)
 
     def observe(self, tick: Tick) -> None:
         """Store one tick."""
-        self._pending.append(tick.observations)
+        self._new_observations.append(tick.observations)
         self._replay.add(tick)
 
     def end_of_rollout(self, observations: npt.NDArray[Any]) -> None:
@@ -101,17 +101,17 @@ class OffPolicyAgent(Agent):
 
     def forget(self) -> None:
         """Free the replay."""
-        self._pending.clear()
+        self._new_observations.clear()
         del self._replay, self._parts["replay"]
 
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Update the normalisers; take a burst of gradient steps once the replay has warmed up."""
         del observations
-        self._statistics.update(np.concatenate(self._pending))
-        self._pending.clear()
+        self._statistics.update(np.concatenate(self._new_observations))
+        self._new_observations.clear()
         if self._warming_up:
             return {}
-        self._statistics.apply_to(self._normalised)
+        self._statistics.apply_to(self._normalised_networks)
         shape = (self._preset.gradient_steps, self._preset.batch_size)
         loss = float(self._burst(*self._replay.sample(shape, self._draw)))
         self.refresh()
@@ -131,15 +131,15 @@ class OffPolicyAgent(Agent):
         """Take one gradient step of every loss on a batch of transitions; return the first loss."""
         learner = self._learner
 
-        def whole(loss: Callable[[Any], Any], network: ModelNetwork) -> Any:
-            found = loss(batch)
+        def total_loss(loss: Callable[[Any], Any], network: ModelNetwork) -> Any:
+            value = loss(batch)
             if network is not learner.networks[0]:
-                return found
-            return self._with_distillation(found, batch.time_step.observation)
+                return value
+            return self._with_distillation(value, batch.time_step.observation)
 
         # TF-Agents' own `train` can neither scale a loss nor skip a step.
         losses = [
-            step(partial(whole, loss, network), network.model.trainable_variables)
+            step(partial(total_loss, loss, network), network.model.trainable_variables)
             for loss, network, step in learner.steps
         ]
         learner.agent.train_step_counter.assign_add(1)

@@ -29,12 +29,12 @@ class _TwoNetworks:
 
     def take(self, network: keras.Model) -> None:
         self.policy = network
-        self.normalised = [network, self.value]
-        self.trainable_variables = [v for m in self.normalised for v in m.trainable_variables]
-        self._snapshots = [Snapshot(model) for model in self.normalised]
+        models = self.normalised_networks = [network, self.value]
+        self.trainable_variables = [v for model in models for v in model.trainable_variables]
+        self._snapshots = [Snapshot(model) for model in models]
         self.variables = [v for snapshot in self._snapshots for v in snapshot.variables]
         #: The variables whose values `refresh` takes.
-        self.read = self.variables
+        self.read_variables = self.variables
 
     def features(self, observations: Any) -> Any:
         return observations
@@ -44,41 +44,41 @@ class _TwoNetworks:
         return heads, values[:, 0]
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Predict by the current weights, which are the given values of `read` if known."""
-        rest = [v.numpy() for v in self.variables] if values is None else list(values)
+        """Predict by the current weights, or by these values of `read_variables`."""
+        arrays = [v.numpy() for v in self.variables] if values is None else list(values)
         for snapshot in self._snapshots:
             size = len(snapshot.variables)
-            snapshot.refresh(rest[:size])
-            rest = rest[size:]
+            snapshot.refresh(arrays[:size])
+            arrays = arrays[size:]
 
 
 class _SharedTorso:
     """Policy and value as two heads on shared layers, as the papers' networks for images."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, seed: int) -> None:
-        draw = int(generator(seed, "initial value weights").integers(2**31))
-        width = network.get_layer("head").input.shape[1:]
-        self._features = keras.Input(width)
-        value = keras.layers.Dense(
-            1, kernel_initializer=keras.initializers.Orthogonal(1.0, seed=draw), name="value"
-        )
+        weights_seed = int(generator(seed, "initial value weights").integers(2**31))
+        shape = network.get_layer("head").input.shape[1:]
+        self._features = keras.Input(shape)
+        initializer = keras.initializers.Orthogonal(1.0, seed=weights_seed)
+        value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
         self.value = keras.Model(self._features, value(self._features))
-        self.features_spec = EnvSpec(width, "float32", spec.num_actions)
+        self.features_spec = EnvSpec(shape, "float32", spec.num_actions)
         #: Predictions read the variables themselves.
-        self.read: Sequence[Any] = ()
+        self.read_variables: Sequence[Any] = ()
         self.take(network)
 
     def take(self, network: keras.Model) -> None:
-        head, last = network.get_layer("head"), network.layers[-1]
+        head, output_layer = network.get_layer("head"), network.layers[-1]
         # The torso may compute in bfloat16, the heads are float32.
-        seen = tf.cast(head.input, tf.float32)
-        self._torso = keras.Model(network.input, seen)
+        features = tf.cast(head.input, tf.float32)
+        self._torso = keras.Model(network.input, features)
         logits = head(self._features)
-        self.policy = keras.Model(self._features, logits if last is head else last(logits))
-        self.normalised = [network]
-        both = keras.Model(network.input, [network.output, self.value(seen)])
-        self.variables, self.trainable_variables = both.variables, both.trainable_variables
-        self._predict = inference.compiled(both, network)
+        output = logits if output_layer is head else output_layer(logits)
+        self.policy = keras.Model(self._features, output)
+        self.normalised_networks = [network]
+        joint = keras.Model(network.input, [network.output, self.value(features)])
+        self.variables, self.trainable_variables = joint.variables, joint.trainable_variables
+        self._predict = inference.compiled(joint, network)
 
     def features(self, observations: Any) -> Any:
         return self._torso(observations, training=True)
@@ -121,7 +121,7 @@ class ActorCritic(Agent):
         self._preset = preset
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
         #: Of the latest tick: actions as drawn, their log probabilities, values.
-        self._drawn: tuple[npt.NDArray[Any], ...] = ()
+        self._draws: tuple[npt.NDArray[Any], ...] = ()
         self.network = prepare(network_factory(spec, preset, seed)())
         self._model: _SharedTorso | _TwoNetworks = (
             _SharedTorso(self.network, spec, seed)
@@ -142,15 +142,15 @@ class ActorCritic(Agent):
     def _loss_agent(self, spec: EnvSpec) -> Any:
         """Return TF-Agents' agent, which only computes losses."""
         model, preset = self._model, self._preset
-        observed = tf_agents.observation_spec(model.features_spec)
-        self._actor = tf_agents.wrap(model.policy, observed, "Actor", self._distribution.read)
+        features_spec = tf_agents.observation_spec(model.features_spec)
+        self._actor = tf_agents.wrap(model.policy, features_spec, "Actor", self._distribution.read)
         return tf_agents.build(
             tf_agents.published.PPOAgent,
-            observed,
+            features_spec,
             spec,
             optimizer=keras.optimizers.SGD(),
             actor_net=self._actor,
-            value_net=tf_agents.wrap(model.value, observed, "Value", tf_agents.value),
+            value_net=tf_agents.wrap(model.value, features_spec, "Value", tf_agents.value),
             importance_ratio_clipping=preset.clip,
             entropy_regularization=preset.entropy_coefficient,
             value_pred_loss_coef=preset.value_coefficient,
@@ -169,10 +169,10 @@ class ActorCritic(Agent):
         self._actor.model = self._model.policy
         self._round = inference.compiled(self._train_on, self.network)
 
-    def start_from(self, weights: Weights, seen: int) -> None:
+    def start_from(self, weights: Weights, count: int) -> None:
         """Start from a trained network; the value takes its statistics."""
-        super().start_from(weights, seen)
-        self._statistics.apply_to(self._model.normalised)
+        super().start_from(weights, count)
+        self._statistics.apply_to(self._model.normalised_networks)
         self.refresh()
 
     def distance(self, heads: Any, targets: Any) -> Any:
@@ -183,13 +183,13 @@ class ActorCritic(Agent):
         """Draw actions from the policy's distribution."""
         del progress
         heads, values = self._model.predict(observations)
-        drawn, log_probabilities = self._distribution.draw(heads, self._explore)
-        self._drawn = drawn, log_probabilities, values
-        return drawn if self._spec.num_actions else np.clip(drawn, *self._spec.bounds)
+        actions, log_probabilities = self._distribution.draw(heads, self._explore)
+        self._draws = actions, log_probabilities, values
+        return actions if self._spec.num_actions else np.clip(actions, *self._spec.bounds)
 
     def observe(self, tick: Tick) -> None:
         """Store one tick, with the actions as drawn."""
-        row = (tick.observations, tick.rewards, tick.terminated, tick.starts, *self._drawn)
+        row = (tick.observations, tick.rewards, tick.terminated, tick.starts, *self._draws)
         self._rows.append(tuple(np.copy(field) for field in row))
 
     def action_variance(self, heads: Floats) -> Floats:
@@ -207,56 +207,56 @@ class ActorCritic(Agent):
     def learn(self, observations: npt.NDArray[Any]) -> dict[str, float]:
         """Learn from the rollout, which ended with these observations, then discard it."""
         preset = self._preset
-        seen, rewards, terminated, starts, actions, log_probabilities, values = (
+        rollout_observations, rewards, terminated, starts, actions, log_probabilities, values = (
             np.stack(field) for field in zip(*self._rows, strict=True)
         )
         self._rows.clear()
-        last = self._model.predict(observations)[1]
+        last_values = self._model.predict(observations)[1]
         advantages = advantage_estimates(
-            rewards, np.concatenate([values, last[None]]), terminated, starts, preset
+            rewards, np.concatenate([values, last_values[None]]), terminated, starts, preset
         )
         returns = advantages + values
-        valid = np.flatnonzero(starts)
-        if not valid.size:  # All ticks are resets.
+        step_index = np.flatnonzero(starts)
+        if not step_index.size:  # All ticks are resets.
             return {}
-        draws = [
-            np.resize(self._draw.permutation(valid), starts.size) for _ in range(preset.epochs)
+        permutations = [
+            np.resize(self._draw.permutation(step_index), starts.size) for _ in range(preset.epochs)
         ]
-        index = np.stack(draws).reshape(-1, preset.minibatch_size).astype(np.int32)
-        fields = [seen, actions, log_probabilities, returns, advantages]
-        flat = [field.reshape(-1, *field.shape[2:]) for field in fields]
-        loss, *read = self._round(index, *flat)
-        self._statistics.update(flat[0][valid])
-        renewed = self._statistics.apply_to(self._model.normalised)
+        index = np.stack(permutations).reshape(-1, preset.minibatch_size).astype(np.int32)
+        fields = [rollout_observations, actions, log_probabilities, returns, advantages]
+        flat_fields = [field.reshape(-1, *field.shape[2:]) for field in fields]
+        loss, *tensors = self._round(index, *flat_fields)
+        self._statistics.update(flat_fields[0][step_index])
+        statistics_changed = self._statistics.apply_to(self._model.normalised_networks)
         # Reading all variables takes long: only the statistics may have changed since the steps.
-        current = [
-            variable.numpy() if renewed and not variable.trainable else value.numpy()
-            for variable, value in zip(self._model.read, read, strict=True)
+        arrays = [
+            (variable if statistics_changed and not variable.trainable else tensor).numpy()
+            for variable, tensor in zip(self._model.read_variables, tensors, strict=True)
         ]
-        self._model.refresh(current)
+        self._model.refresh(arrays)
         self._distribution.refresh()
         return {"loss": float(loss)}
 
     def _train_on(self, index: Any, *fields: Any) -> tuple[Any, ...]:
-        """Take a step on each minibatch; return the mean loss and the values of `read`."""
+        """Take a step on each minibatch; return the mean loss and values of `read_variables`."""
         total = tf.constant(0.0)
         steps = index.shape[0]
         for i in tf.range(steps):
             total += self._gradient_step(*(tf.gather(field, index[i]) for field in fields))
-        return total / float(steps), *(variable.read_value() for variable in self._model.read)
+        return total / float(steps), *(v.read_value() for v in self._model.read_variables)
 
     # AutoGraph would take seconds to convert this, for nothing: its control flow is Python's.
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc]
     def _gradient_step(
-        self, seen: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
+        self, observations: Any, actions: Any, log_probabilities: Any, returns: Any, advantages: Any
     ) -> Any:
         if self._preset.normalize_advantages:
             mean, variance = tf.nn.moments(advantages, axes=[0])
             advantages = (advantages - mean) / (tf.sqrt(variance) + 1e-8)
 
         def loss() -> Any:
-            found = self._agent.get_loss(
-                tf_agents.time_steps(self._model.features(seen)),
+            value = self._agent.get_loss(
+                tf_agents.time_steps(self._model.features(observations)),
                 actions,
                 log_probabilities,
                 returns,
@@ -267,7 +267,7 @@ class ActorCritic(Agent):
                 debug_summaries=False,
                 training=True,
             ).loss
-            return self._with_distillation(found, seen)
+            return self._with_distillation(value, observations)
 
         return self._step(loss, self._model.trainable_variables)
 
@@ -293,12 +293,11 @@ def advantage_estimates(
     `terminated`. Ticks that only reset have `starts` False; their estimates mean nothing.
     """
     advantages = np.zeros_like(rewards, dtype=np.float32)
-    following = np.zeros(rewards.shape[1], np.float32)
+    next_advantages = np.zeros(rewards.shape[1], np.float32)
     for t in reversed(range(len(rewards))):
         discount = preset.discount * ~terminated[t]
         error = rewards[t] + discount * values[t + 1] - values[t]
-        following = error + discount * preset.gae_lambda * following
-        advantages[t] = following
+        advantages[t] = error + discount * preset.gae_lambda * next_advantages
         # Nothing behind the end of an episode may reach the tick before.
-        following = np.where(starts[t], following, 0.0).astype(np.float32)
+        next_advantages = np.where(starts[t], advantages[t], 0.0).astype(np.float32)
     return advantages

@@ -47,13 +47,13 @@ class Replay:
         self._observations = kind(rows, num_envs, spec)
         # `reach` rows lose overwritten frames, the newest row has no successor, and of the others
         # all but one may not start a transition: resets and a break.
-        if rows < (least := self._observations.reach + self._observations.resets + 3):
+        if rows < (minimum := self._observations.reach + self._observations.resets + 3):
             raise UsageError(
-                f"The replay must hold {least} observations of each environment; raise "
+                f"The replay must hold {minimum} observations of each environment; raise "
                 f"buffer_size. Received: {rows} of each of {num_envs}"
             )
-        acted = (num_envs,) if spec.num_actions else (num_envs, spec.action_size)
-        self._actions = np.zeros((rows, *acted), np.int32 if spec.num_actions else np.float32)
+        shape = (rows, num_envs) if spec.num_actions else (rows, num_envs, spec.action_size)
+        self._actions = np.zeros(shape, np.int32 if spec.num_actions else np.float32)
         self._rewards, self._continues = np.zeros((2, rows, num_envs), np.float32)
         self._starts = np.zeros((rows, num_envs), np.bool_)
         self._fields: dict[str, npt.NDArray[Any]] = {
@@ -81,17 +81,17 @@ class Replay:
 
     def add_break(self, observation: npt.NDArray[Any]) -> None:
         """Store the last observations before all environments start new episodes."""
-        none = np.zeros(len(observation), np.bool_)
-        self.add(Tick(observation, np.zeros_like(self._actions[0]), none, none, none))
+        false = np.zeros(len(observation), np.bool_)
+        self.add(Tick(observation, np.zeros_like(self._actions[0]), false, false, false))
 
     def sample(self, shape: tuple[int, ...], random: np.random.Generator) -> Transitions:
         """Draw transitions uniformly, with replacement; `shape` is (batches, batch_size)."""
         rows, num_envs = self._starts.shape
         # The oldest stacks of a full ring have overwritten frames, the newest row no successor.
-        lost = self._observations.reach if self._rows_added > rows else 0
-        held = min(self._rows_added, rows) - lost
-        pairs = (held - 1) * num_envs
-        oldest = self._rows_added - held
+        lost_rows = self._observations.reach if self._rows_added > rows else 0
+        usable_rows = min(self._rows_added, rows) - lost_rows
+        pairs = (usable_rows - 1) * num_envs
+        oldest = self._rows_added - usable_rows
         row, env = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         rejected = np.ones(shape, np.bool_)
         while rejected.any():
@@ -104,7 +104,7 @@ class Replay:
     def _transitions(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> Transitions:
         rows = len(self._starts)
         newest = (self._rows_added - 1) % rows
-        first, reward, weight = row, self._rewards[row, env], self._continues[row, env]
+        first_row, reward, weight = row, self._rewards[row, env], self._continues[row, env]
         row = (row + 1) % rows
         for _ in range(self._n_step - 1):
             # The transition ends early at an episode's last observation and at the newest row.
@@ -114,8 +114,8 @@ class Replay:
             weight = np.where(goes_on, weight * self._continues[row, env], weight)
             row = np.where(goes_on, (row + 1) % rows, row)
         return Transitions(
-            self._observations.take(first, env),
-            self._actions[first, env],
+            self._observations.take(first_row, env),
+            self._actions[first_row, env],
             reward.astype(np.float32),
             weight,
             self._observations.take(row, env),
@@ -123,9 +123,9 @@ class Replay:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state for a checkpoint, without unwritten rows."""
-        held = min(self._rows_added, len(self._starts))
-        rings = self._fields | self._observations.kept
-        arrays = {name: ring[:held] for name, ring in rings.items()}
+        rows = min(self._rows_added, len(self._starts))
+        rings = self._fields | self._observations.rings
+        arrays = {name: ring[:rows] for name, ring in rings.items()}
         return {**arrays, "rows_added": np.array(self._rows_added)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -133,12 +133,12 @@ class Replay:
         self._rows_added = int(arrays["rows_added"])
         for name, ring in self._fields.items():
             ring[: len(arrays[name])] = arrays[name]
-        for name, ring in self._observations.kept.items():
+        for name, ring in self._observations.rings.items():
             saved = arrays[name]
             if len(saved) < len(ring):  # A full ring may be large: it is not copied.
                 ring[: len(saved)] = saved
                 saved = ring
-            self._observations.kept[name] = saved
+            self._observations.rings[name] = saved
 
 
 class _Observations:
@@ -151,14 +151,14 @@ class _Observations:
 
     def __init__(self, rows: int, num_envs: int, spec: EnvSpec) -> None:
         shape = (rows, num_envs, *spec.observation_shape)
-        self.kept = {"observations": np.zeros(shape, spec.observation_dtype)}
+        self.rings = {"observations": np.zeros(shape, spec.observation_dtype)}
 
     def put(self, row: int, observation: npt.NDArray[Any]) -> None:
-        self.kept["observations"][row] = observation
+        self.rings["observations"][row] = observation
 
     def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        taken: npt.NDArray[Any] = self.kept["observations"][row, env]
-        return taken
+        observations: npt.NDArray[Any] = self.rings["observations"][row, env]
+        return observations
 
 
 class _FrameStacks:
@@ -170,7 +170,7 @@ class _FrameStacks:
         height, width, self._depth = spec.observation_shape
         self.reach = self._depth - 1
         frames = np.zeros((rows, num_envs, height, width), spec.observation_dtype)
-        self.kept = {"frames": frames, "ages": np.zeros((rows, num_envs), np.uint8)}
+        self.rings = {"frames": frames, "ages": np.zeros((rows, num_envs), np.uint8)}
         self._newest: npt.NDArray[Any] | None = None
         self._age = np.zeros(num_envs, np.uint8)
 
@@ -180,13 +180,13 @@ class _FrameStacks:
             goes_on = (self._newest[..., 1:] == observation[..., :-1]).all(axis=(1, 2, 3))
         self._age = np.where(goes_on, np.minimum(self._age + 1, self._depth), 1).astype(np.uint8)
         self._newest = observation.copy()
-        self.kept["frames"][row], self.kept["ages"][row] = observation[..., -1], self._age
+        self.rings["frames"][row], self.rings["ages"][row] = observation[..., -1], self._age
 
     def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        frames, ages = self.kept["frames"], self.kept["ages"]
-        back = np.arange(self.reach, -1, -1)
-        rows = (row.reshape(-1, 1) - back) % len(frames)
+        frames, ages = self.rings["frames"], self.rings["ages"]
+        offsets = np.arange(self.reach, -1, -1)
+        rows = (row.reshape(-1, 1) - offsets) % len(frames)
         planes = frames[rows, env.reshape(-1, 1)]
         # A game's first stacks are padded with zeros.
-        planes[back >= ages[row, env].reshape(-1, 1)] = 0
+        planes[offsets >= ages[row, env].reshape(-1, 1)] = 0
         return channels_last(planes).reshape(*row.shape, *planes.shape[2:], self._depth)

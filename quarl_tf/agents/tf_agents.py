@@ -79,7 +79,7 @@ class GradientStep:
     """
 
     def __init__(
-        self, optimizer: Any, precision: str, clip: Callable[[Any], Any] = lambda given: given
+        self, optimizer: Any, precision: str, clip: Callable[[Any], Any] = lambda x: x
     ) -> None:
         self._optimizer, self._clip = optimizer, clip
         #: The scale, and the number of good steps since it changed.
@@ -88,25 +88,25 @@ class GradientStep:
     def __call__(self, loss: Callable[[], Any], variables: Sequence[Any]) -> Any:
         """Take one step of the variables; return the loss."""
         with tf.GradientTape() as tape:
-            found = loss()
-            scaled = found * self._scaling[0] if self._scaling else found
-        gradients = tape.gradient(scaled, variables)
+            value = loss()
+            scaled_value = value * self._scaling[0] if self._scaling else value
+        gradients = tape.gradient(scaled_value, variables)
 
         def apply() -> None:
             self._optimizer.apply_gradients(zip(self._clip(gradients), variables, strict=True))
 
         if not self._scaling:
             apply()
-            return found
-        scale, good = self._scaling
+            return value
+        scale, good_steps = self._scaling
         gradients = [gradient / scale for gradient in gradients]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in gradients])
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
         tf.cond(finite, apply, lambda: None)
-        grows = good + 1 >= GOOD_STEPS
-        raised = tf.minimum(tf.where(grows, 2 * scale, scale), LARGEST_SCALE)
-        scale.assign(tf.where(finite, raised, tf.maximum(scale / 2, 1.0)))
-        good.assign(tf.where(finite & ~grows, good + 1, 0.0))
-        return found
+        grows = good_steps + 1 >= GOOD_STEPS
+        next_scale = tf.minimum(tf.where(grows, 2 * scale, scale), LARGEST_SCALE)
+        scale.assign(tf.where(finite, next_scale, tf.maximum(scale / 2, 1.0)))
+        good_steps.assign(tf.where(finite & ~grows, good_steps + 1, 0.0))
+        return value
 
     def variables(self) -> list[Any]:
         """Return the optimizer's variables and the scale."""
@@ -133,16 +133,16 @@ def observation_spec(spec: EnvSpec) -> Any:
 def action_spec(spec: EnvSpec) -> Any:
     """Return TF-Agents' specification of an action."""
     if spec.num_actions is not None:
-        last = np.array(spec.num_actions) - 1
-        return tensor_spec.BoundedTensorSpec(last.shape, tf.int32, 0, last)
+        maximum = np.array(spec.num_actions) - 1
+        return tensor_spec.BoundedTensorSpec(maximum.shape, tf.int32, 0, maximum)
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     return tensor_spec.BoundedTensorSpec(low.shape, tf.float32, low, high)
 
 
-def build(kind: Any, observed: Any, spec: EnvSpec, **settings: Any) -> Any:
-    """Build a TF-Agents agent of class `kind`, whose networks take inputs of spec `observed`."""
+def build(kind: Any, input_spec: Any, spec: EnvSpec, **settings: Any) -> Any:
+    """Build a TF-Agents agent of class `kind`, whose networks take inputs of `input_spec`."""
     agent = kind(
-        ts.time_step_spec(observed),
+        ts.time_step_spec(input_spec),
         action_spec(spec),
         train_step_counter=tf.Variable(0, dtype=tf.int64),
         **settings,
@@ -161,9 +161,9 @@ def time_steps(observation: Any) -> Any:
 
 def transition(observation: Any, action: Any, reward: Any, discount: Any, following: Any) -> Any:
     """Return a batch of transitions that TF-Agents' agents train on."""
-    after = time_steps(following)._replace(reward=reward, discount=discount)
+    next_steps = time_steps(following)._replace(reward=reward, discount=discount)
     return trajectory.Transition(
-        time_steps(observation), policy_step.PolicyStep(action, (), ()), after
+        time_steps(observation), policy_step.PolicyStep(action, (), ()), next_steps
     )
 
 

@@ -566,7 +566,10 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     for target in state.agent.targets:
         found = networks.weights(target)
         np.testing.assert_equal({key: found[key] for key in ends}, grids)
-    critics = {"ddpg": lambda: state.agent._normalised[1], "ppo": lambda: state.agent._model.value}
+    critics = {
+        "ddpg": lambda: state.agent._normalised_networks[1],
+        "ppo": lambda: state.agent._model.value,
+    }
     assert name == "dqn" or not qat.quantized_layers(critics[name]())
     for _ in range(3):
         state.burst()

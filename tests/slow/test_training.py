@@ -273,9 +273,10 @@ def test_the_value_network_sees_what_the_network_to_start_from_saw(tmp_path: Pat
     run = Run("ppo", "CartPole-v1", 0, {"network": [8]})
     first, second = begun(tmp_path, run).agent, begun(tmp_path, run).agent
     first._statistics.update(np.random.default_rng(0).normal(3, 2, (50, 4)).astype(np.float32))
-    first._statistics.apply_to(first._model.normalised)
+    first._statistics.apply_to(first._model.normalised_networks)
     second.start_from(networks.weights(first.network), 50)
-    policy, value = (unwrap(m.get_layer("normalizer")) for m in second._model.normalised)
+    models = second._model.normalised_networks
+    policy, value = (unwrap(model.get_layer("normalizer")) for model in models)
     assert value.mean.numpy() == pytest.approx(first._statistics.mean, rel=1e-5)
     np.testing.assert_array_equal(value.mean, policy.mean)
     # Rounded once more, from the statistics that are taken from the policy.
