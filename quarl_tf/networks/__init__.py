@@ -51,10 +51,10 @@ class Design:
     dueling: bool = False
 
     @classmethod
-    def of(cls, preset: Preset, outputs: int, **more: Any) -> Self:
+    def of(cls, preset: Preset, outputs: int, **settings: Any) -> Self:
         """Return the design of a preset."""
-        same: dict[str, Any] = {"layer_norm": preset.layer_norm, "precision": preset.precision}
-        return cls(preset.architecture, outputs, **same, **more)
+        settings |= {"layer_norm": preset.layer_norm, "precision": preset.precision}
+        return cls(preset.architecture, outputs, **settings)
 
 
 def policy_factory(
@@ -91,13 +91,13 @@ def actor_factory(
 def critic_factory(spec: EnvSpec, design: Design, seed: int) -> NetworkFactory:
     """Return a factory of networks from observation and action to a value."""
     low, high = spec.bounds
-    half = (high - low) / 2
+    half_range = (high - low) / 2
 
     def build() -> keras.Model:
         observation, layers = _observation(spec), _Layers(design, seed, "initial critic weights")
-        action = keras.Input(half.shape, name="action")
-        seen = tf.cast(layers.features(observation), tf.float32)
-        value = layers.connected(tf.concat([seen, action / half], axis=-1))
+        action = keras.Input(half_range.shape, name="action")
+        features = tf.cast(layers.features(observation), tf.float32)
+        value = layers.fully_connected(tf.concat([features, action / half_range], axis=-1))
         return keras.Model([observation, action], value, name="critic")
 
     return build
@@ -114,17 +114,17 @@ class _Layers:
         self._design = design
         self._random = generator(seed, purpose)
         precision = design.precision
-        self._policy = precision if precision == "float32" else f"mixed_{precision}"
+        self._dtype = precision if precision == "float32" else f"mixed_{precision}"
 
     def head(self, observation: Any) -> Any:
         """Build all layers from the observation to the head."""
-        return self.connected(self.features(observation))
+        return self.fully_connected(self.features(observation))
 
     def features(self, observation: Any) -> Any:
         """Build the input scaling, the convolutions and their flattening."""
         design = self._design
         if observation.dtype == tf.uint8:
-            hidden = ByteScaling(dtype=self._policy, name="byte_scaling")(observation)
+            hidden = ByteScaling(dtype=self._dtype, name="byte_scaling")(observation)
         else:
             hidden = ObservationNormalizer(name="normalizer")(observation)
         for i, layer in enumerate(design.architecture.convolutions):
@@ -140,40 +140,40 @@ class _Layers:
                 layer.stride,
                 activation=design.activation,
                 kernel_initializer=self._initializer(math.sqrt(2)),
-                dtype=self._policy,
+                dtype=self._dtype,
                 name=f"convolution_{i}",
             )(hidden)
         return keras.layers.Flatten(name="flat")(hidden) if len(hidden.shape) > _FLAT else hidden
 
-    def connected(self, hidden: Any) -> Any:
+    def fully_connected(self, features: Any) -> Any:
         """Build the fully-connected layers and the head."""
         design = self._design
-        before = last = hidden
+        previous = hidden = features
         for i, units in enumerate(design.architecture.hidden_layers):
-            before, last = last, self._hidden(last, units, f"hidden_{i}")
-        head = self._linear(last, design.outputs, "head", design.head_gain or 1.0)
+            previous, hidden = hidden, self._hidden(hidden, units, f"hidden_{i}")
+        head = self._linear(hidden, design.outputs, "head", design.head_gain or 1.0)
         if not design.dueling:
             return head
         for units in design.architecture.hidden_layers[-1:]:
-            before = self._hidden(before, units, "value_hidden")
-        value = self._linear(before, 1, "value", 1.0)
+            previous = self._hidden(previous, units, "value_hidden")
+        value = self._linear(previous, 1, "value", 1.0)
         return head - tf.reduce_mean(head, axis=-1, keepdims=True) + value
 
     def _hidden(self, inputs: Any, units: int, name: str) -> Any:
         design, initializer = self._design, self._initializer(math.sqrt(2))
         # tanh is a layer of its own, since its input is quantised as well.
-        apart = design.layer_norm or design.activation == "tanh"
-        activation = None if apart else design.activation
+        separate_activation = design.layer_norm or design.activation == "tanh"
+        activation = None if separate_activation else design.activation
         hidden = keras.layers.Dense(
-            units, activation, kernel_initializer=initializer, dtype=self._policy, name=name
+            units, activation, kernel_initializer=initializer, dtype=self._dtype, name=name
         )(inputs)
-        if not apart:
+        if not separate_activation:
             return hidden
         if design.layer_norm:
-            norm = keras.layers.LayerNormalization(dtype=self._policy, name=f"{name}_norm")
+            norm = keras.layers.LayerNormalization(dtype=self._dtype, name=f"{name}_norm")
             hidden = norm(hidden)
         return keras.layers.Activation(
-            design.activation, dtype=self._policy, name=f"{name}_{design.activation}"
+            design.activation, dtype=self._dtype, name=f"{name}_{design.activation}"
         )(hidden)
 
     def _linear(self, inputs: Any, units: int, name: str, gain: float) -> Any:
@@ -181,10 +181,10 @@ class _Layers:
         return keras.layers.Dense(units, kernel_initializer=initializer, name=name)(inputs)
 
     def _initializer(self, gain: float) -> Any:
-        draw = int(self._random.integers(2**31))
+        seed = int(self._random.integers(2**31))
         if self._design.head_gain is None:
-            return keras.initializers.GlorotUniform(seed=draw)
-        return keras.initializers.Orthogonal(gain, seed=draw)
+            return keras.initializers.GlorotUniform(seed=seed)
+        return keras.initializers.Orthogonal(gain, seed=seed)
 
 
 def acting(network: keras.Model) -> keras.Model:

@@ -11,11 +11,11 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.layers import Floats, Forward, Read, unwrap
 
 
-def _is_plain(network: keras.Model) -> bool:
+def _is_dense_float32(network: keras.Model) -> bool:
     """Tell whether all layers are float32 and none is a convolution: XLA and NumPy are fast."""
-    kernels = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
-    images = any(isinstance(layer, keras.layers.Conv2D) for layer in kernels)
-    return not images and {layer.compute_dtype for layer in kernels} <= {"float32"}
+    layers = [layer for layer in map(unwrap, network.layers) if hasattr(layer, "kernel")]
+    has_images = any(isinstance(layer, keras.layers.Conv2D) for layer in layers)
+    return not has_images and {layer.compute_dtype for layer in layers} <= {"float32"}
 
 
 def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[..., Any]:
@@ -24,17 +24,17 @@ def compiled(function: Callable[..., Any], network: keras.Model) -> Callable[...
     XLA saves the calls between small operations, but is slow at convolutions on CPUs and at
     products in bfloat16.
     """
-    by_kind: dict[tuple[Any, ...], Any] = {}
+    traces: dict[tuple[Any, ...], Any] = {}
 
     def call(*arrays: npt.NDArray[Any]) -> Any:
         tensors = [tf.constant(array) for array in arrays]
-        kind = tuple(array.shape for array in arrays)
-        if kind not in by_kind:
-            traced = tf.function(function, jit_compile=_is_plain(network))
-            by_kind[kind] = traced.get_concrete_function(*tensors)
+        shapes = tuple(array.shape for array in arrays)
+        if shapes not in traces:
+            graph_function = tf.function(function, jit_compile=_is_dense_float32(network))
+            traces[shapes] = graph_function.get_concrete_function(*tensors)
         # TensorFlow's own search for the trace takes 200 us a call, and its check of the arguments
         # as long again.
-        trace = by_kind[kind]
+        trace = traces[shapes]
         return trace.inference_fn.call_preflattened([*tensors, *trace.captured_inputs])
 
     return call
@@ -55,7 +55,7 @@ class Snapshot:
     """
 
     def __init__(self, network: keras.Model) -> None:
-        self._compiled = None if _is_plain(network) else forward(network)
+        self._compiled = None if _is_dense_float32(network) else forward(network)
         # Kept, since Keras searches all layers whenever it lists variables.
         self.variables: Sequence[Any] = list(network.variables)
         self._layers = network.layers[1:]

@@ -22,22 +22,22 @@ class RunningStatistics:
     """
 
     def __init__(self, spec: EnvSpec) -> None:
-        self._wanted = spec.observation_dtype != "uint8"
-        shape = spec.observation_shape if self._wanted else ()
-        self.count = self._applied = 0.0
+        self._enabled = spec.observation_dtype != "uint8"
+        shape = spec.observation_shape if self._enabled else ()
+        self.count = self._applied_count = 0.0
         self.mean = np.zeros(shape, np.float64)
         self.squares = np.zeros(shape, np.float64)
 
     def start_from(self, network: keras.Model, count: int) -> None:
         """Take the statistics of a network's normaliser, as those of `count` observations."""
-        if self._wanted:
+        if self._enabled:
             layer = unwrap(network.get_layer("normalizer"))
             self.count, self.mean = float(count), layer.mean.numpy().astype(np.float64)
             self.squares = count / layer.inverse_deviation.numpy().astype(np.float64) ** 2
 
     def update(self, observations: npt.NDArray[np.float32]) -> None:
         """Add a batch [n, ...]."""
-        if not self._wanted:
+        if not self._enabled:
             return
         batch = observations.astype(np.float64)
         count, mean = len(batch), batch.mean(axis=0)
@@ -50,9 +50,9 @@ class RunningStatistics:
 
     def apply_to(self, networks: Sequence[keras.Model]) -> bool:
         """Set the normalisers of networks if there is 1 % more; tell whether they were set."""
-        if not self._wanted or self.count < _GROWTH * self._applied:
+        if not self._enabled or self.count < _GROWTH * self._applied_count:
             return False
-        self._applied = self.count
+        self._applied_count = self.count
         deviation = np.sqrt(self.squares / max(self.count, 1.0))
         mean = self.mean.astype(np.float32)
         scale = (1.0 / np.maximum(deviation, LEAST_DEVIATION)).astype(np.float32)
@@ -64,10 +64,10 @@ class RunningStatistics:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the state for a checkpoint."""
-        counts = {"count": np.array(self.count), "applied": np.array(self._applied)}
+        counts = {"count": np.array(self.count), "applied": np.array(self._applied_count)}
         return {**counts, "mean": self.mean, "squares": self.squares}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state of a checkpoint."""
-        self.count, self._applied = float(arrays["count"]), float(arrays["applied"])
+        self.count, self._applied_count = float(arrays["count"]), float(arrays["applied"])
         self.mean, self.squares = arrays["mean"].copy(), arrays["squares"].copy()
