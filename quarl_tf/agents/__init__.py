@@ -1,7 +1,7 @@
 """Agents, which act and learn during training: one module per algorithm.
 
-Each module has `build(spec, preset, seed, prepare) -> Agent` and `network_factory(spec, preset,
-seed)`, which builds the network that is exported.
+Each module has `build(spec, preset, seed, prepare) -> Agent` and `build_network(spec, preset,
+seed)`, the network that is exported.
 
 Deviations of all from their papers: environments start new episodes at each checkpoint, so that a
 resumed training equals an uninterrupted one; the network with the best greedy evaluation is kept,
@@ -22,7 +22,7 @@ from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
-from quarl_tf.networks import NetworkFactory, Weights
+from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import Floats
 from quarl_tf.networks.normalizer import RunningStatistics
 from quarl_tf.presets import ALGORITHMS, Preset
@@ -162,14 +162,13 @@ def build(
     """Build the agent of an algorithm; `prepare` changes policy networks before they train."""
     agent: Agent = _module(algo, spec).build(spec, preset, seed, prepare)
     if preset.distillation:
-        agent.imitate(network_factory(algo, spec, preset, seed)(), preset.distillation)
+        agent.imitate(build_network(algo, spec, preset, seed), preset.distillation)
     return agent
 
 
-def network_factory(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> NetworkFactory:
-    """Return the factory of the network that an algorithm exports."""
-    factory: NetworkFactory = _module(algo, spec).network_factory(spec, preset, seed)
-    return factory
+def build_network(algo: str, spec: EnvSpec, preset: Preset, seed: int) -> keras.Model:
+    """Build the network that an algorithm exports."""
+    return _module(algo, spec).build_network(spec, preset, seed)
 
 
 def head(algo: str, spec: EnvSpec) -> str:

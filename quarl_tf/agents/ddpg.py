@@ -23,29 +23,30 @@ from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
-from quarl_tf.networks import Design, NetworkFactory
+from quarl_tf.foundation.keras import keras
+from quarl_tf.networks import Design
 from quarl_tf.presets import DdpgPreset
 
 #: Pull of Ornstein-Uhlenbeck noise back to 0, per step (section 7 of the paper).
 _OU_DAMPING = 0.15
 
 
-def network_factory(spec: EnvSpec, preset: DdpgPreset, seed: int) -> NetworkFactory:
-    """Return the factory of the actor."""
-    return networks.actor_factory(spec, Design.of(preset, spec.action_size), seed)
+def build_network(spec: EnvSpec, preset: DdpgPreset, seed: int) -> keras.Model:
+    """Build the actor."""
+    return networks.build_actor(spec, Design.of(preset, spec.action_size), seed)
 
 
 def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent: actor and critic with their targets and optimizers."""
     observation_spec = tf_agents.observation_spec(spec)
     critic_spec = observation_spec, tf_agents.action_spec(spec)
-    factory = network_factory(spec, preset, seed)
-    new_critic = networks.critic_factory(spec, Design.of(preset, 1), seed)
 
     def actor_and_critic() -> list[tf_agents.ModelNetwork]:
+        actor = prepare(build_network(spec, preset, seed))
+        critic = networks.build_critic(spec, Design.of(preset, 1), seed)
         return [
-            tf_agents.wrap(prepare(factory()), observation_spec, "Actor"),
-            tf_agents.wrap(new_critic(), critic_spec, "Critic", tf_agents.value),
+            tf_agents.wrap(actor, observation_spec, "Actor"),
+            tf_agents.wrap(critic, critic_spec, "Critic", tf_agents.value),
         ]
 
     def gradient_step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:

@@ -23,24 +23,22 @@ from quarl_tf import networks
 from quarl_tf.agents import Change, tf_agents
 from quarl_tf.agents.off_policy import Exploration, Learner, OffPolicyAgent
 from quarl_tf.environments import EnvSpec
-from quarl_tf.foundation.keras import tf
-from quarl_tf.networks import Design, NetworkFactory
+from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.networks import Design
 from quarl_tf.presets import DqnPreset
 
 
-def network_factory(spec: EnvSpec, preset: DqnPreset, seed: int) -> NetworkFactory:
-    """Return the factory of the Q-network."""
+def build_network(spec: EnvSpec, preset: DqnPreset, seed: int) -> keras.Model:
+    """Build the Q-network."""
     design = Design.of(preset, spec.action_size, dueling=preset.dueling)
-    return networks.policy_factory(spec, design, seed)
+    return networks.build_policy(spec, design, seed)
 
 
 def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPolicyAgent:
     """Build the agent."""
     observation_spec = tf_agents.observation_spec(spec)
-    factory = network_factory(spec, preset, seed)
-
     network, target = (
-        tf_agents.wrap(prepare(factory()), observation_spec, name)
+        tf_agents.wrap(prepare(build_network(spec, preset, seed)), observation_spec, name)
         for name in ("QNetwork", "TargetQNetwork")
     )
     optimizer = tf_agents.adam(preset.learning_rate, preset, network.model.trainable_variables)

@@ -13,7 +13,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
-from quarl_tf.networks import Design, NetworkFactory, Weights, inference
+from quarl_tf.networks import Design, Weights, inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.presets import PpoPreset
@@ -23,7 +23,7 @@ class _TwoNetworks:
     """Policy and value without shared layers, as the papers' small networks."""
 
     def __init__(self, network: keras.Model, spec: EnvSpec, design: Design, seed: int) -> None:
-        self.value = networks.policy_factory(spec, design, seed, "initial value weights")()
+        self.value = networks.build_policy(spec, design, seed, "initial value weights")
         self.features_spec = spec
         self.take(network)
 
@@ -91,13 +91,13 @@ class _SharedTorso:
         """Do nothing: predictions read the variables."""
 
 
-def network_factory(spec: EnvSpec, preset: PpoPreset, seed: int) -> NetworkFactory:
-    """Return the factory of the policy network: logits, or the mean of continuous actions."""
+def build_network(spec: EnvSpec, preset: PpoPreset, seed: int) -> keras.Model:
+    """Build the policy network: logits, or the mean of continuous actions."""
     # A head near zero gives equal probabilities at first (Andrychowicz et al., arXiv 2006.05990).
     design = _design(preset, spec.action_size, 0.01)
     if spec.num_actions is not None:
-        return networks.policy_factory(spec, design, seed)
-    return networks.actor_factory(spec, design, seed, stochastic=True)
+        return networks.build_policy(spec, design, seed)
+    return networks.build_actor(spec, design, seed, stochastic=True)
 
 
 def _design(preset: PpoPreset, outputs: int, head_gain: float) -> Design:
@@ -122,7 +122,7 @@ class ActorCritic(Agent):
         self._rows: list[tuple[npt.NDArray[Any], ...]] = []
         #: Of the latest tick: actions as drawn, their log probabilities, values.
         self._draws: tuple[npt.NDArray[Any], ...] = ()
-        self.network = prepare(network_factory(spec, preset, seed)())
+        self.network = prepare(build_network(spec, preset, seed))
         self._model: _SharedTorso | _TwoNetworks = (
             _SharedTorso(self.network, spec, seed)
             if preset.architecture.convolutions

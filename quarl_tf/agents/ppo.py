@@ -20,11 +20,11 @@ Deviations from the paper:
 from functools import partial
 
 from quarl_tf.agents import Change, tf_agents
-from quarl_tf.agents.on_policy import ActorCritic, network_factory
+from quarl_tf.agents.on_policy import ActorCritic, build_network
 from quarl_tf.environments import EnvSpec
 from quarl_tf.presets import PpoPreset
 
-__all__ = ["build", "network_factory"]
+__all__ = ["build", "build_network"]
 
 
 def build(spec: EnvSpec, preset: PpoPreset, seed: int, prepare: Change) -> ActorCritic:

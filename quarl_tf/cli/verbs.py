@@ -606,7 +606,7 @@ def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> Non
     from quarl_tf.quantization import watching
 
     spec = environments.env_spec(run.env_id)
-    network = watching(run.quantization)(agents.network_factory(run.algo, spec, preset, run.seed)())
+    network = watching(run.quantization)(agents.build_network(run.algo, spec, preset, run.seed))
     for scheme in map(Scheme.parse, schemes):
         require_layers(scheme.recipe, {layer.name for layer in network.layers})
 

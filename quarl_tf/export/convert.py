@@ -47,7 +47,7 @@ class TrainedNetwork:
     record: TrainingRecord
     run: Run
     spec: EnvSpec
-    build: networks.NetworkFactory
+    build: Callable[[], keras.Model]
     weights: Weights
     #: Greedy rollout observations [n, ...] to calibrate and check with.
     observations: npt.NDArray[Any]
@@ -72,12 +72,12 @@ def load(workspace: Workspace, run: Run) -> TrainedNetwork:
     record.verify(folder)
     spec = environments.env_spec(run.env_id)
     preset = replace(presets.restore(run.algo, record.preset), precision="float32")
-    factory = agents.network_factory(run.algo, spec, preset, run.seed)
+    prepare = quantizing(run.quantization)
     return TrainedNetwork(
         record,
         run,
         spec,
-        lambda: quantizing(run.quantization)(factory()),
+        lambda: prepare(agents.build_network(run.algo, spec, preset, run.seed)),
         networks.load_weights(folder / "network.npz"),
         networks.load_weights(folder / "calibration.npz")["observations"],
     )

@@ -1,11 +1,11 @@
 """Policy networks: Keras models from raw observation to head, with the input scaling inside.
 
-Networks are built by factories, never copied, so that two networks share nothing. Layers have fixed
-names, by which weights are stored.
+Networks are built anew, never copied, so that two networks share nothing. Layers have fixed names,
+by which weights are stored.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,6 @@ from quarl_tf.networks.layers import ActionScaling, ByteScaling, Floats, Observa
 from quarl_tf.presets import Preset
 from quarl_tf.spec.architectures import Architecture
 
-NetworkFactory = Callable[[], "keras.Model"]
 Weights = dict[str, Floats]
 
 #: Ranks of batches of vectors and of images.
@@ -57,50 +56,38 @@ class Design:
         return cls(preset.architecture, outputs, **settings)
 
 
-def policy_factory(
+def build_policy(
     spec: EnvSpec, design: Design, seed: int, purpose: str = "initial weights"
-) -> NetworkFactory:
-    """Return a factory of networks with a linear head; `purpose` names the initial weights."""
-
-    def build() -> keras.Model:
-        observation = _observation(spec)
-        return keras.Model(observation, _Layers(design, seed, purpose).head(observation), name=NAME)
-
-    return build
+) -> keras.Model:
+    """Build a network with a linear head; `purpose` names the initial weights."""
+    observation = _observation(spec)
+    return keras.Model(observation, _Layers(design, seed, purpose).head(observation), name=NAME)
 
 
-def actor_factory(
+def build_actor(
     spec: EnvSpec, design: Design, seed: int, *, stochastic: bool = False
-) -> NetworkFactory:
-    """Return a factory of networks whose output is a continuous action.
+) -> keras.Model:
+    """Build a network whose output is a continuous action.
 
     It is bounded by tanh or, if `stochastic`, the mean of a distribution.
     """
-
-    def build() -> keras.Model:
-        observation = _observation(spec)
-        head = _Layers(design, seed, "initial weights").head(observation)
-        if not stochastic:
-            head = keras.layers.Activation("tanh", name="squash")(head)
-        action = ActionScaling(*spec.bounds, stochastic=stochastic, name="action")(head)
-        return keras.Model(observation, action, name=NAME)
-
-    return build
+    observation = _observation(spec)
+    head = _Layers(design, seed, "initial weights").head(observation)
+    if not stochastic:
+        head = keras.layers.Activation("tanh", name="squash")(head)
+    action = ActionScaling(*spec.bounds, stochastic=stochastic, name="action")(head)
+    return keras.Model(observation, action, name=NAME)
 
 
-def critic_factory(spec: EnvSpec, design: Design, seed: int) -> NetworkFactory:
-    """Return a factory of networks from observation and action to a value."""
+def build_critic(spec: EnvSpec, design: Design, seed: int) -> keras.Model:
+    """Build a network from observation and action to a value."""
     low, high = spec.bounds
     half_range = (high - low) / 2
-
-    def build() -> keras.Model:
-        observation, layers = _observation(spec), _Layers(design, seed, "initial critic weights")
-        action = keras.Input(half_range.shape, name="action")
-        features = tf.cast(layers.features(observation), tf.float32)
-        value = layers.fully_connected(tf.concat([features, action / half_range], axis=-1))
-        return keras.Model([observation, action], value, name="critic")
-
-    return build
+    observation, layers = _observation(spec), _Layers(design, seed, "initial critic weights")
+    action = keras.Input(half_range.shape, name="action")
+    features = tf.cast(layers.features(observation), tf.float32)
+    value = layers.fully_connected(tf.concat([features, action / half_range], axis=-1))
+    return keras.Model([observation, action], value, name="critic")
 
 
 def _observation(spec: EnvSpec) -> Any:

@@ -128,8 +128,8 @@ class _Training:
         run, preset, network = self._run, self._preset, self.agent.network
         if preset.precision != "float32":
             preset = replace(preset, precision="float32")
-            factory = agents.network_factory(run.algo, self._spec, preset, run.seed)
-            network = (quantizing if self._quantized else watching)(run.quantization)(factory())
+            prepare = (quantizing if self._quantized else watching)(run.quantization)
+            network = prepare(agents.build_network(run.algo, self._spec, preset, run.seed))
         self._exported = network
         self._snapshot = Snapshot(networks.acting(network))
 

@@ -66,7 +66,7 @@ def test_constants_of_a_flatbuffer_are_a_network_to_start_from(cell: str) -> Non
     policy = Policy.load(path)
     run, spec = Run.from_dict(policy.sidecar.run), environments.env_spec(policy.sidecar.env_id)
     preset = replace(presets.restore(run.algo, policy.sidecar.preset), precision="float32")
-    network = agents.network_factory(run.algo, spec, preset, run.seed)()
+    network = agents.build_network(run.algo, spec, preset, run.seed)
     networks.set_weights(network, flatbuffer.variables(path, policy.sidecar.action_std))
     seen = 255 * np.random.default_rng(0).random((9, *spec.observation_shape))
     seen = seen.astype(spec.observation_dtype)

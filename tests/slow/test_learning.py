@@ -86,7 +86,7 @@ def test_every_one_learns(algo: str, env_id: str, changes: dict[str, Any], tmp_p
     preset = presets.load(algo, preset_of, {**_COMMON, **changes})
     run, workspace = Run(algo, env_id, 0), Workspace(tmp_path)
     record = train(workspace, run, lambda *_: None, preset)
-    network = agents.network_factory(algo, environments.env_spec(env_id), preset, seed=0)()
+    network = agents.build_network(algo, environments.env_spec(env_id), preset, seed=0)
     kept = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
     networks.set_weights(network, kept)
     head = inference.forward(network)

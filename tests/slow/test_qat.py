@@ -1,7 +1,9 @@
 """Quantisation-aware training: watched until the delay, then quantised on frozen grids."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +17,7 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.environments.acting import Tick
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import keras, tf
-from quarl_tf.networks import Design, actor_factory, inference, policy_factory
+from quarl_tf.networks import Design, build_actor, build_policy, inference
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.quantization import qat, watching
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
@@ -222,14 +224,17 @@ VECTORS = EnvSpec((6,), "float32", 3)
 CONTROL = EnvSpec((6,), "float32", None, (-2.0, -1.0), (2.0, 3.0))
 IMAGES = EnvSpec((12, 12, 2), "uint8", 3)
 SMALL = Architecture((16, 16))
-FACTORIES: dict[str, networks.NetworkFactory] = {
-    "relu": policy_factory(VECTORS, Design(SMALL, 3), 0),
-    "tanh": policy_factory(VECTORS, Design(SMALL, 3, "tanh", 0.01), 0),
-    "dueling": policy_factory(VECTORS, Design(SMALL, 3, dueling=True), 0),
-    "deterministic": actor_factory(CONTROL, Design(SMALL, 2), 0),
-    "stochastic": actor_factory(CONTROL, Design(SMALL, 2, "tanh"), 0, stochastic=True),
-    "images": policy_factory(
-        IMAGES, Design(Architecture((16,), (Convolution(4, 4, 2), Convolution(8, 3, 1))), 3), 0
+FACTORIES: dict[str, Callable[[], keras.Model]] = {
+    "relu": partial(build_policy, VECTORS, Design(SMALL, 3), 0),
+    "tanh": partial(build_policy, VECTORS, Design(SMALL, 3, "tanh", 0.01), 0),
+    "dueling": partial(build_policy, VECTORS, Design(SMALL, 3, dueling=True), 0),
+    "deterministic": partial(build_actor, CONTROL, Design(SMALL, 2), 0),
+    "stochastic": partial(build_actor, CONTROL, Design(SMALL, 2, "tanh"), 0, stochastic=True),
+    "images": partial(
+        build_policy,
+        IMAGES,
+        Design(Architecture((16,), (Convolution(4, 4, 2), Convolution(8, 3, 1))), 3),
+        0,
     ),
 }
 
@@ -555,7 +560,7 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
         ),
     }
     np.testing.assert_array_equal(acted, meant[name]())
-    plain = agents.network_factory(run.algo, state._spec, preset, run.seed)()
+    plain = agents.build_network(run.algo, state._spec, preset, run.seed)
     then = networks.weights(network)
     networks.set_weights(plain, {name: then[name] for name in networks.weights(plain)})
     assert not np.array_equal(heads, [Snapshot(plain)(pair) for pair in pairs])

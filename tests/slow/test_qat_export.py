@@ -58,7 +58,7 @@ class Bench:
     def plain(self, run: Run) -> Any:
         """Build the network of a run with biases, and statistics of the observations."""
         preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
-        network = agents.network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
+        network = agents.build_network(run.algo, env_spec(run.env_id), preset, run.seed)
         settle(network, self.seen(run.env_id), run.seed)
         return network
 

@@ -66,9 +66,9 @@ def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatc
     run = Run(algo, env_id, 3, {}, quantization)
     whole = cut_and_resumed(run, preset, tmp_path)
     # Every trainable variable has changed.
-    factory = agents.network_factory(run.algo, environments.env_spec(run.env_id), preset, run.seed)
+    initial = agents.build_network(run.algo, environments.env_spec(run.env_id), preset, run.seed)
     learned = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
-    for variable in factory().trainable_variables:
+    for variable in initial.trainable_variables:
         assert not np.array_equal(learned[variable.name], variable.numpy()), variable.name
     curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
     assert ("action_variance" in curve) == (run.algo in ("a2c", "ppo"))

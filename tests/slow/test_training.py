@@ -44,7 +44,7 @@ def copy(trained: Workspace, tmp_path: Path) -> Workspace:
 def with_weights(run: Run, folder: Path) -> Any:
     """Return a network in float32 with what a training in this folder has kept."""
     preset = presets.load(run.algo, run.env_id, run.overrides | {"precision": "float32"})
-    network = agents.network_factory(run.algo, environments.env_spec(run.env_id), preset, 0)()
+    network = agents.build_network(run.algo, environments.env_spec(run.env_id), preset, 0)
     networks.set_weights(network, networks.load_weights(folder / "network.npz"))
     return network
 
@@ -373,8 +373,8 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
     preset = replace(state._preset, precision="float32")
-    factory = agents.network_factory(run.algo, state._spec, preset, run.seed)
-    wanted = quantizing(quantization)(factory())
+    plain = agents.build_network(run.algo, state._spec, preset, run.seed)
+    wanted = quantizing(quantization)(plain)
     networks.set_weights(wanted, networks.weights(state.agent.network))
     heads = inference.forward(wanted)(frames)
     np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))

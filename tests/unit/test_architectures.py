@@ -8,7 +8,7 @@ from samples import refused
 from quarl_tf import presets
 from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.networks import Design, policy_factory
+from quarl_tf.networks import Design, build_policy
 from quarl_tf.spec.architectures import NAMED, Architecture, Convolution, architecture
 
 #: Pong has six actions, LunarLander four.
@@ -55,7 +55,7 @@ def test_named_networks_are_those_of_the_papers(name: str) -> None:
         assert architecture(name) == Architecture((2048,), windows)
         return
     spec = PONG if maps else LUNAR_LANDER
-    network = policy_factory(spec, Design(architecture(name), spec.num_actions or 0), seed=0)()
+    network = build_policy(spec, Design(architecture(name), spec.num_actions or 0), seed=0)
     assert [layer.count_params() for layer in network.layers if layer.trainable_weights] == counts
     shapes = [layer.output_shape[1:] for layer in network.layers if "convolution" in layer.name]
     assert shapes == maps

@@ -21,7 +21,7 @@ from samples import (
 )
 
 from quarl_tf import networks, pipeline, presets
-from quarl_tf.agents import network_factory
+from quarl_tf.agents import build_network
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
 from quarl_tf.export.convert import load
@@ -135,7 +135,7 @@ class Bench:
         """Build a network as it is exported: float32, whatever it was trained in."""
         run = KINDS[kind]
         preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
-        return network_factory(run.algo, env_spec(run.env_id), preset, run.seed)()
+        return build_network(run.algo, env_spec(run.env_id), preset, run.seed)
 
     def export(self, kind: str, scheme: str) -> Path:
         """Return a flatbuffer."""

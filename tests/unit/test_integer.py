@@ -15,7 +15,7 @@ from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.keras import tf
-from quarl_tf.networks import Design, policy_factory
+from quarl_tf.networks import Design, build_policy
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat, actions
@@ -164,7 +164,7 @@ def test_equalised_networks_compute_the_same_with_equal_channels(
 def _of_images(edge: int) -> tuple[Any, np.ndarray, Callable[[bytes], np.ndarray]]:
     """Return a convolutional network, images, and a function that computes their heads."""
     spec = EnvSpec((edge, edge, 4), "uint8", 4)
-    network = policy_factory(spec, Design(architecture("li"), 4), 0)()
+    network = build_policy(spec, Design(architecture("li"), 4), 0)
     seen = np.random.default_rng(0).integers(0, 256, (50, *spec.observation_shape), np.uint8)
     shape = list(spec.observation_shape)
     sidecar = replace(SIDECAR, num_actions=4, observation_shape=shape, observation_dtype="uint8")
@@ -202,7 +202,7 @@ def test_smoothed_networks_compute_the_same_and_lose_less_in_int8() -> None:
 def normalised(deviation: list[float], weight: float) -> bytes:
     """Return a policy of four normalised features; the last one's weights are larger."""
     design = Design(architecture([64, 64]), 2)
-    network = policy_factory(EnvSpec((4,), "float32", 2), design, 0)()
+    network = build_policy(EnvSpec((4,), "float32", 2), design, 0)
     network.get_layer("normalizer").inverse_deviation.assign(1 / np.maximum(deviation, 1e-2))
     kernel = network.get_layer("hidden_0").kernel
     kernel.assign(kernel.numpy() * np.float32([[1], [1], [1], [weight]]))

@@ -1,6 +1,8 @@
-"""Networks compute what their factory and weights say, in every way of evaluation."""
+"""Networks compute what their design and weights say, in every way of evaluation."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +18,12 @@ from quarl_tf.environments import EnvSpec
 from quarl_tf.foundation.keras import keras
 from quarl_tf.networks import (
     Design,
-    NetworkFactory,
     Weights,
     acting,
-    actor_factory,
-    critic_factory,
+    build_actor,
+    build_critic,
+    build_policy,
     inference,
-    policy_factory,
     precision,
 )
 from quarl_tf.networks.inference import Snapshot
@@ -31,7 +32,7 @@ from quarl_tf.spec.architectures import Architecture, Convolution, architecture
 SPEC = EnvSpec((3,), "float32", 2)
 MLP = Design(architecture((5, 4)), 2)
 KINDS = ("kernel", "bias")
-build = policy_factory(SPEC, MLP, seed=0)
+build = partial(build_policy, SPEC, MLP, seed=0)
 
 
 def test_head_is_that_of_the_weights_by_hand() -> None:
@@ -51,7 +52,7 @@ def test_head_is_that_of_the_weights_by_hand() -> None:
 def test_the_same_seed_gives_the_same_initial_weights() -> None:
     first, second = networks.weights(build()), networks.weights(build())
     third, *others = (
-        networks.weights(policy_factory(SPEC, MLP, **given)())
+        networks.weights(build_policy(SPEC, MLP, **given))
         for given in ({"seed": 0}, {"seed": 1}, {"seed": 0, "purpose": "value weights"})
     )
     assert set(first) == {
@@ -91,7 +92,7 @@ def convolve(images: np.ndarray, values: Weights, layer: str, stride: int) -> np
 
 def test_images_go_through_convolutions_by_hand() -> None:
     layers = Architecture((5,), (Convolution(3, 8, 4), Convolution(4, 3, 1)))
-    network = policy_factory(EnvSpec((24, 20, 2), "uint8", 6), Design(layers, 6), seed=0)()
+    network = build_policy(EnvSpec((24, 20, 2), "uint8", 6), Design(layers, 6), seed=0)
     values = random_weights(network)
     images = np.random.default_rng(0).integers(0, 256, (7, 24, 20, 2), np.uint8)
     maps = np.maximum(convolve(images / 255, values, "convolution_0", 4), 0)
@@ -106,7 +107,7 @@ def test_images_go_through_convolutions_by_hand() -> None:
 def test_critics_see_images_beside_actions_in_half_ranges() -> None:
     spec = EnvSpec((8, 8, 1), "uint8", None, (-2.0, 0.0), (2.0, 10.0))
     layers = Architecture((5,), (Convolution(3, 4, 2),))
-    network = critic_factory(spec, Design(layers, 1), seed=0)()
+    network = build_critic(spec, Design(layers, 1), seed=0)
     values = random_weights(network)
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (7, 8, 8, 1), np.uint8)
@@ -128,17 +129,17 @@ def mlp(*activation: Any, **more: Any) -> Design:
 
 
 #: Every kind of network without convolutions.
-KINDS_OF_MLP: dict[str, tuple[EnvSpec, NetworkFactory]] = {
+KINDS_OF_MLP: dict[str, tuple[EnvSpec, Callable[[], keras.Model]]] = {
     "relu": (SPEC, build),
-    "tanh": (SPEC, policy_factory(SPEC, mlp("tanh", 1.0), 0)),
-    "layer norm": (SPEC, policy_factory(SPEC, mlp(layer_norm=True), 0)),
-    "layer norm, tanh": (SPEC, policy_factory(SPEC, mlp("tanh", layer_norm=True), 0)),
-    "dueling": (SPEC, lambda: acting(policy_factory(SPEC, DUELING, 0)())),
-    "bytes": (BYTES, policy_factory(BYTES, MLP, 0)),
-    "frames": (FRAMES, policy_factory(FRAMES, MLP, 0)),
-    "squashed action": (STEERED, actor_factory(STEERED, MLP, 0)),
-    "open action": (STEERED, actor_factory(STEERED, MLP, 0, stochastic=True)),
-    "layer norm, squashed": (STEERED, actor_factory(STEERED, mlp(layer_norm=True), 0)),
+    "tanh": (SPEC, partial(build_policy, SPEC, mlp("tanh", 1.0), 0)),
+    "layer norm": (SPEC, partial(build_policy, SPEC, mlp(layer_norm=True), 0)),
+    "layer norm, tanh": (SPEC, partial(build_policy, SPEC, mlp("tanh", layer_norm=True), 0)),
+    "dueling": (SPEC, lambda: acting(build_policy(SPEC, DUELING, 0))),
+    "bytes": (BYTES, partial(build_policy, BYTES, MLP, 0)),
+    "frames": (FRAMES, partial(build_policy, FRAMES, MLP, 0)),
+    "squashed action": (STEERED, partial(build_actor, STEERED, MLP, 0)),
+    "open action": (STEERED, partial(build_actor, STEERED, MLP, 0, stochastic=True)),
+    "layer norm, squashed": (STEERED, partial(build_actor, STEERED, mlp(layer_norm=True), 0)),
 }
 
 
@@ -172,7 +173,7 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
 
 
 def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
-    network, x = policy_factory(SPEC, DUELING, seed=0)(), observations_of(SPEC, 2000)
+    network, x = build_policy(SPEC, DUELING, seed=0), observations_of(SPEC, 2000)
     values, choosing = random_weights(network, 3), acting(network)
     scaled = network.get_layer("normalizer")(x).numpy()
     shared = np.maximum(dense(scaled, values, "hidden_0"), 0)
@@ -191,12 +192,12 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
 
 
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
-    network = actor_factory(STEERED, MLP, seed=0, stochastic=True)()
+    network = build_actor(STEERED, MLP, seed=0, stochastic=True)
     values, x = random_weights(network), observations_of(STEERED)
     head = keras.Model(network.input, network.get_layer("head").output)
     inner = Snapshot(head)(x)
     np.testing.assert_allclose(network(x).numpy(), inner * [2, 5] + [0, 5], rtol=1e-5, atol=1e-5)
-    squashed = actor_factory(STEERED, MLP, seed=0)()
+    squashed = build_actor(STEERED, MLP, seed=0)
     others = {name: value for name, value in values.items() if "log_deviation" not in name}
     networks.set_weights(squashed, others)
     expected = np.tanh(inner) * [2, 5] + [0, 5]
@@ -217,8 +218,8 @@ IMAGES = EnvSpec((20, 20, 2), "uint8", 3)
     ],
 )
 def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design) -> None:
-    half = policy_factory(spec, replace(design, precision="bfloat16"), seed=0)()
-    twin = policy_factory(spec, design, seed=0)()
+    half = build_policy(spec, replace(design, precision="bfloat16"), seed=0)
+    twin = build_policy(spec, design, seed=0)
     # Same names, and the same initial weights, all of them float32.
     initial = networks.weights(half)
     assert list(initial) == list(networks.weights(twin))
@@ -236,7 +237,7 @@ def test_bfloat16_networks_have_a_twin_in_float32(spec: EnvSpec, design: Design)
 
 
 def test_weights_survive_their_file(tmp_path: Path) -> None:
-    first, second = build(), policy_factory(SPEC, MLP, seed=1)()
+    first, second = build(), build_policy(SPEC, MLP, seed=1)
     statistics(seen(10)).apply_to([first])
     for name in ("a.npz", "b.npz"):
         networks.save_weights(tmp_path / name, networks.weights(first))
@@ -252,7 +253,7 @@ def test_weights_survive_their_file(tmp_path: Path) -> None:
         lambda values: values | {"head/kernel:0": np.zeros((4, 3), np.float32)},
         lambda values: {n: value for n, value in values.items() if n != "head/bias:0"},
         lambda values: values | {"extra/bias:0": np.zeros(2, np.float32)},
-        lambda _: networks.weights(policy_factory(SPEC, Design(architecture((5,)), 2), seed=0)()),
+        lambda _: networks.weights(build_policy(SPEC, Design(architecture((5,)), 2), seed=0)),
     ],
 )
 def test_weights_of_another_network_are_refused(change: Any) -> None:
@@ -293,7 +294,7 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
 
 
 def test_all_bytes_are_spread_evenly_over_0_to_1() -> None:
-    network = policy_factory(EnvSpec((256,), "uint8", 2), MLP, seed=0)()
+    network = build_policy(EnvSpec((256,), "uint8", 2), MLP, seed=0)
     every = np.arange(256, dtype=np.uint8)[None]
     scaled = network.get_layer("byte_scaling")(every).numpy()
     np.testing.assert_allclose(scaled, every / 255, rtol=1e-6)
