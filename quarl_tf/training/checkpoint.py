@@ -31,8 +31,11 @@ from quarl_tf.store.state import require_same_settings
 LIMIT = 20_000_000
 #: Of one that is kept for other trainings without being asked for.
 _BEGINNING_LIMIT = 500_000_000
-_KEPT = 2
+#: Checkpoints in a folder.
+_COUNT = 2
 _STATE = "state.json"
+#: Arrays and state.
+Content = tuple[dict[str, npt.NDArray[Any]], Any]
 
 #: Errors on reading a damaged archive; RuntimeError where it seems to be encrypted.
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -42,16 +45,16 @@ def save(folder: Path, step: int, arrays: Mapping[str, npt.NDArray[Any]], state:
     """Write the checkpoint of a step, then delete all others but the one before."""
     path = folder / f"{step:012d}.npz"
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays, **{_STATE: _text(state)})  # type: ignore[arg-type]
+        np.savez(file, **arrays, **{_STATE: _json_bytes(state)})  # type: ignore[arg-type]
     checkpoints = _newest_first(folder)
-    place = checkpoints.index(path)
+    position = checkpoints.index(path)
     # Training resumed from the newest good one: those of later steps are damaged.
-    for superseded in checkpoints[:place] + checkpoints[place + _KEPT :]:
+    for superseded in checkpoints[:position] + checkpoints[position + _COUNT :]:
         superseded.unlink(missing_ok=True)
     return path
 
 
-def _text(state: Any) -> npt.NDArray[np.uint8]:
+def _json_bytes(state: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(json.dumps(state).encode(), np.uint8)
 
 
@@ -61,20 +64,20 @@ def save_to_go_on(folder: Path, file: Path) -> Run:
     The replay, copies of the network and the best network are left out. A QuarlError where there is
     no checkpoint, or where it is too large.
     """
-    found = load_newest(folder)
-    if found is None:
+    content = load_newest(folder)
+    if content is None:
         raise QuarlError(
             "This run has no checkpoint: it is not begun, or is finished and --from takes its id. "
             f"Received: folder={str(folder)!r}"
         )
-    arrays, state = found
-    out = {name for name in arrays if name.startswith(("replay/", "best/"))}
-    out |= set(state.get("copies", ()))  # Earlier versions lack this.
-    kept = {name: array for name, array in arrays.items() if name not in out}
-    state |= {"best": [float("-inf"), state["step"]], "lacking": sorted(out)}
+    arrays, state = content
+    lacking = {name for name in arrays if name.startswith(("replay/", "best/"))}
+    lacking |= set(state.get("copies", ()))  # Earlier versions lack this.
+    arrays = {name: array for name, array in arrays.items() if name not in lacking}
+    state |= {"best": [float("-inf"), state["step"]], "lacking": sorted(lacking)}
     with atomic_path(file) as temporary:
         with temporary.open("wb") as target:
-            np.savez_compressed(target, **kept, **{_STATE: _text(state)})  # type: ignore[arg-type]
+            np.savez_compressed(target, **arrays, **{_STATE: _json_bytes(state)})  # type: ignore[arg-type]
         if (size := temporary.stat().st_size) > LIMIT:
             raise QuarlError(
                 f"The checkpoint is larger than {LIMIT:,} bytes; copy the run folder instead. "
@@ -84,24 +87,23 @@ def save_to_go_on(folder: Path, file: Path) -> Run:
     return replace(run, origin=Origin(run, sha256(file), state["step"], str(file)))
 
 
-def load_to_go_on(file: Path) -> tuple[dict[str, npt.NDArray[Any]], Any]:
-    """Return arrays and state of a checkpoint saved to continue from; else a QuarlError."""
-    found = load(file)
-    if found is None or "lacking" not in found[1]:
+def load_to_go_on(file: Path) -> Content:
+    """Return the content of a checkpoint saved to continue from; else a QuarlError."""
+    content = load(file)
+    if content is None or "lacking" not in content[1]:
         raise QuarlError(
             "This is no whole file of `quarl checkpoint save`; name one, or save it again. "
             f"Received: path={str(file)!r}{'' if file.exists() else ', which does not exist'}"
         )
-    return found
+    return content
 
 
 def going_on(file: Path, run: Run, preset: Preset) -> Run:
     """Return the run that continues a saved one; a QuarlError if settings differ."""
     _, state = load_to_go_on(file)
-    origin = Origin(Run.from_dict(state["run"]), sha256(file), state["step"], str(file))
-    found = replace(run, origin=origin)
     require_same_settings(file, state, run, preset, "give the same ones")
-    return found
+    origin = Origin(Run.from_dict(state["run"]), sha256(file), state["step"], str(file))
+    return replace(run, origin=origin)
 
 
 def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path | None:
@@ -110,9 +112,9 @@ def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path
     Its name has all that its bytes depend on. None without a delay, and where the code of the
     environment has no version.
     """
-    plain, schedule = run.beginning
-    saved = run.origin is not None and run.origin.step
-    if schedule is None or saved or run.modules or not registry.is_versioned(run.env_id):
+    run_id, schedule = run.beginning
+    continues = run.origin is not None and run.origin.step
+    if schedule is None or continues or run.modules or not registry.is_versioned(run.env_id):
         return None
     settings = {
         "schedule": asdict(schedule),
@@ -125,7 +127,7 @@ def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path
         "processor": provenance.processor(),
         "versions": provenance.package_versions(),
     }
-    name = f"{plain}-{digest(settings)}-{digest(program)}.npz"
+    name = f"{run_id}-{digest(settings)}-{digest(program)}.npz"
     return folder.with_name(".beginnings") / name
 
 
@@ -146,21 +148,21 @@ def keep_beginning(folder: Path, path: Path) -> None:
                     other.unlink()
 
 
-def load_beginning(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
-    """Return arrays and state of a beginning; None if it is missing, damaged or another one."""
-    found = load(path)
-    if found is None or found[1].get("beginning") != path.name or found[1]["quantized"]:
+def load_beginning(path: Path) -> Content | None:
+    """Return the content of a beginning; None if it is missing, damaged or another one."""
+    content = load(path)
+    if content is None or content[1].get("beginning") != path.name or content[1]["quantized"]:
         return None
-    return found
+    return content
 
 
-def load_newest(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
-    """Return arrays and state of the newest undamaged checkpoint, or None."""
+def load_newest(folder: Path) -> Content | None:
+    """Return the content of the newest undamaged checkpoint, or None."""
     return next(filter(None, map(load, _newest_first(folder))), None)
 
 
-def load(path: Path) -> tuple[dict[str, npt.NDArray[Any]], Any] | None:
-    """Return arrays and state of a checkpoint, or None if it is damaged or missing."""
+def load(path: Path) -> Content | None:
+    """Return the content of a checkpoint, or None if it is damaged or missing."""
     try:
         with zipfile.ZipFile(path) as archive:
             # NumPy may stop reading before the checksum at the end of a member.

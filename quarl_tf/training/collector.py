@@ -25,18 +25,18 @@ class Collector:
         self.step = 0
         self.episodes = 0
         #: Returns of the latest episodes.
-        self.recent: deque[float] = deque(maxlen=_RECENT_EPISODES)
+        self.recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
         self.observations: npt.NDArray[Any] = np.empty(0)
         self._agent, self._steps, self._seed = agent, preset.steps, seed
         self._actions: npt.NDArray[Any] = np.empty(0)
-        self._running = np.zeros(preset.num_envs)
+        self._running_returns = np.zeros(preset.num_envs)
 
     def restart(self) -> None:
         """Start new episodes, with seeds that follow from the step."""
         seed = environment_seed(self._seed, "training", self.step)
         self.observations, _ = self.envs.reset(seed=seed)
         self._ticks = ticks(self.envs, self._act, self.observations)
-        self._running[:] = 0.0
+        self._running_returns[:] = 0.0
 
     def _act(self, observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._agent.act(observations, self.step / self._steps)
@@ -47,27 +47,27 @@ class Collector:
         self._agent.observe(tick)
         self._actions, self.observations = tick.actions, tick.following
         # In Atari an episode is a life with clipped rewards; the score of the game is reported.
-        self._running += tick.info.get(environments.RAW_REWARD, tick.rewards)
-        over = tick.info.get(environments.GAME_OVER, tick.done)
-        self.recent.extend(self._running[over].tolist())
-        self.episodes += int(np.count_nonzero(over))
-        self._running[over] = 0.0
+        self._running_returns += tick.info.get(environments.RAW_REWARD, tick.rewards)
+        ended = tick.info.get(environments.GAME_OVER, tick.done)
+        self.recent_returns.extend(self._running_returns[ended].tolist())
+        self.episodes += int(np.count_nonzero(ended))
+        self._running_returns[ended] = 0.0
         # Ticks that only reset are no steps.
         self.step += int(np.count_nonzero(tick.starts))
 
     def mean_return(self) -> float | None:
         """Return the mean return of the latest episodes; None before the first has ended."""
-        return float(np.mean(self.recent)) if self.recent else None
+        return float(np.mean(self.recent_returns)) if self.recent_returns else None
 
     def require_finite_returns(self) -> None:
         """Refuse rewards that are not finite (QuarlError), unless the actions are not either."""
         if np.isfinite(self._actions).all():
-            for episode_return in (*self.recent, *self._running.tolist()):
+            for episode_return in (*self.recent_returns, *self._running_returns.tolist()):
                 environments.require_finite(episode_return, f"step={self.step}")
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without the current episodes."""
-        state = {"step": self.step, "recent": list(self.recent), "episodes": self.episodes}
+        state = {"step": self.step, "recent": list(self.recent_returns), "episodes": self.episodes}
         if isinstance(self.envs.unwrapped, environments.Rising):
             state["task"] = self.envs.unwrapped.training_state()
         return state
@@ -75,6 +75,6 @@ class Collector:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore `state`; `restart` must follow."""
         self.step, self.episodes = state["step"], state["episodes"]
-        self.recent.extend(state["recent"])
+        self.recent_returns.extend(state["recent"])
         if isinstance(self.envs.unwrapped, environments.Rising):
             self.envs.unwrapped.train_from(state["task"])

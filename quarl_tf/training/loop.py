@@ -67,14 +67,14 @@ def train(
     training = _Training(folder, run, preset)
     if run.origin is not None and not run.origin.step:
         training.start_from(workspace, run.origin)
-    busy = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
-    with locked(folder, busy):
+    refusal = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
+    with locked(folder, refusal):
         # Another process may have finished it in the meantime.
         return finished_training(workspace, run, preset) or training.complete(update)
 
 
 @dataclass
-class _Best:
+class _BestNetwork:
     """The network with the best greedy return on selection seeds, the latest of equal ones."""
 
     weights: networks.Weights
@@ -87,7 +87,7 @@ class _Training:
 
     def __init__(self, folder: Path, run: Run, preset: presets.Preset) -> None:
         #: Of every session that trained the run. Read now: the code may be changed meanwhile.
-        self._origins: dict[str, list[str]] = {
+        self._provenance: dict[str, list[str]] = {
             "commits": [provenance.source_commit() or "unknown"],
             "sources": [provenance.sources()],
             "processors": [provenance.processor()],
@@ -96,8 +96,8 @@ class _Training:
         self._checkpoints = checkpoint_dir(folder)
         spec = environments.env_spec(run.env_id)
         #: Of earlier sessions, up to the checkpoint that this one resumes.
-        self._seconds = 0.0
-        self._started = time.monotonic()
+        self._earlier_seconds = 0.0
+        self._start_time = time.monotonic()
         self._schedule = None if run.quantization is None else run.quantization.schedule
         # A plain training does not load the second Keras that this needs.
         self._qat: Any = self._schedule and import_module("quarl_tf.quantization.qat")
@@ -111,7 +111,7 @@ class _Training:
             run.env_id, preset.evaluation_episodes, once=True
         )
         self._progress = Progress(folder)
-        self.best = _Best(networks.weights(self.agent.network))
+        self.best = _BestNetwork(networks.weights(self.agent.network))
         #: Of the action distributions in the latest greedy episodes.
         self._variances: list[Floats] = []
 
@@ -130,7 +130,7 @@ class _Training:
             preset = replace(preset, precision="float32")
             prepare = (quantizing if self._quantized else watching)(run.quantization)
             network = prepare(agents.build_network(run.algo, self._spec, preset, run.seed))
-        self._exported = network
+        self._exported_network = network
         self._snapshot = Snapshot(networks.acting(network))
 
     def complete(self, update: Update) -> TrainingRecord:
@@ -156,7 +156,7 @@ class _Training:
             calibration_sha256=sha256(folder / "calibration.npz"),
             seconds=round(self._elapsed(), 1),
             versions=provenance.package_versions(),
-            **self._origins,
+            **self._provenance,
         )
         record.save(folder / "training.json")
         delete_checkpoints(folder)
@@ -165,38 +165,38 @@ class _Training:
     @property
     def _solved(self) -> bool:
         """Whether the return that ends the training early is reached."""
-        until, ready = self._preset.until, self._schedule is None or self._quantized
-        return ready and until is not None and self.best.score >= until
+        until, in_its_format = self._preset.until, self._schedule is None or self._quantized
+        return in_its_format and until is not None and self.best.score >= until
 
     def start_from(self, workspace: Workspace, origin: Origin) -> None:
         """Start from the network of another run; a QuarlError if it has changed."""
-        name = origin.run.run_id
-        if starting_from(workspace, name, self._run, self._preset) != self._run:
+        run_id = origin.run.run_id
+        if starting_from(workspace, run_id, self._run, self._preset) != self._run:
             raise QuarlError(
                 "The run to start from was trained again since; delete the run folder. "
-                f"Received: run={self._run.run_id!r} from {name!r}"
+                f"Received: run={self._run.run_id!r} from {run_id!r}"
             )
-        path, record = origin_network(workspace, name)
+        path, record = origin_network(workspace, run_id)
         if isinstance(record, Sidecar):
-            weights, seen = flatbuffer.variables(path, record.action_std), record.preset["steps"]
+            weights, count = flatbuffer.variables(path, record.action_std), record.preset["steps"]
         else:
-            weights, seen = networks.load_weights(path), record.best_step
-        self.agent.start_from(weights, seen)
-        self.best = _Best(networks.weights(self.agent.network))
+            weights, count = networks.load_weights(path), record.best_step
+        self.agent.start_from(weights, count)
+        self.best = _BestNetwork(networks.weights(self.agent.network))
 
     def resume(self) -> None:
         """Resume from the newest good checkpoint or the saved one; start new episodes."""
-        found, origin = checkpoint.load_newest(self._checkpoints), self._run.origin
-        if found is None and origin is not None and origin.step:
-            found = checkpoint.load_to_go_on(Path(origin.file))
-        if found is not None:
-            require_same_settings(self._folder, found[1], self._run, self._preset)
+        content, origin = checkpoint.load_newest(self._checkpoints), self._run.origin
+        if content is None and origin is not None and origin.step:
+            content = checkpoint.load_to_go_on(Path(origin.file))
+        if content is not None:
+            require_same_settings(self._folder, content[1], self._run, self._preset)
         elif self._beginning is not None:
-            found = checkpoint.load_beginning(self._beginning)
+            content = checkpoint.load_beginning(self._beginning)
         rows: list[dict[str, Any]] = []
-        if found is not None:
+        if content is not None:
             try:
-                rows = self._restore(*found)
+                rows = self._restore(*content)
             except (KeyError, ValueError) as error:
                 raise QuarlError(
                     "Another version of this program wrote the checkpoints; continue with it, "
@@ -216,16 +216,16 @@ class _Training:
         if "lacking" in state:
             arrays = {**self.agent.arrays(), **arrays}
         self.agent.restore(arrays)
-        for copy in self.agent.targets if "lacking" in state else ():
-            networks.set_weights(copy, networks.weights(self.agent.network))
+        for target in self.agent.targets if "lacking" in state else ():
+            networks.set_weights(target, networks.weights(self.agent.network))
         self.collector.restore(state)
-        self._seconds = state["seconds"]
+        self._earlier_seconds = state["seconds"]
         if self._beginning is not None and state.get("beginning") != self._beginning.name:
             self._beginning = None  # Another version of the program or processor began it.
-        for name, now in self._origins.items():
-            self._origins[name] = list(dict.fromkeys([*state[name], *now]))
-        best = agents.section(arrays, "best") or networks.weights(self.agent.network)
-        self.best = _Best(best, *state["best"])
+        for name, values in self._provenance.items():
+            self._provenance[name] = list(dict.fromkeys([*state[name], *values]))
+        weights = agents.section(arrays, "best") or networks.weights(self.agent.network)
+        self.best = _BestNetwork(weights, *state["best"])
         return state["rows"]
 
     def burst(self) -> None:
@@ -233,7 +233,7 @@ class _Training:
         schedule = self._schedule
         if schedule is not None and self.step >= schedule.delay and not self._quantized:
             self._start_quantization(schedule.delay)
-        before = self.step
+        first_step = self.step
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self.collector.tick()
         metrics = self.agent.learn(self.collector.observations)
@@ -241,17 +241,17 @@ class _Training:
         if schedule is not None and schedule.ranges == "following" and self._quantized:
             # Updates of target networks copy the grids, with the weights or (DDPG) every time.
             self._freeze_ranges()
-        if self._due(before, self._preset.evaluation_every):
+        if self._due(first_step, self._preset.evaluation_every):
             self._variances.clear()
             score = float(np.mean(self.greedy("selection").returns))
             if score >= self.best.score:
-                self.best = _Best(networks.weights(self.agent.network), score, self.step)
+                self.best = _BestNetwork(networks.weights(self.agent.network), score, self.step)
             metrics["greedy_return"] = score
             if self._variances:
                 metrics["action_variance"] = float(np.concatenate(self._variances).mean())
-        if "greedy_return" in metrics or self._due(before, max(1, self._preset.steps // 100)):
+        if "greedy_return" in metrics or self._due(first_step, max(1, self._preset.steps // 100)):
             self._log(metrics)
-        if self._due(before, self._preset.checkpoint_every) and self.step < self._preset.steps:
+        if self._due(first_step, self._preset.checkpoint_every) and self.step < self._preset.steps:
             self._checkpoint()
 
     def _start_quantization(self, delay: int) -> None:
@@ -261,7 +261,7 @@ class _Training:
             checkpoint.keep_beginning(self._checkpoints, self._beginning)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
-        self.best = _Best(networks.weights(self.agent.network))
+        self.best = _BestNetwork(networks.weights(self.agent.network))
 
     def _quantize(self) -> None:
         """Continue with the quantised network, whose grids are set later."""
@@ -269,15 +269,15 @@ class _Training:
         self._quantized = True
         self._take_snapshot()
 
-    def _freeze_ranges(self, copies: Sequence[keras.Model] = ()) -> None:
-        self._qat.freeze(self.agent.network, copies)
+    def _freeze_ranges(self, targets: Sequence[keras.Model] = ()) -> None:
+        self._qat.freeze(self.agent.network, targets)
         self.agent.refresh()
 
     def greedy(self, purpose: str, keep: int = 0) -> rollout.Rollout:
         """Play a greedy episode in every trial environment, with seeds by purpose and step."""
         seed = environment_seed(self._run.seed, purpose, self.step)
-        if self._exported is not self.agent.network:
-            networks.set_weights(self._exported, networks.weights(self.agent.network))
+        if self._exported_network is not self.agent.network:
+            networks.set_weights(self._exported_network, networks.weights(self.agent.network))
         self._snapshot.refresh()
 
         def act(observations: npt.NDArray[Any], playing: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
@@ -294,8 +294,8 @@ class _Training:
     def note(self) -> str:
         """Return the progress in a few words."""
         mean = self.collector.mean_return()
-        best = f", best greedy {self.best.score:.1f}" if math.isfinite(self.best.score) else ""
-        return "" if mean is None else f"return {mean:.1f}{best}"
+        score = f", best greedy {self.best.score:.1f}" if math.isfinite(self.best.score) else ""
+        return "" if mean is None else f"return {mean:.1f}{score}"
 
     def _require_finite_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -308,9 +308,9 @@ class _Training:
             f"Received: {received} at step {self.step}"
         )
 
-    def _due(self, before: int, every: int) -> bool:
-        """Tell whether a multiple of `every`, or the end, lies in the last burst."""
-        return self.step // every > before // every or self.step >= self._preset.steps
+    def _due(self, first_step: int, period: int) -> bool:
+        """Tell whether a multiple of `period`, or the end, lies in the last burst."""
+        return self.step // period > first_step // period or self.step >= self._preset.steps
 
     def _checkpoint(self) -> None:
         self.agent.end_of_rollout(self.collector.observations)
@@ -322,7 +322,7 @@ class _Training:
             "quantized": self._quantized,
             "beginning": self._beginning and self._beginning.name,
             "seconds": self._elapsed(),
-            **self._origins,
+            **self._provenance,
             "best": [self.best.score, self.best.step],
             "copies": self.agent.copies(),
         }
@@ -331,7 +331,7 @@ class _Training:
         self.collector.restart()
 
     def _elapsed(self) -> float:
-        return self._seconds + time.monotonic() - self._started
+        return self._earlier_seconds + time.monotonic() - self._start_time
 
     def _log(self, metrics: dict[str, float]) -> None:
         row = {

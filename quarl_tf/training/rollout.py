@@ -34,69 +34,69 @@ def rollout(
     observations, _ = envs.reset(seed=seed)
     playing = np.ones(envs.num_envs, np.bool_)
     returns = np.zeros(envs.num_envs)
-    seen = _Thinned(keep)
-    played = ticks(envs, lambda observations: act(observations, playing), observations)
-    for steps, tick in enumerate(played, start=1):
+    sample = _Sample(keep)
+    stream = ticks(envs, lambda observations: act(observations, playing), observations)
+    for steps, tick in enumerate(stream, start=1):
         environments.require_end(steps)
-        seen.add(tick.observations[playing])
+        sample.add(tick.observations[playing])
         returns[playing] += tick.rewards[playing]
         playing &= ~tick.done
         if not playing.any():
             break
     for episode_return in returns.tolist():
         environments.require_finite(episode_return, f"seed={seed}")
-    return Rollout(returns.tolist(), seen.observations())
+    return Rollout(returns.tolist(), sample.observations())
 
 
-class _Thinned:
-    """Keeps at most `most` of the observations it is given.
+class _Sample:
+    """Keeps at most `size` of the observations it is given.
 
     These are the observations with the smallest or largest value of a feature (up to a quarter),
     half of all from the beginning, and others evenly spread over the rest. A trained policy spends
     most time near its goal; the way there, with the largest observations, is short.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._every, self._given = most, 1, 0
+    def __init__(self, size: int) -> None:
+        #: After the beginning, every `_stride`th of so many batches is kept.
+        self._size, self._stride, self._batch_count = size, 1, 0
         self._beginning: list[npt.NDArray[Any]] = []
         self._batches: list[npt.NDArray[Any]] = []
-        self._extremes: npt.NDArray[Any] | None = None
+        self._extremes: list[npt.NDArray[Any]] = []
 
     def add(self, observations: npt.NDArray[Any]) -> None:
-        if not self._most:
+        if not self._size:
             return
         if observations[0].ndim == 1:
-            extremes = observations[:0] if self._extremes is None else self._extremes
-            known = np.concatenate([extremes, observations])
-            self._extremes = known[np.concatenate([known.argmin(axis=0), known.argmax(axis=0)])]
-        if _count(self._beginning) < self._most // 2:
+            rows = np.concatenate([*self._extremes, observations])
+            self._extremes = [rows[np.concatenate([rows.argmin(axis=0), rows.argmax(axis=0)])]]
+        if _count(self._beginning) < self._size // 2:
             self._beginning.append(observations)
             return
-        if self._given % self._every == 0:
+        if self._batch_count % self._stride == 0:
             self._batches.append(observations)
-        self._given += 1
-        if _count(self._batches) > 2 * self._most and len(self._batches) > 1:
-            self._batches, self._every = self._batches[::2], 2 * self._every
+        self._batch_count += 1
+        if _count(self._batches) > 2 * self._size and len(self._batches) > 1:
+            self._batches, self._stride = self._batches[::2], 2 * self._stride
 
     def observations(self) -> npt.NDArray[Any]:
-        whole = [*self._beginning, *self._batches]
-        if not whole:
+        batches = [*self._beginning, *self._batches]
+        if not batches:
             return np.empty(0)
-        if _count(whole) <= self._most and self._every == 1:
-            return np.concatenate(whole)
-        extremes = [] if self._extremes is None else [thin(self._extremes, self._most // 4)]
-        first = np.concatenate([*extremes, *self._beginning, whole[0][:0]])[: self._most]
-        rest = thin(np.concatenate([first[:0], *self._batches]), self._most - len(first))
-        return np.concatenate([first, rest])
+        if _count(batches) <= self._size and self._stride == 1:
+            return np.concatenate(batches)
+        extremes = [_thin(rows, self._size // 4) for rows in self._extremes]
+        chosen = np.concatenate([*extremes, *self._beginning, batches[0][:0]])[: self._size]
+        spread = _thin(np.concatenate([chosen[:0], *self._batches]), self._size - len(chosen))
+        return np.concatenate([chosen, spread])
 
 
 def _count(batches: list[npt.NDArray[Any]]) -> int:
     return sum(map(len, batches))
 
 
-def thin(observations: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
-    """Return at most `most` of the observations, evenly spread."""
-    if len(observations) <= most:
+def _thin(observations: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """Return at most `size` of the observations, evenly spread."""
+    if len(observations) <= size:
         return observations
-    index = np.linspace(0, len(observations) - 1, most).astype(np.int64)
+    index = np.linspace(0, len(observations) - 1, size).astype(np.int64)
     return np.take(observations, index, axis=0)

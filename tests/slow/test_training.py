@@ -245,7 +245,7 @@ def test_a_reward_that_is_not_finite_is_not_called_divergence(
 def test_actions_and_heads_beyond_numbers_are_divergence(tiny_run: Run, tmp_path: Path) -> None:
     state = begun(tmp_path, tiny_run)
     state.collector._actions = np.array([[np.nan]])
-    state.collector._running[:] = np.nan  # Whatever they earn.
+    state.collector._running_returns[:] = np.nan  # Whatever they earn.
     assert "Training diverged" in refused(state._require_finite_loss, math.nan)
     weights = networks.weights(state.agent.network)
     networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})
