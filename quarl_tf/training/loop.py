@@ -8,7 +8,7 @@ machine and, for images, with as many threads, which affect the sums of gradient
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +21,8 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
-from quarl_tf.foundation.files import locked, sha256, write_json
-from quarl_tf.foundation.keras import keras
+from quarl_tf.foundation.files import locked, sha256, write_csv, write_json
+from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
@@ -40,7 +40,6 @@ from quarl_tf.store.state import (
 from quarl_tf.store.workspace import Workspace, checkpoint_dir, delete_checkpoints
 from quarl_tf.training import checkpoint, rollout
 from quarl_tf.training.collector import Collector
-from quarl_tf.training.curves import Progress
 
 #: Observations kept for the calibration of int8 activations.
 CALIBRATION_OBSERVATIONS = 2000
@@ -71,6 +70,39 @@ def train(
     with locked(folder, refusal):
         # Another process may have finished it in the meantime.
         return finished_training(workspace, run, preset) or training.complete(update)
+
+
+class _Progress:
+    """Keeps one row per point of the curves, and writes the files with each new row."""
+
+    def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
+        """Rewrite TensorBoard's curves: a killed training may have gone further."""
+        self._folder, self.rows = folder, rows
+        board = folder / "tensorboard"
+        for stale in board.glob("*"):
+            stale.unlink()
+        self._writer = tf.summary.create_file_writer(str(board))
+        for row in rows:
+            self._to_board(row)
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Add a row: its `step` and values by name, None if missing."""
+        self.rows.append(row)
+        self._to_board(row)
+        write_csv(self._folder / "progress.csv", self.rows)
+
+    def _to_board(self, row: Mapping[str, Any]) -> None:
+        try:
+            with self._writer.as_default(step=row["step"]):
+                for name, value in row.items():
+                    if name != "step" and value is not None:
+                        tf.summary.scalar(name, value)
+            self._writer.flush()
+        except tf.errors.OpError as error:
+            raise QuarlError(
+                f"The TensorBoard curves cannot be written ({error.message}); free some space and "
+                f"run the same command again. Received: path={str(self._folder)!r}"
+            ) from error
 
 
 @dataclass
@@ -110,7 +142,6 @@ class _Training:
         self._trial_envs = environments.make_vector(
             run.env_id, preset.evaluation_episodes, once=True
         )
-        self._progress = Progress(folder)
         self.best = _BestNetwork(networks.weights(self.agent.network))
         #: Of the action distributions in the latest greedy episodes.
         self._variances: list[Floats] = []
@@ -206,7 +237,7 @@ class _Training:
         # Written first, so that an unwritable folder is refused before anything is computed.
         description = {**self._run.to_dict(), "preset": asdict(self._preset)}
         write_json(self._folder / "run.json", description)
-        self._progress.start(rows)
+        self._progress = _Progress(self._folder, rows)
         self.collector.restart()
 
     def _restore(self, arrays: agents.Arrays, state: Any) -> Any:
