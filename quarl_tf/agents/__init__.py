@@ -44,7 +44,10 @@ class Agent(ABC):
         """Start without observations; `draws` names the random stream of what is learned from."""
         self._spec = spec
         self._statistics = RunningStatistics(spec)
-        self._explore, self._draw = generator(seed, "exploration"), generator(seed, draws)
+        self._act_random, self._learn_random = (
+            generator(seed, "exploration"),
+            generator(seed, draws),
+        )
         #: A network whose head the trained one imitates, and the weight of the distance.
         self.teacher: keras.Model | None = None
         self._distillation = 0.0
@@ -118,7 +121,7 @@ class Agent(ABC):
 
     def arrays(self) -> Arrays:
         """Return the whole state for a checkpoint."""
-        states = (random.bit_generator.state for random in (self._explore, self._draw))
+        states = (random.bit_generator.state for random in (self._act_random, self._learn_random))
         arrays = {
             "generators": np.frombuffer(json.dumps(list(states)).encode(), np.uint8),
             **{f"variable/{i}": v.numpy() for i, v in enumerate(self._variables())},
@@ -139,7 +142,7 @@ class Agent(ABC):
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state of a checkpoint."""
         states = json.loads(arrays["generators"].tobytes())
-        for random, state in zip((self._explore, self._draw), states, strict=True):
+        for random, state in zip((self._act_random, self._learn_random), states, strict=True):
             random.bit_generator.state = state
         for i, variable in enumerate(self._variables()):
             variable.assign(arrays[f"variable/{i}"])

@@ -88,7 +88,7 @@ class OffPolicyAgent(Agent):
         # A training that goes on elsewhere has learned, though its new replay warms up.
         untrained = self._warming_up and not self._learner.agent.train_step_counter.numpy()
         noise = self._arrays["noise"]
-        return self._exploration(greedy, self._explore, progress, untrained, noise)
+        return self._exploration(greedy, self._act_random, progress, untrained, noise)
 
     def observe(self, tick: Tick) -> None:
         """Store one tick."""
@@ -113,7 +113,7 @@ class OffPolicyAgent(Agent):
             return {}
         self._statistics.apply_to(self._normalised_networks)
         shape = (self._preset.gradient_steps, self._preset.batch_size)
-        loss = float(self._burst(*self._replay.sample(shape, self._draw)))
+        loss = float(self._burst(*self._replay.sample(shape, self._learn_random)))
         self.refresh()
         return {"loss": loss}
 

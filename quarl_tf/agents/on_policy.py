@@ -183,7 +183,7 @@ class ActorCritic(Agent):
         """Draw actions from the policy's distribution."""
         del progress
         heads, values = self._model.predict(observations)
-        actions, log_probabilities = self._distribution.draw(heads, self._explore)
+        actions, log_probabilities = self._distribution.draw(heads, self._act_random)
         self._draws = actions, log_probabilities, values
         return actions if self._spec.num_actions else np.clip(actions, *self._spec.bounds)
 
@@ -219,9 +219,8 @@ class ActorCritic(Agent):
         step_index = np.flatnonzero(starts)
         if not step_index.size:  # All ticks are resets.
             return {}
-        permutations = [
-            np.resize(self._draw.permutation(step_index), starts.size) for _ in range(preset.epochs)
-        ]
+        permute = self._learn_random.permutation
+        permutations = [np.resize(permute(step_index), starts.size) for _ in range(preset.epochs)]
         index = np.stack(permutations).reshape(-1, preset.minibatch_size).astype(np.int32)
         fields = [rollout_observations, actions, log_probabilities, returns, advantages]
         flat_fields = [field.reshape(-1, *field.shape[2:]) for field in fields]

@@ -171,15 +171,15 @@ class _FrameStacks:
         self.reach = self._depth - 1
         frames = np.zeros((rows, num_envs, height, width), spec.observation_dtype)
         self.rings = {"frames": frames, "ages": np.zeros((rows, num_envs), np.uint8)}
-        self._newest: npt.NDArray[Any] | None = None
+        self._newest_stacks: npt.NDArray[Any] | None = None
         self._age = np.zeros(num_envs, np.uint8)
 
     def put(self, row: int, observation: npt.NDArray[Any]) -> None:
         goes_on = np.zeros(len(observation), np.bool_)
-        if self._newest is not None:
-            goes_on = (self._newest[..., 1:] == observation[..., :-1]).all(axis=(1, 2, 3))
+        if self._newest_stacks is not None:
+            goes_on = (self._newest_stacks[..., 1:] == observation[..., :-1]).all(axis=(1, 2, 3))
         self._age = np.where(goes_on, np.minimum(self._age + 1, self._depth), 1).astype(np.uint8)
-        self._newest = observation.copy()
+        self._newest_stacks = observation.copy()
         self.rings["frames"][row], self.rings["ages"][row] = observation[..., -1], self._age
 
     def take(self, row: npt.NDArray[Any], env: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -143,9 +143,9 @@ def keep_beginning(folder: Path, path: Path) -> None:
             with atomic_path(path) as temporary:
                 shutil.copyfile(newest, temporary)
             name = path.name.rpartition("-")[0]
-            for other in path.parent.glob(f"{glob.escape(name)}-????????.npz"):
-                if other != path:
-                    other.unlink()
+            for beginning in path.parent.glob(f"{glob.escape(name)}-????????.npz"):
+                if beginning != path:
+                    beginning.unlink()
 
 
 def load_beginning(path: Path) -> Content | None:

@@ -550,7 +550,7 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     # Batches as large as the number of environments.
     pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
     heads = np.stack([Snapshot(network)(pair) for pair in pairs])
-    draws = copy.deepcopy(state.agent._explore)
+    draws = copy.deepcopy(state.agent._act_random)
     acted = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
     meant = {
         "ddpg": lambda: heads.clip(-1, 1),
