@@ -44,10 +44,8 @@ class Agent(ABC):
         """Start without observations; `draws` names the random stream of what is learned from."""
         self._spec = spec
         self._statistics = RunningStatistics(spec)
-        self._act_random, self._learn_random = (
-            generator(seed, "exploration"),
-            generator(seed, draws),
-        )
+        self._act_random = generator(seed, "exploration")
+        self._learn_random = generator(seed, draws)
         #: A network whose head the trained one imitates, and the weight of the distance.
         self.teacher: keras.Model | None = None
         self._distillation = 0.0

@@ -42,11 +42,11 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
     critic_spec = observation_spec, tf_agents.action_spec(spec)
 
     def actor_and_critic() -> list[tf_agents.ModelNetwork]:
-        actor = prepare(build_network(spec, preset, seed))
-        critic = networks.build_critic(spec, Design.of(preset, 1), seed)
+        actor_model = prepare(build_network(spec, preset, seed))
+        critic_model = networks.build_critic(spec, Design.of(preset, 1), seed)
         return [
-            tf_agents.wrap(actor, observation_spec, "Actor"),
-            tf_agents.wrap(critic, critic_spec, "Critic", tf_agents.value),
+            tf_agents.wrap(actor_model, observation_spec, "Actor"),
+            tf_agents.wrap(critic_model, critic_spec, "Critic", tf_agents.value),
         ]
 
     def gradient_step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:
