@@ -20,7 +20,7 @@ _RESAMPLES = 2000
 _SEED = 0
 
 Floats = NDArray[np.float64]
-#: Values of the episodes of each training of a cell, and how many observations they are worth.
+#: Values of the episodes of each training of a cell, and their effective number.
 _Runs = Sequence[tuple[Floats, float]]
 
 
@@ -84,24 +84,24 @@ class Aggregate:
 def aggregate(scheme: str, cells: Mapping[str, Sequence[Paired]]) -> Aggregate:
     """Aggregate a scheme over cells, given as their trainings."""
     errors, wins = (
-        [[(getattr(one, measure), one.observations) for one in runs] for runs in cells.values()]
+        [[(getattr(run, measure), run.observations) for run in runs] for runs in cells.values()]
         for measure in ("errors", "wins")
     )
     improvement = _mean_over_cells(wins)
     if improvement.bounded:
         low, high = max(improvement.low, 0.0), min(improvement.high, 100.0)
         improvement = replace(improvement, low=low, high=high)
-    trainings = np.array([values.mean() for runs in errors for values, _ in runs])
-    noise = [mean_of_all([one.noise for one in runs]) for runs in cells.values()]
+    mean_errors = np.array([values.mean() for runs in errors for values, _ in runs])
+    noise = [mean_of_all([run.noise for run in runs]) for runs in cells.values()]
     return Aggregate(
         scheme,
         cells=len(cells),
-        errors=np.sort(trainings).tolist(),
+        errors=np.sort(mean_errors).tolist(),
         error=_mean_over_cells(errors),
-        iqm=_iqm(errors, trainings),
+        iqm=_iqm(errors, mean_errors),
         improvement=improvement,
         absolute=float(np.mean([abs(_mean(runs)) for runs in errors])),
-        noise=mean_of_all([one and abs(one) for one in noise]),
+        noise=mean_of_all([value and abs(value) for value in noise]),
         losses=holm({name: _loss_p(runs) for name, runs in cells.items()}, 1 - CONFIDENCE),
     )
 
@@ -115,7 +115,7 @@ def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
     mean = float(np.mean([_mean(runs) for runs in cells]))
     variances, freedom = np.array([_variance(runs) for runs in cells]).T
     if not variances.any():
-        return Interval(mean, -np.inf, np.inf, alike=sum(map(len, cells)))
+        return Interval(mean, alike=sum(map(len, cells)))
     degrees = variances.sum() ** 2 / (variances**2 / freedom).sum()
     error = np.sqrt(variances.sum()) / len(cells)
     low, high = scipy.stats.t.interval(CONFIDENCE, degrees, loc=mean, scale=error)
@@ -129,38 +129,38 @@ def _variance(runs: _Runs) -> tuple[float, float]:
     """
     count = len(runs)
     # As in `compare.student_interval`.
-    varying = [(values, worth) for values, worth in runs if worth > 1]
-    within = sum(v.var(ddof=len(v) / worth) / worth for v, worth in varying) / count**2
-    found = [(float(within), max(sum(worth - 1 for _, worth in varying), 1.0))]
+    varying_runs = [(values, n) for values, n in runs if n > 1]
+    within = sum(v.var(ddof=len(v) / n) / n for v, n in varying_runs) / count**2
+    candidates = [(float(within), max(sum(n - 1 for _, n in varying_runs), 1.0))]
     if count > 1:
         between = np.var([values.mean() for values, _ in runs], ddof=1) / count
-        found.append((float(between), count - 1.0))
-    return max(found)
+        candidates.append((float(between), count - 1.0))
+    return max(candidates)
 
 
-def _iqm(cells: Sequence[_Runs], trainings: Floats) -> Interval:
+def _iqm(cells: Sequence[_Runs], mean_errors: Floats) -> Interval:
     """Return the interquartile mean of all trainings with its stratified bootstrap interval."""
     random = np.random.default_rng(_SEED)
-    drawn = np.hstack([_resampled(runs, random) for runs in cells])
+    samples = np.hstack([_resampled_means(runs, random) for runs in cells])
     tail = 100 * (1 - CONFIDENCE) / 2
-    resampled = scipy.stats.trim_mean(drawn, 0.25, axis=1)
-    low, high = np.percentile(resampled, [tail, 100 - tail])
-    mean = float(scipy.stats.trim_mean(trainings, 0.25))
+    iqms = scipy.stats.trim_mean(samples, 0.25, axis=1)
+    low, high = np.percentile(iqms, [tail, 100 - tail])
+    mean = float(scipy.stats.trim_mean(mean_errors, 0.25))
     if low == high:
-        return Interval(mean, -np.inf, np.inf, alike=len(trainings))
+        return Interval(mean, alike=len(mean_errors))
     return Interval(mean, float(low), float(high))
 
 
-def _resampled(runs: _Runs, random: np.random.Generator) -> Floats:
+def _resampled_means(runs: _Runs, random: np.random.Generator) -> Floats:
     """Return means [resamples, trainings] of a cell."""
     means = []
-    for values, worth in runs:
-        count = max(1, round(worth))
-        even = np.full(len(values), 1 / len(values))
-        means.append(random.multinomial(count, even, size=_RESAMPLES) @ values / count)
-    drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
-    picked: Floats = np.array(means)[drawn, np.arange(_RESAMPLES)[:, None]]
-    return picked
+    for values, n in runs:
+        count = max(1, round(n))
+        weights = np.full(len(values), 1 / len(values))
+        means.append(random.multinomial(count, weights, size=_RESAMPLES) @ values / count)
+    indices = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
+    samples: Floats = np.array(means)[indices, np.arange(_RESAMPLES)[:, None]]
+    return samples
 
 
 def holm(values: Mapping[str, float], level: float) -> list[str]:
@@ -177,7 +177,7 @@ def _loss_p(runs: Sequence[Paired]) -> float:
     """Return the one-sided p-value of a loss: over trainings, or the episodes of a single one."""
     values, count = runs[0].errors, runs[0].observations
     if len(runs) > 1:
-        values, count = np.array([one.errors.mean() for one in runs]), len(runs)
+        values, count = np.array([run.errors.mean() for run in runs]), len(runs)
     if count <= 1:
         return 1.0
     if values.min() == values.max():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from quarl_tf import environments
-from quarl_tf.evaluation.compare import Interval, different_n, mean_interval
+from quarl_tf.evaluation.compare import Interval, effective_games, mean_interval
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values
@@ -46,58 +46,58 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     """
     observations = calibration.observations(policy)[: auto.SEEN]
     content = prepared(content, observations, policy.sidecar.num_actions)
-    wanted = auto.heads(content, policy, observations)
+    reference_heads = auto.heads(content, policy, observations)
     graph = Graph(content)
     layers = graph.layers()
 
     def heads(recipe: Recipe) -> Array:
         return auto.heads(integer.quantized(content, observations, recipe), policy, observations)
 
-    errors = {name: np.square(heads(auto.only(name)) - wanted).mean() for name in layers}
-    found = [
-        _judged(
+    errors = {name: np.square(heads(auto.only(name)) - reference_heads).mean() for name in layers}
+    effects = [
+        _effect(
             name,
             tensor_values(graph, layer, "outputs", observations),
             float(errors[name] / max(sum(errors.values()), 1e-30)),
-            _disagreement(heads(auto.without(auto.INT8, name)), wanted, policy),
+            _disagreement(heads(auto.without(auto.INT8, name)), reference_heads, policy),
         )
         for name, layer in layers.items()
     ]
-    worst = sorted(found, key=lambda one: -one.share)[:_WORST]
 
-    def earned(recipe: Recipe) -> list[float]:
-        made = Policy(integer.quantized(content, observations, recipe), policy.sidecar)
-        return calibration.selection_returns(made, episodes)
+    def selection_returns(recipe: Recipe) -> list[float]:
+        quantized = Policy(integer.quantized(content, observations, recipe), policy.sidecar)
+        return calibration.selection_returns(quantized, episodes)
 
-    base, game = earned(auto.INT8), environments.rules(policy.sidecar.env_id)
+    base, game = selection_returns(auto.INT8), environments.rules(policy.sidecar.env_id)
     gains: dict[str, Interval] = {}
-    for layer in (one.layer for one in worst):
-        returns = earned(auto.without(auto.INT8, layer))
-        gains[layer] = mean_interval(np.subtract(returns, base), different_n(game, returns, base))
-    return [replace(one, gain=gains.get(one.layer)) for one in found]
+    for effect in sorted(effects, key=lambda effect: -effect.share)[:_WORST]:
+        returns = selection_returns(auto.without(auto.INT8, effect.layer))
+        effective_n = effective_games(game, returns, base)
+        gains[effect.layer] = mean_interval(np.subtract(returns, base), effective_n)
+    return [replace(effect, gain=gains.get(effect.layer)) for effect in effects]
 
 
-def _disagreement(found: Array, wanted: Array, policy: Policy) -> float:
+def _disagreement(heads: Array, reference_heads: Array, policy: Policy) -> float:
     if policy.sidecar.num_actions is not None:
-        return 1 - agreement(found, wanted, policy.sidecar.num_actions)
+        return 1 - agreement(heads, reference_heads, policy.sidecar.num_actions)
     low, high = np.array(policy.sidecar.action_low), np.array(policy.sidecar.action_high)
-    apart = np.abs(np.clip(found, low, high) - np.clip(wanted, low, high))
-    return float((apart > AGREEMENT_TOLERANCE * (high - low)).any(axis=1).mean())
+    distances = np.abs(np.clip(heads, low, high) - np.clip(reference_heads, low, high))
+    return float((distances > AGREEMENT_TOLERANCE * (high - low)).any(axis=1).mean())
 
 
-def _judged(layer: str, outputs: Array, share: float, disagreement: float) -> Blame:
+def _effect(layer: str, outputs: Array, share: float, disagreement: float) -> Blame:
     low, high = float(outputs.min()), float(outputs.max())
     grid = grid_between(np.array(low), np.array(high), _BYTE)
-    on_grid = snap(outputs, grid, _BYTE)
-    noise = max(float(np.square(on_grid - outputs).mean()), 1e-30)
+    rounded = snap(outputs, grid, _BYTE)
+    noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
     # Zeros of ReLU are not saturated.
-    ends = (on_grid >= on_grid.max()) | ((on_grid <= on_grid.min()) & (low < 0))
+    saturated = (rounded >= rounded.max()) | ((rounded <= rounded.min()) & (low < 0))
     return Blame(
         layer,
         low,
         high,
-        codes=len(np.unique(np.rint(on_grid / grid.step))),
-        saturated=float(ends.mean()),
+        codes=len(np.unique(np.rint(rounded / grid.step))),
+        saturated=float(saturated.mean()),
         noise=10 * float(np.log10(max(float(outputs.var()), 1e-30) / noise)),
         share=share,
         disagreement=disagreement,

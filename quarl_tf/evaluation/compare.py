@@ -51,8 +51,8 @@ class Interval:
     """
 
     mean: float
-    low: float
-    high: float
+    low: float = -math.inf
+    high: float = math.inf
     alike: int = 0
 
     @property
@@ -94,7 +94,7 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
     sample = np.asarray(values, dtype=np.float64)
     count, constant = observations or sample.size, sample.min() == sample.max()
     if constant and count < min(sample.size, MIN_EPISODES):
-        return Interval(float(sample[0]), -math.inf, math.inf)
+        return Interval(float(sample[0]))
     if constant or count < max(sample.size, MIN_EPISODES):
         return student_interval(sample, count)
     result = scipy.stats.bootstrap(
@@ -119,10 +119,10 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
     count = observations or sample.size
     if sample.min() == sample.max():
         # Not the mean, which rounding may make another value.
-        return Interval(float(sample[0]), -math.inf, math.inf, alike=int(count) if count > 1 else 0)
+        return Interval(float(sample[0]), alike=int(count) if count > 1 else 0)
     mean = float(sample.mean())
     if count < 2:
-        return Interval(mean, -math.inf, math.inf)
+        return Interval(mean)
     # Repeated values add nothing to the variance either: n / count instead of 1 in n - 1.
     error = sample.std(ddof=sample.size / count) / math.sqrt(count)
     low, high = scipy.stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
@@ -210,20 +210,20 @@ def compare(
     """
     if (reference.env_id, reference.seeds) != (scheme.env_id, scheme.seeds):
         first, second = (
-            f"{one.run_id}/{one.scheme} with {len(one.seeds)} episodes from seed {one.seeds[0]}"
-            for one in (reference, scheme)
+            f"{e.run_id}/{e.scheme} with {len(e.seeds)} episodes from seed {e.seeds[0]}"
+            for e in (reference, scheme)
         )
         raise QuarlError(
             f"{reference.scheme} and {scheme.scheme} were not evaluated on the same episodes; run "
             f"`quarl evaluate` on both with the same --episodes. Received: {first} and {second}"
         )
-    worth = effective_n(reference, scheme)
-    difference = mean_interval(np.subtract(scheme.returns, reference.returns), worth)
+    observations = effective_n(reference, scheme)
+    difference = mean_interval(np.subtract(scheme.returns, reference.returns), observations)
     returns, episodes = mean_return(scheme), len(scheme.returns)
     reference_mean = float(np.mean(reference.returns))
     baseline_mean = None if baseline is None else float(np.mean(baseline.returns))
     error = reward_error(reference_mean, returns.mean)
-    found = Comparison(
+    comparison = Comparison(
         scheme=scheme.scheme,
         episodes=episodes,
         returns=returns,
@@ -236,8 +236,9 @@ def compare(
         verdict=verdict(difference, reference_mean, margin_percent, episodes),
     )
     # More episodes of a game that repeats itself are no more observations.
-    enough = MIN_EPISODES <= episodes <= (worth or episodes)
-    return replace(found, more_needed=more_needed(found, episodes) if enough else None)
+    enough = MIN_EPISODES <= episodes <= (observations or episodes)
+    more = more_needed(comparison, episodes) if enough else None
+    return replace(comparison, more_needed=more)
 
 
 def compare_saved(
@@ -248,16 +249,17 @@ def compare_saved(
     episodes: int | None = None,
 ) -> Comparison | None:
     """Compare a flatbuffer with its fp32 by the first episodes of both; None if those differ."""
-    paths = [evaluation_path(p, chance) for p in (artifact, reference_path(artifact, sidecar))]
+    fp32 = reference_path(artifact, sidecar)
+    paths = [evaluation_path(path, chance) for path in (artifact, fp32)]
     if not all(path.exists() for path in paths):
         return None
-    played = [Evaluation.load(path).first(episodes) for path in paths]
-    shared = min(len(one.seeds) for one in played)
-    scheme, reference = (one.first(shared) for one in played)
-    beside = sidecar_path(reference_path(artifact, sidecar))
-    described = Sidecar.load(beside).sha256 if beside.exists() else reference.artifact_sha256
-    hashes = [one.artifact_sha256 for one in (scheme, reference)]
-    if hashes != [sidecar.sha256, described]:
+    evaluations = [Evaluation.load(path).first(episodes) for path in paths]
+    count = min(len(evaluation.seeds) for evaluation in evaluations)
+    scheme, reference = (evaluation.first(count) for evaluation in evaluations)
+    fp32_sha256 = reference.artifact_sha256
+    if sidecar_path(fp32).exists():
+        fp32_sha256 = Sidecar.load(sidecar_path(fp32)).sha256
+    if (scheme.artifact_sha256, reference.artifact_sha256) != (sidecar.sha256, fp32_sha256):
         return None  # They were made with other flatbuffers.
     if (reference.seeds, reference.protocol) != (scheme.seeds, scheme.protocol):
         return None
@@ -272,41 +274,42 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
     more than a million, too.
     """
     difference, mean = comparison.difference, comparison.difference.mean
-    reach = max(mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean)
-    if comparison.verdict != INCONCLUSIVE or not difference.bounded or reach <= 0:
+    bound = max(mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean)
+    if comparison.verdict != INCONCLUSIVE or not difference.bounded or bound <= 0:
         return None
 
-    def half(count: int) -> float:
+    def half_width(count: int) -> float:
+        """Return half the width of an interval, in standard deviations."""
         return float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) / math.sqrt(count)
 
-    deviation = (difference.high - difference.low) / 2 / half(observations)
+    deviation = (difference.high - difference.low) / 2 / half_width(observations)
     # Start from the normal distribution, whose tails are lighter.
-    fewest = (float(scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation / reach) ** 2
-    if fewest > _MOST_NEEDED:
+    estimate = (float(scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)) * deviation / bound) ** 2
+    if estimate > _MOST_NEEDED:
         return None
-    count = max(observations + 1, math.ceil(fewest))
-    while half(count) * deviation > reach:
+    count = max(observations + 1, math.ceil(estimate))
+    while half_width(count) * deviation > bound:
         count += 1
     return count - observations
 
 
-def effective_n(*played: Evaluation) -> float | None:
+def effective_n(*evaluations: Evaluation) -> float | None:
     """Return the effective number of independent episodes on the same seeds; None where all are.
 
-    Of games it is `different_n`. Greedy episodes of another environment repeat if they start alike,
-    unless episodes of one start differ, as where an environment draws later, too.
+    Of games it is `effective_games`. Greedy episodes of another environment repeat if they start
+    alike, unless episodes of one start differ, as where an environment draws later, too.
     """
-    rules, returns = played[0].protocol, [one.returns for one in played]
-    starts = next((one.starts for one in played if one.starts is not None), None)
+    rules, returns = evaluations[0].protocol, [evaluation.returns for evaluation in evaluations]
+    starts = next((e.starts for e in evaluations if e.starts is not None), None)
     if rules.actions != "greedy":
         return None
     if rules.game is not None or starts is None:
-        return different_n(rules.game, *returns)
-    episodes = set(zip(starts, *returns, *(one.lengths for one in played), strict=True))
-    return _independent(starts) if len(episodes) == len(set(starts)) else None
+        return effective_games(rules.game, *returns)
+    episodes = set(zip(starts, *returns, *(e.lengths for e in evaluations), strict=True))
+    return _effective_count(starts) if len(episodes) == len(set(starts)) else None
 
 
-def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
+def effective_games(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
     """Return the effective number of independent games; None where all are.
 
     Without chance in the game (its rules; None is no game), greedy games with equal `returns` on
@@ -315,10 +318,10 @@ def different_n(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> fl
     """
     if game is None or game["sticky_actions"]:
         return None
-    return _independent(zip(*returns, strict=True))
+    return _effective_count(zip(*returns, strict=True))
 
 
-def _independent(values: Iterable[Hashable]) -> float:
+def _effective_count(values: Iterable[Hashable]) -> float:
     counts = Counter(values).values()
     return sum(counts) ** 2 / sum(count**2 for count in counts)
 
@@ -346,21 +349,21 @@ def pool(comparisons: Sequence[Comparison]) -> Comparison:
     return replace(pooled, more_needed=more_needed(pooled, len(comparisons)) if enough else None)
 
 
-def _over_trainings(each: Sequence[Interval]) -> Interval:
+def _over_trainings(intervals: Sequence[Interval]) -> Interval:
     """Return the mean over trainings, with the wider interval: between them, or within them."""
-    between = student_interval([one.mean for one in each])
-    varying = [one for one in each if not one.alike]
+    between = student_interval([interval.mean for interval in intervals])
+    varying = [interval for interval in intervals if not interval.alike]
     if not varying:
         return between
     mean = between.mean
     low, high = (mean, mean) if between.alike else (between.low, between.high)
     # The means are independent: squared errors add up.
-    below = math.hypot(*(one.mean - one.low for one in varying)) / len(each)
-    above = math.hypot(*(one.high - one.mean for one in varying)) / len(each)
+    below = math.hypot(*(interval.mean - interval.low for interval in varying)) / len(intervals)
+    above = math.hypot(*(interval.high - interval.mean for interval in varying)) / len(intervals)
     return Interval(mean, min(low, mean - below), max(high, mean + above))
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:
     """Return the mean, or None if a value is missing."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if len(numbers) == len(values) else None
