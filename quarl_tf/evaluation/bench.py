@@ -46,7 +46,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
     sidecars = {path: Policy.load(path).sidecar for path in artifacts}
     cores = len(os.sched_getaffinity(0))
     load_average = os.getloadavg()[0] / cores
-    loops, loads, timed = [], defaultdict(list), defaultdict[Path, dict[str, Any]](dict)
+    loops, loads, times = [], defaultdict(list), defaultdict[Path, dict[str, Any]](dict)
     with tempfile.TemporaryDirectory() as folder:
         programs = {path: _program(path, sidecar, folder) for path, sidecar in sidecars.items()}
         turns = list(product(range(_TURNS), sidecars, sorted({1, cores})))
@@ -56,8 +56,8 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
             start = time.perf_counter()
             policy = Policy.load(path, threads)
             loads[path].append(1000 * (time.perf_counter() - start))
-            for name, found in _turn(policy, threads, programs[path], -(-calls // _TURNS)):
-                timed[path].setdefault(name, []).append(found)
+            for name, latencies in _turn(policy, threads, programs[path], -(-calls // _TURNS)):
+                times[path].setdefault(name, []).append(latencies)
     spread = percentiles(loops)["p95"] / median(loops)
     return {
         "artifacts": [
@@ -68,7 +68,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
                 "sha256": sidecar.sha256,
                 "load_ms": median(loads[path]),
                 "latency_us": {
-                    name: percentiles(np.concatenate(found)) for name, found in timed[path].items()
+                    name: percentiles(np.concatenate(turns)) for name, turns in times[path].items()
                 },
                 "bytes": memory.measure(path),
             }
@@ -83,31 +83,31 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
     }
 
 
-def save_latencies(found: dict[str, Any]) -> list[Path]:
+def save_latencies(result: dict[str, Any]) -> list[Path]:
     """Replace the latencies of greedy evaluations by those of `bench`; return the changed files.
 
     Raises:
         QuarlError: This processor played no evaluation of a file; then nothing is changed.
     """
-    changed: dict[Path, Evaluation] = {}
-    for one in found["artifacts"]:
-        path = Path(one["artifact"])
-        new = {
-            target: replace(evaluation, latency_us=one["latency_us"]["1"])
+    evaluations: dict[Path, Evaluation] = {}
+    for row in result["artifacts"]:
+        path = Path(row["artifact"])
+        changed = {
+            target: replace(evaluation, latency_us=row["latency_us"]["1"])
             for target in sorted(path.parent.glob(f"{path.stem}.*eval.json"))
             if (evaluation := Evaluation.load(target)).protocol.actions == GREEDY.actions
-            and evaluation.artifact_sha256 == one["sha256"]
-            and evaluation.processor == found["processor"]
+            and evaluation.artifact_sha256 == row["sha256"]
+            and evaluation.processor == result["processor"]
         }
-        if not new:
+        if not changed:
             raise QuarlError(
                 "This file has no greedy evaluation on this processor; evaluate it here first. "
-                f"Received: path={str(path)!r} on {found['processor']}"
+                f"Received: path={str(path)!r} on {result['processor']}"
             )
-        changed |= new
-    for target, evaluation in changed.items():
+        evaluations |= changed
+    for target, evaluation in evaluations.items():
         evaluation.save(target)
-    return list(changed)
+    return list(evaluations)
 
 
 def _turn(
@@ -115,12 +115,12 @@ def _turn(
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yield the microseconds of calls by name: the number of threads and, after one, "C"."""
     shape, dtype = policy.sidecar.observation_shape, policy.sidecar.observation_dtype
-    seen = np.random.default_rng(0).integers(0, 256, (100, *shape)).astype(dtype)
-    yield f"{threads}", time_calls(policy, list(seen), calls)
+    observations = np.random.default_rng(0).integers(0, 256, (100, *shape)).astype(dtype)
+    yield f"{threads}", time_calls(policy, list(observations), calls)
     if threads == 1 and program is not None:
-        given = seen[np.arange(calls) % len(seen)].tobytes()
-        done = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True)
-        yield "C", np.array(done.stdout.split(), np.float64) / 1000
+        stdin = observations[np.arange(calls) % len(observations)].tobytes()
+        process = subprocess.run([program], input=stdin, stdout=subprocess.PIPE, check=True)
+        yield "C", np.array(process.stdout.split(), np.float64) / 1000
 
 
 def _program(artifact: Path, sidecar: Sidecar, parent: str) -> Path | None:
@@ -133,8 +133,9 @@ def _program(artifact: Path, sidecar: Sidecar, parent: str) -> Path | None:
         c_source.write(copy)
     except UsageError:
         return None
-    kind = "uint8_t" if sidecar.observation_dtype == "uint8" else "float"
-    words: list[str | Path] = ["cc", "-O2", f"-DTYPE={kind}", "-include", copy.with_suffix(".h")]
-    words += [_TIMER, copy.with_suffix(".c"), "-lm", "-o", program]
-    compiled = shutil.which("cc") and subprocess.run(words, capture_output=True, check=False)
+    c_type = "uint8_t" if sidecar.observation_dtype == "uint8" else "float"
+    command: list[str | Path] = ["cc", "-O2", f"-DTYPE={c_type}"]
+    command += ["-include", copy.with_suffix(".h"), _TIMER, copy.with_suffix(".c")]
+    command += ["-lm", "-o", program]
+    compiled = shutil.which("cc") and subprocess.run(command, capture_output=True, check=False)
     return program if compiled and compiled.returncode == 0 else None

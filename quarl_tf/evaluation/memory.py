@@ -37,8 +37,8 @@ def measure(path: Path) -> dict[str, int]:
 
 def weight_bytes(source: Path | bytes) -> int:
     """Return the bytes of all constant tensors."""
-    found = flatbuffer.audit(source).weight_dtypes
-    return sum(flatbuffer.byte_size(dtype, elements) for dtype, elements in found.items())
+    weights = flatbuffer.audit(source).weight_dtypes
+    return sum(flatbuffer.byte_size(dtype, elements) for dtype, elements in weights.items())
 
 
 def arena_bytes(source: Path | bytes) -> int:
@@ -49,29 +49,33 @@ def arena_bytes(source: Path | bytes) -> int:
     that fits. The real arena may be smaller, where an operator overwrites its input, or larger by
     the scratch memory of operators; that of delegates such as XNNPACK is in `process_bytes`.
     """
-    found = flatbuffer.activations(source)
-    end = max((one.last for one in found), default=0)
+    tensors = flatbuffer.activations(source)
+    end = max((tensor.last for tensor in tensors), default=0)
 
-    def order(one: Activation) -> tuple[bool, int, int]:
-        if one.first == 0 and one.last == end:
+    def order(tensor: Activation) -> tuple[bool, int, int]:
+        if tensor.first == 0 and tensor.last == end:
             return False, 0, 0
-        return True, -one.size, one.first
+        return True, -tensor.size, tensor.first
 
     placed: list[tuple[int, Activation]] = []
-    for one in sorted(found, key=order):
-        alive = [p for p in placed if p[1].first <= one.last and one.first <= p[1].last]
-        placed.append((_place(one.size, [(start, other.size) for start, other in alive]), one))
-    return max((start + one.size for start, one in placed), default=0)
+    for tensor in sorted(tensors, key=order):
+        overlapping = [
+            (start, other.size)
+            for start, other in placed
+            if other.first <= tensor.last and tensor.first <= other.last
+        ]
+        placed.append((_place(tensor.size, overlapping), tensor))
+    return max((start + tensor.size for start, tensor in placed), default=0)
 
 
-def _place(size: int, taken: Sequence[tuple[int, int]]) -> int:
+def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:
     """Return the offset of a tensor, given starts and sizes of those alive at the same time."""
-    gaps, behind = [], 0
-    for start, length in sorted(taken):
-        if behind + size <= start:
-            gaps.append((start - behind, behind))
-        behind = max(behind, -(-(start + length) // _ALIGNMENT) * _ALIGNMENT)
-    return min(gaps)[1] if gaps else behind
+    gaps, end = [], 0
+    for start, length in sorted(overlapping):
+        if end + size <= start:
+            gaps.append((start - end, end))
+        end = max(end, -(-(start + length) // _ALIGNMENT) * _ALIGNMENT)
+    return min(gaps)[1] if gaps else end
 
 
 def process_bytes(path: Path) -> int:
@@ -92,17 +96,17 @@ def _resident(path: Path | None) -> int:
     # -P ignores packages of this name in the current folder.
     command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory"]
     command += [] if path is None else [str(path)]
-    found_by = {**os.environ, "PYTHONPATH": import_path()}
+    env = {**os.environ, "PYTHONPATH": import_path()}
     sizes = []
     for _ in range(_PROCESSES):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=found_by)
-        if done.returncode:
-            output = (done.stdout.strip() or done.stderr.strip()).splitlines()
+        process = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        if process.returncode:
+            output = (process.stdout.strip() or process.stderr.strip()).splitlines()
             raise QuarlError(
                 f"LiteRT cannot run the flatbuffer ({output[-1] if output else 'no output'}); "
-                f"export it again. Received: path={str(path)!r}, exit code {done.returncode}"
+                f"export it again. Received: path={str(path)!r}, exit code {process.returncode}"
             )
-        sizes.append(int(done.stdout))
+        sizes.append(int(process.stdout))
     return int(statistics.median(sizes))
 
 

@@ -35,8 +35,9 @@ class Entry:
     def evaluation(self) -> Evaluation | None:
         """Return its greedy evaluation, if there is one of this flatbuffer."""
         path = evaluation_path(self.artifact)
-        found = Evaluation.load(path) if path.exists() else None
-        return found if found and found.artifact_sha256 == self.sidecar.sha256 else None
+        evaluation = Evaluation.load(path) if path.exists() else None
+        valid = evaluation and evaluation.artifact_sha256 == self.sidecar.sha256
+        return evaluation if valid else None
 
     def comparison(self) -> Comparison | None:
         """Compare it with its fp32, if both played the same episodes by the same rules."""
@@ -55,20 +56,20 @@ class Entry:
 
 def entries(models: Path) -> list[Entry]:
     """Return all policies of a folder, by name, the best on selection seeds first."""
-    found = []
+    policies = []
     for path in sorted(models.glob("*/*/*/*.json")):
         if path.name.endswith(".eval.json") or "run_id" not in read_json(path):
             continue
         sidecar = Sidecar.load(path)
-        found.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
-    scores = {entry.artifact.parent: _selection_return(entry) for entry in found}
-    return sorted(found, key=lambda entry: (entry.name, -scores[entry.artifact.parent]))
+        policies.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
+    scores = {entry.artifact.parent: _selection_return(entry) for entry in policies}
+    return sorted(policies, key=lambda entry: (entry.name, -scores[entry.artifact.parent]))
 
 
 def shelf(models: Path) -> list[Entry]:
     """Return one policy for each task, algorithm and scheme: the best on selection seeds."""
-    named = groupby(entries(models), key=lambda entry: entry.name)
-    return [next(same_name) for _, same_name in named]
+    groups = groupby(entries(models), key=lambda entry: entry.name)
+    return [next(group) for _, group in groups]
 
 
 def available(models: Path) -> list[Entry]:
@@ -85,10 +86,10 @@ def find(name: str, models: Path) -> Entry:
 
     Its name is such as CartPole-v1/dqn/int8: task, algorithm and scheme.
     """
-    found = _by_name(models)
-    if name not in found:
-        raise unknown("policy on the shelf", name, found)
-    entry = found[name]
+    policies = _by_name(models)
+    if name not in policies:
+        raise unknown("policy on the shelf", name, policies)
+    entry = policies[name]
     if not entry.artifact.exists():
         raise QuarlError(
             f"The file of {name} is not kept; `{entry.command()}` makes it. "
@@ -116,10 +117,10 @@ def take(name: str, models: Path, default: Path) -> Path:
         write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
     if not target.with_name(f"{REFERENCE}.tflite").exists():
         # An fp32 of the user's own keeps its evaluation.
-        played = evaluation_path(entry.artifact.with_name(f"{REFERENCE}.tflite"))
-        copy = default / played.relative_to(POLICIES)
-        if not copy.exists() or copy.read_bytes() != played.read_bytes():
-            write_bytes(copy, played.read_bytes())
+        source = evaluation_path(entry.artifact.with_name(f"{REFERENCE}.tflite"))
+        copy = default / source.relative_to(POLICIES)
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            write_bytes(copy, source.read_bytes())
     return target
 
 
@@ -131,8 +132,8 @@ def _selection_return(entry: Entry) -> float:
     path, quantization = entry.artifact.with_name("progress.csv"), entry.run.quantization
     rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
     delay = 0 if quantization is None else quantization.delay
-    found = [-math.inf]
+    returns = [-math.inf]
     with contextlib.suppress(KeyError, TypeError, ValueError):  # Not a learning curve, or cut off.
-        of_this = (row["greedy_return"] for row in rows if int(row["step"]) > delay)
-        found += [float(greedy) for greedy in of_this if greedy]
-    return max(found)
+        greedy_returns = (row["greedy_return"] for row in rows if int(row["step"]) > delay)
+        returns += [float(value) for value in greedy_returns if value]
+    return max(returns)

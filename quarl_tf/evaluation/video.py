@@ -53,13 +53,14 @@ class Scene(NamedTuple):
         # Without warnings of pygame about missing sound cards.
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         with ExitStack() as stack:
-            opened = [_episode(policy, self, stride) for policy in self.policies]
-            episodes = [stack.enter_context(closing(episode)) for episode in opened]
+            episodes = [_episode(policy, self, stride) for policy in self.policies]
+            for episode in episodes:
+                stack.enter_context(closing(episode))
             shots = [next(episode) for episode in episodes]
-            left = round(_SECONDS_AT_THE_END * self.rate / stride)
-            while left >= 0:
+            repeats = round(_SECONDS_AT_THE_END * self.rate / stride)
+            while repeats >= 0:
                 yield _compose(self.names, shots, height)
-                left -= all(shot.end for shot in shots)
+                repeats -= all(shot.end for shot in shots)
                 # An episode that has ended keeps its last shot.
                 shots = [next(*pair) for pair in zip(episodes, shots, strict=True)]
 
@@ -86,11 +87,12 @@ def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
         )
     is_game = environments.rules(first.env_id) is not None
     rate = _GAME_RATE if is_game else metadata.get("render_fps", 30)
-    several = len({sidecar.run_id for sidecar in sidecars}) > 1
+    several_runs = len({sidecar.run_id for sidecar in sidecars}) > 1
     names = []
-    for one in sidecars:
-        name = f"{one.run_id} {one.scheme}" if several else one.scheme
-        names.append(f"{name}, {one.size_bytes / 1000:,.0f} kB" if one.native else name)
+    for sidecar in sidecars:
+        name = f"{sidecar.run_id} {sidecar.scheme}" if several_runs else sidecar.scheme
+        size = f", {sidecar.size_bytes / 1000:,.0f} kB" if sidecar.native else ""
+        names.append(name + size)
     return Scene(policies, names, seed, max_steps, rate)
 
 
@@ -108,8 +110,8 @@ def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
     """Return a scene as a GIF of at most `rate` frames a second; a QuarlError above `limit`."""
     stride = ceil(scene.rate / rate)
     images = list(scene.images(_GIF_HEIGHT, stride))
-    for colours, every, scale in _ATTEMPTS:
-        content = _gif(images[::every], scene.rate / stride / every, colours, scale)
+    for colours, step, scale in _ATTEMPTS:
+        content = _gif(images[::step], scene.rate / stride / step, colours, scale)
         if len(content) < limit:
             return content
     raise QuarlError(
@@ -160,13 +162,13 @@ def _compose(names: Sequence[str], shots: Sequence[_Shot], height: int) -> Image
     """Draw screens beside each other, each below its caption and return."""
     screens = [Image.fromarray(np.asarray(shot.screen)) for shot in shots]
     width = round(screens[0].width * height / screens[0].height / 2) * 2
-    bar, across = height // 20 * 2, width + _EDGE
+    bar, column = height // 20 * 2, width + _EDGE
     # With room for the longest name, a return and an end beside each other.
     font = _font(min(0.6 * bar, 1.9 * width / (max(map(len, names)) + 22)))
-    image = Image.new("RGB", (len(shots) * across + _EDGE, bar + height + _EDGE), _FRAME)
+    image = Image.new("RGB", (len(shots) * column + _EDGE, bar + height + _EDGE), _FRAME)
     draw = ImageDraw.Draw(image)
-    for place, (name, shot, screen) in enumerate(zip(names, shots, screens, strict=True)):
-        left, right = place * across + 2 * _EDGE, (place + 1) * across - _EDGE
+    for i, (name, shot, screen) in enumerate(zip(names, shots, screens, strict=True)):
+        left, right = i * column + 2 * _EDGE, (i + 1) * column - _EDGE
         image.paste(screen.resize((width, height), Image.Resampling.BOX), (left - _EDGE, bar))
         draw.text((left, bar / 2), name, _INK, font, anchor="lm")
         draw.text((right, bar / 2), shot.end, _END, font, anchor="rm")
@@ -181,7 +183,8 @@ def _gif(images: Sequence[Image.Image], rate: float, colours: int, scale: float)
     # With one palette for all, unchanged parts take no bytes.
     samples = resized[:: ceil(len(resized) / 8)]
     palette = Image.fromarray(np.concatenate([np.asarray(s) for s in samples])).quantize(colours)
-    first, *others = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in resized]
+    none = Image.Dither.NONE
+    first, *others = [image.quantize(palette=palette, dither=none) for image in resized]
     duration = 10 * round(100 / rate)  # Milliseconds; a GIF counts hundredths of a second.
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
