@@ -120,7 +120,7 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         comparison = _comparison(path, args)
         if comparison is None:
             run = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
-            command = export_command(workspace_of(path), run.run_id, f" --schemes {REFERENCE}")
+            command = export_command(workspace_of(path), run.run_id, REFERENCE)
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
                 f"file with; export fp32 too ({command}) and evaluate again. Received: {path}"

@@ -57,16 +57,17 @@ def evaluate(
     policy = Policy.load(artifact)
     sidecar = policy.sidecar
     guide = None if reference is None else _load_reference(reference, sidecar)
-    seen: list[NDArray[Any]] = []
+    observations: list[NDArray[Any]] = []
     facts: dict[str, Any] = {}
     with closing(matching_env(sidecar, chance)) as env:
-        episodes = _play_all(env, policy, seeds, chance, seen, update)
+        episodes = _play_all(env, policy, seeds, chance, observations, update)
         if guide is not None:
             states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
             agreement = {"fraction": 1.0, "states": states}
             if guide.sidecar.sha256 != sidecar.sha256:
                 agreement = _agreement(env, guide, policy, seeds[:AGREEMENT_EPISODES], chance)
             facts = {"reference_sha256": guide.sidecar.sha256, "agreement": agreement}
+    times = time_calls(policy, observations, random=_sampling_generator(seeds[0], chance))
     return _evaluation(
         episodes,
         seeds,
@@ -74,8 +75,8 @@ def evaluate(
         env_id=sidecar.env_id,
         scheme=sidecar.scheme,
         artifact_sha256=sidecar.sha256,
-        protocol=protocol(sidecar.env_id, chance.actions, chance.sticky),
-        latency_us=percentiles(time_calls(policy, seen, random=_draws(seeds[0], chance))),
+        protocol=protocol(sidecar.env_id, chance),
+        latency_us=percentiles(times),
         **facts,
     )
 
@@ -99,8 +100,8 @@ def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any)
 
 
 def _listed(facts: Sequence[_Fact | None]) -> list[_Fact] | None:
-    known = [fact for fact in facts if fact is not None]
-    return known if len(known) == len(facts) else None
+    values = [fact for fact in facts if fact is not None]
+    return values if len(values) == len(facts) else None
 
 
 def require_playable(artifact: Path, chance: Chance = GREEDY) -> None:
@@ -120,7 +121,7 @@ def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluatio
             observation, _ = env.reset(seed=seed)
             episodes.append(play(env, lambda _: env.action_space.sample(), observation, seed))
     names = {"run_id": run_id, "env_id": env_id, "scheme": BASELINE}
-    return _evaluation(episodes, seeds, **names, protocol=protocol(env_id, "random"))
+    return _evaluation(episodes, seeds, **names, protocol=protocol(env_id, None))
 
 
 def evaluate_and_save(
@@ -148,9 +149,10 @@ def evaluate_and_save(
         evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
         evaluation.save(path)
     # Last, so that errors of the policy come at once. It is saved beside fp32.
-    beside = artifact.with_name(f"{BASELINE}.tflite")
-    if reference.parent == artifact.parent and baseline(beside, run, seeds) is None:
-        evaluate_random(sidecar.env_id, sidecar.run_id, seeds).save(evaluation_path(beside))
+    random_artifact = artifact.with_name(f"{BASELINE}.tflite")
+    if reference.parent == artifact.parent and baseline(random_artifact, run, seeds) is None:
+        random_evaluation = evaluate_random(sidecar.env_id, sidecar.run_id, seeds)
+        random_evaluation.save(evaluation_path(random_artifact))
     return evaluation.first(episodes)
 
 
@@ -158,10 +160,10 @@ def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
     reference = Policy.load(path)
     same_run = reference.sidecar.run_id == sidecar.run_id
     if same_run and reference.sidecar.network_sha256 != sidecar.network_sha256:
-        schemes = f" --schemes {REFERENCE},{sidecar.scheme}"
+        schemes = REFERENCE, sidecar.scheme
         raise QuarlError(
             "Actions can be compared only with a policy of the same network; export both again "
-            f"({export_command(workspace_of(path), sidecar.run_id, schemes)}). Received: "
+            f"({export_command(workspace_of(path), sidecar.run_id, *schemes)}). Received: "
             f"{path} of another network than {sidecar.scheme}"
         )
     return reference
@@ -181,20 +183,20 @@ def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> g
     return environments.make(sidecar.env_id, sticky=chance.sticky, **options)
 
 
-def _draws(seed: int, chance: Chance) -> np.random.Generator | None:
+def _sampling_generator(seed: int, chance: Chance) -> np.random.Generator | None:
     return generator(seed, "sampled actions") if chance.kind == "sampled" else None
 
 
 def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
-    if (draws := _draws(seed, chance)) is not None:
-        return partial(policy.sample, random=draws)
+    if (stream := _sampling_generator(seed, chance)) is not None:
+        return partial(policy.sample, random=stream)
     if chance.kind != "epsilon":
         return policy.act
     random = generator(seed, "random actions")
 
     def act(observation: NDArray[Any]) -> Any:
-        draw, other = random.random(), random.integers(policy.sidecar.num_actions or 1)
-        return other if draw < chance.probability else policy.act(observation)
+        draw, action = random.random(), random.integers(policy.sidecar.num_actions or 1)
+        return action if draw < chance.probability else policy.act(observation)
 
     return act
 
@@ -204,10 +206,10 @@ def _play_all(
     policy: Policy,
     seeds: Sequence[int],
     chance: Chance,
-    seen: list[NDArray[Any]],
+    observations: list[NDArray[Any]],
     update: Update,
 ) -> list[Episode]:
-    """Play the episodes of an evaluation; add the first observations to `seen`.
+    """Play the episodes of an evaluation; collect the first of its `observations`.
 
     A game has 30 starts and is deterministic: greedy episodes from the same start are played once.
     """
@@ -215,15 +217,15 @@ def _play_all(
     by_start: dict[int, Episode] = {}
 
     def act(observation: NDArray[Any], choose: _Act) -> Any:
-        if len(seen) < _LATENCY_OBSERVATIONS:
-            seen.append(np.array(observation))  # Environments may reuse theirs.
+        if len(observations) < _LATENCY_OBSERVATIONS:
+            observations.append(np.array(observation))  # Environments may reuse theirs.
         return choose(observation)
 
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
         game = environments.START in info
-        first = zlib.crc32(np.asarray(observation).tobytes())
-        start = info.get(environments.START, first)
+        digest = zlib.crc32(np.asarray(observation).tobytes())
+        start = info.get(environments.START, digest)
         if game and chance == GREEDY and start in by_start:
             episode = by_start[start]
         else:

@@ -311,8 +311,8 @@ def _matching(
     key, first = (sidecar.run_id, sidecar.scheme), networks.setdefault(sidecar.run_id, sidecar)
     if sidecar.network_sha256 != first.network_sha256:
         reason = f"was exported from another network than {first.scheme}"
-        schemes = f" --schemes {first.scheme},{sidecar.scheme}"
-        command = export_command(source.workspace, sidecar.run_id, schemes)
+        schemes = first.scheme, sidecar.scheme
+        command = export_command(source.workspace, sidecar.run_id, *schemes)
     elif isinstance(reference, Missing):
         reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
         command = reference.command

@@ -37,7 +37,7 @@ class _JsonRecord:
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        return {one.name: one.default for one in fields(cls) if one.default is not MISSING}
+        return {f.name: f.default for f in fields(cls) if f.default is not MISSING}
 
     @classmethod
     def of(cls, stored: dict[str, Any], path: Path) -> Self:
@@ -74,14 +74,14 @@ def _fits(value: Any, kind: Any) -> bool:
     """Tell whether a JSON value has the declared type of a field."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType or kind is Any:
-        return kind is Any or any(_fits(value, one) for one in arguments)
+        return kind is Any or any(_fits(value, argument) for argument in arguments)
     if origin in (list, dict):
         items = value.values() if isinstance(value, dict) else value
         return isinstance(value, origin) and all(_fits(item, arguments[-1]) for item in items)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        known = isinstance(value, dict) and value.keys() == hints.keys()
-        return known and all(_fits(value[name], hint) for name, hint in hints.items())
+        same_keys = isinstance(value, dict) and value.keys() == hints.keys()
+        return same_keys and all(_fits(value[name], hint) for name, hint in hints.items())
     if isinstance(value, bool):  # A bool is an int, too.
         return kind is bool
     if kind is float:
@@ -189,12 +189,13 @@ class Sidecar(_JsonRecord):
     def load(cls, path: Path) -> Self:
         """Read the sidecar; a QuarlError where the file was changed or is not valid."""
         values = read_json(path)
-        # Earlier versions wrote no checksum.
-        if "checksum" in values and (said := values.pop("checksum")) != (found := digest(values)):
-            raise QuarlError(
-                f"{path} was changed or damaged; make its flatbuffer again. "
-                f"Received: checksum={found!r}, the file says {reprlib.repr(said)}"
-            )
+        if "checksum" in values:  # Earlier versions wrote none.
+            recorded, checksum = values.pop("checksum"), digest(values)
+            if recorded != checksum:
+                raise QuarlError(
+                    f"{path} was changed or damaged; make its flatbuffer again. "
+                    f"Received: checksum={checksum!r}, the file says {reprlib.repr(recorded)}"
+                )
         return cls.of(values, path)
 
     def _flaws(self) -> Iterator[tuple[str, str]]:

@@ -68,12 +68,12 @@ def state(
         record = None if preset is None else finished_training(workspace, run, preset)
         if preset is not None and record is None and _is_begun(workspace, run.run_id):
             return Status(State.MISSING, "was not trained", run.command("run"))
-        found = _exported(workspace, run, scheme, record)
-        if isinstance(found, Status):
-            return found
+        sidecar = _exported(workspace, run, scheme, record)
+        if isinstance(sidecar, Status):
+            return sidecar
         if preset is not None:
-            require_same_settings(workspace.artifact_dir(run.run_id), asdict(found), run, preset)
-        return _evaluated(workspace, run, found, episodes, chance)
+            require_same_settings(workspace.artifact_dir(run.run_id), asdict(sidecar), run, preset)
+        return _evaluated(workspace, run, sidecar, episodes, chance)
     except QuarlError as error:
         return Status(State.FAILED, str(error))
 
@@ -84,17 +84,17 @@ def _exported(
     """Return the sidecar of a valid flatbuffer, else the status before the export."""
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
-    before = State.TRAINED if trained else State.MISSING
-    command = export_command(workspace, run.run_id, f" --schemes {scheme}")
-    kept = artifact.exists()
-    if not sidecar_path(artifact).exists() or not (kept or is_evaluated(artifact)):
-        return Status(before, "was not exported" if trained else "was not trained", command)
+    previous = State.TRAINED if trained else State.MISSING
+    command = export_command(workspace, run.run_id, scheme)
+    exists = artifact.exists()
+    if not sidecar_path(artifact).exists() or not (exists or is_evaluated(artifact)):
+        return Status(previous, "was not exported" if trained else "was not trained", command)
     sidecar = Sidecar.load(sidecar_path(artifact))
-    expected = (run.run_id, scheme, sha256(artifact) if kept else sidecar.sha256)
+    expected = (run.run_id, scheme, sha256(artifact) if exists else sidecar.sha256)
     if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != expected:
-        return Status(before, "has a flatbuffer that does not match its sidecar", command)
+        return Status(previous, "has a flatbuffer that does not match its sidecar", command)
     if record is not None and sidecar.network_sha256 != record.network_sha256:
-        return Status(before, "was exported from an earlier network", command)
+        return Status(previous, "was exported from an earlier network", command)
     return sidecar
 
 
@@ -111,9 +111,10 @@ def _evaluated(
     seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
     reference = reference_path(artifact, sidecar)
     flaw = evaluation_flaw(evaluation, sidecar, reference, seeds, chance)
-    beside = workspace.artifact(run.run_id, BASELINE)
-    if flaw is None and seeds and run.quantization is None and not baseline(beside, run, seeds):
-        flaw = "has no evaluation of the random policy beside it"
+    if flaw is None and seeds and run.quantization is None:
+        random_artifact = workspace.artifact(run.run_id, BASELINE)
+        if baseline(random_artifact, run, seeds) is None:
+            flaw = "has no evaluation of the random policy beside it"
     if flaw is not None:
         return Status(State.EXPORTED, flaw, command, sidecar)
     return Status(State.EVALUATED, sidecar=sidecar, evaluation=evaluation)
@@ -138,15 +139,15 @@ def evaluation_flaw(
     return None
 
 
-def protocol(env_id: str, actions: str, sticky: float = 0.0) -> Protocol:
-    """Return the current evaluation rules."""
+def protocol(env_id: str, chance: Chance | None) -> Protocol:
+    """Return the current evaluation rules; `chance` is None for random actions."""
+    actions, sticky = ("random", 0.0) if chance is None else (chance.actions, chance.sticky)
     return Protocol(PROTOCOL_VERSION, actions, environments.rules(env_id, sticky))
 
 
 def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None) -> bool:
-    """Tell whether an evaluation has the current rules; `chance` is None for random actions."""
-    actions, sticky = ("random", 0.0) if chance is None else (chance.actions, chance.sticky)
-    rules = protocol(evaluation.env_id, actions, sticky)
+    """Tell whether an evaluation has the current rules."""
+    rules = protocol(evaluation.env_id, chance)
     if not reference.exists():
         # It cannot be repeated with its reference, so its game's rules of that time count.
         rules = replace(rules, game=evaluation.protocol.game)
@@ -168,14 +169,14 @@ def _reference_hashes(path: Path) -> set[str | None]:
 def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
     """Return the random policy's evaluation on these seeds, stored as that of `artifact`."""
     try:
-        whole = Evaluation.load(evaluation_path(artifact))
+        evaluation = Evaluation.load(evaluation_path(artifact))
     except QuarlError:
         return None
-    skipped = whole.seeds.index(seeds[0]) if seeds[0] in whole.seeds else 0
-    found = whole.first(len(seeds), skip=skipped)
-    fits = _keeps_rules(found, artifact.with_name(f"{REFERENCE}.tflite"), None)
-    fits = fits and (found.run_id, found.seeds) == (run.plain.run_id, list(seeds))
-    return found if fits else None
+    skip = evaluation.seeds.index(seeds[0]) if seeds[0] in evaluation.seeds else 0
+    evaluation = evaluation.first(len(seeds), skip=skip)
+    fits = _keeps_rules(evaluation, artifact.with_name(f"{REFERENCE}.tflite"), None)
+    fits = fits and (evaluation.run_id, evaluation.seeds) == (run.plain.run_id, list(seeds))
+    return evaluation if fits else None
 
 
 def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:
@@ -201,17 +202,18 @@ def require_same_settings(
     remedy: str = "move it away or use another --root",
 ) -> None:
     """Raise a QuarlError that names the settings of a record which differ from those asked for."""
-    asked = presets.settings(run, asdict(preset))
+    settings = presets.settings(run, asdict(preset))
     try:
-        found = presets.settings(Run.from_dict(recorded["run"]), recorded["preset"])
+        old_settings = presets.settings(Run.from_dict(recorded["run"]), recorded["preset"])
     except (KeyError, UsageError) as error:
         raise QuarlError(
             f"{path} was trained by another version; move it away or use another --root. "
             f"Received: {error}"
         ) from error
-    keys = sorted(k for k in {*found, *asked} if found.get(k) != asked.get(k))
-    if keys:
-        received = ", ".join(f"{k}={asked.get(k)!r} for {found.get(k)!r}" for k in keys)
+    keys = sorted({*old_settings, *settings})
+    pairs = [(k, settings.get(k), old_settings.get(k)) for k in keys]
+    received = ", ".join(f"{k}={new!r} for {old!r}" for k, new, old in pairs if new != old)
+    if received:
         raise QuarlError(f"{path} was trained with other settings; {remedy}. Received: {received}")
 
 
@@ -235,15 +237,16 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
 def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -> Run:
     """Return the run with the finished training `origin`, which has the same architecture."""
     path, record = origin_network(workspace, origin)
-    found = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
-    theirs, ours = (presets.settings(run, values) for values in (record.preset, asdict(preset)))
+    run = replace(run, origin=Origin(Run.from_dict(record.run), sha256(path)))
+    origin_settings = presets.settings(run, record.preset)
+    settings = presets.settings(run, asdict(preset))
     for name in ("network", "layer_norm", "dueling"):
-        if theirs.get(name) != ours.get(name):
+        if origin_settings.get(name) != settings.get(name):
             raise UsageError(
                 f"A training starts from a network like its own; give -p {name}=… as {origin} has "
-                f"it. Received: {name}={ours[name]!r} for {theirs[name]!r}"
+                f"it. Received: {name}={settings[name]!r} for {origin_settings[name]!r}"
             )
-    return found
+    return run
 
 
 def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRecord | Sidecar]:
@@ -288,10 +291,10 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
     record = None if run.adopted else training_record(workspace, run_id)
     missing = []
     for scheme in schemes:
-        found = None
+        sidecar = None
         with contextlib.suppress(QuarlError):
-            found = _exported(workspace, run, scheme, record)
-        if not isinstance(found, Sidecar) or not workspace.artifact(run_id, scheme).exists():
+            sidecar = _exported(workspace, run, scheme, record)
+        if not isinstance(sidecar, Sidecar) or not workspace.artifact(run_id, scheme).exists():
             missing.append(scheme)
     return missing
 
@@ -317,11 +320,11 @@ def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
         )
 
 
-def export_command(workspace: Workspace, run_id: str, options: str = "") -> str:
+def export_command(workspace: Workspace, run_id: str, *schemes: str) -> str:
     """Return the command line that exports a run from the current folder."""
+    command = f"quarl export {run_id}" + f" --schemes {','.join(schemes)}" * bool(schemes)
     root = workspace.root
-    here = root.resolve() == Path.cwd()
-    return f"quarl export {run_id}{options}" + ("" if here else f" --root {shlex.quote(str(root))}")
+    return command if root.resolve() == Path.cwd() else f"{command} --root {shlex.quote(str(root))}"
 
 
 def evaluate_command(artifact: Path, chance: Chance = GREEDY) -> str:
@@ -339,10 +342,10 @@ def copy_curve(workspace: Workspace, run_id: str) -> None:
 
 def reported_runs(workspace: Workspace) -> set[str]:
     """Return the ids of all runs with results in a report."""
-    found: set[str] = set()
+    run_ids: set[str] = set()
     for path in workspace.root.glob("reports/*/results.json"):
         # Other files may have that name.
         with contextlib.suppress(QuarlError, AttributeError, KeyError, TypeError):
             rows = read_json(path)["runs"]
-            found |= {row["run_id"] for row in rows if row["status"] == "ok"}
-    return found
+            run_ids |= {row["run_id"] for row in rows if row["status"] == "ok"}
+    return run_ids

@@ -130,8 +130,8 @@ def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     The old sidecar is deleted between, so that no sidecar describes another flatbuffer. Where there
     is no room for the new files, the old ones stay.
     """
-    beside = sidecar_path(path)
-    with atomic_path(beside) as description, atomic_path(path) as temporary:
-        sidecar.save(description)
+    old_sidecar = sidecar_path(path)
+    with atomic_path(old_sidecar) as new_sidecar, atomic_path(path) as temporary:
+        sidecar.save(new_sidecar)
         temporary.write_bytes(content)
-        beside.unlink(missing_ok=True)
+        old_sidecar.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Cell, Column, Source
 from quarl_tf.report.write import write_report
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import REFERENCE, Chance, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import GREEDY, REFERENCE, Chance, Quantization, Run, Scheme, default_schemes
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, sidecar_path
@@ -75,7 +75,7 @@ def evaluate(workspace: Workspace, run: Run, scheme: str, returns: list[float]) 
         env_id=run.env_id,
         scheme=scheme,
         artifact_sha256=None if scheme == "random" else sha256(artifact),
-        protocol=protocol(run.env_id, "random" if scheme == "random" else "greedy"),
+        protocol=protocol(run.env_id, None if scheme == "random" else GREEDY),
         seeds=[2**30 + i for i in range(len(returns))],
         returns=returns,
         lengths=[1] * len(returns),
