@@ -99,10 +99,10 @@ class Preset(ABC):
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> Self:
         """Build from raw values; a UsageError names `where` they are from."""
-        known = {f.name for f in fields(cls)}
+        names = {f.name for f in fields(cls)}
         for name in values:
-            if name not in known:
-                raise unknown("preset key", name, known)
+            if name not in names:
+                raise unknown("preset key", name, names)
         required = {f.name for f in fields(cls) if f.default is MISSING}
         if missing := sorted(required - set(values)):
             raise UsageError(f"{where} lacks {', '.join(missing)}. Received: {sorted(values)}")
@@ -259,8 +259,8 @@ def quantization(algo: str, values: Mapping[str, Any]) -> Quantization:
 
     The papers' rule and learned steps have defaults of their own instead.
     """
-    published = values.get("rule") == "paper" or values.get("learned_steps")
-    defaults = {} if published else tables.quantization(algo)
+    has_defaults = values.get("rule") == "paper" or values.get("learned_steps")
+    defaults = {} if has_defaults else tables.quantization(algo)
     return Quantization.from_mapping({**defaults, **values})
 
 
@@ -274,8 +274,8 @@ def load(
     """
     table = _table(algo, file)
     if env_id not in table:
-        elsewhere = "Any other needs an entry in a file of yours, given with --presets."
-        raise unknown(f"{algo} preset", env_id, table, elsewhere)
+        hint = "Any other needs an entry in a file of yours, given with --presets."
+        raise unknown(f"{algo} preset", env_id, table, hint)
     values = {**table[env_id], **(overrides or {})}
     return ALGORITHMS[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
 
@@ -295,8 +295,9 @@ def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     # As JSON has them: tuples become lists.
     values: dict[str, Any] = json.loads(json.dumps(asdict(restore(run.algo, preset))))
-    if (how := run.quantization) is not None:
-        options = {"bits": how.bits, "delay": how.delay, **how.options()}
+    if run.quantization is not None:
+        options = {"bits": run.quantization.bits, "delay": run.quantization.delay}
+        options |= run.quantization.options()
         values |= {f"quantization.{name}": value for name, value in options.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -311,8 +312,8 @@ def best(env_id: str, file: Path | None = None) -> str:
     for algo in dict.fromkeys((*_BY_ROBUSTNESS, *ALGORITHMS)):
         if env_id in _table(algo, file):
             return algo
-    known = {name for _, name in available()}
-    raise unknown("environment with a preset", env_id, known, "Or give --algo and --presets.")
+    env_ids = {name for _, name in available()}
+    raise unknown("environment with a preset", env_id, env_ids, "Or give --algo and --presets.")
 
 
 #: Algorithms by the loss of their policies when quantised (reports/ptq), the smallest first.

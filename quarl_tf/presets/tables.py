@@ -19,12 +19,12 @@ class _Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
+        names: set[str] = set()
         for key, _ in node.value:
             name = str(key.value)
-            if name in seen:
+            if name in names:
                 raise yaml.MarkedYAMLError(None, None, f"{name!r} comes twice", key.start_mark)
-            seen.add(name)
+            names.add(name)
         return node
 
 

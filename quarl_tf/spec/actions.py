@@ -26,8 +26,8 @@ def centred(heads: NDArray[Any], choices: Choices) -> NDArray[Any]:
 
 def best(heads: NDArray[Any], choices: Choices) -> NDArray[Any]:
     """Return the best actions [...] or [..., choices] of heads [..., n]; the first of equals."""
-    each: list[NDArray[Any]] = [values.argmax(axis=-1) for values in split(heads, choices)]
-    return each[0] if isinstance(choices, int) else np.stack(each, axis=-1)
+    indices: list[NDArray[Any]] = [values.argmax(axis=-1) for values in split(heads, choices)]
+    return indices[0] if isinstance(choices, int) else np.stack(indices, axis=-1)
 
 
 def agreement(heads: NDArray[Any], others: NDArray[Any], choices: Choices) -> float:

@@ -18,19 +18,20 @@ class Chance(NamedTuple):
     @property
     def name(self) -> str:
         """The part of file names; empty for greedy evaluations."""
-        return "" if self == GREEDY else self.kind + f"{self.probability:g}" * bool(self[1])
+        probability = f"{self.probability:g}" if self.probability else ""
+        return "" if self == GREEDY else self.kind + probability
 
     @property
     def option(self) -> str:
         """The option of the command line, with a leading space; empty if greedy."""
-        named = {"greedy": "", "sampled": " --sample"}
-        return named.get(self.kind, f" --{self.kind} {self.probability:g}")
+        options = {"greedy": "", "sampled": " --sample"}
+        return options.get(self.kind, f" --{self.kind} {self.probability:g}")
 
     @property
     def words(self) -> str:
         """A short description; empty if greedy."""
-        named = {"greedy": "", "sampled": "sampled actions"}
-        return named.get(self.kind, f"{self.kind} {self.probability:g}")
+        words = {"greedy": "", "sampled": "sampled actions"}
+        return words.get(self.kind, f"{self.kind} {self.probability:g}")
 
     @property
     def actions(self) -> str:

@@ -135,9 +135,9 @@ def _without_defaults(value: Any) -> Any:
 
 
 def _require_known(owner: Any, **choices: tuple[str, ...]) -> None:
-    for name, known in choices.items():
-        if (value := getattr(owner, name)) not in known:
-            raise unknown(name, value, known)
+    for name, values in choices.items():
+        if (value := getattr(owner, name)) not in values:
+            raise unknown(name, value, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +259,8 @@ class Quantization:
         widths = {name.removesuffix(".bits"): values[name] for name in layers}
         edge = values.get("edge_bits", bits if rule == "paper" else EDGE_BITS)
         observation, head = (form(widths.pop(end, edge)) for end in ("observation", "head"))
-        gradient = {"gradient": "clipped"} if values.get("learned_steps") else {}
-        given = {f.name: values[f.name] for f in fields(QatSchedule) if f.name in values}
+        schedule: dict[str, Any] = {"gradient": "clipped"} if values.get("learned_steps") else {}
+        schedule |= {f.name: values[f.name] for f in fields(QatSchedule) if f.name in values}
         return cls(
             recipe=Recipe(
                 default=form(bits),
@@ -268,7 +268,7 @@ class Quantization:
                 head=head,
                 by_layer={layer: form(width) for layer, width in sorted(widths.items())},
             ),
-            schedule=QatSchedule(**{**gradient, **given}),
+            schedule=QatSchedule(**schedule),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -291,15 +291,15 @@ class Quantization:
         """Name it for run ids: bits and delay, and a digest unless the rest is default."""
         name = f"q{self.bits}d{self.delay}"
         # The defaults of the first version, whatever the algorithm, so that names never change.
-        usual = self.from_mapping({"bits": self.bits, "delay": self.delay, "per_channel": _FEW})
-        return name if self == usual else f"{name}-{digest(self.to_dict())}"
+        default = self.from_mapping({"bits": self.bits, "delay": self.delay, "per_channel": _FEW})
+        return name if self == default else f"{name}-{digest(self.to_dict())}"
 
     def options(self) -> dict[str, Any]:
         """Return the options of `from_mapping` beside bits and delay that are not default."""
         values = self._values()
         leading = {n: v for n, v in values.items() if (n, v) in _LEADING}
-        usual = self.from_mapping({"bits": self.bits, "delay": self.delay, **leading})._values()
-        return leading | {name: v for name, v in values.items() if usual.get(name) != v}
+        default = self.from_mapping({"bits": self.bits, "delay": self.delay, **leading})._values()
+        return leading | {n: v for n, v in values.items() if default.get(n) != v}
 
     def _values(self) -> dict[str, Any]:
         recipe, weights = self.recipe, self.recipe.default.weights

@@ -81,14 +81,14 @@ class Run:
     @property
     def folder(self) -> str:
         """The folder of its flatbuffers, below its environment and algorithm."""
-        start = [] if self.origin is None else [self.origin.tag]
-        return "-".join([f"s{self.seed}", *self._settings, *start])
+        origin = [] if self.origin is None else [self.origin.tag]
+        return "-".join([f"s{self.seed}", *self._settings, *origin])
 
     @property
     def seedless_id(self) -> str:
         """The name of the runs that differ from this one only in their seed."""
-        start = [] if self.origin is None else [f"from-{self.origin.run.seedless_id}"]
-        return "-".join([self._task, *self._settings, *start])
+        origin = [] if self.origin is None else [f"from-{self.origin.run.seedless_id}"]
+        return "-".join([self._task, *self._settings, *origin])
 
     @property
     def _task(self) -> str:
@@ -98,8 +98,8 @@ class Run:
     def _settings(self) -> list[str]:
         if self.adopted:
             return [self.overrides["name"]]
-        overridden = [digest(self.overrides)] if self.overrides else []
-        return [*overridden, self.quantization.tag] if self.quantization else overridden
+        tags = [digest(self.overrides)] if self.overrides else []
+        return [*tags, self.quantization.tag] if self.quantization else tags
 
     @property
     def plain(self) -> Run:
@@ -111,21 +111,22 @@ class Run:
     @property
     def beginning(self) -> tuple[str, QatSchedule | None]:
         """What it has in common with runs that differ from it only in their formats."""
-        how = self.quantization
-        return replace(self, quantization=None).run_id, None if how is None else how.schedule
+        schedule = None if self.quantization is None else self.quantization.schedule
+        return replace(self, quantization=None).run_id, schedule
 
     @property
     def default_schemes(self) -> tuple[str, ...]:
         """The names of the schemes that it is exported as by default."""
-        usual = default_schemes(self.quantization)
+        names = default_schemes(self.quantization)
         if not self.adopted:
-            return usual
-        return tuple(n for n in usual if n == REFERENCE or Scheme.parse(n).post_training)
+            return names
+        return tuple(n for n in names if n == REFERENCE or Scheme.parse(n).post_training)
 
     def command(self, verb: str) -> str:
         """Return the command line of a verb for this run, of `adopt` for an adopted one."""
-        what = ["adopt", "FILE.tflite"] if self.adopted else [verb, "--algo", self.algo]
-        words = ["quarl", *what, "--env", self.env_id, "--seed", f"{self.seed}"]
+        words = ["quarl"]
+        words += ["adopt", "FILE.tflite"] if self.adopted else [verb, "--algo", self.algo]
+        words += ["--env", self.env_id, "--seed", f"{self.seed}"]
         for name, value in self.overrides.items():
             words += [f"--{name}", value] if self.adopted else _option("-p", name, value)
         for module in self.modules:
@@ -134,30 +135,32 @@ class Run:
             words += ["--presets", self.presets]
         if self.origin is not None:
             words += ["--from", self.origin.file or self.origin.run.run_id]
-        if (how := self.quantization) is not None:
-            words += ["--bits", f"{how.bits}", "--quant-delay", f"{how.delay}"]
+        if (quantization := self.quantization) is not None:
+            words += ["--bits", f"{quantization.bits}", "--quant-delay", f"{quantization.delay}"]
             # Always given, as an algorithm's defaults may differ.
-            explicit = {"ranges": how.schedule.ranges, "gradient": how.schedule.gradient}
-            for name, value in (explicit | how.options()).items():
+            schedule = quantization.schedule
+            options = {"ranges": schedule.ranges, "gradient": schedule.gradient}
+            for name, value in (options | quantization.options()).items():
                 words += _option("-q", name, value)
         return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values, without None."""
-        how = None if self.quantization is None else self.quantization.to_dict()
-        start = None if self.origin is None else self.origin.to_dict()
-        values = asdict(self) | {"quantization": how, "origin": start}
-        values["modules"] = list(self.modules) or None
+        values = asdict(self) | {"modules": list(self.modules) or None}
+        if self.quantization is not None:
+            values["quantization"] = self.quantization.to_dict()
+        if self.origin is not None:
+            values["origin"] = self.origin.to_dict()
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
         """Invert `to_dict`."""
         fields = {**values, "modules": tuple(values.get("modules", ()))}
-        if (how := values.get("quantization")) is not None:
-            fields["quantization"] = Quantization.restore(how)
-        if (start := values.get("origin")) is not None:
-            fields["origin"] = Origin(**{**start, "run": cls.from_dict(start["run"])})
+        if (quantization := values.get("quantization")) is not None:
+            fields["quantization"] = Quantization.restore(quantization)
+        if (origin := values.get("origin")) is not None:
+            fields["origin"] = Origin(**{**origin, "run": cls.from_dict(origin["run"])})
         return cls(**fields)
 
 
@@ -177,8 +180,8 @@ class Origin:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-ready values."""
-        start = {"run": self.run.to_dict(), "network_sha256": self.network_sha256}
-        return start | ({"step": self.step, "file": self.file} if self.step else {})
+        values = {"run": self.run.to_dict(), "network_sha256": self.network_sha256}
+        return values | ({"step": self.step, "file": self.file} if self.step else {})
 
 
 def _option(option: str, name: str, value: Any) -> list[str]:

@@ -140,8 +140,8 @@ class Scheme:
             # Each scheme has one name: layers are unique and sorted.
             if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in PTQ_BITS):
                 return cls(name, _on_grid(int(match[2]), rounding, widths), native=False)
-        aware = (f"qat_w{bits}a{bits}" for bits in QAT_BITS)
-        raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE, *aware})
+        qat_names = (f"qat_w{bits}a{bits}" for bits in QAT_BITS)
+        raise unknown("scheme", name, {*DEFAULT_SCHEMES, *_NATIVE, *qat_names})
 
 
 def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
@@ -174,8 +174,8 @@ def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
 
 def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     """Return the names of the schemes that a training can be exported as."""
-    usual = default_schemes(quantization)
+    names = default_schemes(quantization)
     if quantization is None or quantization.bits > INT4_BITS:
-        return usual
+        return names
     weights = quantization.recipe.default.weights
-    return ("qat_int4", *usual) if weights is not None and weights.symmetric else usual
+    return ("qat_int4", *names) if weights is not None and weights.symmetric else names
