@@ -48,7 +48,7 @@ _WHEELS = ("tflite-runtime==2.14.0", "numpy==1.26.4")
 #: Wheels are for a C library as old as the one they name, or newer; bookworm's is 2.36.
 _PLATFORMS = ("manylinux_2_34_aarch64", "manylinux2014_aarch64")
 
-#: For each job a flatbuffer, a file of states and a file for what is found.
+#: For each job a flatbuffer, a file of states and a file for the results.
 _WORKER = """
 import functools, json, platform, sys
 from importlib import metadata
@@ -59,15 +59,15 @@ if sys.argv[2:] == ["built_in"]:
     from ai_edge_litert.interpreter import OpResolverType
     kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     room.Interpreter = functools.partial(room.Interpreter, experimental_op_resolver_type=kernels)
-for flatbuffer, states, found in json.loads(sys.argv[1]):
+for flatbuffer, states, results in json.loads(sys.argv[1]):
     policy = Policy.load(flatbuffer)
     observations = np.load(states)
     actions = [policy.act(observation) for observation in observations]
     heads = [policy.head(observation) for observation in observations]
-    np.savez(found, actions=np.array(actions), heads=np.array(heads))
+    np.savez(results, actions=np.array(actions), heads=np.array(heads))
     print(flatbuffer, file=sys.stderr, flush=True)
 packages = ("ai-edge-litert", "tflite-runtime", "numpy")
-versions = {one.name: one.version for one in metadata.distributions() if one.name in packages}
+versions = {d.name: d.version for d in metadata.distributions() if d.name in packages}
 print(json.dumps({"machine": platform.machine(), "python": platform.python_version(), **versions}))
 """
 
@@ -78,56 +78,56 @@ def file_system(folder: Path) -> Path:
     Raises:
         SystemExit: A Debian package is missing, or the user is not root, in one line.
     """
-    made = folder / "-".join((_RELEASE, *_WHEELS))
+    target = folder / "-".join((_RELEASE, *_WHEELS))
     packages = {_EMULATOR: "qemu-user-static"}
-    if not made.exists():
+    if not target.exists():
         packages["debootstrap"] = "debootstrap"
     if missing := [package for name, package in packages.items() if not shutil.which(name)]:
         raise SystemExit(f"Run `apt-get install {' '.join(missing)}` as root, and this again.")
-    if made.exists():
-        return made
+    if target.exists():
+        return target
     if os.geteuid() != 0:
         raise SystemExit(f"The first time debootstrap makes {folder}; run this as root.")
     folder.mkdir(exist_ok=True)
     # Made aside and renamed, so that it is whole wherever it is there.
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        aside = Path(name) / "made"
-        (aside / "root").mkdir(parents=True)
+        temporary = Path(name) / "made"
+        (temporary / "root").mkdir(parents=True)
         bootstrap = ["debootstrap", "--download-only", "--arch=arm64", "--variant=minbase"]
         _run([*bootstrap, "--include=python3", _RELEASE, f"{name}/packages"])
         for package in sorted(Path(name).glob("packages/var/cache/apt/archives/*.deb")):
-            _run(["dpkg", "-x", str(package), f"{aside}/root"])
+            _run(["dpkg", "-x", str(package), f"{temporary}/root"])
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-        pip += ["--only-binary=:all:", f"--python-version={_PYTHON}", f"--target={aside}/site"]
-        _run([*pip, *(f"--platform={one}" for one in _PLATFORMS), *_WHEELS])
-        aside.rename(made)
-    return made
+        pip += ["--only-binary=:all:", f"--python-version={_PYTHON}", f"--target={temporary}/site"]
+        _run([*pip, *(f"--platform={platform}" for platform in _PLATFORMS), *_WHEELS])
+        temporary.rename(target)
+    return target
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or [""]
-        raise SystemExit(f"{command[0]} failed: {said[-1]} Received: {' '.join(command)}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines() or [""]
+        raise SystemExit(f"{command[0]} failed: {lines[-1]} Received: {' '.join(command)}")
 
 
 def chosen(models: Path) -> list[Path]:
     """Return the first run's folder of each task, algorithm and network that keeps both files."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for path in sorted(models.glob("*/*/*/int8.tflite")):
         if path.with_name("fp32.tflite").exists():
             sidecar = json.loads(path.with_suffix(".json").read_text())
             name = f"{path.parent.parent}: {sidecar['preset']['network']}"
-            found.setdefault(name, path.parent)
-    return list(found.values())
+            folders.setdefault(name, path.parent)
+    return list(folders.values())
 
 
 def states(policy: Policy) -> NDArray[Any]:
     """Return observations [STATES, ...] that a policy meets, by seeds of this benchmark's own."""
-    return np.array(list(islice(_met(policy), 0, STATES * EVERY, EVERY)))
+    return np.array(list(islice(_observations(policy), 0, STATES * EVERY, EVERY)))
 
 
-def _met(policy: Policy) -> Iterator[Any]:
+def _observations(policy: Policy) -> Iterator[Any]:
     with closing(environments.make(policy.sidecar.env_id)) as env:
         for number in count():
             seed = environment_seed(int(policy.sidecar.run["seed"]), "another board", number)
@@ -144,15 +144,15 @@ def replay(side: str, board: Path, jobs: Sequence[Sequence[Path]]) -> dict[str, 
         command = [_EMULATOR, "-L", f"{board}/root", "-cpu", _PROCESSOR]
         command.append(f"{board}/root/usr/bin/python{_PYTHON}")
         path = f"{board}/site:{ROOT}"
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "-c", _WORKER, json.dumps(jobs, default=str), side],
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    versions: dict[str, str] = json.loads(process.stdout)
+    return versions
 
 
 def step(content: bytes) -> float | None:
@@ -169,10 +169,10 @@ def step(content: bytes) -> float | None:
     return float(scales[0]) if scales.size else None
 
 
-Found, Row = Mapping[str, NDArray[Any]], dict[str, Any]
+Replayed, Row = Mapping[str, NDArray[Any]], dict[str, Any]
 
 
-def comparison(here: Found, there: Found, unit: float | None) -> dict[str, Any]:
+def comparison(here: Replayed, there: Replayed, unit: float | None) -> dict[str, Any]:
     """Return how many actions [n, ...] are equal, and the largest difference of heads [n, k].
 
     `lead` is the most by which the head here prefers its action to another one that was taken
@@ -180,49 +180,51 @@ def comparison(here: Found, there: Found, unit: float | None) -> dict[str, Any]:
     """
     actions, others = here["actions"], there["actions"]
     equal = (actions == others).reshape(len(actions), -1).all(axis=1)
-    found: dict[str, Any] = {"equal_actions": int(equal.sum())}
-    found["difference"] = float(np.abs(here["heads"] - there["heads"]).max())
+    differences = {"difference": float(np.abs(here["heads"] - there["heads"]).max())}
     if actions.ndim == 1:
-        each = np.arange(len(actions))
-        leads = here["heads"][each, actions] - here["heads"][each, others]
-        found["lead"] = float(leads.max())
+        rows = np.arange(len(actions))
+        leads = here["heads"][rows, actions] - here["heads"][rows, others]
+        differences["lead"] = float(leads.max())
     if unit is not None:
-        in_steps = {name: round(found[name] / unit) for name in found.keys() - {"equal_actions"}}
-        found |= in_steps
-    return found
+        differences = {name: round(value / unit) for name, value in differences.items()}
+    return {"equal_actions": int(equal.sum()), **differences}
 
 
 def measured(folders: Sequence[Path], board: Path, work: Path) -> dict[str, Any]:
     """Return the versions on each side, and a row for each file of these runs."""
-    recorded = {}
+    state_files = {}
     for number, folder in enumerate(folders):
         path = work / f"{number}.npy"
         np.save(path, states(Policy.load(folder / "fp32.tflite")))
-        recorded |= {folder / f"{scheme}.tflite": path for scheme in SCHEMES}
-    found: dict[str, Any] = {}
+        state_files |= {folder / f"{scheme}.tflite": path for scheme in SCHEMES}
+    sides: dict[str, Any] = {}
     for side in (*HERE, BOARD):
         (work / side).mkdir()
-        named = enumerate(recorded.items())
-        jobs = [(path, met, work / side / f"{number}.npz") for number, (path, met) in named]
-        found[side] = replay(side, board, jobs)
+        jobs = [
+            (path, state_file, work / side / f"{number}.npz")
+            for number, (path, state_file) in enumerate(state_files.items())
+        ]
+        sides[side] = replay(side, board, jobs)
     rows = []
-    for number, path in enumerate(recorded):
+    for number, path in enumerate(state_files):
         sidecar, unit = Policy.load(path).sidecar, step(path.read_bytes())
         row = {"env_id": sidecar.env_id, "algo": sidecar.run["algo"], "run_id": sidecar.run_id}
         row |= {"network": sidecar.preset["network"], "scheme": sidecar.scheme}
         row |= {"sha256": sidecar.sha256, "states": STATES, "step": unit}
-        *here, there = (np.load(work / side / f"{number}.npz") for side in (*HERE, BOARD))
-        compared = (comparison(one, there, unit) for one in here)
-        rows.append(row | dict(zip(HERE, compared, strict=True)))
+        there = np.load(work / BOARD / f"{number}.npz")
+        for side in HERE:
+            here = np.load(work / side / f"{number}.npz")
+            row[side] = comparison(here, there, unit)
+        rows.append(row)
     emulator = subprocess.run([_EMULATOR, "--version"], capture_output=True, text=True, check=True)
-    found[BOARD] |= {"processor": _PROCESSOR, "emulator": emulator.stdout.splitlines()[0]}
-    found["xnnpack"]["processor"] = provenance.processor()
-    return {**found, "rows": rows}
+    sides[BOARD] |= {"processor": _PROCESSOR, "emulator": emulator.stdout.splitlines()[0]}
+    sides["xnnpack"]["processor"] = provenance.processor()
+    return {**sides, "rows": rows}
 
 
-def merged(known: Sequence[Row], measured: Sequence[Row]) -> list[Row]:
-    """Return all rows by run and scheme, those measured now in place of what was known."""
-    rows = {(row["run_id"], row["scheme"]): row for row in (*known, *measured)}
+def merged(old_rows: Sequence[Row], new_rows: Sequence[Row]) -> list[Row]:
+    """Return all rows by run and scheme, new ones in place of old ones."""
+    rows = {(row["run_id"], row["scheme"]): row for row in (*old_rows, *new_rows)}
     return sorted(rows.values(), key=lambda row: (row["env_id"], row["run_id"], row["scheme"]))
 
 
@@ -237,13 +239,13 @@ def main() -> None:
     board = file_system(ROOT / ".arm")
     folders = args.folders or chosen(ROOT / "tflite_models")
     with tempfile.TemporaryDirectory() as work:
-        found = measured(folders, board, Path(work))
-    for row in found["rows"]:
+        results = measured(folders, board, Path(work))
+    for row in results["rows"]:
         print(json.dumps(row))
     if args.json:
-        known = read_json(args.json)["rows"] if args.json.exists() else []
-        rows = merged(known, found["rows"])
-        write_json(args.json, {"commit": provenance.source_commit(), **found, "rows": rows})
+        old_rows = read_json(args.json)["rows"] if args.json.exists() else []
+        rows = merged(old_rows, results["rows"])
+        write_json(args.json, {"commit": provenance.source_commit(), **results, "rows": rows})
 
 
 if __name__ == "__main__":

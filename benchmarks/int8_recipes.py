@@ -85,19 +85,19 @@ def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
     content = preparation.centred(content, choices)
     variants = VARIANTS | (OF_IMAGES if sidecar.observation_dtype == "uint8" else {})
     files = {"fp32": content, **{name: make(content, seen) for name, make in variants.items()}}
-    policies = {name: Policy(made, sidecar) for name, made in files.items()}
-    heads = {n: np.array([p.head(one) for one in unseen]) for n, p in policies.items()}
+    policies = {name: Policy(file, sidecar) for name, file in files.items()}
+    heads = {n: np.array([p.head(x) for x in unseen]) for n, p in policies.items()}
     if choices is not None:
-        heads = {name: actions.centred(found, choices) for name, found in heads.items()}
+        heads = {name: actions.centred(values, choices) for name, values in heads.items()}
     scale = float(heads["fp32"].std(axis=0).mean())
     return {
         name: {
-            "return": statistics.fmean(calibration.selection_returns(one, episodes)),
+            "return": statistics.fmean(calibration.selection_returns(policy, episodes)),
             "head_error": 100
             * float(np.sqrt(np.square(heads[name] - heads["fp32"]).mean()))
             / scale,
         }
-        for name, one in policies.items()
+        for name, policy in policies.items()
     }
 
 
@@ -110,11 +110,11 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for entry in entries(Path("tflite_models")):
         run_id, game = entry.run.run_id, "NoFrameskip" in entry.run.env_id
-        asked = run_id in args.runs if args.runs else not game and not entry.run.overrides
-        if entry.sidecar.scheme == "fp32" and asked and run_id not in results:
+        selected = run_id in args.runs if args.runs else not game and not entry.run.overrides
+        if entry.sidecar.scheme == "fp32" and selected and run_id not in results:
             results[run_id] = measure(entry.artifact, args.episodes)
             write_text(RESULTS, json.dumps(results, indent=1) + "\n")
-            print(run_id, {n: round(one["head_error"], 2) for n, one in results[run_id].items()})
+            print(run_id, {n: round(v["head_error"], 2) for n, v in results[run_id].items()})
     for name in VARIANTS | OF_IMAGES:
         ratios = [
             run[name]["head_error"] / run["per tensor"]["head_error"]

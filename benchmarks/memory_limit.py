@@ -84,35 +84,31 @@ def float_policy(sizes: Sequence[int], seed: int = 0) -> bytes:
     graph.tensors, graph.operators = [], []
 
     def tensor(name: str, shape: Sequence[int], values: Any = None) -> int:
-        made = schema.TensorT()
-        made.name, made.shape, made.type = name, list(shape), schema.TensorType.FLOAT32
-        made.buffer = 0
+        entry = schema.TensorT()
+        entry.name, entry.shape, entry.type = name, list(shape), schema.TensorType.FLOAT32
+        entry.buffer = 0
         if values is not None:
             buffer = schema.BufferT()
             buffer.data = values.astype(np.float32, copy=False).ravel().view(np.uint8)
             model.buffers.append(buffer)
-            made.buffer = len(model.buffers) - 1
-        graph.tensors.append(made)
+            entry.buffer = len(model.buffers) - 1
+        graph.tensors.append(entry)
         return len(graph.tensors) - 1
 
     last = tensor("observation", (1, sizes[0]))
     graph.inputs = [last]
-    for place, (n, m) in enumerate(pairwise(sizes)):
+    for i, (n, m) in enumerate(pairwise(sizes)):
         kernel = random.standard_normal((m, n), np.float32) * np.float32(n**-0.5)
         operator = schema.OperatorT()
         operator.opcodeIndex = 0
-        constants = (
-            tensor(f"kernel_{place}", (m, n), kernel),
-            tensor(f"b_{place}", (m,), np.zeros(m)),
-        )
-        operator.inputs, last = [last, *constants], tensor(f"layer_{place}", (1, m))
+        constants = tensor(f"kernel_{i}", (m, n), kernel), tensor(f"b_{i}", (m,), np.zeros(m))
+        operator.inputs, last = [last, *constants], tensor(f"layer_{i}", (1, m))
         operator.outputs = [last]
         operator.builtinOptionsType = schema.BuiltinOptions.FullyConnectedOptions
         operator.builtinOptions = schema.FullyConnectedOptionsT()
-        activation = schema.ActivationFunctionType
-        is_head = place == len(sizes) - 2
-        chosen = activation.NONE if is_head else activation.RELU
-        operator.builtinOptions.fusedActivationFunction = chosen
+        functions = schema.ActivationFunctionType
+        activation = functions.NONE if i == len(sizes) - 2 else functions.RELU
+        operator.builtinOptions.fusedActivationFunction = activation
         graph.operators.append(operator)
     graph.outputs = [last]
     builder = flatbuffers.Builder(sum(4 * n * m for n, m in pairwise(sizes)) + 2**20)
@@ -125,11 +121,11 @@ def make(folder: Path) -> dict[tuple[int, str], Path]:
     paths = {}
     for inputs in INPUTS:
         content = float_policy((inputs, *architecture("policy_iii").hidden_layers, ACTIONS))
-        seen = np.random.default_rng(1).standard_normal((8, inputs), np.float32)
-        int8 = integer.quantized(content, seen, Scheme.parse("int8").recipe)
-        for scheme, made in (("fp32", content), ("int8", int8)):
+        observations = np.random.default_rng(1).standard_normal((8, inputs), np.float32)
+        int8 = integer.quantized(content, observations, Scheme.parse("int8").recipe)
+        for scheme, file in (("fp32", content), ("int8", int8)):
             paths[inputs, scheme] = folder / f"{inputs}_{scheme}.tflite"
-            paths[inputs, scheme].write_bytes(made)
+            paths[inputs, scheme].write_bytes(file)
     return paths
 
 
@@ -154,11 +150,11 @@ def group(limit_mib: int | None) -> Iterator[Path | None]:
     if limit_mib is None:
         yield None
         return
-    first = (_GROUPS / "memory").is_dir()
-    folder = (_GROUPS / "memory" if first else _GROUPS) / f"quarl-{os.getpid()}"
+    version_1 = (_GROUPS / "memory").is_dir()
+    folder = (_GROUPS / "memory" if version_1 else _GROUPS) / f"quarl-{os.getpid()}"
     folder.mkdir()
     try:
-        limit = "memory.limit_in_bytes" if first else "memory.max"
+        limit = "memory.limit_in_bytes" if version_1 else "memory.max"
         (folder / limit).write_text(str(limit_mib * _MIB))
         yield folder / "cgroup.procs"
     finally:
@@ -175,7 +171,7 @@ def measure(path: Path, limit_mib: int | None) -> dict[str, Any]:
 
         command = [sys.executable, "-I", "-c", _WORKER, str(path), str(_SECONDS)]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 preexec_fn=join,
                 capture_output=True,
@@ -185,12 +181,12 @@ def measure(path: Path, limit_mib: int | None) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired:
             return {"failure": f"not done in {_LONGEST} s"}
-    if done.returncode == -signal.SIGKILL:
+    if process.returncode == -signal.SIGKILL:
         return {"failure": "killed: the limit is below what Python and the interpreter need"}
-    if done.returncode:
-        return {"failure": f"exit code {done.returncode}"}
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    if process.returncode:
+        return {"failure": f"exit code {process.returncode}"}
+    result: dict[str, Any] = json.loads(process.stdout)
+    return result
 
 
 @styled
@@ -204,13 +200,13 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
             line = {
                 r["limit_mib"]: r for r in rows if (r["inputs"], r["scheme"]) == (inputs, scheme)
             }
-            known = [
-                (len(ticks) if limit is None else ticks.index(limit), r)
+            points = sorted(
+                (len(ticks) if limit is None else ticks.index(limit), r["median_ms"])
                 for limit, r in line.items()
-            ]
-            known = sorted((place, r["median_ms"]) for place, r in known if "median_ms" in r)
+                if "median_ms" in r
+            )
             label = f"{scheme}, {line[None]['file_bytes'] / 1e6:,.0f} MB"
-            axes.plot(*zip(*known, strict=True), "o-", color=scheme_colour(scheme), label=label)
+            axes.plot(*zip(*points, strict=True), "o-", color=scheme_colour(scheme), label=label)
         axes.set_xticks(range(len(ticks) + 1), [*map(str, ticks), "none"])
         axes.set_yscale("log")
         axes.set_title(f"{inputs:,} inputs")
@@ -236,7 +232,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--folder", type=Path, help="where 3 GB are free (default: for the moment)")
     args = parser.parse_args()
-    rows, where = [], machine()
+    rows, facts = [], machine()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.folder)))
         limits = LIMITS_MIB if _can_limit(stack, folder) else (None,)
@@ -245,7 +241,7 @@ def main() -> None:
             row = {"inputs": inputs, "scheme": scheme, "file_bytes": size, "limit_mib": limit}
             rows.append(row | measure(path, limit))
             print(rows[-1], flush=True)
-    write_json(args.json, {"machine": where, "rows": rows})
+    write_json(args.json, {"machine": facts, "rows": rows})
     if args.figure is not None:
         write_bytes(args.figure, png(draw(read_json(args.json)["rows"])))
 

@@ -57,18 +57,18 @@ def measure(policy: str, precision: str, seconds: float) -> dict[str, float]:
 
         def timed(observations: Any) -> Any:
             start = time.perf_counter()
-            found = learn(observations)
+            result = learn(observations)
             durations.append(time.perf_counter() - start)
-            return found
+            return result
 
         training.agent.learn = timed
-        before, start = training.step, time.perf_counter()
+        first_step, start = training.step, time.perf_counter()
         while len(durations) < _LEAST_BURSTS or time.perf_counter() - start < seconds:
             training.burst()
-        steps, took = training.step - before, time.perf_counter() - start
+        steps, duration = training.step - first_step, time.perf_counter() - start
     return {
         "gradient_steps": _OVERRIDES["gradient_steps"] * len(durations) / sum(durations),
-        "environment_steps": steps / took,
+        "environment_steps": steps / duration,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
@@ -78,17 +78,17 @@ Repetitions = Sequence[Mapping[str, Mapping[str, float]]]
 
 def summary(repetitions: Repetitions) -> dict[str, Any]:
     """Return medians for each precision, and the ratio of both: median, least and largest."""
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         precision: {
-            name: statistics.median(one[precision][name] for one in repetitions)
+            name: statistics.median(pair[precision][name] for pair in repetitions)
             for name in (*_RATES, "peak_mib")
         }
         for precision in PRECISIONS
     }
     for name in _RATES:
-        ratios = sorted(one["bfloat16"][name] / one["float32"][name] for one in repetitions)
-        found[f"{name}_ratio"] = [statistics.median(ratios), ratios[0], ratios[-1]]
-    return found
+        ratios = sorted(pair["bfloat16"][name] / pair["float32"][name] for pair in repetitions)
+        result[f"{name}_ratio"] = [statistics.median(ratios), ratios[0], ratios[-1]]
+    return result
 
 
 def main() -> None:
@@ -106,15 +106,16 @@ def main() -> None:
     for policy in args.policies:
         for _ in range(args.repetitions):
             pair = {
-                each: in_fresh_process(measure, policy, each, args.seconds) for each in PRECISIONS
+                precision: in_fresh_process(measure, policy, precision, args.seconds)
+                for precision in PRECISIONS
             }
             repetitions[policy].append(pair)
             print(policy, json.dumps(pair), file=sys.stderr)
-    found = {policy: summary(pairs) for policy, pairs in repetitions.items()}
-    print(json.dumps(found, indent=1))
+    summaries = {policy: summary(pairs) for policy, pairs in repetitions.items()}
+    print(json.dumps(summaries, indent=1))
     if args.json:
         facts |= {"versions": provenance.package_versions(), "commit": provenance.source_commit()}
-        write_json(args.json, {**facts, "policies": found, "repetitions": repetitions})
+        write_json(args.json, {**facts, "policies": summaries, "repetitions": repetitions})
 
 
 if __name__ == "__main__":

@@ -116,10 +116,10 @@ def started(workload: Workload, seed: int) -> Iterator[Any]:
 
 
 def _rate(training: Any, steps: int) -> float:
-    before, start = training.step, time.perf_counter()
-    while training.step < before + steps:
+    first_step, start = training.step, time.perf_counter()
+    while training.step < first_step + steps:
         training.burst()
-    return float((training.step - before) / (time.perf_counter() - start))
+    return float((training.step - first_step) / (time.perf_counter() - start))
 
 
 def alone(workload: Workload) -> float:
@@ -155,18 +155,18 @@ def multiplications(workload: Workload) -> float:
     if workload.algo in ("a2c", "ppo"):
         total, first = _passes(*agent._model.normalised_networks)
         return total + preset.epochs * (3 * total - first)
-    learned = preset.batch_size * preset.gradient_steps / preset.train_frequency
+    transitions = preset.batch_size * preset.gradient_steps / preset.train_frequency
     total, first = _passes(agent.network)
     if workload.algo == "dqn":  # Double DQN asks two networks about what follows.
-        return total + learned * ((5 if preset.double else 4) * total - first)
+        return total + transitions * ((5 if preset.double else 4) * total - first)
     critic, critics_first = _passes(agent._normalised_networks[1])
     # The critic passes a gradient on to the actor, besides learning; both have targets.
-    return total + learned * (4 * total - first + 6 * critic - critics_first)
+    return total + transitions * (4 * total - first + 6 * critic - critics_first)
 
 
 def _passes(*networks: Any) -> tuple[float, float]:
     """Return the multiplications of one observation's forward pass, and those of first layers."""
-    found = [
+    counts = [
         [
             layer.kernel.shape.num_elements() * math.prod(layer.output_shape[1:-1])
             for layer in network.layers
@@ -174,24 +174,20 @@ def _passes(*networks: Any) -> tuple[float, float]:
         ]
         for network in networks
     ]
-    return sum(map(sum, found)), sum(each[0] for each in found)
+    return sum(map(sum, counts)), sum(layers[0] for layers in counts)
 
 
 def multiplications_per_second() -> dict[str, float]:
-    """Return how many multiplications a second products of large matrices reach at best.
-
-    Returns:
-        The number for each precision.
-    """
+    """Return the multiplications a second of large matrices at best, for each precision."""
     from quarl_tf.foundation.keras import tf
 
     rates = {}
     for precision in ("float32", "bfloat16"):
         matrix = tf.cast(tf.random.normal((_SIDE, _SIDE)), precision)
-        best = math.inf
+        least_seconds = math.inf
         for _ in range(_PRODUCTS):
             start = time.perf_counter()
             tf.matmul(matrix, matrix)
-            best = min(best, time.perf_counter() - start)
-        rates[precision] = _SIDE**3 / best
+            least_seconds = min(least_seconds, time.perf_counter() - start)
+        rates[precision] = _SIDE**3 / least_seconds
     return rates

@@ -59,13 +59,7 @@ _NAMES: dict[str, dict[str, str]] = {
 
 
 def arguments(library: str, algo: str, preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a preset of ours into the arguments of a peer's algorithm.
-
-    Args:
-        library: "sb3" or "sbx".
-        algo: Our name of the algorithm.
-        preset: Our hyper-parameters by name.
-    """
+    """Translate a preset of ours into the arguments of a peer's algorithm."""
     names = {**_EVERYWHERE, **_NAMES[algo]}
     translated = {theirs: preset[ours] for theirs, ours in names.items()}
     # Both count in steps of the whole vector environment.
@@ -147,11 +141,11 @@ def measure(request: Mapping[str, Any]) -> float:
     torch.set_num_threads(request["threads"])
     preset, seed = request["preset"], request["seed"]
     envs = environment(request["env_id"], preset["num_envs"], seed, processes=request["processes"])
-    given = arguments(request["library"], request["algo"], preset)
+    options = arguments(request["library"], request["algo"], preset)
     if request["algo"] == "ddpg":
-        given["action_noise"] = _noise(envs, preset["noise"])
+        options["action_noise"] = _noise(envs, preset["noise"])
     algorithm = _algorithm(request["library"], request["algo"])
-    model = algorithm(env=envs, seed=seed, device="cpu", **given)
+    model = algorithm(env=envs, seed=seed, device="cpu", **options)
     clock = Stamps()
     model.learn(request["warm_up"] + request["steps"], callback=clock)
     envs.close()
@@ -178,7 +172,7 @@ def solve(request: Mapping[str, Any]) -> dict[str, Any]:
 
     env_id, seed, zoo = request["env_id"], request["seed"], request["zoo"]
     # Selection seeds are far from those of the training and of the confirmation.
-    looks = environment(env_id, min(request["look"], 8), 10_000 + seed)
+    look_envs = environment(env_id, min(request["look"], 8), 10_000 + seed)
 
     class Until(BaseCallback):  # type: ignore[misc]
         """Looks every so many steps, and ends the training at the goal."""
@@ -191,33 +185,33 @@ def solve(request: Mapping[str, Any]) -> dict[str, Any]:
             if self.num_timesteps < self.due:
                 return True
             self.due += request["every"]
-            reached, _ = evaluate_policy(self.model, looks, request["look"])
-            if reached < request["goal"]:
+            mean_return, _ = evaluate_policy(self.model, look_envs, request["look"])
+            if mean_return < request["goal"]:
                 return True
             self.seconds, self.steps = time.time() - request["started"], self.num_timesteps
             return False
 
     envs = environment(env_id, zoo["n_envs"], seed)
-    given = zoo_arguments(zoo)
+    options = zoo_arguments(zoo)
     if "noise" in zoo:
-        given["action_noise"] = _noise(envs, zoo["noise"])
+        options["action_noise"] = _noise(envs, zoo["noise"])
     policy = "CnnPolicy" if _is_game(env_id) else "MlpPolicy"
     algorithm = _algorithm(request["library"], request["algo"])
-    model = algorithm(policy, envs, seed=seed, device="cpu", **given)
+    model = algorithm(policy, envs, seed=seed, device="cpu", **options)
     until = Until()
     model.learn(zoo["n_timesteps"], callback=until)
-    others = environment(env_id, 8, 20_000 + seed)
-    confirmed, _ = evaluate_policy(model, others, request["confirmed"])
-    for each in (envs, looks, others):
-        each.close()
+    other_envs = environment(env_id, 8, 20_000 + seed)
+    confirmed, _ = evaluate_policy(model, other_envs, request["confirmed"])
+    for vector in (envs, look_envs, other_envs):
+        vector.close()
     return {"seconds": until.seconds, "steps": until.steps, "confirmed": float(confirmed)}
 
 
 def main() -> None:
     """Answer one request."""
     request = json.loads(sys.argv[1])
-    found = solve(request) if "goal" in request else {"steps_per_second": measure(request)}
-    print(json.dumps(found | {"versions": {name: metadata.version(name) for name in _VERSIONS}}))
+    answer = solve(request) if "goal" in request else {"steps_per_second": measure(request)}
+    print(json.dumps(answer | {"versions": {name: metadata.version(name) for name in _VERSIONS}}))
 
 
 if __name__ == "__main__":

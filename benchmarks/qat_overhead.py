@@ -38,37 +38,37 @@ CASES = (
 _SECONDS = 1.0
 
 
-def agent(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], float]]:
+def build(algo: str, env_id: str, bits: int | None) -> tuple[Any, Callable[[], float]]:
     """Build an agent that has seen enough to learn from; plain where `bits` is None."""
-    short = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
-    preset = presets.load(algo, env_id, short)
+    overrides = {"learning_starts": 1000, "buffer_size": 5000} if algo in ("dqn", "ddpg") else {}
+    preset = presets.load(algo, env_id, overrides)
     values = {"bits": bits, "delay": 1}
     quantization = None if bits is None else presets.quantization(algo, values)
     spec = environments.env_spec(env_id)
-    built = agents.build(algo, spec, preset, 0, watching(quantization))
+    agent = agents.build(algo, spec, preset, 0, watching(quantization))
     follows = quantization is not None and quantization.schedule.ranges == "following"
     envs = environments.make_vector(env_id, preset.num_envs, training=True)
-    count = max(preset.train_frequency, short.get("learning_starts", 0)) // preset.num_envs + 1
-    played = ticks(envs, lambda observations: built.act(observations, 0.5), envs.reset(seed=0)[0])
-    seen = list(islice(played, count))
-    rollout = seen[: preset.train_frequency // preset.num_envs]
+    count = max(preset.train_frequency, overrides.get("learning_starts", 0)) // preset.num_envs + 1
+    stream = ticks(envs, lambda observations: agent.act(observations, 0.5), envs.reset(seed=0)[0])
+    history = list(islice(stream, count))
+    rollout = history[: preset.train_frequency // preset.num_envs]
 
     def learn() -> float:
         for tick in rollout:
-            built.act(tick.observations, 0.5)
-            built.observe(tick)
+            agent.act(tick.observations, 0.5)
+            agent.observe(tick)
         start = time.perf_counter()
-        built.learn(seen[-1].following)
-        if follows and qat.quantized_layers(built.network):
-            qat.freeze(built.network)
-            built.refresh()
+        agent.learn(history[-1].following)
+        if follows and qat.quantized_layers(agent.network):
+            qat.freeze(agent.network)
+            agent.refresh()
         return time.perf_counter() - start
 
-    for tick in seen[len(rollout) :]:
+    for tick in history[len(rollout) :]:
         if algo in ("dqn", "ddpg"):
-            built.observe(tick)
+            agent.observe(tick)
     learn()
-    return built, learn
+    return agent, learn
 
 
 def seconds(learn: Callable[[], float]) -> float:
@@ -81,19 +81,19 @@ def seconds(learn: Callable[[], float]) -> float:
 
 def ratios(algo: str, env_id: str, repetitions: int) -> dict[str, list[float]]:
     """Return the ratios of every repetition, before and after the delay."""
-    _, plain = agent(algo, env_id, None)
-    quantised, learn = agent(algo, env_id, 8)
-    found: dict[str, list[float]] = {"before": [], "after": []}
-    for phase, times in found.items():
+    _, learn_plain = build(algo, env_id, None)
+    agent, learn = build(algo, env_id, 8)
+    phases: dict[str, list[float]] = {"before": [], "after": []}
+    for phase, values in phases.items():
         if phase == "after":
-            quantised.change_network(qat.quantized)
-            qat.freeze(quantised.network, quantised.targets)
-            quantised.refresh()
+            agent.change_network(qat.quantized)
+            qat.freeze(agent.network, agent.targets)
+            agent.refresh()
             learn()
         for _ in range(repetitions):
-            without = seconds(plain)
-            times.append(seconds(learn) / without)
-    return found
+            plain_seconds = seconds(learn_plain)
+            values.append(seconds(learn) / plain_seconds)
+    return phases
 
 
 def main() -> None:
@@ -111,13 +111,13 @@ def main() -> None:
         "cases": {},
     }
     for algo, env_id, most in CASES:
-        found = ratios(algo, env_id, args.repetitions)
+        phases = ratios(algo, env_id, args.repetitions)
         results["cases"][f"{algo} {env_id}"] = {
-            **found,
+            **phases,
             "most": most,
             "precision": presets.load(algo, env_id).precision,
         }
-        cells = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in found.values()]
+        cells = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in phases.values()]
         print(f"| {algo} {env_id} | {' | '.join(cells)} | {most} |", flush=True)
     if args.json:
         write_json(args.json, results)

@@ -39,9 +39,9 @@ _LOOK, _CONFIRMED = 20, 100
 
 def tasks() -> dict[str, dict[str, Any]]:
     """Read `solving.yaml`, by name."""
-    found: dict[str, dict[str, Any]]
-    found = yaml.safe_load(Path(__file__).with_name("solving.yaml").read_text())
-    return found
+    path = Path(__file__).with_name("solving.yaml")
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text())
+    return entries
 
 
 def ours(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -57,11 +57,12 @@ def ours(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
         "evaluation_episodes": _LOOK,
         "until": task["goal"],
     }
-    given = [text for name, value in overrides.items() for text in ("-p", f"{name}={value}")]
-    named = ["--algo", task["algo"], "--env", task["env_id"], "--seed", str(seed)]
+    options = ["--algo", task["algo"], "--env", task["env_id"], "--seed", str(seed)]
+    for name, value in overrides.items():
+        options += ["-p", f"{name}={value}"]
     with tempfile.TemporaryDirectory() as root:
         start = time.perf_counter()
-        _quarl("train", *named, *given, "--root", root)
+        _quarl("train", *options, "--root", root)
         seconds = time.perf_counter() - start
         (run,) = Path(root, "runs").iterdir()
         _quarl("export", run.name, "--schemes", "fp32", "--root", root)
@@ -70,21 +71,19 @@ def ours(task: Mapping[str, Any], seed: int) -> dict[str, Any]:
         returns = read_json(file.with_suffix(".eval.json"))["returns"]
         curve = pandas.read_csv(run / "progress.csv")
     solved = curve.loc[curve["greedy_return"] >= task["goal"], "step"]
-    found = (seconds, int(solved.min())) if len(solved) else (None, None)
-    versions = provenance.package_versions()
     return {
-        "seconds": found[0],
-        "steps": found[1],
+        "seconds": seconds if len(solved) else None,
+        "steps": int(solved.min()) if len(solved) else None,
         "confirmed": mean(returns),
-        "versions": versions,
+        "versions": provenance.package_versions(),
     }
 
 
 def _quarl(*arguments: str) -> None:
     command = [str(Path(sys.executable).with_name("quarl")), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed.\n{done.stderr}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed.\n{process.stderr}")
 
 
 def peer(library: str, task: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def peer(library: str, task: Mapping[str, Any], seed: int) -> dict[str, Any]:
     )
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return seconds to the goal by task and library, and the ratios to ours of the same seed."""
     lines = [
         "Seconds from the start of the command to the goal: median [range] over trainings",
@@ -109,14 +108,14 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         "| task | goal | library | solved | seconds | thousand steps | confirmed | over ours |",
         "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
-    ours_of = {(row["task"], row["seed"]): row for row in found if row["library"] == "ours"}
+    our_rows = {(row["task"], row["seed"]): row for row in results if row["library"] == "ours"}
     for (name, task), library in product(tasks().items(), LIBRARIES):
-        rows = [row for row in found if (row["task"], row["library"]) == (name, library)]
+        rows = [row for row in results if (row["task"], row["library"]) == (name, library)]
         if not rows:
             continue
         solved = [row for row in rows if row["seconds"] is not None]
-        pairs = [(row["seconds"], ours_of.get((name, row["seed"]), {})) for row in solved]
-        ratios = [theirs / own["seconds"] for theirs, own in pairs if own.get("seconds")]
+        pairs = [(row, our_rows.get((name, row["seed"]), {})) for row in solved]
+        ratios = [row["seconds"] / our["seconds"] for row, our in pairs if our.get("seconds")]
         cells = [
             _cell([row["seconds"] for row in solved], "{:,.1f}"),
             _cell([row["steps"] / 1000 for row in solved], "{:,.0f}"),
@@ -135,8 +134,8 @@ def _cell(values: Sequence[float], form: str) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is asked for, and print the table; with `--json`, write all figures as well."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    known = tasks()
-    parser.add_argument("--tasks", nargs="+", choices=[*known], default=[*known])
+    all_tasks = tasks()
+    parser.add_argument("--tasks", nargs="+", choices=[*all_tasks], default=[*all_tasks])
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=[*LIBRARIES])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each library")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -144,16 +143,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if set(args.libraries) & set(PEERS) and not (PEERS_VENV / "installed").exists():
         parser.error("the peers are not installed; install them by `make peers`")
     rows = read_json(args.json)["rows"] if args.json is not None and args.json.exists() else []
-    have = {(row["task"], row["seed"], row["library"]) for row in rows}
+    measured = {(row["task"], row["seed"], row["library"]) for row in rows}
     for key in product(args.tasks, range(args.seeds), args.libraries):
-        if key in have:
+        if key in measured:
             continue
         name, seed, library = key
+        task = all_tasks[name]
         row = {"task": name, "seed": seed, "library": library}
         row |= {"commit": provenance.source_commit(), **machine()}
-        found = ours(known[name], seed) if library == "ours" else peer(library, known[name], seed)
-        rows.append(row | found)
-        print(f"{name}, seed {seed}, {library}: {found['seconds']} s", file=sys.stderr, flush=True)
+        result = ours(task, seed) if library == "ours" else peer(library, task, seed)
+        rows.append(row | result)
+        print(f"{name}, seed {seed}, {library}: {result['seconds']} s", file=sys.stderr, flush=True)
         if args.json is not None:
             write_json(args.json, {"rows": rows})
             write_text(args.json.with_suffix(".md"), table(rows))

@@ -76,10 +76,10 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer of `peers.py`, run in the peers' environment."""
     text = json.dumps(request)
     command = [str(PEERS_VENV / "bin/python"), str(Path(__file__).with_name("peers.py")), text]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{request['library']} failed.\n{done.stderr}Received: {text}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{request['library']} failed.\n{process.stderr}Received: {text}")
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return result
 
 
@@ -98,11 +98,11 @@ def settings(name: str, workload: Workload) -> list[dict[str, Any]]:
 
 def by_speed(name: str, workload: Workload, steps: int) -> list[dict[str, Any]]:
     """Return a peer's settings, the fastest first, with their speeds if there is a choice."""
-    found = settings(name, workload)
-    for setting in found if len(found) > 1 else ():
+    candidates = settings(name, workload)
+    for setting in candidates if len(candidates) > 1 else ():
         setting |= {"steps_per_second": peer(name, workload, 0, steps, setting)["steps_per_second"]}
         _say(f"  {name} tried: {setting}")
-    return sorted(found, key=lambda setting: -setting.get("steps_per_second", 0.0))
+    return sorted(candidates, key=lambda setting: -setting.get("steps_per_second", 0.0))
 
 
 def measure(
@@ -111,16 +111,16 @@ def measure(
     """Return all figures of a workload but the machine's."""
     commit = provenance.source_commit()  # Before it is measured, which takes long.
     steps = math.ceil(workload.steps * scale)
-    tried = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
+    peers_settings = {name: by_speed(name, workload, math.ceil(steps * _TRIAL)) for name in peers}
     versions = {"ours": provenance.package_versions()}
     speeds: dict[str, list[float]] = {name: [] for name in ("alone", "ours", *peers)}
     for seed in range(repetitions):
         speeds["alone"].append(in_fresh_process(ours.alone, workload))
         speeds["ours"].append(in_fresh_process(ours.speed, workload, seed, steps))
         for name in peers:
-            found = peer(name, workload, seed, steps, tried[name][0])
-            speeds[name].append(found["steps_per_second"])
-            versions[name] = found["versions"]
+            answer = peer(name, workload, seed, steps, peers_settings[name][0])
+            speeds[name].append(answer["steps_per_second"])
+            versions[name] = answer["versions"]
         _say("  " + ", ".join(f"{name} {values[-1]:,.0f}" for name, values in speeds.items()))
     return {
         **asdict(workload),
@@ -128,7 +128,7 @@ def measure(
         "steps": steps,
         "preset": asdict(workload.preset()),
         "peers": list(peers),
-        "peers_settings": tried,
+        "peers_settings": peers_settings,
         "steps_per_second": speeds,
         "shares": in_fresh_process(ours.shares, workload, steps),
         "multiplications": in_fresh_process(ours.multiplications, workload),
@@ -151,36 +151,37 @@ def tables(workloads: Mapping[str, Mapping[str, Any]]) -> str:
         "| environment alone | arithmetic alone |",
         "|---|--:|---|--:|--:|--:|--:|--:|",
     ]
-    for name, found in workloads.items():
-        speeds = found["steps_per_second"]
-        own = f"| {name} | {_speed(speeds['ours'])} |"
-        floor = f"| {100 * _share(found):.0f} % | {_speed(speeds['alone'])} "
-        floor += f"| {_limit(found):,.0f} |"
-        for peer_name in found["peers"]:
+    for name, figures in workloads.items():
+        speeds = figures["steps_per_second"]
+        our_cells = f"| {name} | {_speed(speeds['ours'])} |"
+        floor_cells = f"| {100 * _share(figures):.0f} % | {_speed(speeds['alone'])} "
+        floor_cells += f"| {_limit(figures):,.0f} |"
+        for peer_name in figures["peers"]:
             pairs = zip(speeds["ours"], speeds[peer_name], strict=True)
             ratio = summary([mine / theirs for mine, theirs in pairs], "{:.2f}")
-            lines.append(f"{own} {peer_name} | {_speed(speeds[peer_name])} | {ratio} {floor}")
-        if not found["peers"]:
-            lines.append(f"{own} | | {floor}")
+            peer_cells = f"{peer_name} | {_speed(speeds[peer_name])} | {ratio}"
+            lines.append(f"{our_cells} {peer_cells} {floor_cells}")
+        if not figures["peers"]:
+            lines.append(f"{our_cells} | | {floor_cells}")
     parts = [*PARTS, "rest"]
     lines += ["", "Where our time goes, %", "", f"| workload | {' | '.join(parts)} |"]
     lines.append("|---|" + "--:|" * len(parts))
-    for name, found in workloads.items():
-        cells = (f"{found['shares'][part]:.0f}" for part in parts)
+    for name, figures in workloads.items():
+        cells = (f"{figures['shares'][part]:.0f}" for part in parts)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _limit(found: Mapping[str, Any]) -> float:
+def _limit(figures: Mapping[str, Any]) -> float:
     """Return the steps per second that the arithmetic alone would allow."""
-    rates = found["machine"]["multiplications_per_second"]
-    return float(rates[found["preset"]["precision"]] / found["multiplications"])
+    rates = figures["machine"]["multiplications_per_second"]
+    return float(rates[figures["preset"]["precision"]] / figures["multiplications"])
 
 
-def _share(found: Mapping[str, Any]) -> float:
+def _share(figures: Mapping[str, Any]) -> float:
     """Return our speed as a share of what the environment and then the arithmetic would allow."""
-    speeds = {name: median(values) for name, values in found["steps_per_second"].items()}
-    return speeds["ours"] * (1 / speeds["alone"] + 1 / _limit(found))
+    speeds = {name: median(values) for name, values in figures["steps_per_second"].items()}
+    return speeds["ours"] * (1 / speeds["alone"] + 1 / _limit(figures))
 
 
 def _speed(values: Sequence[float]) -> str:
@@ -231,27 +232,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         _say(
             "The peers are not installed, so ours is measured alone; install them by `make peers`."
         )
-    known: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if args.json is not None and args.json.exists():
-        known = read_json(args.json)
-    here = machine()
-    if here["load_before"] > _QUIET:
-        _say(f"Something else is running and slows all. Received: load={here['load_before']:.1f}")
-    here["multiplications_per_second"] = in_fresh_process(ours.multiplications_per_second)
+        results = read_json(args.json)
+    facts = machine()
+    if facts["load_before"] > _QUIET:
+        _say(f"Something else is running and slows all. Received: load={facts['load_before']:.1f}")
+    facts["multiplications_per_second"] = in_fresh_process(ours.multiplications_per_second)
     for name in args.workloads:
         workload = workloads[name]
         if workload.on_atari and args.precision:
             overrides = {**workload.overrides, "precision": args.precision}
             workload = replace(workload, overrides=overrides)
         _say(name)
-        able = [peer_name for peer_name in peers if peer_name in workload.peers]
+        workload_peers = [peer_name for peer_name in peers if peer_name in workload.peers]
         repetitions = args.repetitions or (3 if workload.on_atari else 5)
-        known[name] = {"machine": here, **measure(workload, able, repetitions, args.scale)}
-        found = {name: known[name] for name in workloads if name in known}
+        figures = measure(workload, workload_peers, repetitions, args.scale)
+        results[name] = {"machine": facts, **figures}
+        results = {name: results[name] for name in workloads if name in results}
         if args.json is not None:
-            write_json(args.json, found)
-            write_text(args.json.with_suffix(".md"), tables(found) + "\n")
-    print(tables({name: known[name] for name in args.workloads}))
+            write_json(args.json, results)
+            write_text(args.json.with_suffix(".md"), tables(results) + "\n")
+    print(tables({name: results[name] for name in args.workloads}))
 
 
 if __name__ == "__main__":
