@@ -63,7 +63,7 @@ VARIANTS: dict[str, Variant] = {
     "the same, head in float": _variant("int8_head32", refine=True),
 }
 #: For policies on images.
-OF_IMAGES = {
+IMAGE_VARIANTS = {
     "per channel, equalised, by outputs, head spread": _variant(spread=True),
     "per channel, smoothed, by outputs, head spread": _variant(
         equalise=False, smooth=True, spread=True
@@ -83,7 +83,7 @@ def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
     observations = calibration.observations(policy)
     seen, unseen = observations[::2], observations[1::2][:_UNSEEN]
     content = preparation.centred(content, choices)
-    variants = VARIANTS | (OF_IMAGES if sidecar.observation_dtype == "uint8" else {})
+    variants = VARIANTS | (IMAGE_VARIANTS if sidecar.observation_dtype == "uint8" else {})
     files = {"fp32": content, **{name: make(content, seen) for name, make in variants.items()}}
     policies = {name: Policy(file, sidecar) for name, file in files.items()}
     heads = {n: np.array([p.head(x) for x in unseen]) for n, p in policies.items()}
@@ -115,7 +115,7 @@ def main() -> None:
             results[run_id] = measure(entry.artifact, args.episodes)
             write_text(RESULTS, json.dumps(results, indent=1) + "\n")
             print(run_id, {n: round(v["head_error"], 2) for n, v in results[run_id].items()})
-    for name in VARIANTS | OF_IMAGES:
+    for name in VARIANTS | IMAGE_VARIANTS:
         ratios = [
             run[name]["head_error"] / run["per tensor"]["head_error"]
             for run in results.values()

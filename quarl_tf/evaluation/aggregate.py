@@ -165,12 +165,12 @@ def _resampled_means(runs: _Runs, random: np.random.Generator) -> Floats:
 
 def holm(values: Mapping[str, float], level: float) -> list[str]:
     """Return the names of the p-values that are rejected at a familywise level (Holm 1979)."""
-    rejected = []
+    rejected_names = []
     for rank, (name, value) in enumerate(sorted(values.items(), key=lambda item: item[1])):
         if value > level / (len(values) - rank):
             break
-        rejected.append(name)
-    return rejected
+        rejected_names.append(name)
+    return rejected_names
 
 
 def _loss_p(runs: Sequence[Paired]) -> float:

@@ -137,5 +137,5 @@ def _program(artifact: Path, sidecar: Sidecar, parent: str) -> Path | None:
     command: list[str | Path] = ["cc", "-O2", f"-DTYPE={c_type}"]
     command += ["-include", copy.with_suffix(".h"), _TIMER, copy.with_suffix(".c")]
     command += ["-lm", "-o", program]
-    compiled = shutil.which("cc") and subprocess.run(command, capture_output=True, check=False)
-    return program if compiled and compiled.returncode == 0 else None
+    process = shutil.which("cc") and subprocess.run(command, capture_output=True, check=False)
+    return program if process and process.returncode == 0 else None

@@ -68,12 +68,12 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
         quantized = Policy(integer.quantized(content, observations, recipe), policy.sidecar)
         return calibration.selection_returns(quantized, episodes)
 
-    base, game = selection_returns(auto.INT8), environments.rules(policy.sidecar.env_id)
+    int8_returns, game = selection_returns(auto.INT8), environments.rules(policy.sidecar.env_id)
     gains: dict[str, Interval] = {}
     for effect in sorted(effects, key=lambda effect: -effect.share)[:_WORST]:
         returns = selection_returns(auto.without(auto.INT8, effect.layer))
-        effective_n = effective_games(game, returns, base)
-        gains[effect.layer] = mean_interval(np.subtract(returns, base), effective_n)
+        effective_n = effective_games(game, returns, int8_returns)
+        gains[effect.layer] = mean_interval(np.subtract(returns, int8_returns), effective_n)
     return [replace(effect, gain=gains.get(effect.layer)) for effect in effects]
 
 

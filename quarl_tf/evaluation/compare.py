@@ -237,8 +237,7 @@ def compare(
     )
     # More episodes of a game that repeats itself are no more observations.
     enough = MIN_EPISODES <= episodes <= (observations or episodes)
-    more = more_needed(comparison, episodes) if enough else None
-    return replace(comparison, more_needed=more)
+    return replace(comparison, more_needed=more_needed(comparison, episodes) if enough else None)
 
 
 def compare_saved(

@@ -57,15 +57,15 @@ def arena_bytes(source: Path | bytes) -> int:
             return False, 0, 0
         return True, -tensor.size, tensor.first
 
-    placed: list[tuple[int, Activation]] = []
+    placements: list[tuple[int, Activation]] = []
     for tensor in sorted(tensors, key=order):
         overlapping = [
             (start, other.size)
-            for start, other in placed
+            for start, other in placements
             if other.first <= tensor.last and tensor.first <= other.last
         ]
-        placed.append((_place(tensor.size, overlapping), tensor))
-    return max((start + tensor.size for start, tensor in placed), default=0)
+        placements.append((_place(tensor.size, overlapping), tensor))
+    return max((start + tensor.size for start, tensor in placements), default=0)
 
 
 def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:

@@ -141,9 +141,9 @@ def evaluate_and_save(
     reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
     evaluation = None
     with suppress(QuarlError):  # A damaged one is replaced.
-        saved = Evaluation.load(path)
-        if evaluation_flaw(saved, sidecar, reference, seeds, chance) is None:
-            evaluation = saved
+        saved_evaluation = Evaluation.load(path)
+        if evaluation_flaw(saved_evaluation, sidecar, reference, seeds, chance) is None:
+            evaluation = saved_evaluation
     if evaluation is None:
         guide = reference if reference.exists() else None
         evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
@@ -246,16 +246,17 @@ def _agreement(
     # Discrete actions have no range, and must be equal.
     low, high = guide.sidecar.action_low or [0.0], guide.sidecar.action_high or [0.0]
     tolerance = AGREEMENT_TOLERANCE * np.subtract(high, low)
-    states = agreed = 0
+    states = equal_actions = 0
 
     def act_and_compare(observation: NDArray[Any], act: _Act) -> Any:
-        nonlocal states, agreed
+        nonlocal states, equal_actions
         action = guide.act(observation)
         states += 1
-        agreed += bool(np.all(np.abs(action - policy.act(observation)) <= tolerance))
+        difference = np.abs(action - policy.act(observation))
+        equal_actions += bool(np.all(difference <= tolerance))
         return action if chance == GREEDY else act(observation)
 
     for seed in seeds:
         observation, _ = env.reset(seed=seed)
         play(env, partial(act_and_compare, act=_actor(guide, seed, chance)), observation, seed)
-    return {"fraction": agreed / states, "states": states}
+    return {"fraction": equal_actions / states, "states": states}

@@ -5,6 +5,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cache
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,12 +143,12 @@ def watch(scene: Scene) -> None:
 
 
 def _episode(policy: Policy, scene: Scene, stride: int) -> Generator[_Shot, None, None]:
-    total, end = 0.0, ""
+    total = 0.0
     with closing(matching_env(policy.sidecar, render_mode="rgb_array")) as env:
         observation, _ = env.reset(seed=scene.seed)
         with making(policy.sidecar.env_id):
             screen = env.render()
-        yield _Shot(screen, total, end)
+        yield _Shot(screen, total, end="")
         for step, tick in enumerate(ticks(env, policy.act, observation), start=1):
             total += float(tick.rewards)
             end = "done" if tick.done else "stopped" if step == scene.max_steps else ""
@@ -179,12 +180,12 @@ def _compose(names: Sequence[str], shots: Sequence[_Shot], height: int) -> Image
 
 def _gif(images: Sequence[Image.Image], rate: float, colours: int, scale: float) -> bytes:
     width, height = (round(scale * side) for side in images[0].size)
-    resized = [image.resize((width, height), Image.Resampling.BOX) for image in images]
+    frames = [image.resize((width, height), Image.Resampling.BOX) for image in images]
     # With one palette for all, unchanged parts take no bytes.
-    samples = resized[:: ceil(len(resized) / 8)]
+    samples = frames[:: ceil(len(frames) / 8)]
     palette = Image.fromarray(np.concatenate([np.asarray(s) for s in samples])).quantize(colours)
     none = Image.Dither.NONE
-    first, *others = [image.quantize(palette=palette, dither=none) for image in resized]
+    first, *others = [frame.quantize(palette=palette, dither=none) for frame in frames]
     duration = 10 * round(100 / rate)  # Milliseconds; a GIF counts hundredths of a second.
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
@@ -200,6 +201,5 @@ def _write_mp4(scene: Scene, path: Path) -> None:
         options = {"macro_block_size": 2, "output_params": ["-f", "mp4"]}
         with closing(write_frames(str(temporary), first.size, fps=scene.rate, **options)) as film:
             film.send(None)
-            film.send(first.tobytes())
-            for image in images:
+            for image in chain([first], images):
                 film.send(image.tobytes())

@@ -147,17 +147,17 @@ class Scheme:
 def _on_grid(bits: int, rounding: str, widths: Mapping[str, int]) -> Recipe:
     """Return the papers' weight-only recipe, with one grid per fully-connected kernel."""
 
-    def form(bits: int) -> LayerFormat:
-        return LayerFormat(weights=TensorFormat(bits=bits, rounding=rounding, step="paper"))
+    def form(width: int) -> LayerFormat:
+        return LayerFormat(weights=TensorFormat(bits=width, rounding=rounding, step="paper"))
 
     by_layer = {layer: form(width) for layer, width in widths.items() if layer != "head"}
     return Recipe(default=form(bits), head=form(widths.get("head", bits)), by_layer=by_layer)
 
 
 def _optimised(bits: int, *, rounded: bool) -> Recipe:
-    def form(bits: int) -> LayerFormat:
-        form = integers(bits, per_channel=True, rounding="gptq")
-        return form if rounded else replace(form, activations=None)
+    def form(width: int) -> LayerFormat:
+        formats = integers(width, per_channel=True, rounding="gptq")
+        return formats if rounded else replace(formats, activations=None)
 
     edge = form(max(bits, EDGE_BITS))
     return Recipe(default=form(bits), observation=replace(edge, weights=None), head=edge)

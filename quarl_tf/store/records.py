@@ -43,10 +43,10 @@ class _JsonRecord:
     def of(cls, stored: dict[str, Any], path: Path) -> Self:
         """Build the record of the values in a file; a QuarlError where they are not valid."""
         kinds, values = get_type_hints(cls), cls._defaults() | stored
-        if differing := kinds.keys() ^ values.keys():
+        if differing_fields := kinds.keys() ^ values.keys():
             raise QuarlError(
                 f"{path} is no {cls.__name__} of this version; delete it and run again what made "
-                f"it. Received: fields that differ {', '.join(sorted(differing))}"
+                f"it. Received: fields that differ {', '.join(sorted(differing_fields))}"
             )
         flaws = [
             (name, f"{name} must be {kind.__name__ if isinstance(kind, type) else kind}")

@@ -224,10 +224,10 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
         return TrainingRecord.load(folder / "training.json")
     reason, command = "is not finished", "quarl train --algo … --env … --seed …"
     if not folder.exists():
-        reason, exported = "does not exist", exported_run(workspace, run_id)
-        if exported is not None:
+        reason, run = "does not exist", exported_run(workspace, run_id)
+        if run is not None:
             reason = "is not here, only what was exported of it"
-            command = f"{exported.command('train')} --root DIR"
+            command = f"{run.command('train')} --root DIR"
     raise QuarlError(
         f"The run {reason}; train it first ({command}). "
         f"Received: run={run_id!r} in {workspace.root.resolve()}"
@@ -271,9 +271,9 @@ def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRec
 
 def known_run(workspace: Workspace, run_id: str) -> Run:
     """Return a run that is trained or adopted, else a QuarlError."""
-    exported = exported_run(workspace, run_id)
-    if exported is not None and exported.adopted:
-        return exported
+    run = exported_run(workspace, run_id)
+    if run is not None and run.adopted:
+        return run
     return Run.from_dict(training_record(workspace, run_id).run)
 
 

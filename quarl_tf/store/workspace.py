@@ -37,12 +37,12 @@ class Workspace:
 
     def run_ids(self) -> list[str]:
         """Return the ids of all runs that have a folder."""
-        trained = {path.name for path in self.root.glob("runs/[!.]*/") if path.is_dir()}
-        exported = {
+        trained_ids = {path.name for path in self.root.glob("runs/[!.]*/") if path.is_dir()}
+        exported_ids = {
             "-".join([path.parent.name, path.parent.parent.name, path.name])
             for path in self.root.glob("tflite_models/*/*/*/")
         }
-        return sorted(filter(_RUN_ID.fullmatch, trained | exported))
+        return sorted(filter(_RUN_ID.fullmatch, trained_ids | exported_ids))
 
     def artifact(self, run_id: str, scheme: str) -> Path:
         """Return the path of a flatbuffer; its sidecar and evaluations are beside it."""
@@ -54,7 +54,7 @@ class Workspace:
 
 
 def _checked_run_id(run_id: str) -> str:
-    if run_id in ("", ".", "..") or "/" in run_id or os.sep in run_id:
+    if run_id in ("", ".", "..") or "/" in run_id:
         name = Path(run_id).name
         hint = f"give {name}" if name not in ("", "..") else "`quarl list` names the runs"
         raise UsageError(
