@@ -166,15 +166,13 @@ def multiplications(workload: Workload) -> float:
 
 def _passes(*networks: Any) -> tuple[float, float]:
     """Return the multiplications of one observation's forward pass, and those of first layers."""
-    counts = [
-        [
-            layer.kernel.shape.num_elements() * math.prod(layer.output_shape[1:-1])
-            for layer in network.layers
-            if hasattr(layer, "kernel")
-        ]
-        for network in networks
-    ]
-    return sum(map(sum, counts)), sum(layers[0] for layers in counts)
+    total = first_layers = 0
+    for network in networks:
+        layers = [layer for layer in network.layers if hasattr(layer, "kernel")]
+        counts = [x.kernel.shape.num_elements() * math.prod(x.output_shape[1:-1]) for x in layers]
+        total += sum(counts)
+        first_layers += counts[0]
+    return total, first_layers
 
 
 def multiplications_per_second() -> dict[str, float]:

@@ -131,7 +131,7 @@ def _cell(values: Sequence[float], form: str) -> str:
     return summary(values, form) if values else "none"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure what is asked for, and print the table; with `--json`, write all figures as well."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     all_tasks = tasks()
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=[*LIBRARIES])
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each library")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if set(args.libraries) & set(PEERS) and not (PEERS_VENV / "installed").exists():
         parser.error("the peers are not installed; install them by `make peers`")
     rows = read_json(args.json)["rows"] if args.json is not None and args.json.exists() else []

@@ -218,11 +218,11 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure what is asked for, and print the tables; with `--json`, write all figures as well."""
     workloads = ours.workloads()
     parser = _parser([*workloads])
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if args.repetitions is not None and args.repetitions < 1:
         parser.error(f"one repetition at least. Received: --repetitions {args.repetitions}")
     if not 0 < args.scale <= 1:
