@@ -208,8 +208,8 @@ class CellResults:
     @property
     def smallest(self) -> Row | None:
         """Return the smallest native scheme that keeps the reward."""
-        rows = (row for row in self.rows if row.native and row.verdict in _KEEPING_VERDICTS)
-        return min(rows, key=lambda row: row.size_bytes or math.inf, default=None)
+        rows = [row for row in self.rows if row.native and row.verdict in _KEEPING_VERDICTS]
+        return min(rows, key=lambda row: row.size_bytes or math.inf) if rows else None
 
     @property
     def fewest(self) -> list[tuple[str, Row | None]]:
