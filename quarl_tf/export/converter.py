@@ -8,7 +8,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from quarl_tf.export.graph import UINT8, Graph
+from quarl_tf.export.graph import NONE, RELU, UINT8, Graph, fused_activation
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.keras import keras, tf
@@ -16,12 +16,11 @@ from quarl_tf.foundation.keras import keras, tf
 #: Observations of the representative dataset, as in TensorFlow's guide.
 _REPRESENTATIVE = 500
 
-_KIND = schema.ActivationFunctionType
 _ACTIVATIONS: Mapping[int, Callable[[Any], Any]] = {
-    _KIND.NONE: lambda x: x,
-    _KIND.RELU: tf.nn.relu,
-    _KIND.RELU6: tf.nn.relu6,
-    _KIND.TANH: tf.tanh,
+    NONE: lambda x: x,
+    RELU: tf.nn.relu,
+    schema.ActivationFunctionType.RELU6: tf.nn.relu6,
+    schema.ActivationFunctionType.TANH: tf.tanh,
 }
 
 
@@ -37,14 +36,14 @@ def of_function(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: st
 
 def converted(converter: Any) -> bytes:
     """Return the flatbuffer that a converter makes; a QuarlError where it fails."""
-    with native_output.caught() as said, warnings.catch_warnings():
+    with native_output.caught() as output, warnings.catch_warnings():
         # It takes any network with ranges to have integer inputs; ours are floats, or bytes.
         warnings.filterwarnings("ignore", "Statistics for quantized inputs", UserWarning)
         try:
             content: bytes = converter.convert()
         except Exception as error:
             raise QuarlError(
-                f"The TFLite converter failed: {one_line(error)[:300]} {said()[-300:]}"
+                f"The TFLite converter failed: {one_line(error)[:300]} {output()[-300:]}"
             ) from error
     return content
 
@@ -55,10 +54,10 @@ def stock_int8(content: bytes, observations: NDArray[Any]) -> bytes:
     The representative dataset is evenly sampled from the observations [n, ...]. Raises a QuarlError
     for an unsupported operator, or where the converter fails.
     """
-    seen = observations[:: max(1, len(observations) // _REPRESENTATIVE)].astype(np.float32)
+    sample = observations[:: max(1, len(observations) // _REPRESENTATIVE)].astype(np.float32)
     converter = of_function(_function(content), observations.shape[1:], "float32")
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([observation[None]] for observation in seen)
+    converter.representative_dataset = lambda: ([observation[None]] for observation in sample)
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     converter.inference_input_type = converter.inference_output_type = tf.int8
     return converted(converter)
@@ -69,7 +68,7 @@ def _function(content: bytes) -> Callable[[Any], Any]:
     graph = Graph(content)
     for operator in graph.operators:
         kind, source = graph.name(operator), graph.tensors[operator.inputs[0]]
-        supported = kind in _OPERATIONS and _fused(operator) in _ACTIVATIONS
+        supported = kind in _OPERATIONS and fused_activation(operator) in _ACTIVATIONS
         # The bytes of an observation are floats here.
         if not supported or (kind == "CAST" and source.type != UINT8):
             raise QuarlError(
@@ -84,18 +83,14 @@ def _function(content: bytes) -> Callable[[Any], Any]:
                 values[i] if i in values else graph.constant(i) for i in operator.inputs if i >= 0
             ]
             if graph.name(operator) == "RESHAPE":
-                rows, *rest = graph.tensors[operator.outputs[0]].shape
+                rows, *sizes = graph.tensors[operator.outputs[0]].shape
                 # Published files of one row have -1, which the converter writes as it is given.
-                arguments[1:] = [(rows, *rest) if rows > 1 or len(rest) > 1 else (1, -1)]
-            computed = _OPERATIONS[graph.name(operator)](operator, *arguments)
-            values[operator.outputs[0]] = _ACTIVATIONS[_fused(operator)](computed)
+                arguments[1:] = [(rows, *sizes) if rows > 1 or len(sizes) > 1 else (1, -1)]
+            outputs = _OPERATIONS[graph.name(operator)](operator, *arguments)
+            values[operator.outputs[0]] = _ACTIVATIONS[fused_activation(operator)](outputs)
         return values[graph.outputs[0]]
 
     return call
-
-
-def _fused(operator: Any) -> int:
-    return int(getattr(operator.builtinOptions, "fusedActivationFunction", _KIND.NONE))
 
 
 def _dense(_: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> Any:
@@ -106,9 +101,9 @@ def _convolution(operator: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> An
     options = operator.builtinOptions
     strides = options.strideH, options.strideW
     padding = ("SAME", "VALID")[options.padding]
-    apart = options.dilationHFactor, options.dilationWFactor
-    moved = np.transpose(kernel, (1, 2, 3, 0))
-    return tf.nn.conv2d(inputs, moved, strides, padding, dilations=apart) + bias
+    dilations = options.dilationHFactor, options.dilationWFactor
+    filters = np.transpose(kernel, (1, 2, 3, 0))
+    return tf.nn.conv2d(inputs, filters, strides, padding, dilations=dilations) + bias
 
 
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {

@@ -14,8 +14,13 @@ from quarl_tf.runtime.flatbuffer import IDENTIFIER
 FLOAT16, FLOAT32 = schema.TensorType.FLOAT16, schema.TensorType.FLOAT32
 UINT8 = schema.TensorType.UINT8
 
-#: The fused activation that clips to [-1, 1].
+#: Fused activations; the last one clips to [-1, 1].
+NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
 BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
+
+#: Scale of what lies between -1 and 1: a tanh's output, and the parts of a spread head. It is a
+#: power of two, so that floats add them up without rounding.
+UNIT_STEP = 1 / 128
 
 #: Operators with a kernel of weights.
 WEIGHTED = ("FULLY_CONNECTED", "CONV_2D")
@@ -51,16 +56,16 @@ class Graph:
 
     def _separate(self) -> None:
         """Give each layer constants of its own, which change without those of others."""
-        taken: set[int] = set()
+        used_buffers: set[int] = set()
         for operator in sorted(self.operators, key=lambda op: self.name(op) in WEIGHTED):
             operator.inputs = list(operator.inputs)
-            for place, index in enumerate(operator.inputs):
+            for position, index in enumerate(operator.inputs):
                 values = self.constant(index)
                 if values is None:
                     continue
-                if self.tensors[index].buffer in taken and self.name(operator) in WEIGHTED:
-                    operator.inputs[place] = self.add(index, b"_own", values=values)
-                taken.add(self.tensors[operator.inputs[place]].buffer)
+                if self.tensors[index].buffer in used_buffers and self.name(operator) in WEIGHTED:
+                    operator.inputs[position] = self.add(index, b"_own", values=values)
+                used_buffers.add(self.tensors[operator.inputs[position]].buffer)
 
     def readers(self, index: int) -> int:
         """Return how often a tensor is read, as an output of the flatbuffer as well."""
@@ -77,14 +82,15 @@ class Graph:
         The head is the last one with as many outputs as the flatbuffer: in a dueling network the
         value of the state may follow it.
         """
-        found = [op for op in self.operators if self.name(op) in WEIGHTED]
-        wide = [op for op in found if self._size(op.outputs[0]) == self._size(self.outputs[0])]
-        head, names = (wide or found)[-1], dict[str, Any]()
-        for operator in found:
+        weighted = [op for op in self.operators if self.name(op) in WEIGHTED]
+        size = self._size(self.outputs[0])
+        heads = [op for op in weighted if self._size(op.outputs[0]) == size]
+        head, layers = (heads or weighted)[-1], dict[str, Any]()
+        for operator in weighted:
             kind = "convolution" if self.name(operator) == "CONV_2D" else "hidden"
-            number = sum(name.startswith(kind) for name in names)
-            names["head" if operator is head else f"{kind}_{number}"] = operator
-        return names
+            number = sum(name.startswith(kind) for name in layers)
+            layers["head" if operator is head else f"{kind}_{number}"] = operator
+        return layers
 
     def _size(self, index: int) -> int:
         return int(math.prod(self.tensors[index].shape))
@@ -95,8 +101,8 @@ class Graph:
 
     def before_tanh(self) -> set[int]:
         """Return the inputs of all tanh operators, which nothing else reads."""
-        read = {op.inputs[0] for op in self.operators if self.name(op) == "TANH"}
-        return {index for index in read if self.readers(index) == 1}
+        inputs = {op.inputs[0] for op in self.operators if self.name(op) == "TANH"}
+        return {index for index in inputs if self.readers(index) == 1}
 
     def constant(self, index: int) -> Array | None:
         """Return a float32 constant; None for other tensors and for -1."""
@@ -121,10 +127,10 @@ class Graph:
 
     def set_grid(self, index: int, scales: Any, zero: int) -> None:
         """Set the scale of a tensor, or one for each output channel, and the code of 0."""
-        found = schema.QuantizationParametersT()
-        found.scale = np.atleast_1d(scales).astype(np.float32)
-        found.zeroPoint = np.full(found.scale.shape, zero, np.int64)
-        self.tensors[index].quantization = found
+        quantization = schema.QuantizationParametersT()
+        quantization.scale = np.atleast_1d(scales).astype(np.float32)
+        quantization.zeroPoint = np.full(quantization.scale.shape, zero, np.int64)
+        self.tensors[index].quantization = quantization
 
     def add(
         self,
@@ -163,31 +169,32 @@ class Graph:
 
     def operator(self, name: str, inputs: list[int], outputs: list[int], like: Any = None) -> Any:
         """Make an operator, with the options of another if there is one."""
-        made = schema.OperatorT()
-        made.inputs, made.outputs, made.opcodeIndex = inputs, outputs, self._code(name)
+        operator = schema.OperatorT()
+        operator.inputs, operator.outputs = inputs, outputs
+        operator.opcodeIndex = self._code(name)
         if like is not None:
-            made.builtinOptionsType = like.builtinOptionsType
-            made.builtinOptions = like.builtinOptions
+            operator.builtinOptionsType = like.builtinOptionsType
+            operator.builtinOptions = like.builtinOptions
         elif name == "CONCATENATION":
-            made.builtinOptionsType = schema.BuiltinOptions.ConcatenationOptions
-            made.builtinOptions = schema.ConcatenationOptionsT()
-            made.builtinOptions.axis = -1
+            operator.builtinOptionsType = schema.BuiltinOptions.ConcatenationOptions
+            operator.builtinOptions = schema.ConcatenationOptionsT()
+            operator.builtinOptions.axis = -1
         elif name == "SUM":
-            made.builtinOptionsType = schema.BuiltinOptions.ReducerOptions
-            made.builtinOptions = schema.ReducerOptionsT()
-            made.builtinOptions.keepDims = True
-        return made
+            operator.builtinOptionsType = schema.BuiltinOptions.ReducerOptions
+            operator.builtinOptions = schema.ReducerOptionsT()
+            operator.builtinOptions.keepDims = True
+        return operator
 
     def _code(self, name: str) -> int:
-        codes, wanted = self.model.operatorCodes, (_OPERATORS[name], _VERSIONS.get(name, 1))
-        known = [(_builtin(code), code.version) for code in codes]
-        if wanted not in known:
-            code = schema.OperatorCodeT()
-            code.builtinCode, code.version = wanted
-            code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-            codes.append(code)
-            known.append(wanted)
-        return known.index(wanted)
+        codes, version = self.model.operatorCodes, _VERSIONS.get(name, 1)
+        for number, code in enumerate(codes):
+            if (_builtin(code), code.version) == (_OPERATORS[name], version):
+                return number
+        code = schema.OperatorCodeT()
+        code.builtinCode, code.version = _OPERATORS[name], version
+        code.deprecatedBuiltinCode = min(code.builtinCode, 127)
+        codes.append(code)
+        return len(codes) - 1
 
     def pack(self) -> bytes:
         """Return the flatbuffer, without unused operators and tensors.
@@ -200,51 +207,56 @@ class Graph:
         return bytes(builder.Output())
 
     def _drop_unused(self) -> None:
-        needed, kept = set(self.outputs), []
+        used_tensors, used_operators = {*self.outputs}, []
         for operator in reversed(self.operators):
-            if needed & set(operator.outputs):
-                kept.append(operator)
-                needed |= {*operator.inputs, *operator.outputs}
-        place = _numbered({*needed, *self.inputs} - {-1})
-        for operator in kept:
-            operator.inputs = [place.get(i, -1) for i in operator.inputs]
-            operator.outputs = [place[i] for i in operator.outputs]
-        self.operators[:] = kept[::-1]
-        self.tensors[:] = [self.tensors[i] for i in place]
+            if used_tensors & {*operator.outputs}:
+                used_operators.append(operator)
+                used_tensors |= {*operator.inputs, *operator.outputs}
+        numbers = _new_numbers({*used_tensors, *self.inputs} - {-1})
+        for operator in used_operators:
+            operator.inputs = [numbers.get(i, -1) for i in operator.inputs]
+            operator.outputs = [numbers[i] for i in operator.outputs]
+        self.operators[:] = used_operators[::-1]
+        self.tensors[:] = [self.tensors[i] for i in numbers]
         for ends in (self.inputs, self.outputs):
-            ends[:] = [place[i] for i in ends]
+            ends[:] = [numbers[i] for i in ends]
         for signature in self.model.signatureDefs or []:
             for entry in (*signature.inputs, *signature.outputs):
-                entry.tensorIndex = place[entry.tensorIndex]
+                entry.tensorIndex = numbers[entry.tensorIndex]
         owners = [*self.tensors, *(self.model.metadata or [])]
         # Buffer 0 is empty by convention.
-        place = _numbered({0, *(owner.buffer for owner in owners)})
+        numbers = _new_numbers({0, *(owner.buffer for owner in owners)})
         for owner in owners:
-            owner.buffer = place[owner.buffer]
-        self.model.buffers = [self.model.buffers[i] for i in place]
-        place = _numbered({operator.opcodeIndex for operator in kept})
-        for operator in kept:
-            operator.opcodeIndex = place[operator.opcodeIndex]
-        self.model.operatorCodes = [self.model.operatorCodes[i] for i in place]
+            owner.buffer = numbers[owner.buffer]
+        self.model.buffers = [self.model.buffers[i] for i in numbers]
+        numbers = _new_numbers({operator.opcodeIndex for operator in used_operators})
+        for operator in used_operators:
+            operator.opcodeIndex = numbers[operator.opcodeIndex]
+        self.model.operatorCodes = [self.model.operatorCodes[i] for i in numbers]
 
 
 def in_float32(content: bytes) -> bytes:
     """Return a flatbuffer whose float16 constants are float32; one without any stays as it is."""
     graph = Graph(content)
-    halves = [
+    wideners = [
         operator
         for operator in graph.operators
         if graph.name(operator) == "DEQUANTIZE"
         and graph.tensors[operator.inputs[0]].type == FLOAT16
     ]
-    for operator in halves:
-        half, full = graph.tensors[operator.inputs[0]], operator.outputs[0]
-        values = np.frombuffer(bytes(graph.model.buffers[half.buffer].data), np.float16)
-        graph.tensors[full].buffer = len(graph.model.buffers)
+    for operator in wideners:
+        half_tensor, index = graph.tensors[operator.inputs[0]], operator.outputs[0]
+        values = np.frombuffer(bytes(graph.model.buffers[half_tensor.buffer].data), np.float16)
+        graph.tensors[index].buffer = len(graph.model.buffers)
         graph.model.buffers.append(schema.BufferT())
-        graph.set_constant(full, values.astype(np.float32))
+        graph.set_constant(index, values.astype(np.float32))
         graph.operators.remove(operator)
-    return graph.pack() if halves else content
+    return graph.pack() if wideners else content
+
+
+def fused_activation(operator: Any) -> int:
+    """Return the activation that an operator applies to its output."""
+    return int(getattr(operator.builtinOptions, "fusedActivationFunction", NONE))
 
 
 def _builtin(code: Any) -> int:
@@ -253,6 +265,6 @@ def _builtin(code: Any) -> int:
     return number
 
 
-def _numbered(used: Iterable[int]) -> dict[int, int]:
-    """Return consecutive numbers for the used ones, in their order."""
-    return {old: new for new, old in enumerate(sorted(used))}
+def _new_numbers(numbers: Iterable[int]) -> dict[int, int]:
+    """Return consecutive numbers for numbers, in their order."""
+    return {old: new for new, old in enumerate(sorted(numbers))}

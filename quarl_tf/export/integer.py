@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export.activations import ranges
-from quarl_tf.export.graph import BETWEEN_ONES, LOWEST, UINT8, WEIGHTED, Graph
+from quarl_tf.export.graph import (
+    BETWEEN_ONES,
+    LOWEST,
+    UINT8,
+    UNIT_STEP,
+    WEIGHTED,
+    Graph,
+    fused_activation,
+)
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.quantization.grid import Array, Grid, grid_between, snap
+from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, snap
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat, require_layers
 
 #: Operators that only move numbers; their output is on the grid of their input.
@@ -23,13 +31,6 @@ _MOVING = ("RESHAPE",)
 
 #: Operators that clip the normalised observation, as the ends of its grid do.
 _CLIPPING = ("MINIMUM", "MAXIMUM")
-
-#: Scale of what lies between -1 and 1: a tanh's output, and the parts of a spread head. It is a
-#: power of two, so that floats add them up without rounding.
-_UNIT_STEP = 1 / 128
-
-_BITS = 8
-_BYTE = TensorFormat(bits=_BITS)
 
 
 def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
@@ -48,11 +49,10 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
         name: round_kernel(graph, operator, observations, recipe.of(name).weights)
         for name, operator in graph.layers().items()
     }
-    found = ranges(graph.pack(), observations)
+    ends = ranges(graph.pack(), observations)
 
     def grid(index: int, form: TensorFormat) -> Grid:
-        low, high = np.array(found[index], np.float32)
-        return grid_between(low, high, form)
+        return grid_between(*np.array(ends[index], np.float32), form)
 
     _Writer(graph, recipe, grid, steps).write()
     return graph.pack()
@@ -74,8 +74,8 @@ def trained(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]])
     for (name, layer), grid in zip(graph.layers().items(), weighted, strict=True):
         steps[name] = np.asarray(grid["kernel"].step, np.float64) * factor
         outputs[layer.outputs[0]], factor = grid["output"], 1.0
-    entering = grids[0]["output"]
-    _Writer(graph, recipe, lambda index, _: outputs.get(index, entering), steps).write()
+    observation = grids[0]["output"]
+    _Writer(graph, recipe, lambda index, _: outputs.get(index, observation), steps).write()
     return graph.pack()
 
 
@@ -88,12 +88,12 @@ def _fold_byte_scaling(graph: Graph) -> None:
         if factor is None or factor.size > 1 or cast is None or graph.name(cast) != "CAST":
             continue
         first = layer = users[scaling.outputs[0]]
-        passed = [scaling.outputs[0]]
+        tensors = [scaling.outputs[0]]
         while graph.name(layer) in _MOVING:
-            passed.append(layer.outputs[0])
+            tensors.append(layer.outputs[0])
             layer = users[layer.outputs[0]]
         kernel = graph.constant(layer.inputs[1]) if graph.name(layer) in WEIGHTED else None
-        if kernel is not None and all(graph.readers(index) == 1 for index in passed):
+        if kernel is not None and all(graph.readers(index) == 1 for index in tensors):
             first.inputs[0] = cast.outputs[0]
             graph.set_constant(layer.inputs[1], kernel * factor)
 
@@ -139,7 +139,7 @@ class _Writer:
         graph = self._graph
         source = self._integer(operator.inputs[0])
         kernel, bias = graph.kernel_and_bias(operator)
-        if kernel is None or weights.bits != _BITS or activations.bits != _BITS:
+        if kernel is None or {weights.bits, activations.bits} != {BYTE.bits}:
             raise QuarlError(
                 "int8 kernels take constants of 8 bits; name a recipe of 8 bits. "
                 f"Received: weights of {weights.bits} bits, activations of {activations.bits}"
@@ -147,19 +147,21 @@ class _Writer:
         name, steps = graph.name(operator), self._steps[layer]
         per_channel = name == "CONV_2D" or weights.per_channel
         codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
-        least = _least_scales(bias, float(graph.tensors[source].quantization.scale[0]))
-        least = least if len(scales) > 1 else least.max(keepdims=True)
-        if (scales < least).any():
-            steps = np.maximum(scales, least)
+        source_scale = graph.tensors[source].quantization.scale[0]
+        least_scales = _least_scales(bias, float(source_scale))
+        if len(scales) == 1:
+            least_scales = least_scales.max(keepdims=True)
+        if (scales < least_scales).any():
+            steps = np.maximum(scales, least_scales)
             codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
-        scale = graph.tensors[source].quantization.scale[0] * scales
+        bias_scales = source_scale * scales
         inputs = [source, graph.add_integers(operator.inputs[1], np.int8, scales, 0, codes), -1]
         if bias is not None:
-            shifts = np.rint(bias.astype(np.float64) / scale)
-            inputs[2] = graph.add_integers(operator.inputs[2], np.int32, scale, 0, shifts)
+            sums = np.rint(bias.astype(np.float64) / bias_scales)
+            inputs[2] = graph.add_integers(operator.inputs[2], np.int32, bias_scales, 0, sums)
         index = operator.outputs[0]
-        if operator.builtinOptions.fusedActivationFunction == BETWEEN_ONES:
-            self._integers[index] = graph.add_integers(index, np.int8, _UNIT_STEP, 0)
+        if fused_activation(operator) == BETWEEN_ONES:
+            self._integers[index] = graph.add_integers(index, np.int8, UNIT_STEP, 0)
         else:
             self._integers[index] = graph.add_codes(index, self._grid(index, activations))
         self._written.append(graph.operator(name, inputs, [self._integers[index]], operator))
@@ -170,62 +172,61 @@ class _Writer:
             return self._integers[index]
         graph, source = self._graph, index
         producer: Any = self._producers.get(index)
-        kind = self._made_by(index)
+        kind = self._producer_kind(index)
         if kind in _MOVING:
             self._integer(producer.inputs[0])
             self._write_unweighted(producer, kind)
             return self._integers[index]
-        if kind == "CONCATENATION" and self._made_by(producer.inputs[0]) == "DEQUANTIZE":
+        if kind == "CONCATENATION" and self._producer_kind(producer.inputs[0]) == "DEQUANTIZE":
             # The grid of the codes that `preparation.refined` computes it from.
-            codes = self._producers[producer.inputs[0]].inputs[0]
-            self._add_like(index, graph.tensors[codes])
+            self._add_like(index, self._producers[producer.inputs[0]].inputs[0])
         elif kind == "CAST" and graph.tensors[producer.inputs[0]].type == UINT8:
             source = producer.inputs[0]
             graph.set_grid(source, 1, 0)
             self._integers[index] = graph.add_integers(index, np.int8, 1, LOWEST)
         else:
-            grid = self._grid(index, self._recipe.observation.activations or _BYTE)
+            grid = self._grid(index, self._recipe.observation.activations or BYTE)
             self._integers[index] = graph.add_codes(index, grid)
             source = self._unclipped(index, grid)
-        made = self._integers[index]
-        self._written.append(graph.operator("QUANTIZE", [source], [made]))
-        return made
+        codes = self._integers[index]
+        self._written.append(graph.operator("QUANTIZE", [source], [codes]))
+        return codes
 
     def _unclipped(self, index: int, grid: Grid) -> int:
         """Return the tensor before the clips that the ends of a grid repeat."""
-        while (kind := self._made_by(index)) in _CLIPPING:
-            given = list(self._producers[index].inputs)
-            ends = [self._graph.constant(i) for i in given]
-            place = 1 if ends[0] is None else 0
-            end = ends[place]
+        while (kind := self._producer_kind(index)) in _CLIPPING:
+            inputs = list(self._producers[index].inputs)
+            constants = [self._graph.constant(i) for i in inputs]
+            position = 1 if constants[0] is None else 0
+            end = constants[position]
             if end is None or end.size > 1:
                 break
             # A step beyond the end is rounded to it or to its neighbour.
-            beyond = end.item() - grid.high if kind == "MINIMUM" else grid.low - end.item()
-            if beyond < -grid.step:
+            margin = end.item() - grid.high if kind == "MINIMUM" else grid.low - end.item()
+            if margin < -grid.step:
                 break
-            index = given[1 - place]
+            index = inputs[1 - position]
         return index
 
-    def _made_by(self, index: int) -> str:
+    def _producer_kind(self, index: int) -> str:
         return self._graph.name(self._producers[index]) if index in self._producers else ""
 
-    def _add_like(self, index: int, codes: Any) -> int:
+    def _add_like(self, index: int, codes: int) -> int:
         """Add the integer tensor of a float one, on the grid of other codes."""
-        grid = codes.quantization
+        grid = self._graph.tensors[codes].quantization
         self._integers[index] = self._graph.add_integers(
             index, np.int8, grid.scale[0], int(grid.zeroPoint[0])
         )
         return self._integers[index]
 
     def _write_unweighted(self, operator: Any, name: str) -> None:
-        graph, (source, target) = self._graph, (operator.inputs[0], operator.outputs[0])
+        graph, source, target = self._graph, self._integers[operator.inputs[0]], operator.outputs[0]
         if name == "TANH":
-            made = self._integers[target] = graph.add_integers(target, np.int8, _UNIT_STEP, 0)
+            codes = self._integers[target] = graph.add_integers(target, np.int8, UNIT_STEP, 0)
         else:
-            made = self._add_like(target, graph.tensors[self._integers[source]])
-        inputs = [self._integers[source], *operator.inputs[1:]]
-        self._written.append(graph.operator(name, inputs, [made], operator))
+            codes = self._add_like(target, source)
+        inputs = [source, *operator.inputs[1:]]
+        self._written.append(graph.operator(name, inputs, [codes], operator))
 
     def _to_float(self, indices: list[int]) -> None:
         for index in indices:

@@ -7,17 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
 
 from quarl_tf.export.activations import kernel_inputs, ranges, visit
-from quarl_tf.export.graph import BETWEEN_ONES, Graph
-from quarl_tf.quantization.grid import Array, grid_between
-from quarl_tf.spec import TensorFormat, actions
+from quarl_tf.export.graph import BETWEEN_ONES, NONE, RELU, Graph, fused_activation
+from quarl_tf.quantization.grid import BYTE, Array, grid_between
+from quarl_tf.spec import actions
 from quarl_tf.spec.actions import Choices
 from quarl_tf.spec.architectures import LEAST_DEVIATION
-
-_BYTE = TensorFormat(bits=8)
-_NONE, _RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
 
 #: Largest ratio of a channel's bias to its weights that `equalised` ignores. A channel that is
 #: mostly its bias would, with weights like the others', take the grid that all share.
@@ -72,8 +68,8 @@ def centred(content: bytes, choices: Choices | None) -> bytes:
 def separable(graph: Graph) -> bool:
     """Tell whether the last layer alone, without an activation, computes the head."""
     head = graph.layers()["head"]
-    last = head.outputs[0] in graph.outputs and graph.readers(head.outputs[0]) == 1
-    return last and head.builtinOptions.fusedActivationFunction == _NONE
+    is_last = head.outputs[0] in graph.outputs and graph.readers(head.outputs[0]) == 1
+    return is_last and fused_activation(head) == NONE
 
 
 def equalised(content: bytes, rounds: int = 20) -> bytes:
@@ -86,9 +82,9 @@ def equalised(content: bytes, rounds: int = 20) -> bytes:
     layers = list(graph.layers().values())
     for _ in range(rounds):
         for first, second in pairwise(layers):
-            alike = graph.name(first) == graph.name(second)
-            direct = first.outputs[0] == second.inputs[0]
-            if alike and direct and _passes_factors(graph, first, second):
+            same_kind = graph.name(first) == graph.name(second)
+            adjacent = first.outputs[0] == second.inputs[0]
+            if same_kind and adjacent and _passes_factors(graph, first, second):
                 _equalise(graph, first, second)
     return graph.pack()
 
@@ -101,35 +97,35 @@ def _passes_factors(graph: Graph, first: Any, second: Any) -> bool:
         if reader is None or graph.name(reader) != "RESHAPE":
             break
         index = reader.outputs[0]
-    alone = index == second.inputs[0] and graph.readers(index) == 1
-    whole = graph.tensors[index].shape[-1] % graph.tensors[first.outputs[0]].shape[-1] == 0
-    return alone and whole and bool(first.builtinOptions.fusedActivationFunction == _RELU)
+    only_reader = index == second.inputs[0] and graph.readers(index) == 1
+    divisible = graph.tensors[index].shape[-1] % graph.tensors[first.outputs[0]].shape[-1] == 0
+    return only_reader and divisible and fused_activation(first) == RELU
 
 
 def _equalise(graph: Graph, first: Any, second: Any) -> None:
-    (before, bias), (after, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
-    if before is None or after is None:
+    (kernel, bias), (next_kernel, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
+    if kernel is None or next_kernel is None:
         return
-    out = np.abs(before).reshape(len(before), -1).max(axis=1)
+    peak = np.abs(kernel).reshape(len(kernel), -1).max(axis=1)
     if bias is not None:
-        out = np.maximum(out, bias / _MOST_BIAS)
-    into = np.abs(after).reshape(-1, after.shape[-1]).max(axis=0)
-    factor = np.ones_like(out)
-    alive = (out > 0) & (into > 0)
-    factor[alive] = np.sqrt(out[alive] / into[alive])
+        peak = np.maximum(peak, bias / _MOST_BIAS)
+    next_peak = np.abs(next_kernel).reshape(-1, next_kernel.shape[-1]).max(axis=0)
+    factor = np.ones_like(peak)
+    nonzero = (peak > 0) & (next_peak > 0)
+    factor[nonzero] = np.sqrt(peak[nonzero] / next_peak[nonzero])
     _scale(graph, first, second, factor)
 
 
 def _scale(graph: Graph, first: Any, second: Any, factor: Array) -> None:
     """Divide a layer's outputs by a factor for each channel, by which the next layer multiplies."""
-    (before, bias), (after, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
-    if before is None or after is None:
+    (kernel, bias), (next_kernel, _) = (graph.kernel_and_bias(layer) for layer in (first, second))
+    if kernel is None or next_kernel is None:
         return
-    graph.set_constant(first.inputs[1], before / factor.reshape(-1, *[1] * (before.ndim - 1)))
+    graph.set_constant(first.inputs[1], kernel / factor.reshape(-1, *[1] * (kernel.ndim - 1)))
     if bias is not None:
         graph.set_constant(first.inputs[2], bias / factor)
     # Behind a RESHAPE, channels are the last part of an image.
-    graph.set_constant(second.inputs[1], after.reshape(-1, len(factor)) * factor)
+    graph.set_constant(second.inputs[1], next_kernel.reshape(-1, len(factor)) * factor)
 
 
 def smoothed(content: bytes, observations: Array) -> bytes:
@@ -141,22 +137,19 @@ def smoothed(content: bytes, observations: Array) -> bytes:
     graph, peaks = Graph(content), dict[int, Array]()
     layers = list(graph.layers().values())
     outputs = {layer.outputs[0] for layer in layers}
-
-    def see(index: int, values: Array) -> None:
+    for index, values in visit(content, observations):
         if index in outputs:
             peak = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
             peaks[index] = np.maximum(peaks.get(index, 0), peak)
-
-    visit(content, observations, see)
     for first, second in pairwise(layers):
-        peak, after = peaks[first.outputs[0]], graph.constant(second.inputs[1])
-        if after is None or not _passes_factors(graph, first, second):
+        peak, next_kernel = peaks[first.outputs[0]], graph.constant(second.inputs[1])
+        if next_kernel is None or not _passes_factors(graph, first, second):
             continue
-        into = np.abs(after).reshape(-1, len(peak)).max(axis=0)
-        alive = (peak > 0) & (into > 0)
-        loud = np.maximum(peak, _QUIETEST * peak.max())
+        next_peak = np.abs(next_kernel).reshape(-1, len(peak)).max(axis=0)
+        nonzero = (peak > 0) & (next_peak > 0)
+        loudness = np.maximum(peak, _QUIETEST * peak.max())[nonzero]
         factor = np.ones_like(peak)
-        factor[alive] = loud[alive] ** _MIGRATION / into[alive] ** (1 - _MIGRATION)
+        factor[nonzero] = loudness**_MIGRATION / next_peak[nonzero] ** (1 - _MIGRATION)
         _scale(graph, first, second, factor)
     return graph.pack()
 
@@ -177,18 +170,18 @@ def widened(content: bytes, observations: Array) -> bytes:
         return content
     if graph.readers(scaling.outputs[0]) > 1 or graph.readers(layer.inputs[0]) > 1:
         return content
-    small = scale.ravel() == np.float32(1 / LEAST_DEVIATION)
-    if small.all() or not small.any():
+    is_small = scale.ravel() == np.float32(1 / LEAST_DEVIATION)
+    if is_small.all() or not is_small.any():
         return content
-    seen = kernel_inputs(graph, layer, observations)
-    moving = small & (np.ptp(seen, axis=0) > _ROUNDING)
-    if not moving.any():
+    features = kernel_inputs(graph, layer, observations)
+    is_moving = is_small & (np.ptp(features, axis=0) > _ROUNDING)
+    if not is_moving.any():
         return content
-    reach, weights = np.abs(seen).max(axis=0), np.abs(kernel)
-    beyond = np.where(moving, reach[~small].max() / np.maximum(reach, _ROUNDING), 1).clip(1)
-    others = weights[:, ~small].max(axis=1, keepdims=True)
-    share = (weights / np.maximum(others, _ROUNDING)).max(axis=0)
-    factor = np.sqrt(beyond * share).clip(1, beyond).astype(np.float32)
+    reach, weights = np.abs(features).max(axis=0), np.abs(kernel)
+    ratio = np.where(is_moving, reach[~is_small].max() / np.maximum(reach, _ROUNDING), 1).clip(1)
+    other_weights = weights[:, ~is_small].max(axis=1, keepdims=True)
+    share = (weights / np.maximum(other_weights, _ROUNDING)).max(axis=0)
+    factor = np.sqrt(ratio * share).clip(1, ratio).astype(np.float32)
     graph.set_constant(scaling.inputs[1], scale * factor.reshape(scale.shape))
     graph.set_constant(layer.inputs[1], kernel / factor)
     return graph.pack()
@@ -210,21 +203,24 @@ def refined(content: bytes, observations: Array) -> bytes:
         return content
     low, high = np.array(ranges(content, observations)[source], np.float32)
     # A residual is at most half a step.
-    margin = (high - low) / 2**_BYTE.bits / 2 * _FINER
-    grid = grid_between(np.minimum(low, -margin), np.maximum(high, margin), _BYTE)
-    near, rest, fine = (graph.add(source, s, shape=shape) for s in (b"_near", b"_rest", b"_fine"))
-    both = graph.add(source, b"_both", shape=(*shape[:-1], 2 * size))
-    times = graph.add(source, b"_times", shape=(), values=_FINER)
-    codes, place = graph.add_codes(source, grid), graph.operators.index(layer)
-    graph.operators[place:place] = [
+    margin = (high - low) / 2**BYTE.bits / 2 * _FINER
+    grid = grid_between(np.minimum(low, -margin), np.maximum(high, margin), BYTE)
+    rounded, residual, scaled_residual = (
+        graph.add(source, suffix, shape=shape) for suffix in (b"_near", b"_rest", b"_fine")
+    )
+    features = graph.add(source, b"_both", shape=(*shape[:-1], 2 * size))
+    factor = graph.add(source, b"_times", shape=(), values=_FINER)
+    codes, position = graph.add_codes(source, grid), graph.operators.index(layer)
+    graph.operators[position:position] = [
         graph.operator("QUANTIZE", [source], [codes]),
-        graph.operator("DEQUANTIZE", [codes], [near]),
-        graph.operator("SUB", [source, near], [rest]),
-        graph.operator("MUL", [rest, times], [fine]),
-        graph.operator("CONCATENATION", [near, fine], [both]),
+        graph.operator("DEQUANTIZE", [codes], [rounded]),
+        graph.operator("SUB", [source, rounded], [residual]),
+        graph.operator("MUL", [residual, factor], [scaled_residual]),
+        graph.operator("CONCATENATION", [rounded, scaled_residual], [features]),
     ]
-    wide = np.concatenate([kernel, kernel / _FINER], axis=1)
-    layer.inputs[:2] = both, graph.add(layer.inputs[1], b"_wide", shape=wide.shape, values=wide)
+    weights = np.concatenate([kernel, kernel / _FINER], axis=1)
+    wide_kernel = graph.add(layer.inputs[1], b"_wide", shape=weights.shape, values=weights)
+    layer.inputs[:2] = features, wide_kernel
     return graph.pack()
 
 
@@ -245,14 +241,14 @@ def spread(content: bytes, observations: Array) -> bytes:
         return content
     head, size = layer.outputs[0], len(kernel)
     # The name of a spread head is that of the last layer, if no other has so many outputs.
-    if [graph.tensors[one.outputs[0]].shape[-1] for one in layers.values()].count(size) > 1:
+    if [graph.tensors[op.outputs[0]].shape[-1] for op in layers.values()].count(size) > 1:
         return content
     reach = _ROOM * np.abs(ranges(content, observations)[head]).max() / _SPREAD
     if reach == 0:
         return content
     middles = reach * np.arange(1 - _SPREAD, _SPREAD, 2)[:, None]
     biases = ((np.zeros(size) if bias is None else bias) - middles) / reach
-    wide = np.tile(kernel / reach, (_SPREAD, 1))
+    weights = np.tile(kernel / reach, (_SPREAD, 1))
     parts = graph.add(head, b"_parts", shape=(1, _SPREAD * size))
     stacked = graph.add(head, b"_stacked", shape=(_SPREAD, size))
     summed = graph.add(head, b"_summed", shape=(1, size))
@@ -260,7 +256,7 @@ def spread(content: bytes, observations: Array) -> bytes:
     axis = graph.add(head, b"_axis", np.int32, shape=(1,), values=[0])
     scale = graph.add(head, b"_reach", shape=(), values=reach)
     layer.inputs[1:] = [
-        graph.add(layer.inputs[1], b"_wide", shape=wide.shape, values=wide),
+        graph.add(layer.inputs[1], b"_wide", shape=weights.shape, values=weights),
         graph.add(head, b"_biases", shape=(_SPREAD * size,), values=biases),
     ]
     layer.outputs = [parts]

@@ -21,6 +21,12 @@ from quarl_tf.spec.recipe import TensorFormat
 
 Array = npt.NDArray[Any]
 
+#: The format of integer activations.
+BYTE = TensorFormat(bits=8)
+
+#: Largest absolute input of a tanh that an int8 tanh tells apart: it reaches its last code there.
+TANH_END = 3.5
+
 
 class Grid(NamedTuple):
     """The multiples of a step from `low` to `high`, for a tensor or for each of its channels."""
@@ -45,14 +51,14 @@ def grid_between(low: Array, high: Array, form: TensorFormat) -> Grid:
         return frozen_grid(-high, high, form)
     if form.rounding == "floor":
         return frozen_grid(low, high, form)
-    last = form.steps
+    last_code = form.steps
     if form.step == "paper":
-        step = (high - low) / (last + 1)
-        zero = np.minimum(np.floor(-low / step), last)
+        step = (high - low) / (last_code + 1)
+        zero = np.minimum(np.floor(-low / step), last_code)
     else:
-        step = np.maximum((high - low) / last, np.finfo(np.float32).tiny)
-        zero = np.clip(np.floor(-low / step + 0.5), 0, last)
-    return Grid(-zero * step, (last - zero) * step, step)
+        step = np.maximum((high - low) / last_code, np.finfo(np.float32).tiny)
+        zero = np.clip(np.floor(-low / step + 0.5), 0, last_code)
+    return Grid(-zero * step, (last_code - zero) * step, step)
 
 
 def frozen_grid(low: Array, high: Array, form: TensorFormat) -> Grid:
@@ -86,9 +92,9 @@ def fake_quantize(
     With an `axis`, each of its slices has its own grid. A ValueError for a tensor that is empty or
     not finite.
     """
-    array = _finite(values).astype(np.float64)
-    others = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
-    low, high = (end(array, axis=others, keepdims=axis is not None) for end in (np.min, np.max))
+    array = _finite_array(values).astype(np.float64)
+    axes = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
+    low, high = (end(array, axis=axes, keepdims=axis is not None) for end in (np.min, np.max))
     on_grid: npt.NDArray[np.float32] = snap(array, grid_between(low, high, form), form).astype("f4")
     return on_grid
 
@@ -98,7 +104,7 @@ def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
 
     A ValueError for a tensor that is empty or not finite, or where a value would overflow.
     """
-    array = _finite(values)
+    array = _finite_array(values)
     with np.errstate(over="ignore"):  # Reported below.
         halves = array.astype(np.float16)
     if np.isinf(halves).any():
@@ -107,12 +113,12 @@ def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     return halves.astype(np.float32)
 
 
-def _finite(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+def _finite_array(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):  # A float64 beyond float32 becomes inf.
         array = np.asarray(values, dtype=np.float32)
     if array.size == 0:
         raise ValueError(f"values must not be empty. Received: shape={array.shape}")
-    bad = array[~np.isfinite(array)]
-    if bad.size:
-        raise ValueError(f"values must be finite in float32. Received: value={bad[0]}")
+    infinite = array[~np.isfinite(array)]
+    if infinite.size:
+        raise ValueError(f"values must be finite in float32. Received: value={infinite[0]}")
     return array

@@ -367,7 +367,8 @@ def test_activations_have_few_values_and_the_ends_more(
     made = quantized(artifacts[name].read_bytes(), scheme, seen)
     graph = Graph(made)
     found: dict[int, set[float]] = {}
-    activations.visit(made, seen, lambda i, v: found.setdefault(i, set()).update(v.flat))
+    for index, values in activations.visit(made, seen):
+        found.setdefault(index, set()).update(values.flat)
     *layers, head = graph.layers().values()
     first, *others = (found[layer.inputs[0]] for layer in (*layers, head))
     assert all(1 < len(values) <= 2**bits for values in others)
