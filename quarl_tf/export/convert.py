@@ -19,10 +19,11 @@ from quarl_tf.export.converter import converted, of_function
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
+from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization import qat, quantizing
-from quarl_tf.quantization.ptq import half_weights, quantize_weights
+from quarl_tf.quantization.grid import fake_quantize, round_to_half
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import REFERENCE, Run, Scheme, actions
+from quarl_tf.spec import REFERENCE, Recipe, Run, Scheme, actions, require_layers
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
 
@@ -32,7 +33,9 @@ from quarl_tf.store.workspace import Workspace, write_artifact
 _FLOAT_TOLERANCE = 5e-5
 
 #: Heads are compared on about this many evenly spread observations, or on all of fewer.
-_CHECKED = 200
+_SAMPLE = 200
+
+_FULLY_CONNECTED_RANK = 2
 
 #: Largest mean error of a head's value after a quantisation-aware training, in steps, of at most
 #: one per observation: in a file with explicit quantisers, and in integer kernels, which round
@@ -94,15 +97,15 @@ def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], None]:
 
 def _export(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
     if scheme.aware:
-        content, expected, choice = _aware(trained, scheme)
+        convert = _convert_aware
     elif scheme.calibrated:
-        content, expected, choice = _calibrated(trained, scheme)
+        convert = _convert_calibrated
     else:
-        convert = _plain if scheme.native else _simulated
-        content, expected, choice = convert(trained, scheme)
+        convert = _convert_plain if scheme.native else _convert_simulated
+    content, expected, choice = convert(trained, scheme)
     sidecar = _describe(trained, scheme, content)
-    found = _compared(Policy(content, sidecar), expected, trained.observations)
-    write_artifact(path, content, replace(sidecar, check={**found, **choice}))
+    comparison = _compare(Policy(content, sidecar), expected, trained.observations)
+    write_artifact(path, content, replace(sidecar, check={**comparison, **choice}))
 
 
 def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
@@ -130,7 +133,7 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
     )
 
 
-class _Converted(NamedTuple):
+class _Conversion(NamedTuple):
     """A flatbuffer, the network that it should compute, and how its recipe was chosen."""
 
     content: bytes
@@ -138,7 +141,7 @@ class _Converted(NamedTuple):
     choice: Mapping[str, Any] = {}
 
 
-def _plain(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+def _convert_plain(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Convert to fp32, fp16 or dynamic_int8, which need the converter alone."""
     converter, weights = trained.converter(trained.network(trained.weights)), trained.weights
     if scheme.name != REFERENCE:
@@ -152,20 +155,44 @@ def _plain(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
             ) from error
-    return _Converted(converted(converter), trained.network(weights))
+    return _Conversion(converted(converter), trained.network(weights))
 
 
-def _simulated(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+def _convert_simulated(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
     def change(weights: Weights) -> Weights:
         return quantize_weights(weights, scheme.recipe)
 
     if scheme.single_layers:  # A flatbuffer does not have the names of its layers.
         weights = change(trained.weights)
         converter = trained.converter(trained.network(weights))
-        return _Converted(converted(converter), trained.network(weights))
-    content = _plain(trained, Scheme.parse(REFERENCE)).content
+        return _Conversion(converted(converter), trained.network(weights))
+    content = _convert_plain(trained, Scheme.parse(REFERENCE)).content
     expected = trained.network(_as_stored(trained, change))
-    return _Converted(ptq.quantized(content, scheme), expected)
+    return _Conversion(ptq.quantized(content, scheme), expected)
+
+
+def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
+    """Round every kernel to its grid; biases and the normaliser do not change.
+
+    As in the papers, a fully-connected kernel has one grid, a convolution one per output channel
+    (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
+    """
+    layers = {name: name.partition("/")[0] for name in weights}
+    require_layers(recipe, set(layers.values()))
+
+    def quantize(name: str, kernel: Floats) -> Floats:
+        form = recipe.of(layers[name]).weights
+        if form is None or not name.partition(":")[0].endswith("/kernel"):
+            return kernel
+        one_grid = kernel.ndim == _FULLY_CONNECTED_RANK and not form.per_channel
+        return fake_quantize(kernel, form, None if one_grid else -1)
+
+    return {name: quantize(name, value) for name, value in weights.items()}
+
+
+def half_weights(weights: Weights) -> Weights:
+    """Round every variable to IEEE half, as fp16 flatbuffers store them."""
+    return {name: round_to_half(value) for name, value in weights.items()}
 
 
 def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
@@ -177,16 +204,16 @@ def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) ->
     return {**changed, first: changed[first] * scale}
 
 
-def _calibrated(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+def _convert_calibrated(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Quantise with the ranges over the calibration observations."""
     expected = networks.acting(trained.network(trained.weights))
     content = converted(trained.converter(expected))
     policy = Policy(content, _describe(trained, Scheme.parse(REFERENCE), content))
-    made, choice = ptq.calibrated(content, scheme, trained.observations, policy)
-    return _Converted(made, expected, choice)
+    content, choice = ptq.calibrated(content, scheme, trained.observations, policy)
+    return _Conversion(content, expected, choice)
 
 
-def _aware(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
+def _convert_aware(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Convert a quantisation-aware network with the ranges and codes of its training."""
     network, quantization = trained.network(trained.weights), trained.run.quantization
     recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
@@ -196,35 +223,36 @@ def _aware(trained: TrainedNetwork, scheme: Scheme) -> _Converted:
         content = integer.trained(content, recipe, qat.grids(network))
     elif scheme.name == "qat_int4":
         content = int4.pack(content, qat.kernel_grids(expected))
-    return _Converted(content, expected)
+    return _Conversion(content, expected)
 
 
-def _compared(
+def _compare(
     policy: Policy, expected: keras.Model, observations: npt.NDArray[Any]
 ) -> dict[str, Any]:
     """Compare heads with those of the network; a QuarlError where more than rounding differs."""
-    seen = observations[:: max(1, len(observations) // _CHECKED)]
+    sample = observations[:: max(1, len(observations) // _SAMPLE)]
     # Not compiled by XLA, which multiplies by the inverse of a step and adds in one operation: a
     # weight right between two codes is then rounded to the other one.
-    wanted = expected(seen, training=False).numpy()
-    heads = np.stack([policy.head(observation) for observation in seen])
+    expected_heads = expected(sample, training=False).numpy()
+    heads = np.stack([policy.head(observation) for observation in sample])
     scheme, choices = Scheme.parse(policy.sidecar.scheme), policy.sidecar.num_actions
     if choices is not None and scheme.centred:
         # Some have no common part of all actions, which changes no choice.
-        heads, wanted = (actions.centred(x, choices) for x in (heads, wanted))
-    check = ptq.compared(heads, wanted, choices)
+        heads, expected_heads = (actions.centred(x, choices) for x in (heads, expected_heads))
+    check = ptq.compared(heads, expected_heads, choices)
     if not scheme.aware:
-        exact = scheme.name != "dynamic_int8" and not scheme.calibrated
-        check["tolerance"] = _FLOAT_TOLERANCE * max(1.0, check["max_abs_head"]) if exact else None
-        same = not exact or check["max_abs_difference"] <= check["tolerance"]
+        is_exact = scheme.name != "dynamic_int8" and not scheme.calibrated
+        tolerance = _FLOAT_TOLERANCE * max(1.0, check["max_abs_head"]) if is_exact else None
+        check["tolerance"] = tolerance
+        is_equal = tolerance is None or check["max_abs_difference"] <= tolerance
     else:
         # Rounding may take the other one of two neighbouring codes. In a hidden layer that may be
         # many steps of a steep head, so an observation counts for at most one.
-        steps = np.abs(heads - wanted) / qat.head_step(expected)
+        steps = np.abs(heads - expected_heads) / qat.head_step(expected)
         check["mean_steps_apart"] = float(np.minimum(steps, 1.0).mean(axis=0).max())
-        most = _STEPS_APART_NATIVE if scheme.name == "qat_int8" else _STEPS_APART
-        same = check["mean_steps_apart"] <= most
-    if not same:
+        limit = _STEPS_APART_NATIVE if scheme.name == "qat_int8" else _STEPS_APART
+        is_equal = check["mean_steps_apart"] <= limit
+    if not is_equal:
         raise QuarlError(
             f"The {scheme.name} flatbuffer does not compute what its network does; nothing was "
             "written: export where it was trained, or report it. Received: "

@@ -24,13 +24,12 @@ from quarl_tf import networks, pipeline, presets
 from quarl_tf.agents import build_network
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
-from quarl_tf.export.convert import load
+from quarl_tf.export.convert import half_weights, load, quantize_weights
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.networks import Weights
-from quarl_tf.quantization.ptq import half_weights, quantize_weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme
