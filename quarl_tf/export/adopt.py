@@ -63,9 +63,9 @@ def adopt(
         QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
     """
     source = sidecar_path(file)
-    given = read_json(source) if source.exists() else {}
-    given_id, given_head = given.pop("env_id", None), given.pop("head", None)
-    env_id, head = env_id or given_id, head or given_head
+    fields = read_json(source) if source.exists() else {}
+    default_id, default_head = fields.pop("env_id", None), fields.pop("head", None)
+    env_id, head = env_id or default_id, head or default_head
     if not (isinstance(env_id, str) and isinstance(head, str)):
         raise UsageError(
             "A policy is adopted for an environment and by what its head is: give --env and "
@@ -78,7 +78,7 @@ def adopt(
     if file.suffix in _KERAS or file.is_dir():
         crash = f"TensorFlow crashed on the model; save it again. Received: {file}"
         shape, dtype = spec.observation_shape, spec.observation_dtype
-        content = _in_a_child(crash, _converted, file, shape, dtype)
+        content = _in_a_child(crash, _converted_model, file, shape, dtype)
         audit = flatbuffer.audit(content)
     else:
         content, audit = flatbuffer.read(file), flatbuffer.audit(file)  # Errors name the file.
@@ -90,7 +90,7 @@ def adopt(
     overrides = {"name": name or facts["sha256"][:12], "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
     require_possible(run, schemes)
-    sidecar = _agreed(_described_run(run, spec, facts), given, source)
+    sidecar = _checked_sidecar(_described_run(run, spec, facts), fields, source)
     target = workspace.artifact(run.run_id, REFERENCE)
     if target.exists() and sha256(target) != sidecar.sha256:
         raise UsageError(
@@ -146,34 +146,34 @@ def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], object]:
 def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> None:
     """Require a float flatbuffer from one observation of an environment to its head."""
     source = f"{spec.observation_dtype} {[1, *spec.observation_shape]}"
-    wanted = source, f"float32 {[1, spec.action_size]}"
-    found = tuple(
+    expected = source, f"float32 {[1, spec.action_size]}"
+    received = tuple(
         ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
         for tensors in (audit.inputs, audit.outputs)
     )
-    if found != wanted:
+    if received != expected:
         raise UsageError(
-            f"A policy for {env_id} has one input, {wanted[0]}, and one output, {wanted[1]}. "
-            f"Received: input {found[0]}; output {found[1]}"
+            f"A policy for {env_id} has one input, {expected[0]}, and one output, {expected[1]}. "
+            f"Received: input {received[0]}; output {received[1]}"
         )
-    if odd := sorted(audit.weight_dtypes.keys() - _FLOAT_FILE):
+    if other_dtypes := sorted(audit.weight_dtypes.keys() - _FLOAT_FILE):
         raise UsageError(
             "A policy is adopted in floats; convert it without quantisation. "
-            f"Received: constants of {', '.join(odd)}"
+            f"Received: constants of {', '.join(other_dtypes)}"
         )
 
 
-def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
-    """Return a sidecar with the given deviation, after checking the other given fields."""
+def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Sidecar:
+    """Return a sidecar with the deviation among the fields of a file, after checking the others."""
     try:
-        wanted = Sidecar.of(asdict(sidecar) | said, path)
+        changed = Sidecar.of(asdict(sidecar) | fields, path)
     except QuarlError as error:
         raise UsageError(
             f"{path} does not describe a policy to adopt; correct it, or move it away and give "
             f"--env and --head. Received: {one_line(error).rpartition('Received: ')[2]}"
         ) from error
-    for name in sorted(said.keys() - {"action_std"}):
-        value, expected = getattr(wanted, name), getattr(sidecar, name)
+    for name in sorted(fields.keys() - {"action_std"}):
+        value, expected = getattr(changed, name), getattr(sidecar, name)
         if isinstance(value, list):
             with np.errstate(over="ignore"):  # Bounds are those of float32.
                 value = np.array(value, np.float32).tolist()
@@ -182,10 +182,10 @@ def _agreed(sidecar: Sidecar, said: dict[str, Any], path: Path) -> Sidecar:
                 f"{path} is of another flatbuffer or environment than these. "
                 f"Received: {name}={value}, expected {expected}"
             )
-    return replace(sidecar, action_std=wanted.action_std)
+    return replace(sidecar, action_std=changed.action_std)
 
 
-def _converted(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
+def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
     """Convert a model that Keras 3 loads in safe mode; a QuarlError where that fails."""
     from quarl_tf.export import converter  # With Keras 2, which cannot be chosen after Keras 3.
 
@@ -207,14 +207,14 @@ def _converted(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
     return converter.converted(unconverted)
 
 
-def _in_a_child(crash: str, work: Callable[..., Any], *given: Any) -> Any:
+def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:
     """Work in a process of its own, which a foreign file may crash."""
     context = multiprocessing.get_context("spawn")
     # An interrupt ends the child silently; the parent reports it.
-    quiet = signal.signal, (signal.SIGINT, signal.SIG_DFL)
-    with ProcessPoolExecutor(1, context, *quiet) as pool:
+    initializer = signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    with ProcessPoolExecutor(1, context, *initializer) as pool:
         try:
-            return pool.submit(work, *given).result()
+            return pool.submit(work, *arguments).result()
         except BrokenProcessPool as error:
             raise QuarlError(crash) from error
 

@@ -28,31 +28,32 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     Recipes that leave less in float come first and win ties.
     """
     choices = policy.sidecar.num_actions
-    ready, plain = prepared(content, observations, choices), centred(content, choices)
-    whole = prepared(content, observations, choices, float_head=True)
-    wanted = heads(ready, policy, observations[:SEEN])
-    layers = list(Graph(ready).layers())
+    int8_content = prepared(content, observations, choices)
+    centred_content = centred(content, choices)
+    float_head_content = prepared(content, observations, choices, float_head=True)
+    reference_heads = heads(int8_content, policy, observations[:SEEN])
+    layers = list(Graph(int8_content).layers())
 
-    def error(name: str) -> float:
-        made = integer.quantized(ready, observations, only(name))
-        return float(np.square(heads(made, policy, observations[:SEEN]) - wanted).mean())
+    def error(layer: str) -> float:
+        file = integer.quantized(int8_content, observations, only(layer))
+        return float(np.square(heads(file, policy, observations[:SEEN]) - reference_heads).mean())
 
-    worst = max([one for one in layers if one != "head"] or layers, key=error)
+    worst = max([layer for layer in layers if layer != "head"] or layers, key=error)
     recipes = {
-        "int8": (ready, INT8),
-        "not equalised": (plain, INT8),
-        "int8_tensor": (plain, Scheme.parse("int8_tensor").recipe),
-        "head in float": (whole, without(INT8, "head")),
-        f"{worst} in float": (ready, without(INT8, worst)),
-        f"{worst} and head in float": (whole, without(without(INT8, worst), "head")),
+        "int8": (int8_content, INT8),
+        "not equalised": (centred_content, INT8),
+        "int8_tensor": (centred_content, Scheme.parse("int8_tensor").recipe),
+        "head in float": (float_head_content, without(INT8, "head")),
+        f"{worst} in float": (int8_content, without(INT8, worst)),
+        f"{worst} and head in float": (float_head_content, without(without(INT8, worst), "head")),
     }
-    files, earned = {}, {}
-    for name, (given, recipe) in recipes.items():
-        files[name] = integer.quantized(given, observations, recipe)
-        made = Policy(files[name], policy.sidecar)
-        earned[name] = statistics.fmean(calibration.selection_returns(made, _ROLLOUTS))
-    best = max(earned, key=lambda name: earned[name])
-    return files[best], {"recipe": best, "selection_returns": earned}
+    files, mean_returns = {}, {}
+    for name, (float_content, recipe) in recipes.items():
+        files[name] = integer.quantized(float_content, observations, recipe)
+        returns = calibration.selection_returns(Policy(files[name], policy.sidecar), _ROLLOUTS)
+        mean_returns[name] = statistics.fmean(returns)
+    best = max(mean_returns, key=lambda name: mean_returns[name])
+    return files[best], {"recipe": best, "selection_returns": mean_returns}
 
 
 def without(recipe: Recipe, layer: str) -> Recipe:
@@ -67,5 +68,5 @@ def only(layer: str) -> Recipe:
 
 def heads(content: bytes, policy: Policy, observations: Array) -> Array:
     """Return the heads of another flatbuffer of a policy, [n, outputs]."""
-    made = Policy(content, policy.sidecar)
-    return np.array([made.head(observation) for observation in observations])
+    policy = Policy(content, policy.sidecar)
+    return np.array([policy.head(observation) for observation in observations])

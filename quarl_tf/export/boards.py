@@ -27,13 +27,13 @@ ZEROS_LIKE
 _KERNELS = frozenset(_MICRO.split())
 
 #: Other names of boards, with the chip that names them.
-_ALSO = {"pico": "rp2040", "pico2": "rp2350"}
+_ALIASES = {"pico": "rp2040", "pico2": "rp2350"}
 
 #: Processors that copy constants to RAM.
-_COPYING = ("AVR", "ESP8266")
+_COPYING_CHIPS = ("AVR", "ESP8266")
 
 #: Most bytes of code of the C export: 1.3 kB, and 32-bit floats in software.
-_CODE = 4096
+_CODE_BYTES = 4096
 
 
 class Memory(NamedTuple):
@@ -72,16 +72,16 @@ def fits(artifact: Path, name: str) -> list[Fit]:
     from mcufit.boards.yaml_repo import YamlBoardRepository
 
     boards = {board.id: board for board in YamlBoardRepository().list()}
-    boards |= {also: boards[chip] for also, chip in _ALSO.items()}
+    boards |= {alias: boards[chip] for alias, chip in _ALIASES.items()}
     if name not in boards:
         raise unknown("board", name, boards)
     board = boards[name]
-    there = Memory(board.flash_bytes, board.usable_sram_bytes)
-    copying = any(chip in board.chip for chip in _COPYING)
-    return [_by_micro(artifact, board, there, copying), _as_c(artifact, there, copying)]
+    memory = Memory(board.flash_bytes, board.usable_sram_bytes)
+    copies = any(chip in board.chip for chip in _COPYING_CHIPS)
+    return [_by_micro(artifact, board, memory, copies), _as_c(artifact, memory, copies)]
 
 
-def _by_micro(artifact: Path, board: Any, there: Memory, copying: int) -> Fit:
+def _by_micro(artifact: Path, board: Any, memory: Memory, copies: int) -> Fit:
     from mcufit.analysis.fit_checker import FitChecker
     from mcufit.boards.yaml_repo import YamlBoardRepository
     from mcufit.estimation.greedy import GreedyLifetimeEstimator
@@ -95,37 +95,39 @@ def _by_micro(artifact: Path, board: Any, there: Memory, copying: int) -> Fit:
     except ModelParseError as error:
         raise QuarlError(f"mcufit cannot read it; export it again. Received: {error}") from error
     try:
-        how, report = "measured", FitChecker(WasmArenaEstimator("node"), boards).check(model, board)
+        method = "measured"
+        report = FitChecker(WasmArenaEstimator("node"), boards).check(model, board)
     except MeasurementUnavailableError:
-        how, report = "estimated", FitChecker(GreedyLifetimeEstimator(), boards).check(model, board)
-    ram = report.estimate.total_arena_bytes + copying * model.file_size_bytes
-    taken = Memory(report.flash_needed_bytes, ram)
-    return Fit(f"TensorFlow Lite Micro ({how})", taken, there, _lacking(artifact))
+        method = "estimated"
+        report = FitChecker(GreedyLifetimeEstimator(), boards).check(model, board)
+    ram = report.estimate.total_arena_bytes + copies * model.file_size_bytes
+    needs = Memory(report.flash_needed_bytes, ram)
+    return Fit(f"TensorFlow Lite Micro ({method})", needs, memory, _missing_operators(artifact))
 
 
-def _lacking(artifact: Path) -> list[str]:
+def _missing_operators(artifact: Path) -> list[str]:
     """Return the operators without a kernel in TensorFlow Lite Micro, with their types."""
-    found = []
+    missing = []
     for graph in flatbuffer.parsed(artifact):
         for operator in graph.operators:
             first, *others = [graph.tensors[i].dtype for i in operator.inputs] or [""]
-            hybrid = first == "float32" and bool({"int8", "int4"} & {*others})
-            packed = operator.name == "DEQUANTIZE" and first in ("float16", "int4")
-            if operator.name not in _KERNELS or hybrid or packed:
+            is_hybrid = first == "float32" and bool({"int8", "int4"} & {*others})
+            is_packed = operator.name == "DEQUANTIZE" and first in ("float16", "int4")
+            if operator.name not in _KERNELS or is_hybrid or is_packed:
                 types = " by ".join(dict.fromkeys((first, *others[:1])))
-                found.append(f"{operator.name} of {types}")
-    return list(dict.fromkeys(found))
+                missing.append(f"{operator.name} of {types}")
+    return list(dict.fromkeys(missing))
 
 
-def _as_c(artifact: Path, there: Memory, copying: int) -> Fit:
+def _as_c(artifact: Path, memory: Memory, copies: int) -> Fit:
     if not sidecar_path(artifact).exists():
-        return Fit("C", None, there, ["a sidecar (quarl adopt)"])
+        return Fit("C", None, memory, ["a sidecar (quarl adopt)"])
     try:
         size = c_source.size(artifact)
     except UsageError as error:
-        return Fit("C", None, there, [str(error).partition("Received: ")[2]])
+        return Fit("C", None, memory, [str(error).partition("Received: ")[2]])
     audit = flatbuffer.audit(artifact)
     # The caller's arrays.
-    ends = [byte_size(t.dtype, math.prod(t.shape)) for t in (*audit.inputs, *audit.outputs)]
-    ram = size.buffers + sum(ends) + copying * size.constants
-    return Fit("C", Memory(size.constants + _CODE, ram), there, [])
+    array_bytes = [byte_size(t.dtype, math.prod(t.shape)) for t in (*audit.inputs, *audit.outputs)]
+    ram = size.buffers + sum(array_bytes) + copies * size.constants
+    return Fit("C", Memory(size.constants + _CODE_BYTES, ram), memory, [])

@@ -15,8 +15,8 @@ from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.training.rollout import rollout
 
-#: Observations kept, and episodes played; images are large and games long.
-_KEPT, _KEPT_IMAGES = 2000, 300
+#: Most observations returned, and episodes played; images are large and games long.
+_VECTORS, _IMAGES = 2000, 300
 _EPISODES, _GAMES = 32, 2
 
 _IMAGE_RANK = 3
@@ -25,8 +25,8 @@ _IMAGE_RANK = 3
 def observations(policy: Policy) -> NDArray[Any]:
     """Return observations [n, ...] of a policy's rollouts, with the extremes of each feature."""
     sidecar = policy.sidecar
-    image = len(sidecar.observation_shape) == _IMAGE_RANK
-    episodes, kept = (_GAMES, _KEPT_IMAGES) if image else (_EPISODES, _KEPT)
+    is_image = len(sidecar.observation_shape) == _IMAGE_RANK
+    episodes, keep = (_GAMES, _IMAGES) if is_image else (_EPISODES, _VECTORS)
     seed = environment_seed(int(sidecar.run["seed"]), "calibration")
 
     def act(batch: NDArray[Any], playing: NDArray[np.bool_]) -> NDArray[Any]:
@@ -34,7 +34,7 @@ def observations(policy: Policy) -> NDArray[Any]:
         return np.array([policy.act(observation) for observation in batch])
 
     with closing(environments.make_vector(sidecar.env_id, episodes, once=True)) as envs:
-        return rollout(envs, act, seed, kept).observations
+        return rollout(envs, act, seed, keep).observations
 
 
 def selection_returns(policy: Policy, episodes: int) -> list[float]:

@@ -48,22 +48,22 @@ def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
             granularity=qtyping.QuantGranularity["CHANNELWISE" if per_channel else "TENSORWISE"],
             algorithm_key=algorithm_manager.AlgorithmName.DEQUANTIZED_WEIGHT_RECOVERY,
         )
-    work = quantizer.Quantizer(bytearray(content), recipe.get_quantization_recipe())
+    packer = quantizer.Quantizer(bytearray(content), recipe.get_quantization_recipe())
     try:
         with native_output.silenced():
-            packed = work.quantize(enable_progress_report=False).quantized_model
+            packed = bytes(packer.quantize(enable_progress_report=False).quantized_model)
     except (RuntimeError, ValueError) as error:
-        raise _inexpressible(one_line(error)[:300]) from error
+        raise _refusal(one_line(error)[:300]) from error
     # The library takes the least difference between weights for the step, and limits errors by an
     # absolute number, which small steps never exceed.
-    both = (flatbuffer.weights(source).values() for source in (bytes(packed), content))
-    for found, wanted in zip(*both, strict=True):
-        if not np.allclose(found, wanted, rtol=_ROUNDING, atol=0):
-            raise _inexpressible(f"other weights in a kernel of shape {wanted.shape}")
-    return bytes(packed)
+    kernels = (flatbuffer.weights(source).values() for source in (packed, content))
+    for packed_kernel, kernel in zip(*kernels, strict=True):
+        if not np.allclose(packed_kernel, kernel, rtol=_ROUNDING, atol=0):
+            raise _refusal(f"other weights in a kernel of shape {kernel.shape}")
+    return packed
 
 
-def _inexpressible(received: str) -> QuarlError:
+def _refusal(received: str) -> QuarlError:
     return QuarlError(
         "litert-quantizer cannot express this network's kernels as integers; use qat_wNaN. "
         f"Received: {received}"

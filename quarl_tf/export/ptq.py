@@ -68,11 +68,11 @@ def quantized(
 
 def _require_fitting(content: bytes, observations: Array) -> None:
     """Require at least one observation of the flatbuffer's input shape."""
-    (wanted,) = flatbuffer.audit(content).inputs
-    if len(observations) == 0 or observations.shape[1:] != wanted.shape[1:]:
+    (source,) = flatbuffer.audit(content).inputs
+    if len(observations) == 0 or observations.shape[1:] != source.shape[1:]:
         raise UsageError(
             "Observations to calibrate with are those of the policy's environment, at least one: "
-            f"[n, {', '.join(map(str, wanted.shape[1:]))}]. Received: shape={observations.shape}"
+            f"[n, {', '.join(map(str, source.shape[1:]))}]. Received: shape={observations.shape}"
         )
 
 
@@ -85,10 +85,10 @@ def _require_free(target: Path, source: Path, scheme: Scheme, made_from: str) ->
         flaw = "The copy would replace its source"
     else:
         with contextlib.suppress(QuarlError):  # A damaged or missing sidecar is replaced.
-            known = Sidecar.load(sidecar_path(target))
-            if known.scheme != scheme.name:
+            sidecar = Sidecar.load(sidecar_path(target))
+            if sidecar.scheme != scheme.name:
                 flaw = "The copy would replace a file of another scheme"
-            elif known.check.get("source", REFERENCE) != made_from:
+            elif sidecar.check.get("source", REFERENCE) != made_from:
                 flaw = f"The copy would replace one that was not made from {made_from}"
     if flaw is not None:
         raise UsageError(f"{flaw}; give another path. Received: {str(target)!r}")
@@ -101,13 +101,13 @@ def _calibrated(
         from quarl_tf.export import converter  # Loads TensorFlow, which the others do not need.
 
         return converter.stock_int8(content, observations)
-    integers = scheme.name in CALIBRATED
-    if integers and scheme.name != "int8_tensor":
+    is_integer = scheme.name in CALIBRATED
+    if is_integer and scheme.name != "int8_tensor":
         float_head = scheme.recipe.head.activations is None
         content = preparation.prepared(content, observations, choices, float_head=float_head)
     elif scheme.recipe.head.activations is not None:
         content = preparation.centred(content, choices)
-    if integers:
+    if is_integer:
         return integer.quantized(content, observations, scheme.recipe)
     return rounding.optimised(content, observations, scheme.recipe)
 
@@ -160,45 +160,40 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
         )
     target = source.with_name(f"{scheme.name}.tflite") if target is None else target
     _require_free(target, source, scheme, sidecar.scheme)
-    plain, observations, relative = in_float32(flatbuffer.read(source)), None, False
-    found: dict[str, Any] = {} if sidecar.scheme == REFERENCE else {"source": sidecar.scheme}
+    float_content, observations, head = in_float32(flatbuffer.read(source)), None, sidecar.head
+    check: dict[str, Any] = {} if sidecar.scheme == REFERENCE else {"source": sidecar.scheme}
     if scheme.calibrated:
         observations = calibration.observations(policy)
-        content, choice = calibrated(plain, scheme, observations, policy)
-        found |= choice
-        relative = scheme.centred and preparation.separable(Graph(plain))
+        content, choice = calibrated(float_content, scheme, observations, policy)
+        check |= choice
+        if head == "q_values" and scheme.centred and preparation.separable(Graph(float_content)):
+            head = "advantages"
     else:
-        content = quantized(plain, scheme)
+        content = quantized(float_content, scheme)
     facts = described(content)
     with contextlib.suppress(QuarlError):
-        known = Sidecar.load(sidecar_path(target))
-        if (known.scheme, known.sha256) == (scheme.name, facts["sha256"]):
+        target_sidecar = Sidecar.load(sidecar_path(target))
+        if (target_sidecar.scheme, target_sidecar.sha256) == (scheme.name, facts["sha256"]):
             write_bytes(target, content)
             return target
-    made = replace(
-        sidecar,
-        scheme=scheme.name,
-        native=scheme.native,
-        head="advantages" if relative and sidecar.head == "q_values" else sidecar.head,
-        **facts,
-    )
     if observations is not None:
-        heads, wanted = (auto.heads(one, policy, observations) for one in (content, plain))
+        heads, reference = (auto.heads(x, policy, observations) for x in (content, float_content))
         choices = sidecar.num_actions
         if choices is not None:  # Without the common part of all actions.
-            heads, wanted = (actions.centred(x, choices) for x in (heads, wanted))
-        found |= compared(heads, wanted, choices)
-    write_artifact(target, content, replace(made, check=found))
+            heads, reference = (actions.centred(x, choices) for x in (heads, reference))
+        check |= compared(heads, reference, choices)
+    facts |= {"scheme": scheme.name, "native": scheme.native, "head": head, "check": check}
+    write_artifact(target, content, replace(sidecar, **facts))
     return target
 
 
-def compared(heads: Array, wanted: Array, choices: Choices | None) -> dict[str, Any]:
-    """Compare heads [n, outputs] with those that are wanted."""
-    found = {
+def compared(heads: Array, reference: Array, choices: Choices | None) -> dict[str, Any]:
+    """Compare heads [n, outputs] with those of a reference."""
+    check = {
         "observations": len(heads),
-        "max_abs_difference": float(np.abs(heads - wanted).max()),
-        "max_abs_head": float(np.abs(wanted).max()),
+        "max_abs_difference": float(np.abs(heads - reference).max()),
+        "max_abs_head": float(np.abs(reference).max()),
     }
     if choices is not None:
-        found["action_agreement"] = actions.agreement(heads, wanted, choices)
-    return found
+        check["action_agreement"] = actions.agreement(heads, reference, choices)
+    return check

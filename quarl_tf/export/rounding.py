@@ -28,22 +28,22 @@ def round_kernel(
     kernel, bias = graph.kernel_and_bias(layer)
     if kernel is None or form is None or form.rounding != "gptq":
         return None
-    seen, flat = kernel_inputs(graph, layer, observations), kernel.reshape(len(kernel), -1)
-    rounded, grid = gptq(flat, seen, form)
+    inputs, weights = kernel_inputs(graph, layer, observations), kernel.reshape(len(kernel), -1)
+    rounded, grid = gptq(weights, inputs, form)
     graph.set_constant(layer.inputs[1], rounded.reshape(kernel.shape))
     if bias is not None:
-        shift = (rounded - flat) @ seen.mean(axis=0)
+        shift = (rounded - weights) @ inputs.mean(axis=0)
         graph.set_constant(layer.inputs[2], (bias - shift).astype(np.float32))
     return grid.step
 
 
-def fit_kernel(graph: Graph, layer: Any, observations: Array, given: Array) -> None:
-    """Fit a layer to compute from its rounded inputs what it computed from `given` in float."""
+def fit_kernel(graph: Graph, layer: Any, observations: Array, float_inputs: Array) -> None:
+    """Fit a layer to compute from its rounded inputs what it computed from those in float."""
     kernel, bias = graph.kernel_and_bias(layer)
     if kernel is not None and bias is not None:
-        flat = kernel.reshape(len(kernel), -1)
-        made, shift = fitted(flat, kernel_inputs(graph, layer, observations), given)
-        graph.set_constant(layer.inputs[1], made.reshape(kernel.shape))
+        inputs = kernel_inputs(graph, layer, observations)
+        weights, shift = fitted(kernel.reshape(len(kernel), -1), inputs, float_inputs)
+        graph.set_constant(layer.inputs[1], weights.reshape(kernel.shape))
         graph.set_constant(layer.inputs[2], bias + shift)
 
 
@@ -53,16 +53,16 @@ def optimised(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     Each kernel is first fitted to the rounded inputs that its layer gets.
     """
     content = equalised(content)
-    graph, plain = Graph(content), Graph(content)
-    entering = recipe.observation.activations
-    for name, operator in graph.layers().items():
-        _round_tensor(graph, operator, "inputs", observations, entering)
-        given = kernel_inputs(plain, plain.layers()[name], observations)
-        fit_kernel(graph, operator, observations, given)
-        entering = recipe.of(name).activations
-        round_kernel(graph, operator, observations, recipe.of(name).weights)
-    leaving = recipe.of("head").activations
-    _round_tensor(graph, graph.layers()["head"], "outputs", observations, leaving)
+    graph, float_graph = Graph(content), Graph(content)
+    formats = recipe.observation
+    for name, layer in graph.layers().items():
+        _round_tensor(graph, layer, "inputs", observations, formats.activations)
+        float_inputs = kernel_inputs(float_graph, float_graph.layers()[name], observations)
+        fit_kernel(graph, layer, observations, float_inputs)
+        formats = recipe.of(name)
+        round_kernel(graph, layer, observations, formats.weights)
+    head_format = recipe.of("head").activations
+    _round_tensor(graph, graph.layers()["head"], "outputs", observations, head_format)
     return graph.pack()
 
 
@@ -80,19 +80,19 @@ def _round_tensor(
     values = values[:, :: max(1, values.size // _MOST_VALUES)].astype(np.float64)
     grid = Grid(*(end.item() for end in best_grid(values, np.ones(values.size), form)))
     index = getattr(operator, side)[0]
-    other, cut = (graph.add(index, suffix) for suffix in (b"_grid", b"_cut"))
+    new_index, clipped = (graph.add(index, suffix) for suffix in (b"_grid", b"_cut"))
     end = graph.add(index, b"_end", shape=(), values=grid.high)
-    place = next((i for i, op in enumerate(graph.operators, 1) if index in op.outputs), 0)
-    if place:  # Its producer computes the new tensor instead.
-        whole, rounded, producer = other, index, graph.operators[place - 1]
-        producer.outputs = [other if i == index else i for i in producer.outputs]
+    position = next((i for i, op in enumerate(graph.operators, 1) if index in op.outputs), 0)
+    if position:  # Its producer computes the new tensor instead.
+        unrounded, rounded, producer = new_index, index, graph.operators[position - 1]
+        producer.outputs = [new_index if i == index else i for i in producer.outputs]
     else:
-        whole, rounded = index, other
+        unrounded, rounded = index, new_index
         for user in graph.operators:
-            user.inputs = [other if i == index else i for i in user.inputs]
+            user.inputs = [new_index if i == index else i for i in user.inputs]
     codes = graph.add_codes(index, grid)
-    graph.operators[place:place] = [
-        graph.operator("MINIMUM", [whole, end], [cut]),
-        graph.operator("QUANTIZE", [cut], [codes]),
+    graph.operators[position:position] = [
+        graph.operator("MINIMUM", [unrounded, end], [clipped]),
+        graph.operator("QUANTIZE", [clipped], [codes]),
         graph.operator("DEQUANTIZE", [codes], [rounded]),
     ]

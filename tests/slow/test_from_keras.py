@@ -101,7 +101,7 @@ def test_other_files_are_refused(capsys: Capsys, file: str, code: int, message: 
 
 @pytest.mark.usefixtures("models")
 def test_a_crash_of_the_conversion_is_one_line(capsys: Capsys, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(adopting, "_converted", _crash)
+    monkeypatch.setattr(adopting, "_converted_model", _crash)
     assert "TensorFlow crashed" in refusal(capsys, "adopt", "of_3.h5", *MINE, "none", code=1)
 
 
