@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quarl_tf.export.graph import Graph
+from quarl_tf.export.graph import BETWEEN_ONES, NONE, RELU, UNIT_STEP, Graph, fused_activation
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_text
 from quarl_tf.quantization.grid import Array
@@ -36,8 +36,8 @@ _ENDS = 400
 #: Bytes of a `struct layer` on processors of 32 bits.
 _LAYER_BYTES = 64
 
-#: Fused activations and padding in the schema.
-_NONE, _RELU, _BETWEEN_ONES, _VALID = 0, 1, 2, 1
+#: Padding in the schema.
+_VALID = 1
 
 #: Elementwise operators on floats; another operand is a constant.
 _ELEMENTWISE = {
@@ -60,7 +60,7 @@ class Size(NamedTuple):
 
 def size(artifact: Path) -> Size:
     """Return the size of a flatbuffer as C; raises as `write`."""
-    return _written(artifact, fixed=False)[0].size()
+    return _make_writer(artifact, fixed=False)[0].size()
 
 
 def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> str:
@@ -77,22 +77,22 @@ def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> 
         raise UsageError(
             f"A prefix is a letter, then letters, digits and '_'. Received: prefix={prefix!r}"
         )
-    writer, sidecar = _written(artifact, fixed=fixed)
+    writer, sidecar = _make_writer(artifact, fixed=fixed)
     (source,), (head,) = writer.audit.inputs, writer.audit.outputs
-    taken, discrete = writer.size(), sidecar.num_actions is not None
+    total, discrete = writer.size(), sidecar.num_actions is not None
     summary = (
-        f"flash: {taken.constants:,} bytes of constants, and the code; "
-        f"RAM: {taken.buffers:,} bytes of buffers; "
-        f"{taken.products:,} multiply-accumulates an action"
+        f"flash: {total.constants:,} bytes of constants, and the code; "
+        f"RAM: {total.buffers:,} bytes of buffers; "
+        f"{total.products:,} multiply-accumulates an action"
     )
-    buffers = "\n".join(f"static {t} {n}[{room}];" for n, (t, room) in writer.buffers.items())
+    buffers = "\n".join(f"static {t} {n}[{count}];" for n, (t, count) in writer.buffers.items())
     body = "\n".join(writer.body)
     names = vars(sidecar) | writer.scales | {"summary": summary, "body": body}
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
-    names.update(type=writer.given, number=writer.number, numbers=_NUMBERS[writer.number])
     file = artifact if prefix is None else artifact.with_name(f"{prefix}.c")
-    names.update(algo=sidecar.run["algo"], stem=file.stem)
+    names.update(algo=sidecar.run["algo"], stem=file.stem, numbers=_NUMBERS[writer.number])
+    names.update(type=writer.observation_type, number=writer.number)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
@@ -104,7 +104,7 @@ def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> 
     return summary
 
 
-def _written(artifact: Path, *, fixed: bool) -> tuple[_Writer, Sidecar]:
+def _make_writer(artifact: Path, *, fixed: bool) -> tuple[_Writer, Sidecar]:
     sidecar, audit = Policy.load(artifact).sidecar, flatbuffer.audit(artifact)
     (source,), (head,) = audit.inputs, audit.outputs
     if (source.dtype, head.dtype) != (sidecar.observation_dtype, "float32"):
@@ -136,10 +136,11 @@ def _template(name: str) -> Template:
 
 def _used_kernels(body: str) -> list[str]:
     """Return the blocks of kernels.c that the body needs; compilers warn of unused functions."""
-    blocks = _template("kernels.c").template.strip().split("\n\n")
-    typed = {Template(b).substitute(type=t): b for b in blocks for t in ("int8_t", "uint8_t")}
-    text, names = "\n".join([body, *typed]), re.compile(r"^static \w+ (\w+\()", re.MULTILINE)
-    return [b for b in typed if all(text.count(n) > 1 for n in names.findall(b))]
+    templates = map(Template, _template("kernels.c").template.strip().split("\n\n"))
+    types = ("int8_t", "uint8_t")  # A block without a type is the same for both.
+    blocks = dict.fromkeys(block.substitute(type=t) for block in templates for t in types)
+    text, names = "\n".join([body, *blocks]), re.compile(r"^static \w+ (\w+\()", re.MULTILINE)
+    return [b for b in blocks if all(text.count(n) > 1 for n in names.findall(b))]
 
 
 def _refusal(received: str) -> UsageError:
@@ -165,7 +166,7 @@ class _Writer:
         self._tensor, self._type = graph.inputs[0], _TYPES[audit.inputs[0].dtype]
         self._array, self._load, self._steps = "observation", "observation[i]", list[str]()
         self.number = "int32_t" if fixed else "float"
-        self.given = self.number if self._type == "float" else self._type
+        self.observation_type = self.number if self._type == "float" else self._type
         #: In fixed point a number is the clipped integer of `_load` times a factor plus an offset.
         self._factor, self._offset = np.float64(1 / _ONE), np.float64(0)
         self._low, self._high = np.float64(-_FARTHEST), np.float64(_FARTHEST)
@@ -174,30 +175,30 @@ class _Writer:
         #: The largest integer of a head, in size.
         self._largest = 128
         layers = {id(operator): name for name, operator in graph.layers().items()}
-        known = _FIXED_OPERATORS if fixed else _OPERATORS
-        left = list(zip(graph.operators, audit.operators, strict=True))
-        while left:
-            if [kind for _, kind in left[: len(_REFINED)]] == _REFINED:
-                self._refine([operator for operator, _ in left[: len(_REFINED)]])
-                del left[: len(_REFINED)]
-            if [kind for _, kind in left[: len(_SUMMED)]] == _SUMMED:
-                self._sum(*(operator for operator, _ in left[: len(_SUMMED)]))
-                del left[: len(_SUMMED)]
+        writers = _FIXED_OPERATORS if fixed else _OPERATORS
+        operators, kinds = list(graph.operators), list(audit.operators)
+        while operators:
+            if kinds[: len(_REFINED)] == _REFINED:
+                self._refine(operators[: len(_REFINED)])
+                del operators[: len(_REFINED)], kinds[: len(_REFINED)]
+            if kinds[: len(_SUMMED)] == _SUMMED:
+                self._sum(*operators[: len(_SUMMED)])
+                del operators[: len(_SUMMED)], kinds[: len(_SUMMED)]
                 continue
-            operator, kind = left.pop(0)
-            if kind not in known or (kind == "FULLY_CONNECTED float32" and not self.products):
-                others = [kind, *(k for _, k in left if k not in known)]
+            operator, kind = operators.pop(0), kinds.pop(0)
+            if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
+                others = [kind, *(k for k in kinds if k not in writers)]
                 raise _refusal(", ".join(dict.fromkeys(others)) + " in fixed point" * fixed)
-            fused = getattr(operator.builtinOptions, "fusedActivationFunction", _NONE)
-            self._relu = fused == _RELU and id(operator) in layers
+            fused = fused_activation(operator)
+            self._relu = fused == RELU and id(operator) in layers
             computed = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
             # The ends of these codes are those of [-1, 1].
-            unit = (np.float32(1 / 128), 0)
-            clipped = fused == _BETWEEN_ONES and self._grid(operator.outputs[0]) == unit
-            if computed != [self._tensor] or not (self._relu or clipped or fused == _NONE):
+            unit_grid = (np.float32(UNIT_STEP), 0)
+            clipped = fused == BETWEEN_ONES and self._grid(operator.outputs[0]) == unit_grid
+            if computed != [self._tensor] or not (self._relu or clipped or fused == NONE):
                 raise _refusal(f"{kind} of {len(computed)} tensors, fused activation {fused}")
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
-            known[kind](self, operator, name, kind)
+            writers[kind](self, operator, name, kind)
             self._tensor = operator.outputs[0]
         if fixed:
             self._fixed_head()
@@ -205,9 +206,9 @@ class _Writer:
             self._flush("head", "x")
 
     def size(self) -> Size:
-        """Return the size of all this."""
-        taken = sum((1 if kind == "int8_t" else 4) * n for kind, n in self.buffers.values())
-        return Size(self.constant_bytes, taken, self.products)
+        """Return the size of what is written."""
+        buffers = sum((1 if kind == "int8_t" else 4) * n for kind, n in self.buffers.values())
+        return Size(self.constant_bytes, buffers, self.products)
 
     def constant(self, name: str, values: Array) -> str:
         """Declare an array of constants; return its name."""
@@ -238,35 +239,36 @@ class _Writer:
 
     def _refine(self, operators: list[Any]) -> None:
         """Quantise the numbers and, behind them, their residuals times a power of two."""
-        codes, near, rest, fine, both, target = (o.outputs[0] for o in operators)
-        chain = [[self._tensor], [codes], [self._tensor, near], [rest], [near, fine], [both]]
+        source = self._tensor
+        codes, rounded, residual, scaled, features, target = (op.outputs[0] for op in operators)
+        chain = [[source], [codes], [source, rounded], [residual], [rounded, scaled], [features]]
         inputs = [list(operator.inputs) for operator in operators]
         factor, grid = self._values(inputs[3].pop()), self._grid(codes)
-        power = np.size(factor) == 1 and np.frexp(factor)[0] == 0.5
-        one = self._tensors[both].shape[-1] == 2 * math.prod(self._tensors[self._tensor].shape)
-        if inputs != chain or self._grid(target) != grid or not power or not one:
+        is_power = np.size(factor) == 1 and np.frexp(factor)[0] == 0.5
+        is_double = self._tensors[features].shape[-1] == 2 * self._count(source)
+        if inputs != chain or self._grid(target) != grid or not (is_power and is_double):
             raise _refusal("QUANTIZE int8 of what QUANTIZE int8 leaves, in another order")
         text = f"scale {grid[0]!s}, zero point {grid[1]}, and the rest times {factor!s}"
         self.scales["first"] = text
         self._encode(target, factor.item())
         self._tensor = target
 
-    def _encode(self, tensor: int, times: float = 1) -> None:
+    def _encode(self, tensor: int, factor: float = 1) -> None:
         """Write the codes of a tensor, with a factor those of the residuals behind them."""
         (scale, zero), target = self._grid(tensor), self._buffer("int8_t", tensor)
-        size = math.prod(self._tensors[self._tensor].shape)
-        first = [f"float x = {self._load};", *self._steps]
-        near = fine = f"quantize(x, {scale!s}f, {zero})"
-        rest = f"(x - {scale!s}f * (float)({target}[i] - {zero})) * {times}f"
+        size = self._count(self._tensor)
+        number = [f"float x = {self._load};", *self._steps]
+        code = residual_code = f"quantize(x, {scale!s}f, {zero})"
+        residual = f"(x - {scale!s}f * (float)({target}[i] - {zero})) * {factor}f"
         if self._fixed:
-            bits = math.frexp(times)[1] - 1
+            bits = math.frexp(factor)[1] - 1
             low, high, *line = self._fixed_input(size, float(scale))
-            first = [f"int32_t x = within({self._load}, {low}[i], {high}[i]);"]
-            near, rest = (_on_line("x", line, f" - {n}" * bool(n)) for n in (0, bits))
-            rest += f" - {2**bits} * ({target}[i] - {zero})"
-            near, fine = (f"(int8_t)within({x} + {zero}, -128, 127)" for x in (near, "x"))
-        both = [f"x = {rest};", f"{target}[{size} + i] = {fine};"] if times != 1 else []
-        self._loop(*first, f"{target}[i] = {near};", *both)
+            number = [f"int32_t x = within({self._load}, {low}[i], {high}[i]);"]
+            code, residual = (_on_line("x", line, f" - {n}" * bool(n)) for n in (0, bits))
+            residual += f" - {2**bits} * ({target}[i] - {zero})"
+            code, residual_code = (f"(int8_t)within({x} + {zero}, -128, 127)" for x in (code, "x"))
+        residuals = [f"x = {residual};", f"{target}[{size} + i] = {residual_code};"]
+        self._loop(*number, f"{target}[i] = {code};", *(residuals if factor != 1 else []))
         self._array, self._type, self._zero, self._steps = target, "int8_t", zero, []
 
     def _dequantize(self, *_: Any) -> None:
@@ -281,8 +283,8 @@ class _Writer:
     def _sum(self, dequantize: Any, operator: Any) -> None:
         """Add rows of codes whose scale is a power of two: floats add them without rounding."""
         (scale, zero), shape = self._grid(self._tensor), self._tensors[self._tensor].shape
-        inputs, exact = list(operator.inputs), np.frexp(scale)[0] == 0.5 and zero == 0
-        if inputs[0] != dequantize.outputs[0] or list(self._values(inputs[1])) != [0] or not exact:
+        (source, axis), is_exact = operator.inputs, np.frexp(scale)[0] == 0.5 and zero == 0
+        if source != dequantize.outputs[0] or list(self._values(axis)) != [0] or not is_exact:
             raise _refusal("SUM float32 of other numbers than rows of codes")
         self._dequantize()
         rows, size = shape
@@ -308,30 +310,31 @@ class _Writer:
         tensors = (*operator.inputs[:2], operator.outputs[0])
         source, weights, target = (self._tensors[i] for i in tensors)
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
-        flat, zero = kernel.reshape(len(kernel), -1).astype(np.int64), int(target.zero_points[0])
+        matrix, zero = kernel.reshape(len(kernel), -1).astype(np.int64), int(target.zero_points[0])
         # The bias contains the input's zero point.
-        folded = (0 if bias is None else bias) - self._zero * flat.sum(axis=1)
-        limit = int((np.abs(folded) + 255 * np.abs(flat).sum(axis=1)).max())
+        full_bias = (0 if bias is None else bias) - self._zero * matrix.sum(axis=1)
+        limit = int((np.abs(full_bias) + 255 * np.abs(matrix).sum(axis=1)).max())
         if weights.zero_points.any() or limit > np.iinfo(np.int32).max:
             raise _refusal(f"{kind} with a zero point of weights, or sums to {limit}")
-        scales = [a.scales.astype(np.float64) for a in (source, weights, target)]
+        scales = [tensor.scales.astype(np.float64) for tensor in (source, weights, target)]
         ratios = (scales[0] * scales[1] / scales[2]).tolist()
-        twice = kind == "CONV_2D int8"
-        scaled = np.array([_multiplier(r, 0 if twice else limit) for r in ratios]).T
+        rounds_twice = kind == "CONV_2D int8"
+        bound = 0 if rounds_twice else limit
+        multipliers, shifts = np.array([_multiplier(ratio, bound) for ratio in ratios]).T
         window = _window(operator.builtinOptions, source.shape, kernel.shape, target.shape)
         fields = [
             self.constant(f"{name}_kernel", kernel),
-            self.constant(f"{name}_bias", folded.astype(np.int32)),
-            self.constant(f"{name}_multiplier", scaled[0].astype(np.int32)),
-            self.constant(f"{name}_shift", scaled[1].astype(np.int8)),
-            *map(str, (*window, len(kernel), int(len(ratios) > 1), int(twice))),
+            self.constant(f"{name}_bias", full_bias.astype(np.int32)),
+            self.constant(f"{name}_multiplier", multipliers.astype(np.int32)),
+            self.constant(f"{name}_shift", shifts.astype(np.int8)),
+            *map(str, (*window, len(kernel), int(len(ratios) > 1), int(rounds_twice))),
             *map(str, (zero, zero if self._relu else -128)),
         ]
-        self._array, array = self._buffer("int8_t", operator.outputs[0]), self._array
+        source_array, self._array = self._array, self._buffer("int8_t", operator.outputs[0])
         self.constants.append(f"static const struct layer {name}_layer = {{{', '.join(fields)}}};")
         self.constant_bytes += _LAYER_BYTES
-        self.body.append(f"    layer_{self._type}({array}, {self._array}, &{name}_layer);")
-        self.products += math.prod(target.shape) * flat.shape[1]
+        self.body.append(f"    layer_{self._type}({source_array}, {self._array}, &{name}_layer);")
+        self.products += math.prod(target.shape) * matrix.shape[1]
         self._type, self._zero = "int8_t", zero
 
     def _float_layer(self, operator: Any, name: str, kind: str) -> None:
@@ -339,7 +342,7 @@ class _Writer:
         self._flush(source, "x")
         target = self._array = self._buffer("float", operator.outputs[0])
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
-        if math.prod(self._tensors[self._tensor].shape) != kernel.shape[1]:
+        if self._count(self._tensor) != kernel.shape[1]:
             raise _refusal(f"{kind} of several vectors")
         bias = np.zeros(len(kernel), np.float32) if bias is None else bias
         arrays = [self.constant(f"{name}_kernel", kernel), self.constant(f"{name}_bias", bias)]
@@ -365,35 +368,34 @@ class _Writer:
 
     def _fixed_input(self, size: int, scale: float) -> list[str]:
         """Declare the bounds of each integer, and the line from integers to codes."""
-        factor, offset = self._each(size, self._factor / scale, self._offset / scale)
+        factor, offset = self._broadcast(size, self._factor / scale, self._offset / scale)
         mean, reach = -offset / factor, _ENDS / factor
         representable = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
         if not representable.all():
             raise _refusal(f"feature {representable.argmin()}, which Q16.16 does not hold")
         ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
-        bounds = [np.rint(x).astype(np.int32) for x in self._each(size, *ends)]
+        bounds = [np.rint(x).astype(np.int32) for x in self._broadcast(size, *ends)]
         return [*map(self._declare, bounds), *self._line(factor, offset)]
 
     def _fixed_head(self) -> None:
-        size = math.prod(self._tensors[self._tensor].shape)
-        factor, offset = self._each(size, self._factor * _ONE, self._offset * _ONE)
+        size = self._count(self._tensor)
+        factor, offset = self._broadcast(size, self._factor * _ONE, self._offset * _ONE)
         largest = (factor * self._largest + np.abs(offset)).max()
         if (factor < 1).any() or largest > np.iinfo(np.int32).max:
             raise _refusal("a head that Q16.16 does not hold")
         self._loop(f"head[i] = {_on_line(self._load, self._line(factor, offset))};")
 
-    def _each(self, size: int, *values: Array | np.float64) -> list[Array]:
+    def _broadcast(self, size: int, *values: Array | np.float64) -> list[Array]:
         """Return a value for each number of the current tensor, whose shape they may have."""
         shape = self._tensors[self._tensor].shape
         return [np.ravel(x if np.size(x) == size else np.broadcast_to(x, shape)) for x in values]
 
     def _line(self, factor: Array, offset: Array) -> list[str]:
         """Declare factors and offsets for `line` in C."""
-        scaled = np.array([_multiplier(ratio, 0) for ratio in factor.tolist()]).T
-        more = np.rint(offset * 2.0 ** scaled[1]).astype(np.int64)
-        return [
-            self._declare(x) for x in (scaled[0].astype(np.int32), scaled[1].astype(np.int8), more)
-        ]
+        multipliers, shifts = np.array([_multiplier(ratio, 0) for ratio in factor.tolist()]).T
+        offsets = np.rint(offset * 2.0**shifts).astype(np.int64)
+        fields = multipliers.astype(np.int32), shifts.astype(np.int8), offsets
+        return [self._declare(values) for values in fields]
 
     def _declare(self, values: Array) -> str:
         return self.constant(f"constant_{len(self.constants)}", values)
@@ -403,26 +405,29 @@ class _Writer:
         self._loop(f"float x = {self._load};", *self._steps, f"{target}[i] = {result};")
 
     def _loop(self, *statements: str) -> None:
-        size = math.prod(self._tensors[self._tensor].shape)
+        size = self._count(self._tensor)
         lines = [f"    for (int32_t i = 0; i < {size}; i++) {{", *statements]
         self.body += ["\n        ".join(lines), "    }"]
 
     def _buffer(self, kind: str, tensor: int) -> str:
         """Return the one of two buffers without the current numbers, after enlarging it to fit."""
         names = [f"{'values' if kind == 'float' else 'codes'}_{i}" for i in (0, 1)]
-        name, size = names[self._array == names[0]], math.prod(self._tensors[tensor].shape)
+        name, size = names[self._array == names[0]], self._count(tensor)
         self.buffers[name] = kind, max(size, self.buffers.get(name, ("", 0))[1])
         return name
+
+    def _count(self, tensor: int) -> int:
+        return math.prod(self._tensors[tensor].shape)
 
     def _grid(self, tensor: int) -> tuple[np.float32, int]:
         return self._tensors[tensor].scales[0], int(self._tensors[tensor].zero_points[0])
 
     def _values(self, tensor: int) -> Any:
         """Return a constant; None for a computed or an omitted tensor."""
-        found = self._tensors[tensor]
-        if tensor < 0 or found.data is None:
+        constant = self._tensors[tensor]
+        if tensor < 0 or constant.data is None:
             return None
-        return found.data.view(found.dtype).reshape(found.shape)
+        return constant.data.view(constant.dtype).reshape(constant.shape)
 
 
 #: The operators that `preparation.refined` inserts before the first layer.
@@ -459,8 +464,8 @@ _NUMBERS = {
 
 
 def _on_line(x: str, line: list[str], shifted: str = "") -> str:
-    multiplier, shift, more = line
-    return f"line({x}, {multiplier}[i], {shift}[i]{shifted}, {more}[i])"
+    multiplier, shift, offset = line
+    return f"line({x}, {multiplier}[i], {shift}[i]{shifted}, {offset}[i])"
 
 
 def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Shape:
@@ -468,8 +473,8 @@ def _window(options: Any, image: _Shape, kernel: _Shape, output: _Shape) -> _Sha
     if len(kernel) == 2:
         return kernel[1], 1, kernel[1], kernel[1], 0, math.prod(image) // kernel[1], 1
     (_, _, width, channels), (_, height, columns, depth) = image, kernel
-    others = options.padding, options.dilationHFactor, options.dilationWFactor, depth
-    if others != (_VALID, 1, 1, channels):
+    dilations = options.dilationHFactor, options.dilationWFactor
+    if (options.padding, *dilations, depth) != (_VALID, 1, 1, channels):
         raise _refusal("CONV_2D int8 with padding, dilation or groups")
     row, right = width * channels, options.strideW * channels
     return row, height, columns * depth, options.strideH * row, right, *output[1:3]
@@ -486,10 +491,10 @@ def _multiplier(scale: float, limit: int) -> tuple[int, int]:
         return (middle, shift) if exponent >= -31 else (0, 62)
     # Roundings differ only near halves between codes: the best of three multipliers there is taken.
     halves = np.arange(-256, 256)[:, None] + 0.5
-    near = np.clip(np.floor(halves / scale) + np.arange(-1, 3), -limit, limit)
-    sizes, wanted = np.abs(near).astype(np.int64), np.floor(np.abs(near * scale) + 0.5)
+    sums = np.clip(np.floor(halves / scale) + np.arange(-1, 3), -limit, limit)
+    sizes, codes = np.abs(sums).astype(np.int64), np.floor(np.abs(sums * scale) + 0.5)
 
-    def differing(multiplier: int) -> int:
-        return int(((sizes * multiplier + (1 << shift >> 1)) >> shift != wanted).sum())
+    def differences(multiplier: int) -> int:
+        return int(((sizes * multiplier + (1 << shift >> 1)) >> shift != codes).sum())
 
-    return min((middle, middle + 1, middle - 1), key=differing), shift
+    return min((middle, middle + 1, middle - 1), key=differences), shift
