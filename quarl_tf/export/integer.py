@@ -115,7 +115,7 @@ class _Writer:
         self._producers = graph.producers()
         #: Integer tensors by the float tensor that each replaces.
         self._integers: dict[int, int] = {}
-        self._written: list[Any] = []
+        self._operators: list[Any] = []
 
     def write(self) -> None:
         graph = self._graph
@@ -129,9 +129,9 @@ class _Writer:
                 self._write_unweighted(operator, name)
             else:
                 self._to_float(operator.inputs)
-                self._written.append(operator)
+                self._operators.append(operator)
         self._to_float(graph.outputs)
-        graph.operators[:] = self._written
+        graph.operators[:] = self._operators
 
     def _write_layer(
         self, operator: Any, layer: str, weights: TensorFormat, activations: TensorFormat
@@ -164,7 +164,7 @@ class _Writer:
             self._integers[index] = graph.add_integers(index, np.int8, UNIT_STEP, 0)
         else:
             self._integers[index] = graph.add_codes(index, self._grid(index, activations))
-        self._written.append(graph.operator(name, inputs, [self._integers[index]], operator))
+        self._operators.append(graph.operator(name, inputs, [self._integers[index]], operator))
 
     def _integer(self, index: int) -> int:
         """Return the integer tensor of a float one; quantise it if it is computed in float."""
@@ -189,7 +189,7 @@ class _Writer:
             self._integers[index] = graph.add_codes(index, grid)
             source = self._unclipped(index, grid)
         codes = self._integers[index]
-        self._written.append(graph.operator("QUANTIZE", [source], [codes]))
+        self._operators.append(graph.operator("QUANTIZE", [source], [codes]))
         return codes
 
     def _unclipped(self, index: int, grid: Grid) -> int:
@@ -226,13 +226,13 @@ class _Writer:
         else:
             codes = self._add_like(target, source)
         inputs = [source, *operator.inputs[1:]]
-        self._written.append(graph.operator(name, inputs, [codes], operator))
+        self._operators.append(graph.operator(name, inputs, [codes], operator))
 
     def _to_float(self, indices: list[int]) -> None:
         for index in indices:
-            if index in self._integers and not any(index in op.outputs for op in self._written):
+            if index in self._integers and not any(index in op.outputs for op in self._operators):
                 source = self._integers[index]
-                self._written.append(self._graph.operator("DEQUANTIZE", [source], [index]))
+                self._operators.append(self._graph.operator("DEQUANTIZE", [source], [index]))
 
 
 def _least_scales(bias: Array | None, source_scale: float) -> Array:

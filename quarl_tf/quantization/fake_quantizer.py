@@ -58,11 +58,11 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         if "log_stretch" in weights:
             return tf.cast(self._by_learned_step(values, weights), inputs.dtype)
         low, high = weights["low"], weights["high"]
-        snapped = tf.stop_gradient(self.snap(values, low, high))
-        passed = tf.grad_pass_through(lambda _: snapped)(values)
+        rounded = tf.stop_gradient(self.snap(values, low, high))
+        outputs = tf.grad_pass_through(lambda _: rounded)(values)
         if self.schedule.gradient == "clipped":
-            passed = tf.where((values >= low) & (values <= high), passed, snapped)
-        return tf.cast(passed, inputs.dtype)
+            outputs = tf.where((values >= low) & (values <= high), outputs, rounded)
+        return tf.cast(outputs, inputs.dtype)
 
     def snap(self, inputs: Any, low: Any, high: Any) -> Any:
         """Round to the grid, as `grid.snap`; without a gradient."""
@@ -84,15 +84,15 @@ class FakeQuantizer(quantizers.Quantizer):  # type: ignore[misc]
         rate, which may be more than a step and would make it negative.
         """
         # The step changes, the code of 0 does not.
-        frozen = (weights["high"] - weights["low"]) / self.form.steps
-        first = tf.round(weights["low"] / frozen)
-        last = first + self.form.steps
+        frozen_step = (weights["high"] - weights["low"]) / self.form.steps
+        first_code = tf.round(weights["low"] / frozen_step)
+        last_code = first_code + self.form.steps
         # Values that share the step: of a kernel, or of one observation's activations.
         shape = inputs.shape if self.kernel else inputs.shape[1:]
         count = np.prod(shape[:-1] if self.per_channel else shape)
-        scale = tf.math.rsqrt(tf.maximum(-first, last) * np.float32(count))
-        step = frozen * tf.exp(_scaled_gradient(weights["log_stretch"], scale))
-        codes = tf.clip_by_value(inputs / step, first, last)
+        scale = tf.math.rsqrt(tf.maximum(-first_code, last_code) * np.float32(count))
+        step = frozen_step * tf.exp(_scaled_gradient(weights["log_stretch"], scale))
+        codes = tf.clip_by_value(inputs / step, first_code, last_code)
         return tf.grad_pass_through(tf.round)(codes) * step
 
     def freeze(self, weights: Mapping[str, Any], low: Floats, high: Floats) -> None:
@@ -134,7 +134,7 @@ def add_variable(
 
 
 @tf.custom_gradient  # type: ignore[misc]
-def past(inputs: Any, *unused: Any) -> Any:
+def with_zero_gradients(inputs: Any, *unused: Any) -> Any:
     """Return the inputs; give the others a gradient of 0, since optimizers refuse None."""
     return tf.identity(inputs), lambda upstream: (upstream, *map(tf.zeros_like, unused))
 

@@ -19,7 +19,7 @@ _FIT_DAMPING = 0.02
 _BLOCK = 2048
 
 #: Inputs whose errors are passed on to all later weights at once.
-_LAZY = 512
+_BATCH = 512
 
 #: Candidate ranges of a channel's grid, as shares of the channel's range.
 _PARTS = np.linspace(0.4, 1.0, 25)
@@ -41,21 +41,21 @@ def gptq(kernel: Array, inputs: Array, form: TensorFormat) -> tuple[Array, Grid]
     return rounded, grid
 
 
-def fitted(kernel: Array, seen: Array, given: Array) -> tuple[Array, Array]:
+def fitted(kernel: Array, inputs: Array, float_inputs: Array) -> tuple[Array, Array]:
     """Fit a kernel [outputs, inputs] to the inputs of a layer behind rounded layers.
 
-    With the inputs `seen` there, its outputs are nearest to those of the original kernel with the
-    inputs `given` when nothing is rounded, both [n, inputs]. Least squares in the change of the
+    With these `inputs`, its outputs are nearest to those of the original kernel with the
+    `float_inputs` when nothing is rounded, both [n, inputs]. Least squares in the change of the
     kernel, which damping keeps small. Returns the kernel and what to add to the bias [outputs].
     """
-    weights, centre = kernel.astype(np.float64), seen.mean(axis=0, dtype=np.float64)
-    moved = seen - centre
-    missing = (given - given.mean(axis=0, dtype=np.float64) - moved) @ weights.T
-    moments = moved.T @ moved
+    weights, mean = kernel.astype(np.float64), inputs.mean(axis=0, dtype=np.float64)
+    float_mean, deviations = float_inputs.mean(axis=0, dtype=np.float64), inputs - mean
+    errors = (float_inputs - float_mean - deviations) @ weights.T
+    moments = deviations.T @ deviations
     # The fewer observations for the weights, the stronger the damping.
-    damping = _FIT_DAMPING * moments.shape[0] * max(np.diag(moments).mean(), 1e-12) / len(seen)
-    change = np.linalg.solve(moments + np.eye(len(moments)) * damping, moved.T @ missing).T
-    shift = given.mean(axis=0, dtype=np.float64) @ weights.T - centre @ (weights + change).T
+    damping = _FIT_DAMPING * len(moments) * max(np.diag(moments).mean(), 1e-12) / len(inputs)
+    change = np.linalg.solve(moments + np.eye(len(moments)) * damping, deviations.T @ errors).T
+    shift = float_mean @ weights.T - mean @ (weights + change).T
     return (weights + change).astype(np.float32), shift.astype(np.float32)
 
 
@@ -67,15 +67,15 @@ def _round_block(
     order = np.argsort(-np.diag(moments))
     # Row i of the inverse's factor is for the inputs from i on: those before are rounded.
     factor = np.linalg.cholesky(np.linalg.inv(moments[np.ix_(order, order)])).T
-    left, rounded = weights[:, order], np.empty_like(weights)
-    for start in range(0, len(order), _LAZY):
-        end = min(start + _LAZY, len(order))
+    corrected, rounded = weights[:, order], np.empty_like(weights)
+    for start in range(0, len(order), _BATCH):
+        end = min(start + _BATCH, len(order))
         errors = np.empty((len(weights), end - start))
         for i in range(start, end):
-            rounded[:, i] = snap(left[:, i : i + 1], grid, form)[:, 0]
-            errors[:, i - start] = (left[:, i] - rounded[:, i]) / factor[i, i]
-            left[:, i:end] -= errors[:, i - start, None] * factor[i, i:end]
-        left[:, end:] -= errors @ factor[start:end, end:]
+            rounded[:, i] = snap(corrected[:, i : i + 1], grid, form)[:, 0]
+            errors[:, i - start] = (corrected[:, i] - rounded[:, i]) / factor[i, i]
+            corrected[:, i:end] -= errors[:, i - start, None] * factor[i, i:end]
+        corrected[:, end:] -= errors @ factor[start:end, end:]
     return rounded[:, np.argsort(order)]
 
 

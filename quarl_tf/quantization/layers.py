@@ -6,7 +6,7 @@ from typing import Any
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks.inference import in_numpy
 from quarl_tf.networks.layers import CLIP_DEVIATIONS, Floats, Forward, ObservationNormalizer, Read
-from quarl_tf.quantization.fake_quantizer import FakeQuantizer, add_variable, past
+from quarl_tf.quantization.fake_quantizer import FakeQuantizer, add_variable, with_zero_gradients
 from quarl_tf.quantization.grid import Grid, snap
 
 #: Weight of earlier batches in a moving average.
@@ -45,7 +45,7 @@ class WatchedLayer(_Wrapper):
 
     def build(self, input_shape: Any) -> None:
         """Create the range (low above high until something is seen) and learned steps."""
-        self.seen = {
+        self.output_range = {
             "low": add_variable(self, "output_seen_low", 1.0),
             "high": add_variable(self, "output_seen_high", -1.0),
         }
@@ -64,27 +64,28 @@ class WatchedLayer(_Wrapper):
         outputs = self.layer(inputs)
         if training:
             self.watch(outputs)
-        stretches = [v for stretch in self.stretches.values() for v in stretch.values()]
-        return past(outputs, *stretches) if stretches else outputs
+        stretches = [v for variables in self.stretches.values() for v in variables.values()]
+        return with_zero_gradients(outputs, *stretches) if stretches else outputs
 
     def watch(self, outputs: Any) -> None:
         """Update the range by a batch of outputs."""
-        values, low, high = tf.cast(outputs, tf.float32), self.seen["low"], self.seen["high"]
+        low, high = self.output_range["low"], self.output_range["high"]
+        values = tf.cast(outputs, tf.float32)
         if self.ranges == "percentile":
             ordered = tf.sort(tf.reshape(values, (-1,)))
             last = tf.cast(tf.size(ordered) - 1, tf.float32)
             places = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
-            lowest, highest = (ordered[place] for place in places)
+            batch_low, batch_high = (ordered[place] for place in places)
         else:
-            lowest, highest = tf.reduce_min(values), tf.reduce_max(values)
-        first = low > high
+            batch_low, batch_high = tf.reduce_min(values), tf.reduce_max(values)
+        is_first = low > high
         if self.ranges == "extremes":
-            ends = tf.minimum(low, lowest), tf.maximum(high, highest)
+            ends = tf.minimum(low, batch_low), tf.maximum(high, batch_high)
         else:
-            pairs = (low, lowest), (high, highest)
-            ends = tuple(_DECAY * end + (1 - _DECAY) * now for end, now in pairs)
-        low.assign(tf.where(first, lowest, ends[0]))
-        high.assign(tf.where(first, highest, ends[1]))
+            pairs = (low, batch_low), (high, batch_high)
+            ends = tuple(_DECAY * end + (1 - _DECAY) * batch_end for end, batch_end in pairs)
+        low.assign(tf.where(is_first, batch_low, ends[0]))
+        high.assign(tf.where(is_first, batch_high, ends[1]))
 
 
 class QuantizedLayer(_Wrapper):
@@ -98,7 +99,7 @@ class QuantizedLayer(_Wrapper):
     def build(self, input_shape: Any) -> None:
         """Create the ends of the grids."""
         watched = self._watched
-        self.variables_of = {
+        self.grid_variables = {
             part: {
                 **quantizer.build(watched.shape_of(part), part, self),
                 **watched.stretches[part],
@@ -109,7 +110,7 @@ class QuantizedLayer(_Wrapper):
 
     def _quantized(self, part: str, tensor: Any) -> Any:
         quantizer = self.quantizers.get(part)
-        return tensor if quantizer is None else quantizer(tensor, False, self.variables_of[part])
+        return tensor if quantizer is None else quantizer(tensor, False, self.grid_variables[part])
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """Return the quantised output."""
@@ -126,18 +127,18 @@ class QuantizedLayer(_Wrapper):
         """Set the grids to the observed range, and to the range of the kernel."""
         for part, quantizer in self.quantizers.items():
             if part == "output":
-                low, high = (self._watched.seen[end].numpy() for end in ("low", "high"))
+                low, high = (self._watched.output_range[end].numpy() for end in ("low", "high"))
             else:
                 kernel = self.layer.kernel.numpy()
-                others = tuple(range(kernel.ndim - 1)) if quantizer.per_channel else None
-                low, high = kernel.min(axis=others), kernel.max(axis=others)
-            quantizer.freeze(self.variables_of[part], low, high)
+                axes = tuple(range(kernel.ndim - 1)) if quantizer.per_channel else None
+                low, high = kernel.min(axis=axes), kernel.max(axis=axes)
+            quantizer.freeze(self.grid_variables[part], low, high)
 
     @property
     def ranges(self) -> list[Any]:
         """The variables of the observed range and of the grids."""
-        grids = (v for grid in self.variables_of.values() for v in grid.values())
-        return [*self._watched.seen.values(), *grids]
+        grids = (v for grid in self.grid_variables.values() for v in grid.values())
+        return [*self._watched.output_range.values(), *grids]
 
     def in_numpy(self, read: Read) -> Forward:
         """Return the function of arrays, rounded to the grids."""
@@ -146,7 +147,7 @@ class QuantizedLayer(_Wrapper):
             quantizer = self.quantizers.get(part)
             if quantizer is None:
                 return lambda x: x
-            grid = quantizer.grid({name: read(v) for name, v in self.variables_of[part].items()})
+            grid = quantizer.grid({n: read(v) for n, v in self.grid_variables[part].items()})
             return lambda x: snap(x, grid, quantizer.form)
 
         round_kernel, round_output = rounding("kernel"), rounding("output")
@@ -160,7 +161,7 @@ class QuantizedLayer(_Wrapper):
 
     def grid(self, part: str) -> Grid:
         """Return the grid of the "kernel" or the "output"."""
-        values = {name: variable.numpy() for name, variable in self.variables_of[part].items()}
+        values = {name: variable.numpy() for name, variable in self.grid_variables[part].items()}
         return self.quantizers[part].grid(values)
 
     def exported(self, *, rounded: bool) -> Callable[[Any], Any]:

@@ -26,15 +26,9 @@ from quarl_tf.foundation.keras import keras
 from quarl_tf.networks import acting
 from quarl_tf.networks.layers import ActionScaling, ByteScaling, ObservationNormalizer
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
-from quarl_tf.quantization.grid import Grid
+from quarl_tf.quantization.grid import BYTE, TANH_END, Grid
 from quarl_tf.quantization.layers import QuantizedLayer, WatchedLayer
 from quarl_tf.spec import QatSchedule, Recipe, TensorFormat, require_layers
-
-#: Bits and largest absolute value of a tanh's inputs, where an int8 tanh reaches its last code. The
-#: sums of a saturated policy are far larger: one step would span most of what tanh distinguishes.
-_TABLE_BITS, _TABLE_END = 8, 3.5
-
-_BYTE_BITS = 8
 
 
 def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> keras.Model:
@@ -43,17 +37,18 @@ def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> kera
     It shares the layers of `network`. A UsageError where a layer cannot be quantised.
     """
     require_layers(recipe, {layer.name for layer in network.layers})
-    plain = _plain_layers(network)
-    feeding = {
+    # No choice depends on the others: a dueling network's value.
+    acting_layers = {layer.name for layer in acting(network).layers}
+    before_tanh = {
         layer.inbound_nodes[0].inbound_layers.name for layer in network.layers if _is_tanh(layer)
     }
 
     def wrap(layer: Any) -> Any:
-        if layer.name in plain or isinstance(layer, _PASSING):
+        if layer.name not in acting_layers or isinstance(layer, _PASSING):
             return layer
         formats = recipe.of(layer.name)
         form = formats.activations
-        if isinstance(layer, ByteScaling) and form is not None and form.bits == _BYTE_BITS:
+        if isinstance(layer, ByteScaling) and form is not None and form.bits == BYTE.bits:
             return layer  # Bytes are on this grid already.
         if not isinstance(layer, _QUANTIZED):
             raise UsageError(
@@ -62,10 +57,11 @@ def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> kera
             )
         quantizers = {
             "kernel": _for_kernel(layer, formats.weights, schedule),
-            "output": _for_output(layer, form, schedule, feeds_tanh=layer.name in feeding),
+            "output": _for_output(layer, form, schedule, feeds_tanh=layer.name in before_tanh),
         }
-        present = {part: quantizer for part, quantizer in quantizers.items() if quantizer}
-        return WatchedLayer(layer, present, schedule.ranges)
+        return WatchedLayer(
+            layer, {part: q for part, q in quantizers.items() if q}, schedule.ranges
+        )
 
     return keras.models.clone_model(network, clone_function=wrap)
 
@@ -86,12 +82,6 @@ _QUANTIZED: tuple[Any, ...] = (*_SCALINGS, *_KERNELS, keras.layers.Activation)
 _PASSING: tuple[Any, ...] = (keras.layers.InputLayer, keras.layers.Flatten, ActionScaling)
 
 
-def _plain_layers(network: keras.Model) -> set[str]:
-    """Return the names of the layers that no choice depends on: a dueling network's value."""
-    needed = {layer.name for layer in acting(network).layers}
-    return {layer.name for layer in network.layers} - needed
-
-
 def _is_tanh(layer: Any) -> bool:
     return isinstance(layer, keras.layers.Activation) and layer.activation is keras.activations.tanh
 
@@ -110,13 +100,15 @@ def _for_output(
 ) -> FakeQuantizer | None:
     if form is None:
         return None
-    published = form.rounding == "floor"
     if isinstance(layer, ByteScaling):
         return FakeQuantizer(form, schedule, fixed=(0.0, 1.0))
-    if _is_tanh(layer) and form.bits == _TABLE_BITS and not published:
-        return FakeQuantizer(form, schedule, fixed=(-1.0, 127 / 128))  # As in integer kernels.
-    if feeds_tanh and not published:
-        return FakeQuantizer(replace(form, bits=_TABLE_BITS), schedule, limit=_TABLE_END)
+    if form.rounding != "floor":
+        if _is_tanh(layer) and form.bits == BYTE.bits:
+            return FakeQuantizer(form, schedule, fixed=(-1.0, 127 / 128))  # As in integer kernels.
+        if feeds_tanh:
+            # The sums of a saturated policy are far larger than the limit: one step would span most
+            # of what tanh distinguishes.
+            return FakeQuantizer(replace(form, bits=BYTE.bits), schedule, limit=TANH_END)
     return FakeQuantizer(form, schedule)
 
 
@@ -142,8 +134,8 @@ def exported(network: keras.Model, *, rounded: bool) -> Callable[[Any], Any]:
 
 def kernel_grids(network: keras.Model) -> list[tuple[int, bool]]:
     """Return each kernel's bits and whether it has a grid per output, in order."""
-    found = (layer.quantizers.get("kernel") for layer in quantized_layers(network))
-    return [(q.form.bits, q.per_channel) for q in found if q is not None]
+    quantizers = (layer.quantizers.get("kernel") for layer in quantized_layers(network))
+    return [(q.form.bits, q.per_channel) for q in quantizers if q is not None]
 
 
 def grids(network: keras.Model) -> list[dict[str, Grid]]:
@@ -154,10 +146,10 @@ def grids(network: keras.Model) -> list[dict[str, Grid]]:
 
 def head_step(network: keras.Model) -> float:
     """Return the largest step of a quantised network's head, in units of the network's output."""
-    layer = quantized_layers(network)[-1]
-    step = layer.grid("output").step
-    last = network.layers[-1]
-    return float(np.max(step * last.half if isinstance(last, ActionScaling) else step))
+    step = quantized_layers(network)[-1].grid("output").step
+    last_layer = network.layers[-1]
+    is_scaled = isinstance(last_layer, ActionScaling)
+    return float(np.max(step * last_layer.half if is_scaled else step))
 
 
 def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
@@ -171,15 +163,15 @@ def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
                 f"(-p learning_rate=…). Received: layer={layer.name!r}"
             )
     for copy in copies:
-        for layer, twin in zip(layers, quantized_layers(copy), strict=True):
-            for copied, variable in zip(twin.ranges, layer.ranges, strict=True):
-                copied.assign(variable)
+        for layer, layer_copy in zip(layers, quantized_layers(copy), strict=True):
+            for variable, variable_copy in zip(layer.ranges, layer_copy.ranges, strict=True):
+                variable_copy.assign(variable)
 
 
 def require_watched(network: keras.Model, delay: int) -> None:
     """Refuse to quantise a network that has recorded no range (UsageError)."""
     layers = (layer for layer in network.layers if isinstance(layer, WatchedLayer))
-    if any(layer.seen["low"] > layer.seen["high"] for layer in layers):
+    if any(layer.output_range["low"] > layer.output_range["high"] for layer in layers):
         raise UsageError(
             "Nothing was learned from before the delay, so no range is known; make it longer. "
             f"Received: delay={delay}"

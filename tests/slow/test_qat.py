@@ -98,7 +98,7 @@ def watched_ends(ranges: str, *batches: np.ndarray, training: bool = True) -> li
     layer = WatchedLayer(keras.layers.Activation("linear"), {}, ranges)
     for batch in batches:
         np.testing.assert_array_equal(layer(batch, training=training), batch)
-    return [float(layer.seen[end]) for end in ("low", "high")]
+    return [float(layer.output_range[end]) for end in ("low", "high")]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_outputs_change_less_than_by_rounding_to_the_nearest(kernel: np.ndarray)
     assert np.square(found - wanted).mean() < 0.3 * np.square(nearest - wanted).mean()
 
 
-@pytest.mark.parametrize("name", ["_LAZY", "_BLOCK"])
+@pytest.mark.parametrize("name", ["_BATCH", "_BLOCK"])
 def test_steps_through_wide_kernels_change_nothing(
     kernel: np.ndarray, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
