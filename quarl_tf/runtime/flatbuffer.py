@@ -24,7 +24,7 @@ from quarl_tf.foundation.files import read_bytes
 
 IDENTIFIER = b"TFL3"
 
-#: Operators whose second input is their kernel; both types are named where they differ.
+#: Operators whose second input is their kernel.
 _WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 #: Types of weights that can be decoded.
@@ -163,13 +163,13 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
 
     Schemes may name the same layer differently, but their order is the same.
     """
-    found = {}
+    arrays = {}
     for graph in parsed(source):
-        for index in _used(graph):
+        for index in _tensors_in_use(graph):
             tensor = graph.tensors[index]
             if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
-                found[tensor.name] = _decode(tensor, tensor.data)
-    return found
+                arrays[tensor.name] = _decode(tensor, tensor.data)
+    return arrays
 
 
 def variables(
@@ -180,13 +180,13 @@ def variables(
     The deviation of a normal distribution comes from the sidecar. Variables that acting does not
     need are missing, and those of layer normalisation.
     """
-    found: dict[str, NDArray[np.float32]] = {}
+    arrays: dict[str, NDArray[np.float32]] = {}
     if action_std is not None:
-        found["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
+        arrays["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
     graph = parsed(source)[0]
     # Bytes are scaled within the first kernel or by an operator.
     first, second = (op.name for op in graph.operators[:2])
-    folded = first == "CAST" and second != "MUL"
+    scales_bytes = first == "CAST" and second != "MUL"
     for op in graph.operators:
         constants = [graph.tensors[i] for i in op.inputs[1:]]
         values = [_decode(t, t.data) for t in constants if t.data is not None and t.shape]
@@ -194,13 +194,13 @@ def variables(
         if layer is None:
             continue
         if op.name in _WEIGHTED:
-            kernel = np.moveaxis(values[0], 0, -1) * np.float32(255 if folded else 1)
-            folded = False
-            found |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": values[1]}
+            kernel = np.moveaxis(values[0], 0, -1) * np.float32(255 if scales_bytes else 1)
+            scales_bytes = False
+            arrays |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": values[1]}
         elif layer[1] == "normalizer" and op.name in ("SUB", "MUL"):
             name = {"SUB": "mean", "MUL": "inverse_deviation"}[op.name]
-            found[f"normalizer/{name}:0"] = values[0]
-    return found
+            arrays[f"normalizer/{name}:0"] = values[0]
+    return arrays
 
 
 def with_kernels(
@@ -211,33 +211,33 @@ def with_kernels(
     `change` takes an operator's name and its kernel, output channels first (depthwise: last), and
     returns the new kernel. One that several operators share is changed once.
     """
-    changed, done = bytearray(content), set()
-    for graph in parsed(changed):
+    copy, changed_addresses = bytearray(content), set()
+    for graph in parsed(copy):
         for operator in graph.operators:
             kernel = graph.tensors[operator.inputs[1]] if operator.name in _WEIGHTED else None
             if kernel is None or kernel.data is None or kernel.dtype != "float32":
                 continue
-            values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `changed`.
-            if values.ctypes.data not in done:
+            values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `copy`.
+            if values.ctypes.data not in changed_addresses:
                 values[...] = change(operator.name, values)
-                done.add(values.ctypes.data)
-    return bytes(changed)
+                changed_addresses.add(values.ctypes.data)
+    return bytes(copy)
 
 
 def activations(source: Path | bytes) -> list[Activation]:
     """Return the computed tensors of the main graph, inputs first."""
     graph = parsed(source)[0]
     end = len(graph.operators) - 1
-    first = dict.fromkeys(graph.inputs, 0)
-    last = {}
+    starts = dict.fromkeys(graph.inputs, 0)
+    last_uses = {}
     for number, operator in enumerate(graph.operators):
-        first.update({i: number for i in operator.outputs if i not in first})
-        last.update(dict.fromkeys(operator.inputs, number))
-    last.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
+        starts.update({i: number for i in operator.outputs if i not in starts})
+        last_uses.update(dict.fromkeys(operator.inputs, number))
+    last_uses.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
     return [
         # An unused tensor is never freed.
-        Activation(byte_size(tensor.dtype, math.prod(tensor.shape)), start, last.get(i, end))
-        for i, start in first.items()
+        Activation(byte_size(tensor.dtype, math.prod(tensor.shape)), start, last_uses.get(i, end))
+        for i, start in starts.items()
         if (tensor := graph.tensors[i]).data is None
     ]
 
@@ -263,8 +263,8 @@ def parsed(source: Path | bytes | bytearray) -> list[_Graph]:
     _check_identifier(content, name)
     try:
         model = _schema().Model.GetRootAs(content, 0)
-        buffers = [_bytes(buffer, content) for buffer in _listed(model, "Buffers")]
-        graphs = [_graph(model, graph, buffers) for graph in _listed(model, "Subgraphs")]
+        buffers = [_bytes(buffer, content) for buffer in _items(model, "Buffers")]
+        graphs = [_graph(model, graph, buffers) for graph in _items(model, "Subgraphs")]
         if not graphs:
             raise ValueError("no graph")
     except _DAMAGED as error:
@@ -284,22 +284,22 @@ def _bytes(buffer: Any, content: bytes | bytearray) -> NDArray[np.uint8] | None:
     return buffer.DataAsNumpy() if buffer.DataLength() else None
 
 
-def _listed(owner: Any, name: str) -> list[Any]:
+def _items(owner: Any, name: str) -> list[Any]:
     return [getattr(owner, name)(i) for i in range(getattr(owner, f"{name}Length")())]
 
 
 def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -> _Graph:
-    tensors = [_tensor(tensor, buffers) for tensor in _listed(subgraph, "Tensors")]
-    operators = [_operator(model, operator) for operator in _listed(subgraph, "Operators")]
-    inputs, outputs = _listed(subgraph, "Inputs"), _listed(subgraph, "Outputs")
-    used = [i for op in operators for i in (*op.inputs, *op.outputs)]
-    if not all(0 <= i < len(tensors) for i in (*inputs, *outputs, *used)):
+    tensors = [_tensor(tensor, buffers) for tensor in _items(subgraph, "Tensors")]
+    operators = [_operator(model, operator) for operator in _items(subgraph, "Operators")]
+    inputs, outputs = _items(subgraph, "Inputs"), _items(subgraph, "Outputs")
+    indices = [i for op in operators for i in (*op.inputs, *op.outputs)]
+    if not all(0 <= i < len(tensors) for i in (*inputs, *outputs, *indices)):
         raise IndexError("a tensor that is not there is used")
     return _Graph(tensors, operators, inputs, outputs)
 
 
 def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
-    shape = tuple(_listed(tensor, "Shape"))
+    shape = tuple(_items(tensor, "Shape"))
     scales, zero_points, axis = np.empty(0, np.float32), np.empty(0, np.int64), 0
     quantization = tensor.Quantization()
     if quantization is not None and quantization.ScaleLength():
@@ -326,8 +326,8 @@ def _operator(model: Any, operator: Any) -> _Operator:
     if name == "CUSTOM":
         name = (code.CustomCode() or b"").decode()
     # -1 is an omitted optional input.
-    inputs = [i for i in _listed(operator, "Inputs") if i != -1]
-    return _Operator(name, inputs, _listed(operator, "Outputs"))
+    inputs = [i for i in _items(operator, "Inputs") if i != -1]
+    return _Operator(name, inputs, _items(operator, "Outputs"))
 
 
 def _interface(tensor: _Tensor) -> TensorSpec:
@@ -338,22 +338,20 @@ def _interface(tensor: _Tensor) -> TensorSpec:
 
 
 def _describe(operator: _Operator, graph: _Graph) -> str:
-    tensors = [*operator.outputs[:1]]
-    if operator.name in _WEIGHTED:
-        tensors += operator.inputs[1:2]
-    dtypes = dict.fromkeys(graph.tensors[i].dtype for i in tensors)
+    kernel = operator.inputs[1:2] if operator.name in _WEIGHTED else []
+    dtypes = dict.fromkeys(graph.tensors[i].dtype for i in (*operator.outputs[:1], *kernel))
     types = "\N{MULTIPLICATION SIGN}".join(dtypes)
     return f"{operator.name} {types}".rstrip()
 
 
-def _used(graph: _Graph) -> Iterator[int]:
+def _tensors_in_use(graph: _Graph) -> Iterator[int]:
     # fp16 files dequantise all weights first, in any order: the use of the results counts.
-    expanded: dict[int, int] = {}
+    sources: dict[int, int] = {}
     for operator in graph.operators:
         if operator.name == "DEQUANTIZE":
-            expanded.update(zip(operator.outputs, operator.inputs, strict=False))
+            sources.update(zip(operator.outputs, operator.inputs, strict=False))
         else:
-            yield from (expanded.get(i, i) for i in operator.inputs)
+            yield from (sources.get(i, i) for i in operator.inputs)
 
 
 def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -365,9 +363,9 @@ def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     values = numbers.reshape(tensor.shape).astype(np.float32)
     if not tensor.scales.size:
         return values
-    broadcast = [1] * len(tensor.shape)
-    broadcast[tensor.axis] = -1
-    zero_points = tensor.zero_points.astype(np.float32).reshape(broadcast)
+    shape = [1] * len(tensor.shape)
+    shape[tensor.axis] = -1
+    zero_points = tensor.zero_points.astype(np.float32).reshape(shape)
     # A damaged scale may overflow; no warning is needed for that.
     with np.errstate(over="ignore", invalid="ignore"):
-        return (values - zero_points) * tensor.scales.reshape(broadcast)
+        return (values - zero_points) * tensor.scales.reshape(shape)

@@ -69,7 +69,8 @@ class Policy:
             low, high = sidecar.action_low, sidecar.action_high
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
         choices = sidecar.num_actions
-        self._several = choices if isinstance(choices, list) else []
+        #: The sizes of several choices at once.
+        self._choices = choices if isinstance(choices, list) else []
         self._std = np.array(sidecar.action_std or [], np.float32)
 
     @classmethod
@@ -112,8 +113,8 @@ class Policy:
             low, high = self._bounds
             action: NDArray[np.float32] = np.minimum(np.maximum(self._decode(head), low), high)
             return action
-        if self._several:
-            return self._best_of_several(head, head)
+        if self._choices:
+            return self._best_of_choices(head, head)
         # Codes have the order of their values, so nothing is dequantised; for few actions a list is
         # faster than NumPy.
         values: list[float] = head.tolist()
@@ -135,20 +136,20 @@ class Policy:
         """
         noise = self._noise(random)
         head = self._forward(observation)
-        noisy = self._decode(head) + noise
+        noisy_head = self._decode(head) + noise
         if self._bounds is not None:
-            action: NDArray[np.float32] = np.clip(noisy, *self._bounds)
+            action: NDArray[np.float32] = np.clip(noisy_head, *self._bounds)
             return action
-        if self._several:
-            return self._best_of_several(head, noisy)
+        if self._choices:
+            return self._best_of_choices(head, noisy_head)
         values: list[float] = head.tolist()
         self.ties += values.count(max(values)) > 1
-        return int(noisy.argmax())
+        return int(noisy_head.argmax())
 
-    def _best_of_several(self, head: NDArray[Any], noisy: NDArray[Any]) -> NDArray[Any]:
-        each = [values.tolist() for values in actions.split(head, self._several)]
-        self.ties += any(values.count(max(values)) > 1 for values in each)
-        return actions.best(noisy, self._several)
+    def _best_of_choices(self, head: NDArray[Any], noisy_head: NDArray[Any]) -> NDArray[Any]:
+        parts = [values.tolist() for values in actions.split(head, self._choices)]
+        self.ties += any(values.count(max(values)) > 1 for values in parts)
+        return actions.best(noisy_head, self._choices)
 
     def _noise(self, random: np.random.Generator) -> NDArray[Any]:
         """Draw the noise that, added to the head, makes its best value a sample."""
@@ -173,20 +174,20 @@ class Policy:
             and observation.dtype is self._dtype
             and observation.shape == self._shape
         ):
-            admitted: NDArray[Any] = observation
+            array: NDArray[Any] = observation
         else:
-            admitted = self._admit(observation)
+            array = self._admit(observation)
         # The sum of squares of finite numbers is finite up to about 1e19: a quick first check.
-        if self._may_be_infinite and not math.isfinite(np.vdot(admitted, admitted)):
-            bad = np.argwhere(~np.isfinite(admitted))
-            if bad.size:
-                index = tuple(bad[0].tolist())
+        if self._may_be_infinite and not math.isfinite(np.vdot(array, array)):
+            infinite = np.argwhere(~np.isfinite(array))
+            if infinite.size:
+                index = tuple(infinite[0].tolist())
                 raise QuarlError(
-                    f"{len(bad)} of the observation's {admitted.size} numbers are not finite; "
+                    f"{len(infinite)} of the observation's {array.size} numbers are not finite; "
                     "check the environment or the sensor. Received: "
-                    f"observation{list(index)}={admitted[index]}"
+                    f"observation{list(index)}={array[index]}"
                 )
-        self._encode(admitted)
+        self._encode(array)
         interpreter = self._interpreter
         interpreter.set_tensor(self._input_index, self._input)
         interpreter.invoke()
@@ -261,19 +262,19 @@ def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, An
     if sidecar.observation_dtype not in _OBSERVATION_DTYPES:
         raise unknown("observation dtype", sidecar.observation_dtype, _OBSERVATION_DTYPES)
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-    size = _head_size(sidecar)
-    expected = [[1, *sidecar.observation_shape]], [[1, size]]
-    found = [i["shape"].tolist() for i in inputs], [o["shape"].tolist() for o in outputs]
-    if found != expected:
+    expected = [[1, *sidecar.observation_shape]], [[1, _head_size(sidecar)]]
+    received = [i["shape"].tolist() for i in inputs], [o["shape"].tolist() for o in outputs]
+    if received != expected:
         raise QuarlError(
             "The flatbuffer is not the policy its sidecar describes; export it again. "
-            f"Received: input shapes {found[0]}, expected {expected[0]}; "
-            f"output shapes {found[1]}, expected {expected[1]}"
+            f"Received: input shapes {received[0]}, expected {expected[0]}; "
+            f"output shapes {received[1]}, expected {expected[1]}"
         )
     for detail in (*inputs, *outputs):
         dtype = np.dtype(detail["dtype"])
-        raw = detail is inputs[0] and dtype == np.uint8 and sidecar.observation_dtype == "uint8"
-        if not (dtype == np.float32 or raw or (dtype.kind in "iu" and detail["quantization"][0])):
+        is_integer = dtype.kind in "iu" and detail["quantization"][0]
+        takes_bytes = sidecar.observation_dtype == "uint8" and detail is inputs[0]
+        if not (dtype == np.float32 or is_integer or (takes_bytes and dtype == np.uint8)):
             raise QuarlError(
                 "Inputs and outputs must be float32, or integers with a scale; export the policy "
                 f"again. Received: {detail['name']} of type {dtype}"
