@@ -23,7 +23,7 @@ from quarl_tf.export.graph import (
 )
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, snap
+from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid, snap
 from quarl_tf.spec import LayerFormat, Recipe, TensorFormat, require_layers
 
 #: Operators that only move numbers; their output is on the grid of their input.
@@ -251,8 +251,6 @@ def integers(
     array = kernel.astype(np.float64)
     if steps is not None:
         return np.rint(array / steps.reshape(-1, *[1] * (array.ndim - 1))), steps.reshape(-1)
-    axes = tuple(range(1, array.ndim)) if per_channel else None
-    low, high = (end(array, axis=axes, keepdims=True) for end in (np.min, np.max))
-    grid = grid_between(low, high, form)
+    grid = own_grid(array, form, 0 if per_channel else None)
     codes = np.rint(snap(array, grid, form) / grid.step)
     return codes, grid.step.reshape(-1)

@@ -61,6 +61,13 @@ def grid_between(low: Array, high: Array, form: TensorFormat) -> Grid:
     return Grid(-zero * step, (last_code - zero) * step, step)
 
 
+def own_grid(array: Array, form: TensorFormat, axis: int | None) -> Grid:
+    """Return the grid of a tensor's own range; with an `axis`, that of each of its slices."""
+    axes = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
+    low, high = (end(array, axis=axes, keepdims=axis is not None) for end in (np.min, np.max))
+    return grid_between(low, high, form)
+
+
 def frozen_grid(low: Array, high: Array, form: TensorFormat) -> Grid:
     """Return the grid with given ends."""
     return Grid(low, high, (high - low) / form.steps)
@@ -93,9 +100,7 @@ def fake_quantize(
     not finite.
     """
     array = _finite_array(values).astype(np.float64)
-    axes = None if axis is None else tuple(np.delete(np.arange(array.ndim), axis).tolist())
-    low, high = (end(array, axis=axes, keepdims=axis is not None) for end in (np.min, np.max))
-    on_grid: npt.NDArray[np.float32] = snap(array, grid_between(low, high, form), form).astype("f4")
+    on_grid: npt.NDArray[np.float32] = snap(array, own_grid(array, form, axis), form).astype("f4")
     return on_grid
 
 
