@@ -32,15 +32,15 @@ def visit(content: bytes, observations: Array) -> Iterator[tuple[int, Array]]:
         interpreter.allocate_tensors()
     (source,) = interpreter.get_input_details()
     graph = Graph(content)
-    saturating = graph.before_tanh()
-    computed = [*graph.inputs, *(i for operator in graph.operators for i in operator.outputs)]
-    float_tensors = [i for i in computed if graph.tensors[i].type == FLOAT32]
+    tanh_inputs = graph.before_tanh()
+    computed_tensors = [*graph.inputs, *(i for op in graph.operators for i in op.outputs)]
+    float_tensors = [i for i in computed_tensors if graph.tensors[i].type == FLOAT32]
     for observation in observations:
         interpreter.set_tensor(source["index"], observation[None].astype(source["dtype"]))
         interpreter.invoke()
         for index in float_tensors:
             values = interpreter.get_tensor(index)
-            yield index, np.clip(values, -TANH_END, TANH_END) if index in saturating else values
+            yield index, np.clip(values, -TANH_END, TANH_END) if index in tanh_inputs else values
 
 
 def ranges(content: bytes, observations: Array) -> dict[int, tuple[float, float]]:
@@ -83,8 +83,8 @@ def _patches(images: Array, size: Sequence[int], options: Any) -> Array:
     if options.padding == schema.Padding.SAME:
         padding = []
         for n, extent, stride in zip(images.shape[1:3], extents, strides, strict=True):
-            added = max((-(-n // stride) - 1) * stride + extent - n, 0)
-            padding.append((added // 2, added - added // 2))
+            total = max((-(-n // stride) - 1) * stride + extent - n, 0)
+            padding.append((total // 2, total - total // 2))
         images = np.pad(images, [(0, 0), *padding, (0, 0)])
     windows: Array = sliding_window_view(images, extents, axis=(1, 2))  # type: ignore[call-overload]
     patches = windows[:, :: strides[0], :: strides[1], :, :: dilations[0], :: dilations[1]]

@@ -166,14 +166,14 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
 def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Sidecar:
     """Return a sidecar with the deviation among the fields of a file, after checking the others."""
     try:
-        changed = Sidecar.of(asdict(sidecar) | fields, path)
+        json_sidecar = Sidecar.of(asdict(sidecar) | fields, path)
     except QuarlError as error:
         raise UsageError(
             f"{path} does not describe a policy to adopt; correct it, or move it away and give "
             f"--env and --head. Received: {one_line(error).rpartition('Received: ')[2]}"
         ) from error
     for name in sorted(fields.keys() - {"action_std"}):
-        value, expected = getattr(changed, name), getattr(sidecar, name)
+        value, expected = getattr(json_sidecar, name), getattr(sidecar, name)
         if isinstance(value, list):
             with np.errstate(over="ignore"):  # Bounds are those of float32.
                 value = np.array(value, np.float32).tolist()
@@ -182,7 +182,7 @@ def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Si
                 f"{path} is of another flatbuffer or environment than these. "
                 f"Received: {name}={value}, expected {expected}"
             )
-    return replace(sidecar, action_std=changed.action_std)
+    return replace(sidecar, action_std=json_sidecar.action_std)
 
 
 def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
@@ -198,13 +198,13 @@ def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:
                 network = keras.layers.TFSMLayer(file, "serving_default", name="model")
             else:
                 network = keras.saving.load_model(file, compile=False, safe_mode=True)
-            unconverted = converter.of_function(network, shape, dtype)
+            model_converter = converter.of_function(network, shape, dtype)
         except Exception as error:  # A foreign file may raise anything.
             raise QuarlError(
                 f"{file} does not load as a function of one observation, {dtype} {[1, *shape]}; "
                 f"save it as one, of Keras's own layers. Received: {one_line(error)[:300]}"
             ) from error
-    return converter.converted(unconverted)
+    return converter.converted(model_converter)
 
 
 def _in_a_child(crash: str, work: Callable[..., Any], *arguments: Any) -> Any:

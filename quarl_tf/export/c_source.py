@@ -189,14 +189,14 @@ class _Writer:
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
                 others = [kind, *(k for k in kinds if k not in writers)]
                 raise _refusal(", ".join(dict.fromkeys(others)) + " in fixed point" * fixed)
-            fused = fused_activation(operator)
-            self._relu = fused == RELU and id(operator) in layers
-            computed = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
+            activation = fused_activation(operator)
+            self._relu = activation == RELU and id(operator) in layers
+            sources = [i for i in operator.inputs if i >= 0 and self._tensors[i].data is None]
             # The ends of these codes are those of [-1, 1].
             unit_grid = (np.float32(UNIT_STEP), 0)
-            clipped = fused == BETWEEN_ONES and self._grid(operator.outputs[0]) == unit_grid
-            if computed != [self._tensor] or not (self._relu or clipped or fused == NONE):
-                raise _refusal(f"{kind} of {len(computed)} tensors, fused activation {fused}")
+            clips = activation == BETWEEN_ONES and self._grid(operator.outputs[0]) == unit_grid
+            if sources != [self._tensor] or not (self._relu or clips or activation == NONE):
+                raise _refusal(f"{kind} of {len(sources)} tensors, fused activation {activation}")
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
             writers[kind](self, operator, name, kind)
             self._tensor = operator.outputs[0]
@@ -370,9 +370,9 @@ class _Writer:
         """Declare the bounds of each integer, and the line from integers to codes."""
         factor, offset = self._broadcast(size, self._factor / scale, self._offset / scale)
         mean, reach = -offset / factor, _ENDS / factor
-        representable = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
-        if not representable.all():
-            raise _refusal(f"feature {representable.argmin()}, which Q16.16 does not hold")
+        is_representable = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
+        if not is_representable.all():
+            raise _refusal(f"feature {is_representable.argmin()}, which Q16.16 does not hold")
         ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
         bounds = [np.rint(x).astype(np.int32) for x in self._broadcast(size, *ends)]
         return [*map(self._declare, bounds), *self._line(factor, offset)]

@@ -91,26 +91,26 @@ def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], None]:
 
     It raises a QuarlError where the flatbuffer differs from its network.
     """
-    trained = load(workspace, run)
-    return lambda scheme: _export(trained, scheme, workspace.artifact(run.run_id, scheme.name))
+    training = load(workspace, run)
+    return lambda scheme: _export(training, scheme, workspace.artifact(run.run_id, scheme.name))
 
 
-def _export(trained: TrainedNetwork, scheme: Scheme, path: Path) -> None:
+def _export(training: TrainedNetwork, scheme: Scheme, path: Path) -> None:
     if scheme.aware:
         convert = _convert_aware
     elif scheme.calibrated:
         convert = _convert_calibrated
     else:
         convert = _convert_plain if scheme.native else _convert_simulated
-    content, expected, choice = convert(trained, scheme)
-    sidecar = _describe(trained, scheme, content)
-    comparison = _compare(Policy(content, sidecar), expected, trained.observations)
+    content, expected, choice = convert(training, scheme)
+    sidecar = _describe(training, scheme, content)
+    comparison = _compare(Policy(content, sidecar), expected, training.observations)
     write_artifact(path, content, replace(sidecar, check={**comparison, **choice}))
 
 
-def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
-    record, deviation = trained.record, trained.weights.get("action/log_deviation:0")
-    head = agents.head(trained.run.algo, trained.spec)
+def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
+    record, deviation = training.record, training.weights.get("action/log_deviation:0")
+    head = agents.head(training.run.algo, training.spec)
     # Centred, or without the value of a dueling network, they are no longer values of states.
     without_value = record.preset.get("dueling") and (scheme.aware or scheme.calibrated)
     if head == "q_values" and (scheme.centred or without_value):
@@ -118,12 +118,12 @@ def _describe(trained: TrainedNetwork, scheme: Scheme, content: bytes) -> Sideca
     return Sidecar(
         run=record.run,
         run_id=record.run_id,
-        env_id=trained.run.env_id,
+        env_id=training.run.env_id,
         scheme=scheme.name,
         native=scheme.native,
         head=head,
         action_std=None if deviation is None else np.exp(deviation).tolist(),
-        **trained.spec.facts,
+        **training.spec.facts,
         network_sha256=record.network_sha256,
         calibration_sha256=record.calibration_sha256 if scheme.calibrated else None,
         preset=record.preset,
@@ -141,33 +141,33 @@ class _Conversion(NamedTuple):
     choice: Mapping[str, Any] = {}
 
 
-def _convert_plain(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
+def _convert_plain(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Convert to fp32, fp16 or dynamic_int8, which need the converter alone."""
-    converter, weights = trained.converter(trained.network(trained.weights)), trained.weights
+    converter, weights = training.converter(training.network(training.weights)), training.weights
     if scheme.name != REFERENCE:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if scheme.name == "fp16":
         converter.target_spec.supported_types = [tf.float16]
         try:
-            weights = _as_stored(trained, half_weights)
+            weights = _as_stored(training, half_weights)
         except ValueError as error:
             raise QuarlError(
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
             ) from error
-    return _Conversion(converted(converter), trained.network(weights))
+    return _Conversion(converted(converter), training.network(weights))
 
 
-def _convert_simulated(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
+def _convert_simulated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     def change(weights: Weights) -> Weights:
         return quantize_weights(weights, scheme.recipe)
 
     if scheme.single_layers:  # A flatbuffer does not have the names of its layers.
-        weights = change(trained.weights)
-        converter = trained.converter(trained.network(weights))
-        return _Conversion(converted(converter), trained.network(weights))
-    content = _convert_plain(trained, Scheme.parse(REFERENCE)).content
-    expected = trained.network(_as_stored(trained, change))
+        weights = change(training.weights)
+        converter = training.converter(training.network(weights))
+        return _Conversion(converted(converter), training.network(weights))
+    content = _convert_plain(training, Scheme.parse(REFERENCE)).content
+    expected = training.network(_as_stored(training, change))
     return _Conversion(ptq.quantized(content, scheme), expected)
 
 
@@ -195,30 +195,30 @@ def half_weights(weights: Weights) -> Weights:
     return {name: round_to_half(value) for name, value in weights.items()}
 
 
-def _as_stored(trained: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
+def _as_stored(training: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
     """Change weights as a flatbuffer has them: bytes are scaled within the first kernel."""
     first, scale = "convolution_0/kernel:0", np.float32(255)
-    if trained.spec.observation_dtype != "uint8" or first not in trained.weights:
-        return change(trained.weights)
-    changed = change({**trained.weights, first: trained.weights[first] / scale})
-    return {**changed, first: changed[first] * scale}
+    if training.spec.observation_dtype != "uint8" or first not in training.weights:
+        return change(training.weights)
+    new_weights = change({**training.weights, first: training.weights[first] / scale})
+    return {**new_weights, first: new_weights[first] * scale}
 
 
-def _convert_calibrated(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
+def _convert_calibrated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Quantise with the ranges over the calibration observations."""
-    expected = networks.acting(trained.network(trained.weights))
-    content = converted(trained.converter(expected))
-    policy = Policy(content, _describe(trained, Scheme.parse(REFERENCE), content))
-    content, choice = ptq.calibrated(content, scheme, trained.observations, policy)
+    expected = networks.acting(training.network(training.weights))
+    content = converted(training.converter(expected))
+    policy = Policy(content, _describe(training, Scheme.parse(REFERENCE), content))
+    content, choice = ptq.calibrated(content, scheme, training.observations, policy)
     return _Conversion(content, expected, choice)
 
 
-def _convert_aware(trained: TrainedNetwork, scheme: Scheme) -> _Conversion:
+def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Convert a quantisation-aware network with the ranges and codes of its training."""
-    network, quantization = trained.network(trained.weights), trained.run.quantization
+    network, quantization = training.network(training.weights), training.run.quantization
     recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
-    content = converted(trained.converter(qat.exported(network, rounded=recipe is None)))
-    expected = networks.acting(trained.network(trained.weights))
+    content = converted(training.converter(qat.exported(network, rounded=recipe is None)))
+    expected = networks.acting(training.network(training.weights))
     if recipe is not None:
         content = integer.trained(content, recipe, qat.grids(network))
     elif scheme.name == "qat_int4":

@@ -82,11 +82,11 @@ class Graph:
         The head is the last one with as many outputs as the flatbuffer: in a dueling network the
         value of the state may follow it.
         """
-        weighted = [op for op in self.operators if self.name(op) in WEIGHTED]
+        kernel_operators = [op for op in self.operators if self.name(op) in WEIGHTED]
         size = self._size(self.outputs[0])
-        heads = [op for op in weighted if self._size(op.outputs[0]) == size]
-        head, layers = (heads or weighted)[-1], dict[str, Any]()
-        for operator in weighted:
+        heads = [op for op in kernel_operators if self._size(op.outputs[0]) == size]
+        head, layers = (heads or kernel_operators)[-1], dict[str, Any]()
+        for operator in kernel_operators:
             kind = "convolution" if self.name(operator) == "CONV_2D" else "hidden"
             number = sum(name.startswith(kind) for name in layers)
             layers["head" if operator is head else f"{kind}_{number}"] = operator

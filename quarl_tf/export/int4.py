@@ -51,16 +51,16 @@ def pack(content: bytes, grids: Sequence[tuple[int, bool]]) -> bytes:
     packer = quantizer.Quantizer(bytearray(content), recipe.get_quantization_recipe())
     try:
         with native_output.silenced():
-            packed = bytes(packer.quantize(enable_progress_report=False).quantized_model)
+            packed_content = bytes(packer.quantize(enable_progress_report=False).quantized_model)
     except (RuntimeError, ValueError) as error:
         raise _refusal(one_line(error)[:300]) from error
     # The library takes the least difference between weights for the step, and limits errors by an
     # absolute number, which small steps never exceed.
-    kernels = (flatbuffer.weights(source).values() for source in (packed, content))
+    kernels = (flatbuffer.weights(source).values() for source in (packed_content, content))
     for packed_kernel, kernel in zip(*kernels, strict=True):
         if not np.allclose(packed_kernel, kernel, rtol=_ROUNDING, atol=0):
             raise _refusal(f"other weights in a kernel of shape {kernel.shape}")
-    return packed
+    return packed_content
 
 
 def _refusal(received: str) -> QuarlError:

@@ -68,10 +68,10 @@ def trained(content: bytes, recipe: Recipe, grids: Sequence[Mapping[str, Grid]])
     _fold_byte_scaling(graph)
     # The first kernel contains the scaling of bytes.
     factor = 1.0 if graph.takes_floats else 1 / 255
-    weighted = [grid for grid in grids if "kernel" in grid]
+    kernel_grids = [grid for grid in grids if "kernel" in grid]
     steps: dict[str, Array | None] = {}
     outputs: dict[int, Grid] = {}
-    for (name, layer), grid in zip(graph.layers().items(), weighted, strict=True):
+    for (name, layer), grid in zip(graph.layers().items(), kernel_grids, strict=True):
         steps[name] = np.asarray(grid["kernel"].step, np.float64) * factor
         outputs[layer.outputs[0]], factor = grid["output"], 1.0
     observation = grids[0]["output"]

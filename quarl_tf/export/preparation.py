@@ -250,8 +250,8 @@ def spread(content: bytes, observations: Array) -> bytes:
     biases = ((np.zeros(size) if bias is None else bias) - middles) / reach
     weights = np.tile(kernel / reach, (_SPREAD, 1))
     parts = graph.add(head, b"_parts", shape=(1, _SPREAD * size))
-    stacked = graph.add(head, b"_stacked", shape=(_SPREAD, size))
-    summed = graph.add(head, b"_summed", shape=(1, size))
+    rows = graph.add(head, b"_stacked", shape=(_SPREAD, size))
+    sums = graph.add(head, b"_summed", shape=(1, size))
     shape = graph.add(head, b"_shape", np.int32, shape=(2,), values=(_SPREAD, size))
     axis = graph.add(head, b"_axis", np.int32, shape=(1,), values=[0])
     scale = graph.add(head, b"_reach", shape=(), values=reach)
@@ -262,8 +262,8 @@ def spread(content: bytes, observations: Array) -> bytes:
     layer.outputs = [parts]
     layer.builtinOptions.fusedActivationFunction = BETWEEN_ONES
     graph.operators += [
-        graph.operator("RESHAPE", [parts, shape], [stacked]),
-        graph.operator("SUM", [stacked, axis], [summed]),
-        graph.operator("MUL", [summed, scale], [head]),
+        graph.operator("RESHAPE", [parts, shape], [rows]),
+        graph.operator("SUM", [rows, axis], [sums]),
+        graph.operator("MUL", [sums, scale], [head]),
     ]
     return graph.pack()

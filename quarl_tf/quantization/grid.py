@@ -37,8 +37,8 @@ class Grid(NamedTuple):
 
     def values(self) -> Array:
         """Return all values of a tensor's grid."""
-        first, last = (np.rint(end / self.step) for end in (self.low, self.high))
-        return np.arange(first, last + 1) * self.step
+        first_code, last_code = (np.rint(end / self.step) for end in (self.low, self.high))
+        return np.arange(first_code, last_code + 1) * self.step
 
 
 def grid_between(low: Array, high: Array, form: TensorFormat) -> Grid:
@@ -82,13 +82,13 @@ def snap(values: Array, grid: Grid, form: TensorFormat) -> Array:
     low, high, step = grid
     clipped = np.minimum(np.maximum(values, low), high)
     if form.rounding == "floor":
-        on_grid: Array = np.floor(clipped / step) * step + 0
+        rounded: Array = np.floor(clipped / step) * step + 0
     else:
         inverse = 1 / step
         # Codes are counted from that of 0, so that 0 stays exactly 0.
         zero = np.floor(-low * inverse + 0.5)
-        on_grid = np.floor((clipped - low) * inverse - zero + 0.5) * step
-    return on_grid
+        rounded = np.floor((clipped - low) * inverse - zero + 0.5) * step
+    return rounded
 
 
 def fake_quantize(
@@ -100,8 +100,8 @@ def fake_quantize(
     not finite.
     """
     array = _finite_array(values).astype(np.float64)
-    on_grid: npt.NDArray[np.float32] = snap(array, own_grid(array, form, axis), form).astype("f4")
-    return on_grid
+    rounded: npt.NDArray[np.float32] = snap(array, own_grid(array, form, axis), form).astype("f4")
+    return rounded
 
 
 def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:

@@ -72,10 +72,10 @@ class WatchedLayer(_Wrapper):
         low, high = self.output_range["low"], self.output_range["high"]
         values = tf.cast(outputs, tf.float32)
         if self.ranges == "percentile":
-            ordered = tf.sort(tf.reshape(values, (-1,)))
-            last = tf.cast(tf.size(ordered) - 1, tf.float32)
+            sorted_values = tf.sort(tf.reshape(values, (-1,)))
+            last = tf.cast(tf.size(sorted_values) - 1, tf.float32)
             places = [tf.cast(tf.round(share * last), tf.int32) for share in (_TAIL, 1 - _TAIL)]
-            batch_low, batch_high = (ordered[place] for place in places)
+            batch_low, batch_high = (sorted_values[place] for place in places)
         else:
             batch_low, batch_high = tf.reduce_min(values), tf.reduce_max(values)
         is_first = low > high
