@@ -262,7 +262,7 @@ class _Writer:
         residual = f"(x - {scale!s}f * (float)({target}[i] - {zero})) * {factor}f"
         if self._fixed:
             bits = math.frexp(factor)[1] - 1
-            low, high, *line = self._fixed_input(size, float(scale))
+            low, high, *line = self._fixed_input(float(scale))
             number = [f"int32_t x = within({self._load}, {low}[i], {high}[i]);"]
             code, residual = (_on_line("x", line, f" - {n}" * bool(n)) for n in (0, bits))
             residual += f" - {2**bits} * ({target}[i] - {zero})"
@@ -366,28 +366,27 @@ class _Writer:
         else:
             self._offset = self._offset + (second if kind == "ADD float32" else -second)
 
-    def _fixed_input(self, size: int, scale: float) -> list[str]:
+    def _fixed_input(self, scale: float) -> list[str]:
         """Declare the bounds of each integer, and the line from integers to codes."""
-        factor, offset = self._broadcast(size, self._factor / scale, self._offset / scale)
+        factor, offset = self._broadcast(self._factor / scale, self._offset / scale)
         mean, reach = -offset / factor, _ENDS / factor
         is_representable = (factor > 0) & (factor <= 1) & (np.abs(mean) < _FARTHEST)
         if not is_representable.all():
             raise _refusal(f"feature {is_representable.argmin()}, which Q16.16 does not hold")
         ends = np.maximum(self._low, mean - reach), np.minimum(self._high, mean + reach)
-        bounds = [np.rint(x).astype(np.int32) for x in self._broadcast(size, *ends)]
+        bounds = [np.rint(x).astype(np.int32) for x in self._broadcast(*ends)]
         return [*map(self._declare, bounds), *self._line(factor, offset)]
 
     def _fixed_head(self) -> None:
-        size = self._count(self._tensor)
-        factor, offset = self._broadcast(size, self._factor * _ONE, self._offset * _ONE)
+        factor, offset = self._broadcast(self._factor * _ONE, self._offset * _ONE)
         largest = (factor * self._largest + np.abs(offset)).max()
         if (factor < 1).any() or largest > np.iinfo(np.int32).max:
             raise _refusal("a head that Q16.16 does not hold")
         self._loop(f"head[i] = {_on_line(self._load, self._line(factor, offset))};")
 
-    def _broadcast(self, size: int, *values: Array | np.float64) -> list[Array]:
+    def _broadcast(self, *values: Array | np.float64) -> list[Array]:
         """Return a value for each number of the current tensor, whose shape they may have."""
-        shape = self._tensors[self._tensor].shape
+        size, shape = self._count(self._tensor), self._tensors[self._tensor].shape
         return [np.ravel(x if np.size(x) == size else np.broadcast_to(x, shape)) for x in values]
 
     def _line(self, factor: Array, offset: Array) -> list[str]:

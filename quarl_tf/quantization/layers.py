@@ -147,7 +147,7 @@ class QuantizedLayer(_Wrapper):
             quantizer = self.quantizers.get(part)
             if quantizer is None:
                 return lambda x: x
-            grid = quantizer.grid({n: read(v) for n, v in self.grid_variables[part].items()})
+            grid = self.grid(part, read)
             return lambda x: snap(x, grid, quantizer.form)
 
         round_kernel, round_output = rounding("kernel"), rounding("output")
@@ -159,9 +159,9 @@ class QuantizedLayer(_Wrapper):
         compute = in_numpy(self.layer, read_rounded)
         return lambda x: round_output(compute(x))
 
-    def grid(self, part: str) -> Grid:
+    def grid(self, part: str, read: Read = lambda variable: variable.numpy()) -> Grid:
         """Return the grid of the "kernel" or the "output"."""
-        values = {name: variable.numpy() for name, variable in self.grid_variables[part].items()}
+        values = {name: read(variable) for name, variable in self.grid_variables[part].items()}
         return self.quantizers[part].grid(values)
 
     def exported(self, *, rounded: bool) -> Callable[[Any], Any]:
