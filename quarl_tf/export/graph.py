@@ -265,6 +265,6 @@ def _builtin(code: Any) -> int:
     return number
 
 
-def _new_numbers(numbers: Iterable[int]) -> dict[int, int]:
-    """Return consecutive numbers for numbers, in their order."""
-    return {old: new for new, old in enumerate(sorted(numbers))}
+def _new_numbers(old_numbers: Iterable[int]) -> dict[int, int]:
+    """Return a new number for each old one: consecutive, in their order."""
+    return {old: new for new, old in enumerate(sorted(old_numbers))}
