@@ -57,9 +57,9 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     command = "quarl adopt FILE.tflite --env CartPole-v1 --seed 0 --name mine --head logits"
     assert f"{command} --schemes fp32,int8,ptq_w4,ptq_w3 --episodes 20" in page
     # A second time it stays as it is.
-    before = (FOLDER / "int8.tflite").read_bytes()
+    content = (FOLDER / "int8.tflite").read_bytes()
     assert main([*words]) == 0
-    assert (FOLDER / "int8.tflite").read_bytes() == before
+    assert (FOLDER / "int8.tflite").read_bytes() == content
 
 
 def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) -> None:
@@ -149,8 +149,8 @@ def test_quantised_files_are_refused(artifacts: Artifacts, file: Path, capsys: C
 
 
 def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypatch: Patch) -> None:
-    unknown = np.full(2, np.nan, np.float32)
-    network = Network([(np.ones((4, 2), np.float32), unknown)], np.zeros((1, 4), np.float32))
+    bias = np.full(2, np.nan, np.float32)
+    network = Network([(np.ones((4, 2), np.float32), bias)], np.zeros((1, 4), np.float32))
     file.write_bytes(network.convert("fp32"))
     assert "not finite" in refusal(capsys, "adopt", str(file), *MINE, code=1)
     monkeypatch.setattr(adopting, "_play", _crash)
