@@ -27,11 +27,11 @@ LOW, HIGH = STEERED.bounds
 
 
 def build(
-    algo: str, spec: EnvSpec = CART_POLE, how: Quantization | None = None, **changes: Any
+    algo: str, spec: EnvSpec = CART_POLE, quantization: Quantization | None = None, **changes: Any
 ) -> Any:
     env_id = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
     preset = presets.load(algo, env_id, {"network": [8]} | changes)
-    return agents.build(algo, spec, preset, 0, watching(how))
+    return agents.build(algo, spec, preset, 0, watching(quantization))
 
 
 @pytest.mark.parametrize(
@@ -51,32 +51,33 @@ def test_actions_that_do_not_fit_are_refused_and_what_is_forgotten_takes_no_memo
 @pytest.mark.parametrize(
     ("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED)]
 )
-@pytest.mark.parametrize("how", [None, Quantization.from_mapping({"bits": 4, "delay": 9})])
+@pytest.mark.parametrize("quantization", [None, Quantization.from_mapping({"bits": 4, "delay": 9})])
 def test_an_agent_that_starts_from_a_network_acts_as_it_and_keeps_its_statistics(
-    algo: str, spec: EnvSpec, how: Quantization | None
+    algo: str, spec: EnvSpec, quantization: Quantization | None
 ) -> None:
     origin = build(algo, spec).network
     scramble(origin)
     mean, deviation = np.arange(spec.observation_shape[0]), 0.5
     origin.get_layer("normalizer").mean.assign(mean)
     origin.get_layer("normalizer").inverse_deviation.assign(np.full(len(mean), 1 / deviation))
-    agent = build(algo, spec, how)
+    agent = build(algo, spec, quantization)
     agent.start_from(networks.weights(origin), 100)
-    seen = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
+    inputs = np.random.default_rng(0).normal(size=(32, len(mean))).astype(np.float32)
     for network in (agent.network, *agent.targets):
-        np.testing.assert_allclose(network(seen), origin(seen), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(network(inputs), origin(inputs), rtol=1e-5, atol=1e-5)
     # A hundred observations more, all of them 1 above the mean.
     agent._statistics.update(np.tile(np.float32(mean + 1), (100, 1)))
     assert agent._statistics.apply_to([origin])
-    found = [variable.numpy() for variable in origin.get_layer("normalizer").variables]
+    normalizer = [variable.numpy() for variable in origin.get_layer("normalizer").variables]
     variance = deviation**2 / 2 + 0.25
-    np.testing.assert_allclose(found, [mean + 0.5, np.full(len(mean), variance**-0.5)], rtol=1e-5)
+    expected = [mean + 0.5, np.full(len(mean), variance**-0.5)]
+    np.testing.assert_allclose(normalizer, expected, rtol=1e-5)
 
 
 def test_dqn_explores_less_and_less() -> None:
     changes = {"num_envs": 10_000, "train_frequency": 10_000, "learning_starts": 20_000}
-    explored = {"exploration_fraction": 0.2, "exploration_final": 0.2, "steps": 50_000}
-    explore = epsilon_greedy(CART_POLE, presets.load("dqn", "CartPole-v1", changes | explored))
+    exploration = {"exploration_fraction": 0.2, "exploration_final": 0.2, "steps": 50_000}
+    explore = epsilon_greedy(CART_POLE, presets.load("dqn", "CartPole-v1", changes | exploration))
     best, random = np.ones(10_000, np.int64), np.random.default_rng(0)
     for progress, share in ((0.0, 1.0), (0.1, 0.6), (0.2, 0.2), (1.0, 0.2)):
         actions = explore(lambda: best, random, progress, False, None)
@@ -88,7 +89,7 @@ def explore(num_envs: int, **changes: Any) -> Any:
     sizes = {"num_envs": num_envs, "train_frequency": num_envs, "learning_starts": 2 * num_envs}
     preset: Any = presets.load("ddpg", "MountainCarContinuous-v0", sizes | changes)
     noise = np.zeros((num_envs, 2))
-    return lambda *given: action_noise(STEERED, preset)(*given, noise)
+    return lambda *arguments: action_noise(STEERED, preset)(*arguments, noise)
 
 
 def test_ddpg_acts_uniformly_until_the_replay_is_warm() -> None:
@@ -105,9 +106,9 @@ def test_noise_is_as_wide_and_correlated_as_preset(correlated: bool, expected: f
     exploration = explore(400, noise=0.05, correlated_noise=correlated)
     best, random = np.array([1.0, 4.0], np.float32), np.random.default_rng(0)
     drawn = [exploration(lambda: best, random, 0.0, False) for _ in range(200)]
-    found = (np.stack(drawn)[50:] - best) / [2, 5]  # In half ranges.
-    np.testing.assert_allclose(found.std(axis=(0, 1)), 0.05 / np.sqrt(1 - expected**2), rtol=0.05)
-    before, after = found[:-1].ravel(), found[1:].ravel()
+    noise = (np.stack(drawn)[50:] - best) / [2, 5]  # In half ranges.
+    np.testing.assert_allclose(noise.std(axis=(0, 1)), 0.05 / np.sqrt(1 - expected**2), rtol=0.05)
+    before, after = noise[:-1].ravel(), noise[1:].ravel()
     assert np.corrcoef(before, after)[0, 1] == pytest.approx(expected, abs=0.03)
 
 
@@ -135,12 +136,12 @@ def test_continuous_actions_have_their_mean_deviation_and_density() -> None:
     np.testing.assert_allclose(actions.std(axis=0), deviations, rtol=4 / np.sqrt(2 * 40_000))
     expected = stats.norm.logpdf(actions, means, deviations).sum(axis=1)
     np.testing.assert_allclose(log_densities, expected, rtol=1e-4, atol=1e-4)
-    seen_by_tf_agents = distribution.read(tf.constant(means)).log_prob(actions)
-    np.testing.assert_allclose(log_densities, seen_by_tf_agents, rtol=1e-3, atol=1e-3)
+    tf_agents_densities = distribution.read(tf.constant(means)).log_prob(actions)
+    np.testing.assert_allclose(log_densities, tf_agents_densities, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(distribution.variance(means[:3]), [(0.25 + 9) / 2] * 3, rtol=1e-6)
-    acted = agent.act(np.zeros((400, 3), np.float32), 0.0)
-    np.testing.assert_array_equal(acted, np.clip(acted, LOW, HIGH))
-    assert (acted[:, 1].min(), acted[:, 1].max()) == (LOW[1], HIGH[1])
+    clipped = agent.act(np.zeros((400, 3), np.float32), 0.0)
+    np.testing.assert_array_equal(clipped, np.clip(clipped, LOW, HIGH))
+    assert (clipped[:, 1].min(), clipped[:, 1].max()) == (LOW[1], HIGH[1])
 
 
 def _estimates(
@@ -155,28 +156,29 @@ def _estimates(
 
 def test_advantages_by_hand() -> None:
     """Two steps, termination, the tick of the reset, one more step."""
-    found = _estimates(
+    advantages = _estimates(
         [1, 2, 0, 4], [10, 20, 99, 40, 50], [False, True, False, False], [1, 1, 0, 1], 0.5, 0.5
     )
     second, last = 2 - 20, 4 + 0.5 * 50 - 40
     first = (1 + 0.5 * 20 - 10) + 0.25 * second
-    np.testing.assert_allclose(found[[0, 1, 3]], [first, second, last], rtol=1e-6)
+    np.testing.assert_allclose(advantages[[0, 1, 3]], [first, second, last], rtol=1e-6)
     # Truncation bootstraps from the last observation; of the next episode (reward 5) nothing
     # reaches the one before.
-    found = _estimates([1, 0, 5], [10, 30, 7, 8], [False] * 3, [1, 0, 1], 0.9, 1.0)
-    np.testing.assert_allclose(found[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
+    advantages = _estimates([1, 0, 5], [10, 30, 7, 8], [False] * 3, [1, 0, 1], 0.9, 1.0)
+    np.testing.assert_allclose(advantages[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
 
 
 def transitions(spec: EnvSpec) -> tuple[Any, ...]:
     """Return observations, actions, rewards, discounts and next observations, and the batch."""
     random = np.random.default_rng(0)
-    seen, following = random.normal(size=(2, 64, *spec.observation_shape)).astype(np.float32)
+    vectors = random.normal(size=(2, 64, *spec.observation_shape))
+    observations, following = vectors.astype(np.float32)
     actions = random.integers(2, size=64).astype(np.int32)
     if spec.num_actions is None:
         actions = random.uniform(LOW, HIGH, size=(64, 2)).astype(np.float32)
     rewards = random.normal(size=64).astype(np.float32)
     discounts = np.where(random.random(64) < 0.3, 0, 0.9).astype(np.float32)  # Some end here.
-    arrays = seen, actions, rewards, discounts, following
+    arrays = observations, actions, rewards, discounts, following
     return *arrays, tf_agents.transition(*map(tf.constant, arrays))
 
 
@@ -191,12 +193,12 @@ def scramble(*models: Any) -> None:
 def test_loss_of_dqn_by_hand(double: bool) -> None:
     agent = build("dqn", double=double)
     scramble(agent.targets[0])
-    seen, actions, rewards, discounts, following, batch = transitions(CART_POLE)
+    observations, actions, rewards, discounts, following, batch = transitions(CART_POLE)
     values, target = agent.network(following).numpy(), agent.targets[0](following).numpy()
     chosen = (values if double else target).argmax(axis=1)
     assert (values.argmax(axis=1) != target.argmax(axis=1)).any()
     goal = rewards + 0.99 * discounts * target[np.arange(64), chosen]
-    estimates = agent.network(seen).numpy()[np.arange(64), actions]
+    estimates = agent.network(observations).numpy()[np.arange(64), actions]
     loss = agent._gradient_step(batch)
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
 
@@ -212,20 +214,21 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
     critic = agent._normalised_networks[1]
     target_critic = agent._learner.agent._target_critic_network.model
     scramble(agent.targets[0], target_critic)
-    seen, actions, rewards, discounts, following, batch = transitions(STEERED)
+    observations, actions, rewards, discounts, following, batch = transitions(STEERED)
     value = target_critic([following, agent.targets[0](following)]).numpy().ravel()
     goal = rewards + agent._preset.discount * discounts * value
-    estimates = critic([seen, actions]).numpy().ravel()
-    climbed = critic([seen, agent.network(seen)]).numpy().mean()
+    estimates = critic([observations, actions]).numpy().ravel()
+    climbed = critic([observations, agent.network(observations)]).numpy().mean()
     before = [values_of(model) for model in (agent.targets[0], target_critic)]
     loss = agent._gradient_step(batch)
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
-    assert critic([seen, agent.network(seen)]).numpy().mean() > climbed + 1e-5
+    assert critic([observations, agent.network(observations)]).numpy().mean() > climbed + 1e-5
     # Targets take over a quarter of what has been learned.
     pairs = ((agent.targets[0], agent.network), (target_critic, critic))
-    for old, (target, network) in zip(before, pairs, strict=True):
-        for now, was, learned in zip(values_of(target), old, values_of(network), strict=True):
-            np.testing.assert_allclose(now, 0.75 * was + 0.25 * learned, rtol=1e-5, atol=1e-6)
+    for old_values, (target, network) in zip(before, pairs, strict=True):
+        variables = zip(values_of(target), old_values, values_of(network), strict=True)
+        for new, old, learned in variables:
+            np.testing.assert_allclose(new, 0.75 * old + 0.25 * learned, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -238,22 +241,23 @@ def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec, precisi
         before = values_of(agent.network)
         loss = float(agent._gradient_step(batch))
         after = values_of(agent.network)
-        moved = [now - was for now, was in zip(after, before, strict=True)]
-        return loss, *(np.concatenate([np.ravel(v) for v in each]) for each in (after, moved))
+        change = [new - old for new, old in zip(after, before, strict=True)]
+        return loss, *(np.concatenate([np.ravel(v) for v in values]) for values in (after, change))
 
-    (loss, exact, step), (reduced, near, taken) = learned(), learned(precision=precision)
-    assert loss != reduced == pytest.approx(loss, rel=0.02)
-    assert exact.dtype == near.dtype == np.float32
-    assert not np.array_equal(near, exact)
+    loss, weights, step = learned()
+    reduced_loss, reduced_weights, reduced_step = learned(precision=precision)
+    assert loss != reduced_loss == pytest.approx(loss, rel=0.02)
+    assert weights.dtype == reduced_weights.dtype == np.float32
+    assert not np.array_equal(reduced_weights, weights)
     # All steps of Adam's first update have one size; few gradients change their sign.
-    assert np.mean(np.sign(step) == np.sign(taken)) > 0.95
+    assert np.mean(np.sign(step) == np.sign(reduced_step)) > 0.95
 
 
 def stepped(agent: Any, batch: Any) -> tuple[Any, list[Any]]:
     """Return the loss and the gradients of a step of PPO, which is not taken."""
-    found: list[Any] = []
-    agent._step._optimizer.apply_gradients = lambda pairs: found.extend(g for g, _ in pairs)
-    return agent._gradient_step(*map(tf.constant, batch)), found
+    gradients: list[Any] = []
+    agent._step._optimizer.apply_gradients = lambda pairs: gradients.extend(g for g, _ in pairs)
+    return agent._gradient_step(*map(tf.constant, batch)), gradients
 
 
 SEVERAL = EnvSpec((4,), "float32", (2, 3))
@@ -264,34 +268,38 @@ SEVERAL = EnvSpec((4,), "float32", (2, 3))
     [("dqn", CART_POLE), ("ddpg", STEERED), ("ppo", STEERED), ("ppo", CART_POLE), ("a2c", SEVERAL)],
 )
 def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: EnvSpec) -> None:
-    agent, far = build(algo, spec, distillation=1e3), 0.1
+    agent, shift = build(algo, spec, distillation=1e3), 0.1
     scramble(agent.network)
     agent.start_from(networks.weights(agent.network), 100)
     for variable in agent.network.trainable_variables:
-        variable.assign_add(np.full(variable.shape, far))
-    seen = transitions(spec)[0]
+        variable.assign_add(np.full(variable.shape, shift))
+    observations = transitions(spec)[0]
 
     def distance() -> float:
-        heads, wanted = agent.network(seen).numpy(), agent.teacher(seen).numpy()
+        heads = agent.network(observations).numpy()
+        teacher_heads = agent.teacher(observations).numpy()
         if algo == "dqn" or spec.num_actions is None:
-            return float(np.square(heads - wanted).mean())
+            return float(np.square(heads - teacher_heads).mean())
         ends = [0, 2] if spec is CART_POLE else [0, 2, 5]
         divergence = 0.0
         for choice in map(slice, ends, ends[1:]):
-            found, by = (log_softmax(each[:, choice], axis=1) for each in (heads, wanted))
-            divergence += (np.exp(by) * (by - found)).sum(axis=1).mean()
+            student, teacher = (
+                log_softmax(logits[:, choice], axis=1) for logits in (heads, teacher_heads)
+            )
+            divergence += (np.exp(teacher) * (teacher - student)).sum(axis=1).mean()
         return divergence
 
     before, start = distance(), [v.copy() for v in values_of(agent.teacher)]
     assert before > 0
-    assert float(agent._with_distillation(1.0, seen)) == pytest.approx(1 + 1e3 * before, rel=1e-4)
+    loss = float(agent._with_distillation(1.0, observations))
+    assert loss == pytest.approx(1 + 1e3 * before, rel=1e-4)
     batch = transitions(spec)
     actions = np.zeros((64, 2), np.int32) if spec is SEVERAL else batch[1]
-    given = [tf.constant(field) for field in (seen, actions, *[batch[2]] * 3)]
+    arguments = [tf.constant(field) for field in (observations, actions, *[batch[2]] * 3)]
     if algo in ("dqn", "ddpg"):
-        given = [batch[-1]]
+        arguments = [batch[-1]]
     for _ in range(5):
-        agent._gradient_step(*given)
+        agent._gradient_step(*arguments)
     assert distance() < before
     np.testing.assert_equal(values_of(agent.teacher), start)
 
@@ -303,23 +311,25 @@ def ppo_gradient(advantages: Any, **changes: Any) -> Any:
     """Return the gradient of PPO's loss on a minibatch with these advantages."""
     agent = build("ppo", train_frequency=64, minibatch_size=32, epochs=1, **changes)
     random = np.random.default_rng(1)
-    seen = random.normal(size=(32, 4)).astype(np.float32)
+    observations = random.normal(size=(32, 4)).astype(np.float32)
     actions = random.integers(2, size=32).astype(np.int32)
-    old, returns = random.normal(size=(2, 32)).astype(np.float32) * 0.1
-    given = (seen, actions, old - 0.7, returns, np.asarray(advantages, np.float32))
-    return np.concatenate([np.ravel(gradient) for gradient in stepped(agent, given)[1]])
+    log_probabilities, returns = random.normal(size=(2, 32)).astype(np.float32) * 0.1
+    advantages = np.asarray(advantages, np.float32)
+    batch = (observations, actions, log_probabilities - 0.7, returns, advantages)
+    return np.concatenate([np.ravel(gradient) for gradient in stepped(agent, batch)[1]])
 
 
 def test_ppo_normalises_advantages_in_each_minibatch_and_clips_the_whole_gradient() -> None:
-    normal = (ADVANTAGES - ADVANTAGES.mean()) / ADVANTAGES.std()
-    plain = {"normalize_advantages": False, "gradient_clip": 1e9}
-    by_hand, unlike = ppo_gradient(normal, **plain), ppo_gradient(3 + 5 * ADVANTAGES, **plain)
-    found = ppo_gradient(3 + 5 * ADVANTAGES, normalize_advantages=True, gradient_clip=1e9)
-    np.testing.assert_allclose(found, by_hand, rtol=1e-3, atol=1e-5)
-    assert np.abs(unlike - by_hand).max() > 0.1
-    whole = ppo_gradient(ADVANTAGES, gradient_clip=1e9)
-    clipped = ppo_gradient(ADVANTAGES, gradient_clip=float(np.linalg.norm(whole) / 4))
-    np.testing.assert_allclose(clipped, whole / 4, rtol=1e-4, atol=1e-7)
+    normalised = (ADVANTAGES - ADVANTAGES.mean()) / ADVANTAGES.std()
+    changes = {"normalize_advantages": False, "gradient_clip": 1e9}
+    by_hand = ppo_gradient(normalised, **changes)
+    unnormalised = ppo_gradient(3 + 5 * ADVANTAGES, **changes)
+    gradient = ppo_gradient(3 + 5 * ADVANTAGES, normalize_advantages=True, gradient_clip=1e9)
+    np.testing.assert_allclose(gradient, by_hand, rtol=1e-3, atol=1e-5)
+    assert np.abs(unnormalised - by_hand).max() > 0.1
+    unclipped = ppo_gradient(ADVANTAGES, gradient_clip=1e9)
+    clipped = ppo_gradient(ADVANTAGES, gradient_clip=float(np.linalg.norm(unclipped) / 4))
+    np.testing.assert_allclose(clipped, unclipped / 4, rtol=1e-4, atol=1e-7)
 
 
 IMAGES = EnvSpec((36, 36, 2), "uint8", 4)
@@ -337,45 +347,48 @@ def shared() -> Any:
 def batch(shared: Any) -> list[Any]:
     """Return observations, actions, log probabilities, returns and advantages."""
     random = np.random.default_rng(0)
-    seen = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
+    observations = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
-    logits, _ = shared._model.predict(seen)
+    logits, _ = shared._model.predict(observations)
     # Of another policy, so that the ratio is clipped on both sides.
-    old = np.take_along_axis(log_softmax(logits, axis=1), actions[:, None], axis=1)[:, 0]
-    old = old + random.normal(0, 0.3, 32)
+    predicted = log_softmax(logits, axis=1)
+    log_probabilities = np.take_along_axis(predicted, actions[:, None], axis=1)[:, 0]
+    log_probabilities = log_probabilities + random.normal(0, 0.3, 32)
     returns, advantages = random.normal(size=(2, 32))
-    return [seen, actions, *(x.astype(np.float32) for x in (old, returns, advantages))]
+    numbers = (x.astype(np.float32) for x in (log_probabilities, returns, advantages))
+    return [observations, actions, *numbers]
 
 
 def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -> None:
-    seen, actions, old, returns, advantages = batch
-    logits, values = shared._model.predict(seen)
+    observations, actions, old_log_probabilities, returns, advantages = batch
+    logits, values = shared._model.predict(observations)
     # The logits are those of the policy network.
-    np.testing.assert_allclose(logits, shared.network(seen).numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(logits, shared.network(observations).numpy(), rtol=1e-4, atol=1e-6)
     assert len(np.unique(values)) == 32
-    every = log_softmax(logits, axis=1)
-    ratio = np.exp(np.take_along_axis(every, actions[:, None], axis=1)[:, 0] - old)
+    log_probabilities = log_softmax(logits, axis=1)
+    chosen = np.take_along_axis(log_probabilities, actions[:, None], axis=1)[:, 0]
+    ratio = np.exp(chosen - old_log_probabilities)
     assert ratio.min() < 0.9
     assert ratio.max() > 1.1
     gain = np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages)
-    entropy = -(np.exp(every) * every).sum(axis=1)
+    entropy = -(np.exp(log_probabilities) * log_probabilities).sum(axis=1)
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
     np.testing.assert_allclose(stepped(shared, batch)[0], expected, rtol=1e-4)
     # The variables are those of the policy network and of the value's head.
     names = [variable.name for variable in shared._model.variables]
     assert len(set(names)) == len(names)
-    beside = set(names) - {variable.name for variable in shared.network.variables}
-    assert beside == {"value/kernel:0", "value/bias:0"}
+    value_variables = set(names) - {variable.name for variable in shared.network.variables}
+    assert value_variables == {"value/kernel:0", "value/bias:0"}
 
 
 def test_gradients_on_shared_layers_are_those_of_the_loss(shared: Any, batch: list[Any]) -> None:
     gradients = stepped(shared, batch)[1]
     norm = tf.linalg.global_norm(gradients)
 
-    def moved(by: float) -> float:
+    def moved(distance: float) -> float:
         for variable, gradient in zip(shared._model.trainable_variables, gradients, strict=True):
-            variable.assign_add(by / norm * gradient)
+            variable.assign_add(distance / norm * gradient)
         return float(stepped(shared, batch)[0])
 
     # A step ahead, one back, and back to the start.
