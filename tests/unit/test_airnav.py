@@ -78,33 +78,33 @@ def test_motion(action: int, heading: float, velocity: Any, expected: Any, turne
     ],
 )
 def test_rewards(action: int, changes: Any, reward: float, reached: bool, hit: bool) -> None:
-    _, *found = fly(action, **changes)
-    assert found == [pytest.approx(reward), reached, hit]
+    _, *outcome = fly(action, **changes)
+    assert outcome == [pytest.approx(reward), reached, hit]
 
 
 def test_rays_measure_depth_and_the_rest_is_in_the_body_s_frame() -> None:
-    seen = airnav.depths(mission(obstacles=[[10.0, 0.0, 2.0]]), HARD)[0]
-    np.testing.assert_allclose(seen[MIDDLE], 8.0, atol=0.02)
-    assert (seen[LEFT], seen[-1]) == (20.0, 20.0)
+    depths = airnav.depths(mission(obstacles=[[10.0, 0.0, 2.0]]), HARD)[0]
+    np.testing.assert_allclose(depths[MIDDLE], 8.0, atol=0.02)
+    assert (depths[LEFT], depths[-1]) == (20.0, 20.0)
     # Obstacles behind are not seen.
     assert (airnav.depths(mission(obstacles=[[-10.0, 0.0, 2.0]]), HARD) == 20).all()
     # The first ray looks 54 degrees to the left, at the western wall.
     walls = airnav.depths(mission(position=[0.0, -25.0]), HARD)[0]
     assert walls[LEFT] == pytest.approx(5 / np.sin(np.radians(54)), rel=1e-5)
     east = {"heading": np.pi / 2, "velocity": [0.0, 5.0], "goal": [15.0, 0.0]}
-    rest = airnav.observe(mission(**east), HARD)[0, -5:]
-    np.testing.assert_allclose(rest, [1, 0, 0, -0.5, 0.5], atol=1e-6)
+    features = airnav.observe(mission(**east), HARD)[0, -5:]
+    np.testing.assert_allclose(features, [1, 0, 0, -0.5, 0.5], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ARENAS)
 @pytest.mark.parametrize("zone", range(1, 5))
 def test_missions_have_their_zone_and_leave_room(name: str, zone: int) -> None:
     arena, draws = ARENAS[name], np.random.default_rng(0).random((300, airnav._DRAWS))
-    made = airnav.plan(draws, arena, zone)
-    width, far = (arena.half - 8) / 4, np.abs(made.goal)
-    assert (7 + (zone - 1) * width <= far).all()
-    assert (far < 7 + zone * width).all()
-    for goal, obstacles in zip(made.goal, made.obstacles, strict=True):
+    missions = airnav.plan(draws, arena, zone)
+    width, distances = (arena.half - 8) / 4, np.abs(missions.goal)
+    assert (7 + (zone - 1) * width <= distances).all()
+    assert (distances < 7 + zone * width).all()
+    for goal, obstacles in zip(missions.goal, missions.obstacles, strict=True):
         centres, radii = np.split(obstacles[obstacles[:, 2] > 0], [2], axis=1)
         assert arena.obstacles[0] <= len(radii) <= arena.obstacles[1]
         gaps = np.hypot(*(centres[:, None] - centres).T) - radii - radii.T
@@ -124,12 +124,12 @@ def test_a_mission_is_cut_after_750_steps_without_a_penalty() -> None:
 
 def test_straight_at_the_goal_fails_in_most_missions_of_the_default_zone() -> None:
     envs = AirNavVector(1000)
-    seen, _ = envs.reset(seed=1)
+    observations, _ = envs.reset(seed=1)
     playing, successes = np.ones(1000, bool), 0
     while playing.any():
-        bearing = np.degrees(np.arctan2(seen[:, -2], seen[:, -3]))
+        bearing = np.degrees(np.arctan2(observations[:, -2], observations[:, -3]))
         turn = 15 + abs(bearing[:, None] - 0.2 * ACTIONS[15:, 2]).argmin(axis=1)
-        seen, _, ended, late, info = envs.step(np.where(abs(bearing) > 1, turn, 0))
+        observations, _, ended, late, info = envs.step(np.where(abs(bearing) > 1, turn, 0))
         successes += np.count_nonzero(info["is_success"] & playing)
         playing &= ~(ended | late)
     assert 150 < successes < 350
@@ -137,9 +137,9 @@ def test_straight_at_the_goal_fails_in_most_missions_of_the_default_zone() -> No
 
 def test_options_choose_arena_and_zone() -> None:
     env, keyed = make("AirNav-v0"), make("AirNav-v0", arena="easy", zone=1)
-    chosen, _ = env.reset(seed=2, options={"arena": "easy", "zone": 1})
-    np.testing.assert_array_equal(chosen, keyed.reset(seed=2)[0])
-    assert not np.array_equal(chosen, make("AirNav-v0").reset(seed=2)[0])
+    observation, _ = env.reset(seed=2, options={"arena": "easy", "zone": 1})
+    np.testing.assert_array_equal(observation, keyed.reset(seed=2)[0])
+    assert not np.array_equal(observation, make("AirNav-v0").reset(seed=2)[0])
     # They apply to later missions, too.
     np.testing.assert_array_equal(env.reset()[0], keyed.reset()[0])
     assert "zone=5" in refused(env.reset, options={"zone": 5}, error=UsageError)
