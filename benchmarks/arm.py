@@ -172,18 +172,18 @@ def step(content: bytes) -> float | None:
 Replayed, Row = Mapping[str, NDArray[Any]], dict[str, Any]
 
 
-def comparison(here: Replayed, there: Replayed, unit: float | None) -> dict[str, Any]:
+def comparison(here: Replayed, board: Replayed, unit: float | None) -> dict[str, Any]:
     """Return how many actions [n, ...] are equal, and the largest difference of heads [n, k].
 
-    `lead` is the most by which the head here prefers its action to another one that was taken
-    there. Both are in steps of the head's codes, where these are `unit` apart.
+    `lead` is the most by which the head here prefers its action to another one that was taken on
+    the board. Both are in steps of the head's codes, where these are `unit` apart.
     """
-    actions, others = here["actions"], there["actions"]
-    equal = (actions == others).reshape(len(actions), -1).all(axis=1)
-    differences = {"difference": float(np.abs(here["heads"] - there["heads"]).max())}
+    actions, board_actions = here["actions"], board["actions"]
+    equal = (actions == board_actions).reshape(len(actions), -1).all(axis=1)
+    differences = {"difference": float(np.abs(here["heads"] - board["heads"]).max())}
     if actions.ndim == 1:
         rows = np.arange(len(actions))
-        leads = here["heads"][rows, actions] - here["heads"][rows, others]
+        leads = here["heads"][rows, actions] - here["heads"][rows, board_actions]
         differences["lead"] = float(leads.max())
     if unit is not None:
         differences = {name: round(value / unit) for name, value in differences.items()}
@@ -211,10 +211,10 @@ def measured(folders: Sequence[Path], board: Path, work: Path) -> dict[str, Any]
         row = {"env_id": sidecar.env_id, "algo": sidecar.run["algo"], "run_id": sidecar.run_id}
         row |= {"network": sidecar.preset["network"], "scheme": sidecar.scheme}
         row |= {"sha256": sidecar.sha256, "states": STATES, "step": unit}
-        there = np.load(work / BOARD / f"{number}.npz")
+        board_replay = np.load(work / BOARD / f"{number}.npz")
         for side in HERE:
-            here = np.load(work / side / f"{number}.npz")
-            row[side] = comparison(here, there, unit)
+            side_replay = np.load(work / side / f"{number}.npz")
+            row[side] = comparison(side_replay, board_replay, unit)
         rows.append(row)
     emulator = subprocess.run([_EMULATOR, "--version"], capture_output=True, text=True, check=True)
     sides[BOARD] |= {"processor": _PROCESSOR, "emulator": emulator.stdout.splitlines()[0]}

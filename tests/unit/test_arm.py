@@ -15,16 +15,16 @@ from quarl_tf.foundation.seeding import environment_seed
 
 def test_actions_and_heads_are_compared_state_by_state() -> None:
     here = {"actions": np.array([1, 0, 0]), "heads": np.array([[1.0, 2.5], [3, 2], [1, 1]])}
-    there = {"actions": np.array([1, 1, 0]), "heads": np.array([[1.0, 2.5], [2, 3], [1, 1]])}
-    found = arm.comparison(here, there, unit=0.5)
-    assert found == {"equal_actions": 2, "difference": 2, "lead": 2}
+    board = {"actions": np.array([1, 1, 0]), "heads": np.array([[1.0, 2.5], [2, 3], [1, 1]])}
+    comparison = arm.comparison(here, board, unit=0.5)
+    assert comparison == {"equal_actions": 2, "difference": 2, "lead": 2}
     assert arm.comparison(here, here, None) == {"equal_actions": 3, "difference": 0, "lead": 0}
     # An action of several numbers is equal where all are; it has no lead.
-    here, there = (
+    here, board = (
         {"actions": np.array(heads), "heads": np.array(heads)}
         for heads in ([[0.0, 1.0], [0.25, 0.5]], [[0.0, 1.0], [0.25, 0.0]])
     )
-    assert arm.comparison(here, there, 0.25) == {"equal_actions": 1, "difference": 2}
+    assert arm.comparison(here, board, 0.25) == {"equal_actions": 1, "difference": 2}
 
 
 def test_a_head_has_steps_where_it_is_of_codes(artifacts: Artifacts) -> None:
@@ -38,12 +38,13 @@ def test_a_side_replays_through_policy(artifacts: Artifacts, tmp_path: Path, sid
     policy = Policy.load(path)
     states = np.random.default_rng(0).normal(size=(20, *policy.sidecar.observation_shape))
     np.save(tmp_path / "states.npy", states.astype(np.float32))
-    said = arm.replay(side, tmp_path, [(path, tmp_path / "states.npy", tmp_path / "found.npz")])
-    assert said["numpy"] == np.__version__
-    found, step = np.load(tmp_path / "found.npz"), arm.step(path.read_bytes())
+    jobs = [(path, tmp_path / "states.npy", tmp_path / "replayed.npz")]
+    versions = arm.replay(side, tmp_path, jobs)
+    assert versions["numpy"] == np.__version__
+    replayed, step = np.load(tmp_path / "replayed.npz"), arm.step(path.read_bytes())
     heads = [policy.head(state) for state in states.astype(np.float32)]
-    np.testing.assert_allclose(found["heads"], heads, atol=(side == "built_in") * 1.01 * step)
-    assert found["actions"].shape == (20,)
+    np.testing.assert_allclose(replayed["heads"], heads, atol=(side == "built_in") * 1.01 * step)
+    assert replayed["actions"].shape == (20,)
 
 
 def test_each_tenth_state_of_play_is_recorded(artifacts: Artifacts, monkeypatch: Patch) -> None:
@@ -51,8 +52,8 @@ def test_each_tenth_state_of_play_is_recorded(artifacts: Artifacts, monkeypatch:
     policy = Policy.load(artifacts["balancer"])
     env = gym.make("CartPole-v1")
     state, _ = env.reset(seed=environment_seed(0, "another board", 0))
-    met = [state] + [state := env.step(policy.act(state))[0] for _ in range(20)]
-    np.testing.assert_array_equal(arm.states(policy), met[::10])
+    states = [state] + [state := env.step(policy.act(state))[0] for _ in range(20)]
+    np.testing.assert_array_equal(arm.states(policy), states[::10])
 
 
 def test_one_run_is_taken_of_each_network(tmp_path: Path) -> None:
@@ -67,8 +68,8 @@ def test_one_run_is_taken_of_each_network(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_measured_again_stay() -> None:
-    one, other = ({"run_id": run, "env_id": "a", "scheme": "int8", "n": 1} for run in "xy")
-    assert arm.merged([other, one], [{**one, "n": 2}]) == [{**one, "n": 2}, other]
+    row, other_row = ({"run_id": run, "env_id": "a", "scheme": "int8", "n": 1} for run in "xy")
+    assert arm.merged([other_row, row], [{**row, "n": 2}]) == [{**row, "n": 2}, other_row]
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
