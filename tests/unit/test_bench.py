@@ -37,28 +37,30 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
     target = tmp_path / "new/bench.json"
     assert main(["bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target)]) == 0
     assert order == [CART_POLE, CAR, *[CART_POLE, CART_POLE, CAR, CAR] * 5]
-    told = capsys.readouterr().out
-    assert all(text in told for text in ("threads: 1", "threads: 2", "as C", str(target)))
-    found = json.loads(target.read_text())
-    assert (found["calls"], found["spread"] >= 1, found["load_average"] >= 0) == (20, True, True)
-    for one, path in zip(found["artifacts"], (CART_POLE, CAR), strict=True):
-        assert (one["artifact"], one["scheme"]) == (str(path), "int8")
-        assert one["sha256"] == sha256(path)
-        assert one["load_ms"] > 0
-        assert one["bytes"]["file"] == path.stat().st_size
-        assert set(one["latency_us"]) == {"1", "2", "C"}
-        for latency in one["latency_us"].values():
+    output = capsys.readouterr().out
+    assert all(text in output for text in ("threads: 1", "threads: 2", "as C", str(target)))
+    measurements = json.loads(target.read_text())
+    assert measurements["calls"] == 20
+    assert measurements["spread"] >= 1
+    assert measurements["load_average"] >= 0
+    for entry, path in zip(measurements["artifacts"], (CART_POLE, CAR), strict=True):
+        assert (entry["artifact"], entry["scheme"]) == (str(path), "int8")
+        assert entry["sha256"] == sha256(path)
+        assert entry["load_ms"] > 0
+        assert entry["bytes"]["file"] == path.stat().st_size
+        assert set(entry["latency_us"]) == {"1", "2", "C"}
+        for latency in entry["latency_us"].values():
             assert 0 < latency["median"] <= latency["p95"] <= latency["p99"]
 
 
 def test_c_needs_an_int8_scheme_and_a_compiler(monkeypatch: Patch) -> None:
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0})
     reference = ROOT / "tflite_models/CartPole-v1/dqn/s0/fp32.tflite"
-    found = benches.bench([reference, CART_POLE], 5, silent)
-    assert [list(one["latency_us"]) for one in found["artifacts"]] == [["1"], ["1", "C"]]
+    measurements = benches.bench([reference, CART_POLE], 5, silent)
+    assert [list(entry["latency_us"]) for entry in measurements["artifacts"]] == [["1"], ["1", "C"]]
     monkeypatch.setattr(benches.shutil, "which", lambda _: None)
-    (alone,) = benches.bench([CART_POLE], 5, silent)["artifacts"]
-    assert list(alone["latency_us"]) == ["1"]
+    (entry,) = benches.bench([CART_POLE], 5, silent)["artifacts"]
+    assert list(entry["latency_us"]) == ["1"]
 
 
 @pytest.mark.parametrize(("load", "slow", "at_rest"), [(0, 1, True), (2, 1, False), (0, 3, False)])
@@ -69,10 +71,10 @@ def test_a_busy_machine_is_told(
     monkeypatch.setattr(benches.os, "getloadavg", lambda: (load, 0, 0))
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(benches.timeit, "repeat", lambda *_, **__: [1.0] * 9 + [slow])
-    found = benches.bench([CART_POLE], 5, silent)
-    assert (found["load_average"], found["spread"]) == (load / 2, slow)
-    assert found["at_rest"] is at_rest
-    monkeypatch.setattr(verbs, "bench", lambda *_: found)
+    measurements = benches.bench([CART_POLE], 5, silent)
+    assert (measurements["load_average"], measurements["spread"]) == (load / 2, slow)
+    assert measurements["at_rest"] is at_rest
+    monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
     assert main(["bench", str(CART_POLE)]) == 0
     assert ("not at rest" in capsys.readouterr().err) is not at_rest
 
@@ -84,14 +86,14 @@ def test_latencies_in_evaluations_are_replaced(
         shutil.copy(path, tmp_path)
     file, target = tmp_path / CART_POLE.name, tmp_path / "int8.eval.json"
     played = Evaluation.load(target)
-    found = benches.bench([file], 5, silent)
-    found |= {"at_rest": True, "processor": played.processor}
-    monkeypatch.setattr(verbs, "bench", lambda *_: found)
+    measurements = benches.bench([file], 5, silent)
+    measurements |= {"at_rest": True, "processor": played.processor}
+    monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
     assert main(["bench", str(file), "--save"]) == 0
     assert str(target) in capsys.readouterr().out
-    expected = replace(played, latency_us=found["artifacts"][0]["latency_us"]["1"])
+    expected = replace(played, latency_us=measurements["artifacts"][0]["latency_us"]["1"])
     assert Evaluation.load(target) == expected != played
-    found["processor"] = "another"
+    measurements["processor"] = "another"
     assert "no greedy evaluation on this processor" in refusal(
         capsys, "bench", str(file), "--save", code=1
     )
