@@ -41,12 +41,12 @@ def test_the_network_is_a_perceptron_with_relu() -> None:
 
 
 def test_the_network_becomes_int8() -> None:
-    seen = np.random.default_rng(0).standard_normal((64, 32), np.float32)
+    observations = np.random.default_rng(0).standard_normal((64, 32), np.float32)
     content = float_policy((32, 64, 64, 3))
-    int8 = integer.quantized(content, seen, Scheme.parse("int8").recipe)
+    int8 = integer.quantized(content, observations, Scheme.parse("int8").recipe)
     assert flatbuffer.audit(int8).weight_dtypes["int8"] == 32 * 64 + 64 * 64 + 64 * 3
-    wanted, found = (head(each, seen[:1]) for each in (content, int8))
-    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+    float_head, int8_head = (head(file, observations[:1]) for file in (content, int8))
+    assert np.abs(int8_head - float_head).max() < 0.1 * np.abs(float_head).max()
 
 
 def test_limits_without_a_measurement_are_not_drawn() -> None:
@@ -88,9 +88,9 @@ def test_multiplications_are_counted() -> None:
     learning = 64 * 128 / 256 * (4 * sum(layers) - layers[0])
     assert ours.multiplications(WORKLOADS["dqn-CartPole"]) == sum(layers) + learning
     # Policy and value; 20 epochs.
-    first, rest = 2 * 4 * 64, 2 * 64 * 64 + 64 * 2 + 64
-    learning = 20 * (3 * (first + rest) - first)
-    assert ours.multiplications(WORKLOADS["ppo-CartPole"]) == first + rest + learning
+    first_layers, later_layers = 2 * 4 * 64, 2 * 64 * 64 + 64 * 2 + 64
+    learning = 20 * (3 * (first_layers + later_layers) - first_layers)
+    assert ours.multiplications(WORKLOADS["ppo-CartPole"]) == first_layers + later_layers + learning
     # 2 numbers, one action, which the critic takes as well; 256 transitions a step.
     actor, critic = (n * 400 + 400 * 300 + 300 for n in (2, 3))
     learning = 256 * (4 * actor - 2 * 400 + 6 * critic - 3 * 400)
@@ -103,7 +103,7 @@ def test_multiplications_are_counted() -> None:
 
 
 def test_the_floor_is_the_environment_and_then_the_arithmetic() -> None:
-    found = {
+    figures = {
         "machine": {"multiplications_per_second": {"float32": 6000}},
         "preset": {"precision": "float32"},
         "multiplications": 2,
@@ -111,7 +111,7 @@ def test_the_floor_is_the_environment_and_then_the_arithmetic() -> None:
         "peers": ["sb3"],
         "shares": dict.fromkeys((*ours.PARTS, "rest"), 20.0),
     }
-    line = training_throughput.tables({"task": found}).splitlines()[4]
+    line = training_throughput.tables({"task": figures}).splitlines()[4]
     # 1 / (1 / 1000 + 1 / 3000) is 750.
     assert line.startswith("| task | 300 [200, 400] | sb3 | 100 [100, 100] | 3.00 [2.00, 4.00] |")
     assert line.endswith("| 40 % | 1,000 [900, 2,000] | 3,000 |")
@@ -123,20 +123,20 @@ def test_ratios_are_of_repetitions_side_by_side() -> None:
         {"float32": dict.fromkeys(names, full), "bfloat16": dict.fromkeys(names, mixed)}
         for full, mixed in ((2, 3), (4, 5), (10, 20))
     ]
-    found = mixed_precision.summary(repetitions)
-    assert found["bfloat16"]["peak_mib"] == 5
-    assert found["gradient_steps_ratio"] == [1.5, 1.25, 2]
+    summary = mixed_precision.summary(repetitions)
+    assert summary["bfloat16"]["peak_mib"] == 5
+    assert summary["gradient_steps_ratio"] == [1.5, 1.25, 2]
 
 
 def test_seconds_to_solve_are_compared_by_seed() -> None:
     def row(library: str, seed: int, seconds: float | None) -> dict[str, Any]:
         steps = None if seconds is None else 2000
-        found = {"seconds": seconds, "steps": steps, "confirmed": 490.0}
-        return {"task": "CartPole", "seed": seed, "library": library, **found}
+        outcome = {"seconds": seconds, "steps": steps, "confirmed": 490.0}
+        return {"task": "CartPole", "seed": seed, "library": library, **outcome}
 
-    mine = [row("ours", seed, seconds) for seed, seconds in enumerate((4.0, 10.0, None))]
-    theirs = [row("sb3", seed, seconds) for seed, seconds in enumerate((8.0, 30.0, 9.0))]
-    lines = time_to_solve.table([*mine, *theirs]).splitlines()
+    our_rows = [row("ours", seed, seconds) for seed, seconds in enumerate((4.0, 10.0, None))]
+    peer_rows = [row("sb3", seed, seconds) for seed, seconds in enumerate((8.0, 30.0, 9.0))]
+    lines = time_to_solve.table([*our_rows, *peer_rows]).splitlines()
     assert lines[4].startswith("| CartPole | 475 | ours | 2 of 3 | 7.0 [4.0, 10.0] | 2 [2, 2] |")
     assert lines[5].endswith(
         "| 9.0 [8.0, 30.0] | 2 [2, 2] | 490.0 [490.0, 490.0] | 2.50 [2.00, 3.00] |"
@@ -144,6 +144,6 @@ def test_seconds_to_solve_are_compared_by_seed() -> None:
 
 
 def test_entries_of_the_zoo_become_arguments() -> None:
-    given = peers.zoo_arguments({"n_envs": 8, "n_steps": 32, "clip_range": "lin_0.2"})
-    assert given.keys() == {"n_steps", "clip_range"}
-    assert [given["clip_range"](remaining) for remaining in (1.0, 0.5)] == [0.2, 0.1]
+    arguments = peers.zoo_arguments({"n_envs": 8, "n_steps": 32, "clip_range": "lin_0.2"})
+    assert arguments.keys() == {"n_steps", "clip_range"}
+    assert [arguments["clip_range"](remaining) for remaining in (1.0, 0.5)] == [0.2, 0.1]
