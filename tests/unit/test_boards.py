@@ -35,8 +35,8 @@ def test_c_takes_its_constants_code_buffers_and_ends() -> None:
     assert micro.holds
     assert c.holds
     # There the constants are in RAM, too.
-    there = boards.fits(LANDER, "esp8266")
-    assert [fit.taken and fit.taken.ram for fit in there] == [
+    esp8266 = boards.fits(LANDER, "esp8266")
+    assert [fit.taken and fit.taken.ram for fit in esp8266] == [
         micro.taken.ram + LANDER.stat().st_size,
         ram + constants,
     ]
@@ -68,9 +68,9 @@ def test_inspect_shows_whether_a_board_fits(
     assert main([*words, "pico"]) == 0
     assert "does not fit" not in capsys.readouterr().out
     assert main([*words, "uno"]) == 3
-    shown = capsys.readouterr()
-    assert "does not fit" in shown.out
-    assert shown.err.endswith("Received: board='uno'\n")
+    captured = capsys.readouterr()
+    assert "does not fit" in captured.out
+    assert captured.err.endswith("Received: board='uno'\n")
     assert "did you mean nano33ble or " in refusal(capsys, *words, "nano33bel")
     monkeypatch.setitem(sys.modules, "mcufit.boards.yaml_repo", None)
     assert "pip install '.[boards]'" in refusal(capsys, *words, "pico", code=1)

@@ -30,10 +30,10 @@ CARTPOLE = MODELS / "CartPole-v1/dqn/s0/int8.tflite"
 PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
 
 
-def described(content: bytes, like: Sidecar, path: Path) -> Path:
+def described(content: bytes, sidecar: Sidecar, path: Path) -> Path:
     """Write a flatbuffer with the sidecar of another."""
     path.write_bytes(content)
-    replace(like, sha256=sha256(path)).save(sidecar_path(path))
+    replace(sidecar, sha256=sha256(path)).save(sidecar_path(path))
     return path
 
 
@@ -58,8 +58,9 @@ def test_heads_of_images_are_those_of_the_reference_kernels(tmp_path: Path) -> N
     artifact = compiled.copied(PONG, tmp_path)
     images = np.random.default_rng(0).integers(0, 256, (100, 84, 84, 4))
     compiled.check(artifact, images.astype(np.uint8))
-    found = compiled.run(artifact, images, fixed=True)[0] / 65536
-    np.testing.assert_allclose(found, compiled.reference_heads(artifact, images), atol=2 / 65536)
+    fixed_heads = compiled.run(artifact, images, fixed=True)[0] / 65536
+    reference_heads = compiled.reference_heads(artifact, images)
+    np.testing.assert_allclose(fixed_heads, reference_heads, atol=2 / 65536)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1/a2c/s0", "MountainCarContinuous-v0/ddpg/s0"])
@@ -87,17 +88,18 @@ def test_actions_without_floats_are_the_same_but_near_ties(run: str, tmp_path: P
     content = quantized(reference.read_bytes(), Scheme.parse("int8"), np.array(states))
     artifact = described(content, policy.sidecar, tmp_path / "int8.tflite")
     heads, actions = compiled.run(artifact, integers / 65536)
-    found, acted = compiled.run(artifact, integers, compiled.SANITIZED, fixed=True) / 65536
-    assert (np.abs(found - heads) < 2 / 65536).all(axis=1).mean() > 0.95
+    multiples = compiled.run(artifact, integers, compiled.SANITIZED, fixed=True)
+    fixed_heads, fixed_actions = multiples / 65536
+    assert (np.abs(fixed_heads - heads) < 2 / 65536).all(axis=1).mean() > 0.95
     # A feature in the middle between two codes may get either.
-    apart = np.abs(found - heads).max()
-    assert apart < 0.05 * np.ptp(heads)
+    difference = np.abs(fixed_heads - heads).max()
+    assert difference < 0.05 * np.ptp(heads)
     if policy.sidecar.num_actions is None:
-        assert np.abs(acted - actions).max() <= apart
+        assert np.abs(fixed_actions - actions).max() <= difference
     else:
         best = np.sort(heads, axis=1)
-        clear = best[:, -1] - best[:, -2] > 2 * apart
-        np.testing.assert_array_equal((acted * 65536)[clear, 0], actions[clear, 0])
+        clear = best[:, -1] - best[:, -2] > 2 * difference
+        np.testing.assert_array_equal((fixed_actions * 65536)[clear, 0], actions[clear, 0])
         assert clear.mean() > 0.9
     words = ["gcc", "-std=c99", "-mgeneral-regs-only", "-c", "int8.c"]
     subprocess.run(words, cwd=tmp_path, check=True)
@@ -136,9 +138,9 @@ def test_multipliers_round_as_doubles(scale: float) -> None:
     multiplier, shift = c_source._multiplier(scale, 300_000)
     product = np.abs(sums) * multiplier
     rounded = np.copysign((product + (1 << shift >> 1)) >> shift, sums)
-    wanted = np.copysign(np.floor(np.abs(sums * scale) + 0.5), sums)
-    codes = np.abs(wanted) <= 256
-    np.testing.assert_array_equal(rounded[codes], wanted[codes])
+    expected = np.copysign(np.floor(np.abs(sums * scale) + 0.5), sums)
+    codes = np.abs(expected) <= 256
+    np.testing.assert_array_equal(rounded[codes], expected[codes])
 
 
 def test_unsupported_policies_are_named(
@@ -175,25 +177,25 @@ def test_unsupported_policies_are_named(
 
 
 def test_two_policies_share_a_program(tmp_path: Path) -> None:
-    made = []
+    pairs = []
     for prefix, run in (("pole", "CartPole-v1/dqn/s0"), ("land", "LunarLander-v3/ppo/s0")):
         (folder := tmp_path / prefix).mkdir()
         artifact = compiled.copied(MODELS / run / "int8.tflite", folder)
         c_source.write(artifact, prefix=prefix)
-        made.append((Policy.load(artifact), compiled.around(artifact, 1)[0]))
+        pairs.append((Policy.load(artifact), compiled.around(artifact, 1)[0]))
         for suffix in (".h", ".c"):
             shutil.move(folder / f"{prefix}{suffix}", tmp_path)
-    numbers = [", ".join(map(str, observation)) for _, observation in made]
-    (tmp_path / "main.c").write_text(_BOTH.format(*numbers))
+    numbers = [", ".join(map(str, observation)) for _, observation in pairs]
+    (tmp_path / "main.c").write_text(_MAIN.format(*numbers))
     words = ["gcc", *compiled.STRICT, "main.c", "pole.c", "land.c", "-o", "both"]
     subprocess.run(words, cwd=tmp_path, check=True)
-    acted = subprocess.check_output([tmp_path / "both"]).split()
-    assert [*map(int, acted)] == [policy.act(observation) for policy, observation in made]
+    printed = subprocess.check_output([tmp_path / "both"]).split()
+    assert [*map(int, printed)] == [policy.act(observation) for policy, observation in pairs]
     message = refused(c_source.write, artifact, prefix="2nd", error=UsageError)
     assert "prefix='2nd'" in message
 
 
-_BOTH = """
+_MAIN = """
 #include <stdio.h>
 #include "pole.h"
 #include "land.h"
@@ -216,18 +218,18 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     assert "int policy_act(const int32_t *observation)" in (shelf / "int8.h").read_text()
     # Without its training a run's exported file is there all the same.
     assert main(["export", "ppo-LunarLander-v3-s0", "--target", "c"]) == 0
-    written = (shelf / "int8.c").read_bytes()
+    source = (shelf / "int8.c").read_bytes()
     assert main(export) == 0
-    assert (shelf / "int8.c").read_bytes() == written
-    shown = capsys.readouterr().out
-    assert f"int8.c  (flash: {c_source.size(shelf / 'int8.tflite').constants:,} bytes" in shown
+    assert (shelf / "int8.c").read_bytes() == source
+    output = capsys.readouterr().out
+    assert f"int8.c  (flash: {c_source.size(shelf / 'int8.tflite').constants:,} bytes" in output
     shutil.copy(ROOT / "examples/main.c", shelf)
     subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
     observations = compiled.around(shelf / "int8.tflite", 20)
     lines = subprocess.check_output([shelf / "a"], input=observations.tobytes()).splitlines()
-    acts = [int(line.split()[0]) for line in lines]
+    actions = [int(line.split()[0]) for line in lines]
     policy = Policy.load(shelf / "int8.tflite")
-    assert acts == [policy.act(observation) for observation in observations]
+    assert actions == [policy.act(observation) for observation in observations]
     board = tmp_path / "Arduino.h"
     board.write_text(_ARDUINO)
     sketch = str(ROOT / "examples/arduino/arduino.ino")
@@ -241,8 +243,8 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     answers = subprocess.check_output(
         [shelf / "board"], input="".join(f"{line}\n" for line in sent).encode()
     )
-    found = [line.split()[0] for line in answers.decode().splitlines()]
-    assert found == [*map(str, acts[:1]), "?", "?", str(acts[2]), "?", "?", str(acts[3])]
+    printed = [line.split()[0] for line in answers.decode().splitlines()]
+    assert printed == [*map(str, actions[:1]), "?", "?", str(actions[2]), "?", "?", str(actions[3])]
 
 
 #: A board whose serial port is the standard input and output.
