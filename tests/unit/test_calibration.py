@@ -35,7 +35,7 @@ def lean(observations: np.ndarray, playing: np.ndarray) -> np.ndarray:
 
 
 def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch: Patch) -> None:
-    found = rollout(make_vector(ENV_ID, 12), lean, seed=3, keep=1000)
+    played = rollout(make_vector(ENV_ID, 12), lean, seed=3, keep=1000)
     returns, observations = [], []
     for e in range(12):
         env = gym.make(ENV_ID)
@@ -47,10 +47,10 @@ def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch
             total += float(reward)
             over = ended or cut
         returns.append(total)
-    assert found.returns == returns
+    assert played.returns == returns
     assert min(returns) < LIMIT == max(returns)  # Both kinds of end are among them.
     # Those acted on, each once; an episode's last observation is not acted on.
-    assert sorted(found.observations.tolist()) == sorted(observations)
+    assert sorted(played.observations.tolist()) == sorted(observations)
     # An episode without end is given up.
     monkeypatch.setattr(environments, "LONGEST_EPISODE", LIMIT - 1)
     assert "steps=40" in refused(rollout, make_vector(ENV_ID, 12), lean, seed=3, error=UsageError)
@@ -80,20 +80,20 @@ class Ticking(gym.vector.VectorEnv[Any, Any, Any]):
 
 def ticked(lengths: Sequence[int], keep: int, *, images: bool) -> Rollout:
     envs = Ticking(lengths, images=images)
-    return rollout(envs, lambda seen, _: np.zeros(len(seen), np.int64), seed=0, keep=keep)
+    return rollout(envs, lambda x, _: np.zeros(len(x), np.int64), seed=0, keep=keep)
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(2, 60), st.booleans())
 def test_rollouts_keep_a_number_and_the_extremes_of_each_feature(
     lengths: list[int], keep: int, images: bool
 ) -> None:
-    found = ticked(lengths, keep, images=images)
-    assert found.returns == lengths
-    assert len(found.observations) == min(keep, sum(lengths))
+    played = ticked(lengths, keep, images=images)
+    assert played.returns == lengths
+    assert len(played.observations) == min(keep, sum(lengths))
     if keep >= 16 and not images:
-        np.testing.assert_array_equal(found.observations.min(axis=0), [0, 0])
+        np.testing.assert_array_equal(played.observations.min(axis=0), [0, 0])
         ends = [max(lengths) - 1, len(lengths) - 1]
-        np.testing.assert_array_equal(found.observations.max(axis=0), ends)
+        np.testing.assert_array_equal(played.observations.max(axis=0), ends)
 
 
 @settings(max_examples=50)

@@ -32,9 +32,9 @@ def save(folder: Path, step: int) -> Path:
 
 def loaded(folder: Path) -> int:
     """Load the newest good checkpoint, check its content, and return its step."""
-    found = checkpoint.load_newest(folder)
-    assert found is not None
-    arrays, state = found
+    newest = checkpoint.load_newest(folder)
+    assert newest is not None
+    arrays, state = newest
     step = int(state["step"])
     assert state == {**STATE, "step": step}
     np.testing.assert_equal(arrays, {**ARRAYS, "step": np.array(step)})
@@ -43,7 +43,7 @@ def loaded(folder: Path) -> int:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Return a folder with checkpoints of steps 10 and 20."""
     save(tmp_path, 10)
     save(tmp_path, 20)
@@ -65,18 +65,18 @@ def test_the_newest_two_are_kept_and_loaded_as_they_were_saved(tmp_path: Path) -
     assert loaded(tmp_path) == 100_000
 
 
-def test_what_is_truncated_or_foreign_is_passed_over(two: Path) -> None:
-    newest = max(two.iterdir())
-    whole = newest.read_bytes()
-    lengths = [0, 1, 3, *range(4, len(whole), 997), *range(len(whole) - 200, len(whole))]
+def test_what_is_truncated_or_foreign_is_passed_over(folder: Path) -> None:
+    newest = max(folder.iterdir())
+    archive = newest.read_bytes()
+    lengths = [0, 1, 3, *range(4, len(archive), 997), *range(len(archive) - 200, len(archive))]
     foreign = [b"\x00" * 5000, b"not an archive", b"PK\x05\x06" + b"\x00" * 18]
-    for content in [*(whole[:length] for length in lengths), *foreign]:
+    for content in [*(archive[:length] for length in lengths), *foreign]:
         newest.write_bytes(content)
-        assert loaded(two) == 10
+        assert loaded(folder) == 10
 
 
-def test_flipped_bit_is_harmless_or_passes_the_newest_over(two: Path) -> None:
-    newest = max(two.iterdir())
+def test_flipped_bit_is_harmless_or_passes_the_newest_over(folder: Path) -> None:
+    newest = max(folder.iterdir())
     content = newest.read_bytes()
     second, directory = content.index(b"best/kernel:0.npy"), content.index(b"PK\x01\x02")
     # The headers of the first member and of the second, the archive's directory, and numbers.
@@ -86,18 +86,18 @@ def test_flipped_bit_is_harmless_or_passes_the_newest_over(two: Path) -> None:
         damaged = bytearray(content)
         damaged[position] ^= 1 << bit
         newest.write_bytes(damaged)
-        return loaded(two)
+        return loaded(folder)
 
     # Zip archives have bits that mean nothing, dates for example.
-    found = {flipped(position, position % 8) for position in headers}
-    assert found == {10, 20}
+    steps = {flipped(position, position % 8) for position in headers}
+    assert steps == {10, 20}
     assert {flipped(position, 4) for position in range(500, second - 30, 499)} == {10}
 
 
-def test_damaged_ones_of_later_steps_do_not_take_the_place_of_good_ones(two: Path) -> None:
-    for path in two.iterdir():
+def test_damaged_ones_of_later_steps_do_not_take_the_place_of_good_ones(folder: Path) -> None:
+    for path in folder.iterdir():
         path.write_bytes(path.read_bytes()[:-30])
     for step in (5, 8):
-        save(two, step)
-        assert loaded(two) == step
-    assert sorted(path.stem.lstrip("0") for path in two.iterdir()) == ["5", "8"]
+        save(folder, step)
+        assert loaded(folder) == step
+    assert sorted(path.stem.lstrip("0") for path in folder.iterdir()) == ["5", "8"]
