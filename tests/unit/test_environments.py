@@ -43,8 +43,8 @@ def play(envs: Any, seed: int, length: int, choices: int = 0) -> list[Tick]:
 
 
 def assert_same(left: list[Tick], right: list[Tick]) -> None:
-    for one, other in zip(left, right, strict=True):
-        for a, b in zip(one[:-1], other[:-1], strict=True):
+    for left_tick, right_tick in zip(left, right, strict=True):
+        for a, b in zip(left_tick[:-1], right_tick[:-1], strict=True):
             np.testing.assert_array_equal(a, b)
 
 
@@ -79,9 +79,9 @@ def test_vectors_equal_single_environments(env_id: str, length: int) -> None:
     for tick in stream:
         for e, env in enumerate(singles):
             expected: Any = env.step(tick.actions[e]) if tick.starts[e] else (env.reset()[0], 0.0)
-            found = tick.following[e], tick.rewards[e], tick.terminated[e], tick.truncated[e]
-            for one, other in zip(found, (*expected, False, False)[:4], strict=True):
-                np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+            values = tick.following[e], tick.rewards[e], tick.terminated[e], tick.truncated[e]
+            for value, expected_value in zip(values, (*expected, False, False)[:4], strict=True):
+                np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-6)
 
 
 def test_cart_pole_s_vector_steps_as_the_single_environment() -> None:
@@ -91,15 +91,15 @@ def test_cart_pole_s_vector_steps_as_the_single_environment() -> None:
         if tick.starts[0]:
             env.unwrapped.state = tuple(tick.observations[0].astype(float))
             env.unwrapped.steps_beyond_terminated = None
-            found = tick.following[0], tick.rewards[0], tick.terminated[0], tick.truncated[0]
-            for one, other in zip(found, env.step(tick.actions[0])[:4], strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+            values = tick.following[0], tick.rewards[0], tick.terminated[0], tick.truncated[0]
+            for value, expected in zip(values, env.step(tick.actions[0])[:4], strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_time_limit_truncates_and_does_not_terminate() -> None:
     balance, envs = np.array([0.1, 0.2, 3, 1]), make_vector("CartPole-v0", 2)
     observations, _ = envs.reset(seed=3)
-    played = ticks(envs, lambda seen: (seen @ balance > 0).astype(int), observations)
+    played = ticks(envs, lambda x: (x @ balance > 0).astype(int), observations)
     stream = list(islice(played, 200))
     assert not any(tick.terminated.any() for tick in stream)
     assert [tick.truncated.all() for tick in stream] == [False] * 199 + [True]
@@ -180,14 +180,14 @@ def test_processes_end_with_their_vector() -> None:
 
 
 def test_an_environment_whose_episode_is_over_stands_still() -> None:
-    once, on = make_vector("Acrobot-v1", 2, once=True), make_vector("Acrobot-v1", 2)
+    once, continuing = make_vector("Acrobot-v1", 2, once=True), make_vector("Acrobot-v1", 2)
     for seed in (0, 1):
-        still, moving = play(once, seed, 600), play(on, seed, 600)
+        still, moving = play(once, seed, 600), play(continuing, seed, 600)
         for e in range(2):
             end = 1 + next(i for i, tick in enumerate(still) if tick.done[e])
             assert end < 598
-            for one, other in zip(still[:end], moving[:end], strict=True):
-                np.testing.assert_array_equal(one.following[e], other.following[e])
+            for still_tick, moving_tick in zip(still[:end], moving[:end], strict=True):
+                np.testing.assert_array_equal(still_tick.following[e], moving_tick.following[e])
             assert not np.array_equal(moving[end].following[e], moving[end - 1].following[e])
             for tick in still[end:]:
                 np.testing.assert_array_equal(tick.following[e], still[end - 1].following[e])
@@ -222,12 +222,12 @@ def test_unknown_environments_are_refused_naming_the_closest(env_id: str, messag
 def test_old_versions_have_a_new_name() -> None:
     assert canonical_id("BipedalWalker-v2") == "BipedalWalker-v3"
     assert env_spec(canonical_id("LunarLanderContinuous-v2")).num_actions is None
-    kept = [*ALL, "CartPole-v0", "no such thing"]
-    assert [canonical_id(env_id) for env_id in kept] == kept
+    current_ids = [*ALL, "CartPole-v0", "no such thing"]
+    assert [canonical_id(env_id) for env_id in current_ids] == current_ids
 
 
 def test_packages_are_imported_on_demand_silenced_and_named_if_missing() -> None:
-    wanted = {
+    packages = {
         "ale_py": ("PongNoFrameskip-v4", "ale-py"),
         "cv2": ("PongNoFrameskip-v4", "opencv-python-headless"),
         "pybullet": ("Walker2DBulletEnv-v0", "pybullet"),
@@ -237,10 +237,10 @@ def test_packages_are_imported_on_demand_silenced_and_named_if_missing() -> None
 import sys
 from quarl_tf import environments
 def loaded():
-    return {{module for module in {wanted!r} if sys.modules.get(module)}}
+    return {{module for module in {packages!r} if sys.modules.get(module)}}
 environments.make_vector('CartPole-v1', 2).reset(seed=0)
 assert not loaded(), loaded()
-for module, (env_id, package) in {wanted!r}.items():
+for module, (env_id, package) in {packages!r}.items():
     sys.modules[module] = None  # As if it were not installed.
     try:
         environments.make(env_id)
@@ -256,9 +256,9 @@ print(len(loaded()))
 """
     # Buffered as it is for users: what C libraries print then comes late.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = python(code, env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == ["True"] * len(wanted) + ["4"]
+    process = python(code, env=env)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout.split() == ["True"] * len(packages) + ["4"]
 
 
 class Faulty(gym.Env):
