@@ -150,10 +150,10 @@ def test_random_actions_follow_from_the_seed(artifacts: Artifacts, stochastic: D
     # Where all actions are random, the policy does not matter.
     first, second = (evaluate(path, SEEDS, Chance("epsilon", 1.0)) for path in paths)
     assert first.returns == second.returns
-    some = evaluate(paths[0], SEEDS, Chance("epsilon", 0.3))
-    assert some.returns == evaluate(paths[0], SEEDS[::-1], Chance("epsilon", 0.3)).returns[::-1]
-    assert some.returns not in (first.returns, evaluate(paths[0], SEEDS).returns)
-    assert some.protocol.actions == "0.3 random, else greedy"
+    mixed = evaluate(paths[0], SEEDS, Chance("epsilon", 0.3))
+    assert mixed.returns == evaluate(paths[0], SEEDS[::-1], Chance("epsilon", 0.3)).returns[::-1]
+    assert mixed.returns not in (first.returns, evaluate(paths[0], SEEDS).returns)
+    assert mixed.protocol.actions == "0.3 random, else greedy"
 
 
 @CHANCES
@@ -162,14 +162,14 @@ def test_agreement_is_of_greedy_actions(stochastic: Describe, chance: Chance) ->
     balancer, tied = stochastic("balancer", "fp32"), stochastic("tied", "int8")
     reference, greedy = Policy.load(balancer), list[Any]()
     seeds = SEEDS[: play.AGREEMENT_EPISODES]
-    by_hand(balancer, chance, seeds, lambda seen: greedy.append(reference.act(seen)))
+    by_hand(balancer, chance, seeds, lambda observation: greedy.append(reference.act(observation)))
     # The tied policy's greedy action is always 0; its samples are heads or tails.
     result = evaluate(tied, SEEDS, chance, reference=balancer)
     assert result.agreement == {"fraction": greedy.count(0) / len(greedy), "states": len(greedy)}
     # Those of the episodes, not of the comparison.
     assert chance != GREEDY or result.ties == sum(result.lengths)
-    itself = evaluate(balancer, SEEDS, chance, reference=balancer)
-    assert itself.agreement == {"fraction": 1.0, "states": len(greedy)}
+    self_comparison = evaluate(balancer, SEEDS, chance, reference=balancer)
+    assert self_comparison.agreement == {"fraction": 1.0, "states": len(greedy)}
 
 
 def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
@@ -190,9 +190,9 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
     longer = evaluate_and_save(path, 14)
     assert (longer.seeds, longer.returns[:12]) == (seeds, greedy.returns)
     assert Evaluation.load(folder / "random.eval.json").seeds == seeds
-    others = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
-    for other in ({"artifact_sha256": "0" * 64}, *others):
-        replace(longer, **other).save(saved)
+    protocols = [{"protocol": Protocol(0, "greedy")}, {"protocol": Protocol(1, "sampled")}]
+    for changes in ({"artifact_sha256": "0" * 64}, *protocols):
+        replace(longer, **changes).save(saved)
         assert not fits(path, seeds)
     saved.write_text('{"run_id": ')
     assert evaluate_and_save(path, 14) == Evaluation.load(saved)
@@ -205,10 +205,12 @@ def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatc
     spec = gym.envs.registration.EnvSpec(game, entry_point=entry)
     monkeypatch.setitem(gym.registry, game, spec)
     path = stochastic("fp32", "fp32", env_id=game)
-    made = [evaluate(path, SEEDS[:2], chance, reference=path) for chance in (GREEDY, SAMPLED)]
-    for result in (*made, evaluate_random(game, "run", SEEDS[:2])):
+    evaluations = [
+        evaluate(path, SEEDS[:2], chance, reference=path) for chance in (GREEDY, SAMPLED)
+    ]
+    for result in (*evaluations, evaluate_random(game, "run", SEEDS[:2])):
         assert result.protocol.game == environments.rules(game)
-    made[0].save(evaluation_path(path))
+    evaluations[0].save(evaluation_path(path))
     assert fits(path, SEEDS[:2])
     monkeypatch.setattr(environments, "rules", lambda *_: {"sticky_actions": 0.25})
     assert not fits(path, SEEDS[:2])
@@ -233,8 +235,8 @@ class _Game(_OfTwoStarts):
 @pytest.mark.parametrize("name", ["fp32", "tied"])
 def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: Patch) -> None:
     path = stochastic(name, "fp32")
-    alike = [evaluate(path, [seed]) for seed in (0, 1)]
-    make, played, told = environments.make, list[int](), list[int]()
+    by_start = [evaluate(path, [seed]) for seed in (0, 1)]
+    make, played, progress = environments.make, list[int](), list[int]()
     monkeypatch.setattr(environments, "make", lambda env_id, **_: _Game(make(env_id)))
 
     def counted(env: Any, act: Any, observation: Any, seed: int) -> Episode:
@@ -242,11 +244,11 @@ def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: 
         return acting.play(env, act, observation, seed)
 
     monkeypatch.setattr(play, "play", counted)
-    result = evaluate(path, [4, 7, 5, 2, 9], update=lambda done, _: told.append(done))
-    assert (played, told) == ([4, 7], [1, 2, 3, 4, 5])
-    expected = [alike[start] for start in (0, 1, 1, 0, 1)]
-    assert outcomes(result) == [outcomes(one)[0] for one in expected]
-    assert result.ties == sum(one.ties for one in expected)
+    result = evaluate(path, [4, 7, 5, 2, 9], update=lambda done, _: progress.append(done))
+    assert (played, progress) == ([4, 7], [1, 2, 3, 4, 5])
+    expected = [by_start[start] for start in (0, 1, 1, 0, 1)]
+    assert outcomes(result) == [outcomes(evaluation)[0] for evaluation in expected]
+    assert result.ties == sum(evaluation.ties for evaluation in expected)
     evaluate(path, [4, 7, 5], chance=SAMPLED)
     assert played == [4, 7, 4, 7, 5]
 
@@ -286,19 +288,19 @@ def test_random_episodes_depend_on_their_seed_alone() -> None:
 
 
 def test_the_random_policy_plays_beside_the_plain_run(artifacts: Artifacts, tmp_path: Path) -> None:
-    plain = Run("dqn", "CartPole-v1", 0)
-    aware = replace(plain, quantization=Quantization.from_mapping({"bits": 4, "delay": 5}))
-    for run, scheme in ((plain, "fp32"), (aware, "qat_w4a4")):
+    plain_run = Run("dqn", "CartPole-v1", 0)
+    aware_run = replace(plain_run, quantization=Quantization.from_mapping({"bits": 4, "delay": 5}))
+    for run, scheme in ((plain_run, "fp32"), (aware_run, "qat_w4a4")):
         artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
         write_bytes(artifact, artifacts["tied"].read_bytes())
         sidecar = Sidecar.load(sidecar_path(artifacts["tied"]))
-        described = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme}
-        replace(sidecar, **described).save(sidecar_path(artifact))
+        changes = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme}
+        replace(sidecar, **changes).save(sidecar_path(artifact))
         evaluate_and_save(artifact, 2)
         assert state(Workspace(tmp_path), run, scheme, episodes=2).state == State.EVALUATED
         assert state(Workspace(tmp_path), run, scheme, episodes=3).state == State.EXPORTED
         baseline = evaluation_path(artifact.with_name("random.tflite"))
-        assert baseline.exists() == (run == plain)
+        assert baseline.exists() == (run == plain_run)
 
 
 def test_random_actions_do_not_follow_the_starting_state(monkeypatch: Patch) -> None:
@@ -318,7 +320,7 @@ def test_random_actions_do_not_follow_the_starting_state(monkeypatch: Patch) -> 
 def test_success_is_what_the_last_step_of_an_episode_tells(monkeypatch: Patch) -> None:
     assert evaluate_random("CartPole-v1", "run", SEEDS[:2]).successes is None
     monkeypatch.setattr(airnav, "REACHED", 25.0)
-    found = evaluate_random("AirNav-v0", "run", SEEDS)
-    assert set(found.successes or ()) == {True, False}
-    for told, earned in zip(found.successes or (), found.returns, strict=True):
-        assert told == (earned > 0)
+    result = evaluate_random("AirNav-v0", "run", SEEDS)
+    assert set(result.successes or ()) == {True, False}
+    for success, total in zip(result.successes or (), result.returns, strict=True):
+        assert success == (total > 0)
