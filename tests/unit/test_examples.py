@@ -45,9 +45,9 @@ def test_the_node_publishes_the_action_of_each_observation(
     rclpy.create_node.assert_called_once_with("policy")
     node.declare_parameter.assert_called_once_with("policy", "int8.tflite")
     policy = Policy.load(artifact)
-    wanted = [np.atleast_1d(policy.act(observation)).tolist() for observation in observations]
+    expected = [np.atleast_1d(policy.act(observation)).tolist() for observation in observations]
     published = node.create_publisher.return_value.publish.call_args_list
-    assert [call.args[0].data for call in published] == wanted
+    assert [call.args[0].data for call in published] == expected
     assert node.get_logger.return_value.error.call_count == 2
 
 

@@ -76,7 +76,7 @@ def test_sidecars_describe_the_file(
     sidecar = Sidecar.load(sidecar_path(path))
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
     audit = flatbuffer.audit(path)
-    wanted = described(path.read_bytes()) | {
+    expected = described(path.read_bytes()) | {
         "check": sidecar.check,
         "scheme": name,
         "native": Scheme.parse(name).native,
@@ -88,7 +88,7 @@ def test_sidecars_describe_the_file(
         "trained_commits": record.commits,
         "head": "advantages" if name == "int8" else "q_values",
     }
-    assert {key: wanted.get(key, value) for key, value in vars(sidecar).items()} == vars(sidecar)
+    assert {key: expected.get(key, value) for key, value in vars(sidecar).items()} == vars(sidecar)
     assert (sidecar.num_actions, sidecar.observation_shape) == (2, [4])
     ends = [(spec.shape, spec.dtype) for spec in (*audit.inputs, *audit.outputs)]
     assert ends == [((1, 4), "float32"), ((1, 2), "float32")]
@@ -143,27 +143,27 @@ class Bench:
 
     def compared(self, kind: str, scheme: str) -> tuple[Path, np.ndarray, np.ndarray]:
         """Return a flatbuffer, and the heads of its network and its own."""
-        (network, seen), path = self.network(kind), self.export(kind, scheme)
-        return path, network(seen).numpy(), heads(path, seen)
+        (network, observations), path = self.network(kind), self.export(kind, scheme)
+        return path, network(observations).numpy(), heads(path, observations)
 
     def _make(self, kind: str) -> tuple[Any, np.ndarray]:
         """Return a network, and the observations that it is calibrated on."""
         run = KINDS[kind]
-        seen, network = observed(run.env_id, 4, 49), self.build(kind)
-        if seen.dtype == np.uint8:
+        observations, network = observed(run.env_id, 4, 49), self.build(kind)
+        if observations.dtype == np.uint8:
             # Frames are alike: half of them become noise. No byte is at an end of its range, as in
             # many games.
-            noise = np.random.default_rng(0).integers(40, 200, seen[::2].shape, np.uint8)
-            seen = np.clip(seen, 40, 200)
-            seen[::2] = noise
-        settle(network, seen, run.seed)
+            noise = np.random.default_rng(0).integers(40, 200, observations[::2].shape, np.uint8)
+            observations = np.clip(observations, 40, 200)
+            observations[::2] = noise
+        settle(network, observations, run.seed)
         if kind == "continuous":
             network.get_layer("action").log_deviation.assign(np.log([0.3]))
             head = network.get_layer("head").kernel
             head.assign(300 * head)  # As large as after a training.
         preset = presets.load(run.algo, run.env_id, run.overrides)
-        write_training(self._workspace, run, preset, networks.weights(network), seen)
-        return network, seen
+        write_training(self._workspace, run, preset, networks.weights(network), observations)
+        return network, observations
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +210,8 @@ def test_a_flatbuffer_does_not_depend_on_networks_built_before(bench: Bench) -> 
 
 @pytest.mark.parametrize("kind", ["images", "dueling images", "flat images"])
 def test_fp16_of_images_is_nearly_the_network(bench: Bench, kind: str) -> None:
-    path, expected, found = bench.compared(kind, "fp16")
-    np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
+    path, expected, actual = bench.compared(kind, "fp16")
+    np.testing.assert_allclose(actual, expected, atol=2e-3 * np.abs(expected).max())
     parameters = bench.network(kind)[0].count_params()
     assert flatbuffer.audit(path).weight_dtypes["float16"] > 0.99 * parameters
 
@@ -219,8 +219,8 @@ def test_fp16_of_images_is_nearly_the_network(bench: Bench, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["values", "images"])
 def test_dynamic_int8_is_nearly_the_network(bench: Bench, kind: str) -> None:
     network, _ = bench.network(kind)
-    path, expected, found = bench.compared(kind, "dynamic_int8")
-    assert 0 < np.abs(found - expected).mean() < 0.02 * np.abs(expected).max()
+    path, expected, actual = bench.compared(kind, "dynamic_int8")
+    assert 0 < np.abs(actual - expected).mean() < 0.02 * np.abs(expected).max()
     # Small kernels stay in float.
     kernels = [v.shape.num_elements() for v in network.variables if "kernel" in v.name]
     large = [size for size in kernels if size >= 1024 or kind == "images"]
@@ -231,18 +231,18 @@ def test_dynamic_int8_is_nearly_the_network(bench: Bench, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> None:
-    path, expected, found = bench.compared(kind, "int8")
+    path, expected, actual = bench.compared(kind, "int8")
     discrete = expected.shape[1] > 1
     if discrete:
-        expected, found = (x - x.mean(axis=1, keepdims=True) for x in (expected, found))
-    error = np.abs(found - expected)
+        expected, actual = (x - x.mean(axis=1, keepdims=True) for x in (expected, actual))
+    error = np.abs(actual - expected)
     # Layer normalisation is eight operations, each with a rounding of its own.
     steps = 12 if "layer norm" in kind else 3
     assert error.mean() < steps * np.ptp(expected) / 255
     if discrete:
         clear = np.diff(np.sort(expected, axis=1)[:, -2:])[:, 0] > 0.1 * np.ptp(expected)
         assert np.count_nonzero(clear) > 10
-        np.testing.assert_array_equal(found.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
+        np.testing.assert_array_equal(actual.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
     check = Sidecar.load(sidecar_path(path)).check
     # The sidecar compares the same, not Q-values with advantages.
     assert check["max_abs_difference"] == pytest.approx(error.max(), rel=1e-3)
@@ -256,12 +256,12 @@ def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> No
 
 @pytest.mark.parametrize(("scheme", "head"), CENTRED.items())
 def test_sidecars_say_whether_values_are_centred(bench: Bench, scheme: str, head: str) -> None:
-    path, expected, found = bench.compared("values", scheme)
+    path, expected, actual = bench.compared("values", scheme)
     sidecar = Sidecar.load(sidecar_path(path))
     assert sidecar.head == head
     if head == "advantages":
-        found, expected = (x - x.mean(axis=1, keepdims=True) for x in (found, expected))
-    error = np.abs(found - expected).max()
+        actual, expected = (x - x.mean(axis=1, keepdims=True) for x in (actual, expected))
+    error = np.abs(actual - expected).max()
     assert sidecar.check["max_abs_difference"] == pytest.approx(error, rel=1e-3)
     assert error < 0.5 * np.ptp(expected)
 
@@ -282,12 +282,12 @@ def test_int8_of_a_dueling_network_has_no_value_stream(bench: Bench, kind: str) 
     path = bench.export(kind, "ptq_opt_w4")
     assert Policy.load(path).sidecar.head == "advantages"
     path = bench.export(kind, "int8")
-    found = [kernel.size for kernel in flatbuffer.weights(path).values() if kernel.ndim > 1]
+    sizes = [kernel.size for kernel in flatbuffer.weights(path).values() if kernel.ndim > 1]
     values = networks.weights(network)
-    first, *others, head = [values[name].size for name in names if not name.startswith("value")]
+    first, *middle, head = [values[name].size for name in names if not name.startswith("value")]
     # A feature of a vector has two weights in the first layer, an action on images 16 in the last.
     images = kind == "dueling images"
-    assert found == [first if images else 2 * first, *others, 16 * head if images else head]
+    assert sizes == [first if images else 2 * first, *middle, 16 * head if images else head]
     assert Policy.load(path).sidecar.head == "advantages"
 
 
@@ -347,9 +347,9 @@ def trained_weights(workspace: Workspace, run: Run) -> Weights:
 def test_flatbuffers_of_another_network_or_scheme_are_replaced(
     copy: Workspace, exported: Artifacts, tiny_run: Run
 ) -> None:
-    other, shift = trained_weights(copy, tiny_run), np.array([1, -1], np.float32)
-    other["head/bias:0"] += shift
-    write_network(copy.run_dir(tiny_run.run_id), other)
+    weights, shift = trained_weights(copy, tiny_run), np.array([1, -1], np.float32)
+    weights["head/bias:0"] += shift
+    write_network(copy.run_dir(tiny_run.run_id), weights)
     (path,) = make(copy, tiny_run, "fp32")
     observations = load(copy, tiny_run).observations
     before = heads(exported["fp32"], observations)
