@@ -67,13 +67,13 @@ def test_temporary_files_of_killed_processes_are_removed_in_time(tmp_path: Path)
     path = tmp_path / "file[1].json"
     long_ago = time.time() - 2 * 3600
     old, young = (tmp_path / f".file[1].json.{end}.tmp" for end in ("abcd_123", "efgh_456"))
-    others = [tmp_path / name for name in (".file1.json.abcd_123.tmp", ".file[1].abcd_123.tmp")]
-    for left in (old, young, *others):
-        left.write_bytes(b"half")
-        if left != young:
-            os.utime(left, (long_ago, long_ago))
+    foreign = [tmp_path / name for name in (".file1.json.abcd_123.tmp", ".file[1].abcd_123.tmp")]
+    for file in (old, young, *foreign):
+        file.write_bytes(b"half")
+        if file != young:
+            os.utime(file, (long_ago, long_ago))
     write_bytes(path, b"whole")
-    assert sorted(tmp_path.iterdir()) == sorted([path, young, *others])
+    assert sorted(tmp_path.iterdir()) == sorted([path, young, *foreign])
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/deeper", "/proc", "/proc/quarl"])
@@ -90,17 +90,17 @@ def test_numbers_outside_json_are_not_written(path: Path, value: float) -> None:
 def test_csv_is_read_back_by_the_csv_module(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     rows = [{"step": 1, "loss": None, "note": 'a "b", c'}, {"step": 2, "loss": 0.1, "note": "é\n"}]
-    for written in (rows, []):
-        write_csv(path, written)
+    for table in (rows, []):
+        write_csv(path, table)
         with path.open(newline="") as file:
-            found = list(csv.DictReader(file))
-        text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in written]
-        assert found == text
+            read_rows = list(csv.DictReader(file))
+        text_rows = [{k: "" if v is None else str(v) for k, v in row.items()} for row in table]
+        assert read_rows == text_rows
 
 
 def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
     assert f"path='{tmp_path}'" in refused(sha256, tmp_path)
     path = tmp_path / "nothing.json"
-    said = f"No such file or directory); name a file that was made. Received: path='{path}'"
+    message = f"No such file or directory); name a file that was made. Received: path='{path}'"
     for function in (sha256, read_json, TrainingRecord.load):
-        assert said in refused(function, path)
+        assert message in refused(function, path)

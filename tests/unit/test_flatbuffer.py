@@ -19,34 +19,35 @@ LAYERS, KERNELS, BIASES = 3, 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 
 
 def test_audits_have_types_operators_and_scales(artifacts: Artifacts) -> None:
-    found = audit(artifacts["fp32"])
-    assert set(found.tensor_dtypes) - {"int32"} == {"float32"}
-    assert found.weight_dtypes["float32"] == KERNELS + BIASES
-    assert found.operators.count("FULLY_CONNECTED float32") == LAYERS
-    ends = [(spec.shape, spec.dtype, spec.scale) for spec in (*found.inputs, *found.outputs)]
+    contents = audit(artifacts["fp32"])
+    assert set(contents.tensor_dtypes) - {"int32"} == {"float32"}
+    assert contents.weight_dtypes["float32"] == KERNELS + BIASES
+    assert contents.operators.count("FULLY_CONNECTED float32") == LAYERS
+    ends = [(spec.shape, spec.dtype, spec.scale) for spec in (*contents.inputs, *contents.outputs)]
     assert ends == [((1, 4), "float32", None), ((1, 2), "float32", None)]
     # int8 between float ends.
-    found = audit(artifacts["int8"])
-    assert (found.operators[0], found.operators[-1]) == ("QUANTIZE int8", "DEQUANTIZE float32")
-    assert found.operators.count("FULLY_CONNECTED int8") == LAYERS
-    assert found.weight_dtypes["int8"] == KERNELS
-    assert found.weight_dtypes["int32"] >= BIASES
-    assert "float32" not in found.weight_dtypes
+    contents = audit(artifacts["int8"])
+    outer_operators = [contents.operators[0], contents.operators[-1]]
+    assert outer_operators == ["QUANTIZE int8", "DEQUANTIZE float32"]
+    assert contents.operators.count("FULLY_CONNECTED int8") == LAYERS
+    assert contents.weight_dtypes["int8"] == KERNELS
+    assert contents.weight_dtypes["int32"] >= BIASES
+    assert "float32" not in contents.weight_dtypes
     # int8 throughout.
-    found = audit(artifacts["int8_io"])
-    for spec in (*found.inputs, *found.outputs):
+    contents = audit(artifacts["int8_io"])
+    for spec in (*contents.inputs, *contents.outputs):
         assert spec.dtype == "int8"
         assert 0 < (spec.scale or 0) < 1
         assert -128 <= (spec.zero_point or 0) <= 127
-    assert "float32" not in found.tensor_dtypes
+    assert "float32" not in contents.tensor_dtypes
 
 
 def test_weights_are_those_of_the_network(artifacts: Artifacts, networks: dict[str, Any]) -> None:
     kernels = [kernel.T for kernel, _ in networks["mlp"].layers]
     for scheme, exact in [("fp32", 0.0), ("fp16", 1e-3), ("dynamic_int8", 0.02), ("int8", 0.02)]:
-        found = list(weights(artifacts[scheme]).values())
-        assert [w.shape for w in found] == [k.shape for k in kernels]
-        for weight, kernel in zip(found, kernels, strict=True):
+        file_kernels = list(weights(artifacts[scheme]).values())
+        assert [w.shape for w in file_kernels] == [k.shape for k in kernels]
+        for weight, kernel in zip(file_kernels, kernels, strict=True):
             assert weight.dtype == np.float32
             np.testing.assert_allclose(weight, kernel, atol=exact * np.abs(kernel).max())
 
@@ -101,8 +102,8 @@ def test_sizes_of_numbers() -> None:
 
 def test_the_arena_of_tensors_from_their_operator_to_their_last_user(artifacts: Artifacts) -> None:
     # 4 inputs, two hidden layers of 64, 2 outputs; inputs and outputs belong to the caller.
-    found = flatbuffer.activations(artifacts["fp32"])
-    assert found == [(16, 0, 2), (256, 0, 1), (256, 1, 2), (8, 2, 2)]
+    activations = flatbuffer.activations(artifacts["fp32"])
+    assert activations == [(16, 0, 2), (256, 0, 1), (256, 1, 2), (8, 2, 2)]
     # Input at 0, first hidden layer at 64, second behind it at 320, output where the first was.
     assert memory.arena_bytes(artifacts["fp32"]) == 320 + 256
     # Hidden layers of bytes at 64 and 128; behind them the 2 bytes of the head, which live together
@@ -116,20 +117,21 @@ def test_a_tensor_goes_into_the_smallest_gap_that_fits(monkeypatch: Patch) -> No
     monkeypatch.setattr(flatbuffer, "activations", lambda _: [Activation(*span) for span in spans])
     assert memory.arena_bytes(b"") == 1536 + 100
     # Gaps of 448 and of 64 bytes, and what is behind.
-    taken = [(448, 64), (576, 64)]
-    assert [memory._place(size, taken) for size in (64, 65, 448, 449)] == [512, 0, 0, 640]
+    overlapping = [(448, 64), (576, 64)]
+    assert [memory._place(size, overlapping) for size in (64, 65, 448, 449)] == [512, 0, 0, 640]
 
 
 @pytest.mark.parametrize("name", ["fp32", "int8", "int8_io", "steering"])
 def test_the_arena_is_as_large_as_the_interpreters(artifacts: Artifacts, name: str) -> None:
     # Delegates would take the tensors between the ends out of the arena.
-    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    interpreter = Interpreter(str(artifacts[name]), experimental_op_resolver_type=plain)
-    constant = {t.name for t in flatbuffer.parsed(artifacts[name])[0].tensors if t.data is not None}
+    resolver = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = Interpreter(str(artifacts[name]), experimental_op_resolver_type=resolver)
+    tensors = flatbuffer.parsed(artifacts[name])[0].tensors
+    constants = {tensor.name for tensor in tensors if tensor.data is not None}
     interpreter.allocate_tensors()
     spans = []
     for detail in interpreter.get_tensor_details():
-        if detail["name"] not in constant:
+        if detail["name"] not in constants:
             view = interpreter.tensor(detail["index"])()
             start = view.__array_interface__["data"][0]
             spans.append((start, start + view.nbytes))
@@ -140,11 +142,11 @@ def test_the_arena_is_as_large_as_the_interpreters(artifacts: Artifacts, name: s
 def test_a_process_grows_by_its_policy(artifacts: Artifacts) -> None:
     assert memory.weight_bytes(artifacts["fp16"]) == 2 * (KERNELS + BIASES)
     assert memory.weight_bytes(artifacts["int8"]) == KERNELS + 4 * BIASES
-    found = memory.measure(artifacts["fp32"])
-    assert found["file"] == artifacts["fp32"].stat().st_size
-    assert (found["weights"], found["arena"]) == (4 * (KERNELS + BIASES), 576)
+    sizes = memory.measure(artifacts["fp32"])
+    assert sizes["file"] == artifacts["fp32"].stat().st_size
+    assert (sizes["weights"], sizes["arena"]) == (4 * (KERNELS + BIASES), 576)
     # More than the file, which it holds; less than another Python.
-    assert found["file"] < found["process"] < 20_000_000
+    assert sizes["file"] < sizes["process"] < 20_000_000
 
 
 def test_files_that_cannot_run_are_one_line(artifacts: Artifacts, tmp_path: Path) -> None:
