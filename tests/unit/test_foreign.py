@@ -21,7 +21,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme, actions
 from quarl_tf.store.workspace import sidecar_path
 
-SEEN = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
+OBSERVATIONS = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
 INTEGERS = ("int8", "int8_tensor", "ptq_opt_w8a8")
 Network = Callable[[Any], Any]
 
@@ -44,16 +44,10 @@ def by_rows(x: Any) -> Any:
     return head(tf.reshape(rows, (1, 16)))
 
 
-def on_a_small_image(x: Any) -> Any:
+def on_a_small_image(x: Any, dilations: int = 1) -> Any:
     image = tf.reshape(x, (1, 2, 3, 1))
-    seen = tf.nn.relu(tf.nn.conv2d(image, drawn(3, 3, 1, 8), 1, "SAME"))
-    return head(tf.reshape(seen, (1, 48)))
-
-
-def apart(x: Any) -> Any:
-    image = tf.reshape(x, (1, 2, 3, 1))
-    seen = tf.nn.relu(tf.nn.conv2d(image, drawn(3, 3, 1, 8), 1, "SAME", dilations=2))
-    return head(tf.reshape(seen, (1, 48)))
+    features = tf.nn.relu(tf.nn.conv2d(image, drawn(3, 3, 1, 8), 1, "SAME", dilations=dilations))
+    return head(tf.reshape(features, (1, 48)))
 
 
 def mostly_bias(x: Any) -> Any:
@@ -77,17 +71,17 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def heads(content: bytes, seen: np.ndarray, outputs: int = 3) -> np.ndarray:
+def heads(content: bytes, observations: np.ndarray, outputs: int = 3) -> np.ndarray:
     policy = Policy(content, replace(SIDECAR, num_actions=outputs, observation_shape=[6]))
-    return auto.heads(content, policy, seen)
+    return auto.heads(content, policy, observations)
 
 
 def error(network: Network, scheme: str) -> float:
     """Return the largest difference of heads, in standard deviations of fp32's."""
     content = converted(of_function(network, (6,), "float32"))
-    made = quantized(content, Scheme.parse(scheme), SEEN)
-    wanted, found = (heads(one, SEEN) for one in (content, made))
-    return float(np.abs(found - wanted).max() / wanted.std())
+    quantized_content = quantized(content, Scheme.parse(scheme), OBSERVATIONS)
+    expected, actual = (heads(file, OBSERVATIONS) for file in (content, quantized_content))
+    return float(np.abs(actual - expected).max() / expected.std())
 
 
 @pytest.mark.parametrize("scheme", INTEGERS)
@@ -99,18 +93,18 @@ def test_integers_compute_what_the_network_does(name: str, scheme: str) -> None:
 def test_layers_of_several_vectors_become_c(tmp_path: Path) -> None:
     content = converted(of_function(by_rows, (6,), "float32"))
     artifact = tmp_path / "int8_tensor.tflite"
-    artifact.write_bytes(quantized(content, Scheme.parse("int8_tensor"), SEEN))
+    artifact.write_bytes(quantized(content, Scheme.parse("int8_tensor"), OBSERVATIONS))
     sidecar = replace(SIDECAR, num_actions=3, observation_shape=[6], sha256=sha256(artifact))
     sidecar.save(sidecar_path(artifact))
-    compiled.check(artifact, SEEN, compiled.SANITIZED)
+    compiled.check(artifact, OBSERVATIONS, compiled.SANITIZED)
 
 
 def test_flatbuffers_of_before_2021_name_their_operators() -> None:
     graph = Graph(converted(of_function(head, (6,), "float32")))
-    before = [graph.name(operator) for operator in graph.operators]
+    names = [graph.name(operator) for operator in graph.operators]
     for code in graph.model.operatorCodes:
         code.builtinCode = 0
-    assert [graph.name(operator) for operator in Graph(graph.pack()).operators] == before
+    assert [graph.name(operator) for operator in Graph(graph.pack()).operators] == names
 
 
 def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
@@ -119,8 +113,8 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
     assert error(lambda x: tf.nn.relu(hidden(x, width=16)) @ small + bias, "int8") < 0.25
     # One scale for all of a kernel.
     tiny = converted(of_function(lambda x: x @ drawn(6, 3) * 1e-9 + bias, (6,), "float32"))
-    made = quantized(tiny, Scheme.parse("int8_tensor"), SEEN)
-    np.testing.assert_allclose(heads(made, SEEN), heads(tiny, SEEN), atol=0.01)
+    int8 = quantized(tiny, Scheme.parse("int8_tensor"), OBSERVATIONS)
+    np.testing.assert_allclose(heads(int8, OBSERVATIONS), heads(tiny, OBSERVATIONS), atol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,7 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
     [
         lambda x: head(tf.nn.relu(np.float32(1) - x)),
         lambda x: head(tf.nn.relu6(4 * hidden(x))),
-        apart,
+        lambda x: on_a_small_image(x, dilations=2),
         lambda x: head(tf.reshape(tf.nn.relu(tf.reshape(x, (2, 3)) @ drawn(3, 8)), (1, 16))),
     ],
 )
@@ -138,7 +132,8 @@ def test_the_converters_own_int8_is_of_the_same_network(network: Network) -> Non
 
 def test_the_converters_own_int8_refuses_what_it_would_change() -> None:
     content = converted(of_function(NETWORKS["whole numbers"], (6,), "float32"))
-    message = refused(quantized, content, Scheme.parse("int8_stock"), SEEN, error=QuarlError)
+    scheme = Scheme.parse("int8_stock")
+    message = refused(quantized, content, scheme, OBSERVATIONS, error=QuarlError)
     assert "operator=CAST" in message
 
 
@@ -150,13 +145,13 @@ def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
 
     content = converted(of_function(several, (6,), "float32"))
     for choices, ends in ((5, []), ([3, 2], [3])):
-        made = preparation.centred(content, choices)
-        wanted, found = (heads(one, SEEN, 5) for one in (content, made))
-        np.testing.assert_allclose(found, actions.centred(wanted, choices), atol=1e-5)
-        for part in np.split(found, ends, axis=1):
+        centred = preparation.centred(content, choices)
+        expected, actual = (heads(file, OBSERVATIONS, 5) for file in (content, centred))
+        np.testing.assert_allclose(actual, actions.centred(expected, choices), atol=1e-5)
+        for part in np.split(actual, ends, axis=1):
             np.testing.assert_allclose(part.mean(axis=1), 0, atol=1e-5)
     for follows in (tf.nn.relu, tf.nn.softmax):
-        rest = converted(of_function(lambda x, f=follows: f(several(x)), (6,), "float32"))
-        assert not preparation.separable(Graph(rest))
-        assert preparation.centred(rest, choices) == rest
+        activated = converted(of_function(lambda x, f=follows: f(several(x)), (6,), "float32"))
+        assert not preparation.separable(Graph(activated))
+        assert preparation.centred(activated, choices) == activated
     assert preparation.centred(content, None) == content
