@@ -24,10 +24,10 @@ def test_uncorrelated_inputs_round_to_the_nearest(kernel: np.ndarray) -> None:
 def test_outputs_change_less_than_by_rounding_to_the_nearest(kernel: np.ndarray) -> None:
     rng = np.random.default_rng(1)
     inputs = (rng.normal(size=(500, 6)) @ rng.normal(size=(6, 24))).astype(np.float32)
-    wanted = inputs @ kernel.T
+    outputs = inputs @ kernel.T
     nearest = inputs @ fake_quantize(kernel, FOUR, axis=0).T
-    found = inputs @ gptq(kernel, inputs, FOUR)[0].T
-    assert np.square(found - wanted).mean() < 0.3 * np.square(nearest - wanted).mean()
+    compensated = inputs @ gptq(kernel, inputs, FOUR)[0].T
+    assert np.square(compensated - outputs).mean() < 0.3 * np.square(nearest - outputs).mean()
 
 
 @pytest.mark.parametrize("name", ["_BATCH", "_BLOCK"])
@@ -39,11 +39,11 @@ def test_steps_through_wide_kernels_change_nothing(
     halves = rng.normal(size=(2, 400, 12)).astype(np.float32)
     inputs = np.zeros((800, 24), np.float32)
     inputs[:400, :12], inputs[400:, 12:] = halves
-    whole, grid = gptq(kernel, inputs, FOUR)
+    at_once, grid = gptq(kernel, inputs, FOUR)
     monkeypatch.setattr(f"quarl_tf.quantization.gptq.{name}", 12)
-    stepped, same = gptq(kernel, inputs, FOUR)
-    np.testing.assert_allclose(stepped, whole, atol=1e-6)
-    np.testing.assert_array_equal(grid.step, same.step)
+    stepped, stepped_grid = gptq(kernel, inputs, FOUR)
+    np.testing.assert_allclose(stepped, at_once, atol=1e-6)
+    np.testing.assert_array_equal(grid.step, stepped_grid.step)
 
 
 def test_kernels_on_a_grid_stay_as_they_are() -> None:
@@ -54,10 +54,10 @@ def test_kernels_on_a_grid_stay_as_they_are() -> None:
 
 def test_a_fitted_kernel_compensates_for_changed_inputs() -> None:
     rng = np.random.default_rng(0)
-    given, kernel = rng.normal(size=(2000, 4)), rng.normal(size=(3, 4)).astype(np.float32)
-    same, shift = fitted(kernel, given, given)
-    np.testing.assert_allclose(same, kernel, atol=1e-6)
+    inputs, kernel = rng.normal(size=(2000, 4)), rng.normal(size=(3, 4)).astype(np.float32)
+    unchanged, shift = fitted(kernel, inputs, inputs)
+    np.testing.assert_allclose(unchanged, kernel, atol=1e-6)
     np.testing.assert_allclose(shift, 0, atol=1e-6)
-    half, shift = fitted(kernel, 2 * given + 1, given)
-    np.testing.assert_allclose(half, kernel / 2, atol=1e-3)
+    halved, shift = fitted(kernel, 2 * inputs + 1, inputs)
+    np.testing.assert_allclose(halved, kernel / 2, atol=1e-3)
     np.testing.assert_allclose(shift, -kernel.sum(axis=1) / 2, atol=1e-2)

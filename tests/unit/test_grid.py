@@ -83,11 +83,11 @@ def test_grids_have_as_many_values_as_codes(kind: str, bits: int, missing: int) 
 @given(tensors(), all_bits, all_kinds)
 def test_zero_stays_zero_and_order_is_kept(values: np.ndarray, bits: int, kind: str) -> None:
     ordered = np.sort(np.append(values, [0, -0.0]).astype(np.float32))
-    found = fake_quantize(ordered, form(kind, bits))
-    assert found.dtype == np.float32
-    assert np.isfinite(found).all()
-    assert not found[ordered == 0].any()
-    assert (np.diff(found) >= 0).all()
+    quantized = fake_quantize(ordered, form(kind, bits))
+    assert quantized.dtype == np.float32
+    assert np.isfinite(quantized).all()
+    assert not quantized[ordered == 0].any()
+    assert (np.diff(quantized) >= 0).all()
 
 
 @quick
@@ -98,8 +98,8 @@ def test_the_error_is_half_a_step_but_for_floor(values: np.ndarray, bits: int, k
     error = fake_quantize(values, form(kind, bits)).astype("f8") - values
     rounding = np.abs(values).max() * 2.0**-23 + step * 1e-6 + 1e-44
     beyond = (values < low) | (values > high)
-    most = np.where(beyond, step, step / 2)
-    lowest, highest = (-step, 0.0) if kind == "floor" else (-most, most)
+    limit = np.where(beyond, step, step / 2)
+    lowest, highest = (-step, 0.0) if kind == "floor" else (-limit, limit)
     assert (error >= lowest - rounding).all()
     assert (error <= highest + rounding).all()
 
@@ -108,10 +108,10 @@ def test_the_error_is_half_a_step_but_for_floor(values: np.ndarray, bits: int, k
 @given(tensors(), all_bits, all_kinds, st.data())
 def test_channels_are_slices(values: np.ndarray, bits: int, kind: str, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
-    found = fake_quantize(values, form(kind, bits), axis)
+    quantized = fake_quantize(values, form(kind, bits), axis)
     for i in range(values.shape[axis]):
-        alone = fake_quantize(values.take(i, axis), form(kind, bits))
-        np.testing.assert_array_equal(found.take(i, axis), alone)
+        channel = fake_quantize(values.take(i, axis), form(kind, bits))
+        np.testing.assert_array_equal(quantized.take(i, axis), channel)
 
 
 @pytest.mark.parametrize(
