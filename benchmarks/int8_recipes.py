@@ -81,10 +81,10 @@ def measure(path: Path, episodes: int) -> dict[str, dict[str, float]]:
     sidecar, content = policy.sidecar, path.read_bytes()
     choices = sidecar.num_actions
     observations = calibration.observations(policy)
-    seen, unseen = observations[::2], observations[1::2][:_UNSEEN]
+    samples, unseen = observations[::2], observations[1::2][:_UNSEEN]
     content = preparation.centred(content, choices)
     variants = VARIANTS | (IMAGE_VARIANTS if sidecar.observation_dtype == "uint8" else {})
-    files = {"fp32": content, **{name: make(content, seen) for name, make in variants.items()}}
+    files = {"fp32": content, **{name: make(content, samples) for name, make in variants.items()}}
     policies = {name: Policy(file, sidecar) for name, file in files.items()}
     heads = {n: np.array([p.head(x) for x in unseen]) for n, p in policies.items()}
     if choices is not None:

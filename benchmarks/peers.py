@@ -200,9 +200,9 @@ def solve(request: Mapping[str, Any]) -> dict[str, Any]:
     model = algorithm(policy, envs, seed=seed, device="cpu", **options)
     until = Until()
     model.learn(zoo["n_timesteps"], callback=until)
-    other_envs = environment(env_id, 8, 20_000 + seed)
-    confirmed, _ = evaluate_policy(model, other_envs, request["confirmed"])
-    for vector in (envs, look_envs, other_envs):
+    confirmation_envs = environment(env_id, 8, 20_000 + seed)
+    confirmed, _ = evaluate_policy(model, confirmation_envs, request["confirmed"])
+    for vector in (envs, look_envs, confirmation_envs):
         vector.close()
     return {"seconds": until.seconds, "steps": until.steps, "confirmed": float(confirmed)}
 

@@ -90,9 +90,9 @@ def settings(name: str, workload: Workload) -> list[dict[str, Any]]:
     rhythms = [{}, workload.zoo] if workload.zoo else [{}]
     processes = (False, True) if workload.on_atari else (False,)
     return [
-        {"rhythm": rhythm, "threads": count, "processes": many}
-        for rhythm, count, many in product(rhythms, threads, processes)
-        if not (many and rhythm.get("num_envs") == 1)
+        {"rhythm": rhythm, "threads": count, "processes": in_processes}
+        for rhythm, count, in_processes in product(rhythms, threads, processes)
+        if not (in_processes and rhythm.get("num_envs") == 1)
     ]
 
 

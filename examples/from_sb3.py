@@ -98,9 +98,9 @@ class Head(torch.nn.Module):
 def load(path: Path) -> BaseAlgorithm:
     """Load a model, its algorithm told by its parameters."""
     with zipfile.ZipFile(path) as file:
-        known = json.loads(file.read("data"))
+        parameters = json.loads(file.read("data"))
     for name, algorithm in ALGORITHMS.items():
-        if name in known:
+        if name in parameters:
             return algorithm.load(path, device="cpu")
     sys.exit(f"{path} is of no algorithm among PPO, A2C, DQN, DDPG, TD3 and SAC.")
 
@@ -109,27 +109,27 @@ def describe(model: BaseAlgorithm, image: bool, env_id: str | None) -> dict[str,
     """Return what `quarl adopt` reads: the head, what goes in, and the bounds of actions."""
     space, actions = model.observation_space, model.action_space
     shape = (*space.shape[1:], space.shape[0]) if image else space.shape
-    described = {
+    description = {
         "head": "action" if isinstance(actions, spaces.Box) else "logits",
         "observation_shape": list(shape),
         "observation_dtype": "uint8" if space.dtype == np.uint8 else "float32",
     }
     if env_id is not None:
-        described["env_id"] = env_id
+        description["env_id"] = env_id
     if isinstance(actions, spaces.Box):
         ends = {"action_low": actions.low, "action_high": actions.high}
-        described |= {name: end.ravel().tolist() for name, end in ends.items()}
+        description |= {name: end.ravel().tolist() for name, end in ends.items()}
         if hasattr(model.policy, "log_std") and not model.use_sde:
-            described["action_std"] = model.policy.log_std.exp().tolist()
+            description["action_std"] = model.policy.log_std.exp().tolist()
     elif isinstance(actions, spaces.MultiDiscrete):
-        described["num_actions"] = actions.nvec.tolist()
+        description["num_actions"] = actions.nvec.tolist()
     elif isinstance(actions, spaces.Discrete):
-        described["num_actions"] = int(actions.n)
+        description["num_actions"] = int(actions.n)
     else:
         sys.exit(f"Actions must be a Box, Discrete or MultiDiscrete. Received: {actions}")
     if isinstance(model, sb3.DQN):
-        described["head"] = "q_values"
-    return described
+        description["head"] = "q_values"
+    return description
 
 
 def observations(space: spaces.Box, statistics: Any) -> np.ndarray:
@@ -150,8 +150,8 @@ def check(
     interpreter = Interpreter(model_content=content)
     interpreter.allocate_tensors()
     (source,), (target,) = interpreter.get_input_details(), interpreter.get_output_details()
-    seen = drawn if statistics is None else statistics.normalize_obs(drawn)
-    expected, _ = model.predict(seen, deterministic=True)
+    normalised = drawn if statistics is None else statistics.normalize_obs(drawn)
+    expected, _ = model.predict(normalised, deterministic=True)
     heads = []
     for observation in np.moveaxis(drawn, 1, -1) if image else drawn:
         interpreter.set_tensor(source["index"], observation[None])
@@ -162,14 +162,14 @@ def check(
         return "a head that is not finite", True
     if not isinstance(model.action_space, spaces.Box):
         choices = np.atleast_1d(getattr(model.action_space, "nvec", heads.shape[1]))
-        other = wrong = 0
+        differing = wrong = 0
         parts = np.split(heads, np.cumsum(choices)[:-1], axis=1)
         for values, action in zip(parts, expected.reshape(OBSERVATIONS, -1).T, strict=True):
             second, best = np.sort(values, axis=1)[:, -2:].T
             differs = values.argmax(axis=1) != action
-            other += differs.sum()
+            differing += differs.sum()
             wrong += (differs & (best - second > TOLERANCE * np.abs(heads).max())).sum()
-        return f"{other} other actions", bool(wrong)
+        return f"{differing} other actions", bool(wrong)
     low, high = model.action_space.low.ravel(), model.action_space.high.ravel()
     expected = expected.reshape(OBSERVATIONS, -1)
     difference = (np.abs(np.clip(heads, low, high) - expected) / (high - low)).max()
@@ -194,9 +194,9 @@ def main() -> None:
     if not isinstance(space, spaces.Box):
         sys.exit(f"Observations must be a Box. Received: {space}")
     image = len(space.shape) == 3 and space.dtype == np.uint8 and not args.channels_first
-    described = describe(model, image, args.env)
-    dtype = getattr(torch, described["observation_dtype"])
-    example = torch.zeros((1, *described["observation_shape"]), dtype=dtype)
+    description = describe(model, image, args.env)
+    dtype = getattr(torch, description["observation_dtype"])
+    example = torch.zeros((1, *description["observation_shape"]), dtype=dtype)
     model.policy.set_training_mode(False)
     head = Head(model, image, statistics).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -204,13 +204,13 @@ def main() -> None:
         litert_torch.convert(head, (example,)).export(str(file))
         content = file.read_bytes()
     drawn = observations(space, statistics)
-    found, differs = check(content, model, drawn, statistics, image)
-    if differs:
-        sys.exit(f"The file is not the policy: {found} on {OBSERVATIONS} observations.")
-    described["sha256"] = hashlib.sha256(content).hexdigest()
+    outcome, too_far = check(content, model, drawn, statistics, image)
+    if too_far:
+        sys.exit(f"The file is not the policy: {outcome} on {OBSERVATIONS} observations.")
+    description["sha256"] = hashlib.sha256(content).hexdigest()
     args.output.write_bytes(content)
-    args.output.with_suffix(".json").write_text(json.dumps(described, indent=1) + "\n")
-    print(f"{args.output}: {len(content):,} bytes, {found} on {OBSERVATIONS} observations")
+    args.output.with_suffix(".json").write_text(json.dumps(description, indent=1) + "\n")
+    print(f"{args.output}: {len(content):,} bytes, {outcome} on {OBSERVATIONS} observations")
 
 
 if __name__ == "__main__":
