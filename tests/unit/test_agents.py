@@ -35,13 +35,13 @@ def build(
 
 
 @pytest.mark.parametrize(
-    ("algo", "spec", "other"), [("dqn", CART_POLE, STEERED), ("ddpg", STEERED, CART_POLE)]
+    ("algo", "spec", "unfit_spec"), [("dqn", CART_POLE, STEERED), ("ddpg", STEERED, CART_POLE)]
 )
 def test_actions_that_do_not_fit_are_refused_and_what_is_forgotten_takes_no_memory(
-    algo: str, spec: EnvSpec, other: EnvSpec
+    algo: str, spec: EnvSpec, unfit_spec: EnvSpec
 ) -> None:
     with pytest.raises(UsageError, match=r"Received: actions='(discrete|continuous)'"):
-        build(algo, other)
+        build(algo, unfit_spec)
     agent = build(algo, spec)
     replay = weakref.ref(agent._replay)
     agent.forget()
