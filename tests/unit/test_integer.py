@@ -44,7 +44,7 @@ def frames() -> np.ndarray:
 def heads(artifacts: Artifacts) -> Heads:
     """Return a function that computes the heads of a flatbuffer."""
     policy = Policy.load(artifacts["fp32"])
-    return lambda made, observations: auto.heads(made, policy, observations)
+    return lambda content, observations: auto.heads(content, policy, observations)
 
 
 def test_codes_and_scales_of_a_kernel() -> None:
@@ -76,19 +76,19 @@ def test_layers_are_integers_and_heads_stay_close(
     ends: str,
     error: float,
 ) -> None:
-    made = quantized(content, Scheme.parse(name), observations)
-    audit = flatbuffer.audit(made)
+    int8 = quantized(content, Scheme.parse(name), observations)
+    audit = flatbuffer.audit(int8)
     *inside, head = [op for op in audit.operators if "CONNECTED" in op]
     assert set(inside) == {"FULLY_CONNECTED int8"}
     assert head == f"FULLY_CONNECTED {of_head}"
     assert {tensor.dtype for tensor in (*audit.inputs, *audit.outputs)} == {ends}
-    graph = Graph(made)
+    graph = Graph(int8)
     for operator in graph.layers().values():
         kernel = graph.tensors[operator.inputs[1]]
         if name in ("int8", "int8_tensor"):
             assert len(kernel.quantization.scale) == (kernel.shape[0] if name == "int8" else 1)
-    wanted, found = (heads(x, observations) for x in (content, made))
-    assert np.abs(found - wanted).max() < error * np.ptp(wanted)
+    expected, actual = (heads(x, observations) for x in (content, int8))
+    assert np.abs(actual - expected).max() < error * np.ptp(expected)
 
 
 def test_graphs_pack_again_after_unused_tensors_are_dropped(
@@ -140,24 +140,24 @@ def test_what_is_no_chain_of_layers_is_computed_alike(
     content = _branching(kind)
     expected = heads(content, observations)
     size = np.abs(expected).max()
-    for made in (preparation.equalised(content), preparation.smoothed(content, observations)):
-        found = heads(made, observations)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * size)
+    for prepared in (preparation.equalised(content), preparation.smoothed(content, observations)):
+        actual = heads(prepared, observations)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * size)
     schemes = ["int8", "int8_head32", "ptq_opt_w8"]
     if kind == "shared":  # A head without a bias; the converter's own has no other operators.
         schemes.append("int8_stock")
     for name in schemes:
-        made = heads(quantized(content, Scheme.parse(name), observations), observations)
-        assert np.abs(made - expected).max() < 0.1 * size, name
+        actual = heads(quantized(content, Scheme.parse(name), observations), observations)
+        assert np.abs(actual - expected).max() < 0.1 * size, name
 
 
 def test_equalised_networks_compute_the_same_with_equal_channels(
     heads: Heads, content: bytes, observations: np.ndarray
 ) -> None:
-    made = preparation.equalised(content)
-    wanted, found = (heads(x, observations) for x in (content, made))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    first, second, _ = (np.abs(kernel) for kernel in flatbuffer.weights(made).values())
+    equalised = preparation.equalised(content)
+    expected, actual = (heads(x, observations) for x in (content, equalised))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    first, second, _ = (np.abs(kernel) for kernel in flatbuffer.weights(equalised).values())
     np.testing.assert_allclose(first.max(axis=1), second.max(axis=0), rtol=1e-3)
 
 
@@ -165,38 +165,40 @@ def _of_images(edge: int) -> tuple[Any, np.ndarray, Callable[[bytes], np.ndarray
     """Return a convolutional network, images, and a function that computes their heads."""
     spec = EnvSpec((edge, edge, 4), "uint8", 4)
     network = build_policy(spec, Design(architecture("li"), 4), 0)
-    seen = np.random.default_rng(0).integers(0, 256, (50, *spec.observation_shape), np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (50, *spec.observation_shape), np.uint8)
     shape = list(spec.observation_shape)
     sidecar = replace(SIDECAR, num_actions=4, observation_shape=shape, observation_dtype="uint8")
-    return network, seen, lambda made: auto.heads(made, Policy(made, sidecar), seen)
+    return network, images, lambda content: auto.heads(content, Policy(content, sidecar), images)
 
 
 @pytest.mark.parametrize("choices", [None, 4])
 def test_images_of_one_point_behind_convolutions(choices: int | None) -> None:
-    network, seen, heads = _of_images(20)
-    content = converted(of_function(network, seen.shape[1:], "uint8"))
-    made = quantized(content, Scheme.parse("int8"), seen, choices)
-    wanted, found = map(heads, (content, made))
+    network, images, heads = _of_images(20)
+    content = converted(of_function(network, images.shape[1:], "uint8"))
+    int8 = quantized(content, Scheme.parse("int8"), images, choices)
+    expected, actual = map(heads, (content, int8))
     if choices is not None:
-        wanted, found = (actions.centred(x, choices) for x in (wanted, found))
-    assert np.abs(found - wanted).max() < 0.1 * np.ptp(wanted)
+        expected, actual = (actions.centred(x, choices) for x in (expected, actual))
+    assert np.abs(actual - expected).max() < 0.1 * np.ptp(expected)
 
 
 def test_smoothed_networks_compute_the_same_and_lose_less_in_int8() -> None:
-    network, seen, heads = _of_images(36)
+    network, images, heads = _of_images(36)
     loud = np.float32(10) ** np.random.default_rng(0).uniform(-1, 1, 256)
     for layer in network.layers[:-1]:
         for variable in layer.weights:  # Kernels and biases, whose channels come last.
             variable.assign(variable.numpy() * loud[: variable.shape[-1]])
-    content = converted(of_function(network, seen.shape[1:], "uint8"))
-    wanted = heads(content)
-    smoothed = preparation.smoothed(content, seen)
-    np.testing.assert_allclose(heads(smoothed), wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
-    before, after = (
-        np.square(heads(integer.quantized(x, seen, INT8)) - wanted).mean()
+    content = converted(of_function(network, images.shape[1:], "uint8"))
+    expected = heads(content)
+    smoothed = preparation.smoothed(content, images)
+    np.testing.assert_allclose(
+        heads(smoothed), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
+    )
+    error, smoothed_error = (
+        np.square(heads(integer.quantized(x, images, INT8)) - expected).mean()
         for x in (content, smoothed)
     )
-    assert after < 0.5 * before
+    assert smoothed_error < 0.5 * error
 
 
 def normalised(deviation: list[float], weight: float) -> bytes:
@@ -213,19 +215,21 @@ def normalised(deviation: list[float], weight: float) -> bytes:
 def test_a_feature_that_hardly_moves_counts_in_int8(heads: Heads, weight: float) -> None:
     deviation = [1, 2, 0.3, 1e-4]
     content = normalised(deviation, weight)
-    seen = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
-    widened = preparation.widened(preparation.equalised(content), seen)
-    np.testing.assert_allclose(heads(widened, seen), heads(content, seen), rtol=1e-4, atol=1e-5)
-    # What only that feature changes.
-    alone = np.float32([0, 0, 0, 1]) * np.linspace(-3e-4, 3e-4, 61, dtype=np.float32)[:, None]
-    wanted = heads(content, alone)
-    found = heads(quantized(content, Scheme.parse("int8"), seen), alone)
-    without = heads(integer.quantized(preparation.equalised(content), seen, INT8), alone)
-    assert len(np.unique(without, axis=0)) <= 3
+    observations = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
+    widened = preparation.widened(preparation.equalised(content), observations)
+    np.testing.assert_allclose(
+        heads(widened, observations), heads(content, observations), rtol=1e-4, atol=1e-5
+    )
+    # Observations that differ in that feature alone.
+    probes = np.float32([0, 0, 0, 1]) * np.linspace(-3e-4, 3e-4, 61, dtype=np.float32)[:, None]
+    expected = heads(content, probes)
+    actual = heads(quantized(content, Scheme.parse("int8"), observations), probes)
+    unwidened = heads(integer.quantized(preparation.equalised(content), observations, INT8), probes)
+    assert len(np.unique(unwidened, axis=0)) <= 3
     if weight > 1:  # Else it is less than a step of the head.
-        error, before = (np.abs(x - wanted).mean() for x in (found, without))
-        assert error < 0.4 * before
-        assert error < 0.3 * wanted.std()
+        error, unwidened_error = (np.abs(x - expected).mean() for x in (actual, unwidened))
+        assert error < 0.4 * unwidened_error
+        assert error < 0.3 * expected.std()
 
 
 @pytest.mark.parametrize("deviation", [[1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4])
@@ -233,18 +237,18 @@ def test_features_that_never_moved_or_move_enough_are_unchanged(
     deviation: list[float],
 ) -> None:
     content = normalised(deviation, 1)
-    seen = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
-    assert preparation.widened(content, seen) == content
+    observations = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
+    assert preparation.widened(content, observations) == content
 
 
 def test_a_refined_network_computes_the_same_and_its_int8_sees_more(
     heads: Heads, content: bytes, observations: np.ndarray
 ) -> None:
     refined = preparation.refined(content, observations)
-    wanted, found = (heads(x, observations) for x in (content, refined))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    before, after = (next(iter(flatbuffer.weights(x).values())) for x in (content, refined))
-    np.testing.assert_allclose(after, np.concatenate([before, before / 16], axis=1))
+    expected, actual = (heads(x, observations) for x in (content, refined))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    kernel, doubled = (next(iter(flatbuffer.weights(x).values())) for x in (content, refined))
+    np.testing.assert_allclose(doubled, np.concatenate([kernel, kernel / 16], axis=1))
     # Two steps of the observation's grid in one feature.
     close = observations[0] + np.float32([1, 0, 0, 0]) * np.linspace(0, 0.05, 40)[:, None]
     coarse, fine = (
@@ -264,37 +268,37 @@ def test_a_spread_head_computes_the_same_and_ties_less_in_int8(
 ) -> None:
     policy, content = Policy.load(artifacts["frames"]), artifacts["frames"].read_bytes()
     spread = preparation.spread(content, frames)
-    wanted, found = (auto.heads(x, policy, frames) for x in (content, spread))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    expected, actual = (auto.heads(x, policy, frames) for x in (content, spread))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     graph = Graph(spread)
     assert list(graph.layers()) == list(Graph(content).layers())
-    kernels = [flatbuffer.weights(x) for x in (content, spread)]
-    assert [len(list(one.values())[-1]) for one in kernels] == [2, 32]
-    values = []
-    for given in (content, spread):
-        heads = auto.heads(integer.quantized(given, frames, INT8), policy, frames)
-        apart = actions.centred(heads, 2) - actions.centred(wanted, 2)
-        assert np.abs(apart).max() < 0.05 * np.ptp(wanted)
-        values.append(len(np.unique(heads)))
-    assert values[1] > 256 > values[0]
+    weights = [flatbuffer.weights(x) for x in (content, spread)]
+    assert [len(list(kernels.values())[-1]) for kernels in weights] == [2, 32]
+    counts = []
+    for source in (content, spread):
+        heads = auto.heads(integer.quantized(source, frames, INT8), policy, frames)
+        difference = actions.centred(heads, 2) - actions.centred(expected, 2)
+        assert np.abs(difference).max() < 0.05 * np.ptp(expected)
+        counts.append(len(np.unique(heads)))
+    assert counts[1] > 256 > counts[0]
 
 
 @pytest.mark.parametrize(("scheme", "size"), [("int8", 32), ("int8_head32", 2), ("int8_tensor", 2)])
 def test_only_the_head_of_int8_is_spread(
     artifacts: Artifacts, frames: np.ndarray, scheme: str, size: int
 ) -> None:
-    made = quantized(artifacts["frames"].read_bytes(), Scheme.parse(scheme), frames, 2)
-    assert len(list(flatbuffer.weights(made).values())[-1]) == size
+    int8 = quantized(artifacts["frames"].read_bytes(), Scheme.parse(scheme), frames, 2)
+    assert len(list(flatbuffer.weights(int8).values())[-1]) == size
 
 
 def test_only_heads_of_images_that_end_the_network_are_spread(
     content: bytes, observations: np.ndarray
 ) -> None:
     assert preparation.spread(content, observations) == content
-    rest = converted(of_function(lambda x: tf.tanh(_flat(x) @ np.ones((8, 2))), (2, 4), "uint8"))
-    assert preparation.spread(rest, np.ones((3, 2, 4), np.uint8)) == rest
-    same = converted(of_function(lambda x: _flat(x) @ np.zeros((8, 2)), (2, 4), "uint8"))
-    assert preparation.spread(same, np.ones((3, 2, 4), np.uint8)) == same
+    tanh = converted(of_function(lambda x: tf.tanh(_flat(x) @ np.ones((8, 2))), (2, 4), "uint8"))
+    assert preparation.spread(tanh, np.ones((3, 2, 4), np.uint8)) == tanh
+    zeros = converted(of_function(lambda x: _flat(x) @ np.zeros((8, 2)), (2, 4), "uint8"))
+    assert preparation.spread(zeros, np.ones((3, 2, 4), np.uint8)) == zeros
 
 
 def _flat(images: Any) -> Any:
@@ -303,12 +307,12 @@ def _flat(images: Any) -> Any:
 
 def test_kernels_rounded_by_outputs_change_the_head_less(heads: Heads, content: bytes) -> None:
     rng = np.random.default_rng(1)
-    seen = (rng.normal(size=(300, 2)) @ rng.normal(size=(2, 4))).astype(np.float32)
+    inputs = (rng.normal(size=(300, 2)) @ rng.normal(size=(2, 4))).astype(np.float32)
     nearest = Scheme.parse("qat_int8").recipe
-    wanted = heads(content, seen)
+    expected = heads(content, inputs)
     errors = [
-        np.square(heads(integer.quantized(content, seen, r), seen) - wanted).mean()
-        for r in (INT8, nearest)
+        np.square(heads(integer.quantized(content, inputs, recipe), inputs) - expected).mean()
+        for recipe in (INT8, nearest)
     ]
     assert errors[0] < 0.8 * errors[1]
 
@@ -317,8 +321,8 @@ def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.nd
     by_layer = {"hiden_0": LayerFormat()}
     with pytest.raises(UsageError, match="hidden_0"):
         integer.quantized(content, observations, replace(INT8, by_layer=by_layer))
-    four = TensorFormat(bits=4, symmetric=True)
-    recipe = Recipe(default=LayerFormat(weights=four, activations=four))
+    four_bits = TensorFormat(bits=4, symmetric=True)
+    recipe = Recipe(default=LayerFormat(weights=four_bits, activations=four_bits))
     with pytest.raises(QuarlError, match="weights of 4 bits"):
         integer.quantized(content, observations, recipe)
 
@@ -327,16 +331,16 @@ def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.nd
 def test_fitted_kernels_change_the_head_less(
     heads: Heads, content: bytes, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
+    observations = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
 
     def error() -> float:
-        made = quantized(content, Scheme.parse(scheme), seen[:500])
-        found, wanted = (heads(x, seen[500:]) for x in (made, content))
-        return float(np.square(found - wanted).mean())
+        few_bits = quantized(content, Scheme.parse(scheme), observations[:500])
+        actual, expected = (heads(x, observations[500:]) for x in (few_bits, content))
+        return float(np.square(actual - expected).mean())
 
-    after = error()
+    fitted_error = error()
     monkeypatch.setattr(rounding, "fit_kernel", lambda *_: None)
-    assert after < 0.8 * error()
+    assert fitted_error < 0.8 * error()
 
 
 @pytest.mark.parametrize("shape", [(9, 8), (9,), (0, 4)])
@@ -351,8 +355,8 @@ def test_observations_of_another_environment_are_refused(
 def test_all_kernels_have_few_values_and_the_head_more(
     content: bytes, observations: np.ndarray, bits: int
 ) -> None:
-    made = quantized(content, Scheme.parse(f"ptq_opt_w{bits}"), observations)
-    *kernels, head = flatbuffer.weights(made).values()
+    few_bits = quantized(content, Scheme.parse(f"ptq_opt_w{bits}"), observations)
+    *kernels, head = flatbuffer.weights(few_bits).values()
     for kernel in kernels:
         assert max(len(np.unique(channel)) for channel in kernel) < 2**bits
     assert max(len(np.unique(channel)) for channel in head) > 2**bits
@@ -362,18 +366,18 @@ def test_all_kernels_have_few_values_and_the_head_more(
 def test_activations_have_few_values_and_the_ends_more(
     artifacts: Artifacts, observations: np.ndarray, name: str, bits: int
 ) -> None:
-    seen = observations[:, :2] if name == "steering" else observations
+    inputs = observations[:, :2] if name == "steering" else observations
     scheme = Scheme.parse(f"ptq_opt_w{bits}a{bits}")
-    made = quantized(artifacts[name].read_bytes(), scheme, seen)
-    graph = Graph(made)
-    found: dict[int, set[float]] = {}
-    for index, values in activations.visit(made, seen):
-        found.setdefault(index, set()).update(values.flat)
+    few_bits = quantized(artifacts[name].read_bytes(), scheme, inputs)
+    graph = Graph(few_bits)
+    levels: dict[int, set[float]] = {}
+    for index, values in activations.visit(few_bits, inputs):
+        levels.setdefault(index, set()).update(values.flat)
     *layers, head = graph.layers().values()
-    first, *others = (found[layer.inputs[0]] for layer in (*layers, head))
-    assert all(1 < len(values) <= 2**bits for values in others)
-    for edge in (first, found[rounded_output(graph, head)]):
-        assert 2**bits < len(edge) <= 256
+    first, *inner = (levels[layer.inputs[0]] for layer in (*layers, head))
+    assert all(1 < len(values) <= 2**bits for values in inner)
+    for outer in (first, levels[rounded_output(graph, head)]):
+        assert 2**bits < len(outer) <= 256
 
 
 def rounded_output(graph: Graph, layer: Any) -> int:
