@@ -4,13 +4,13 @@ from samples import python
 
 
 def run(code: str) -> str:
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = python(code)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_importing_the_package_sets_nothing() -> None:
-    code = "import os; kept = dict(os.environ); import quarl_tf; print(dict(os.environ) == kept)"
+    code = "import os; old = dict(os.environ); import quarl_tf; print(dict(os.environ) == old)"
     assert run(code) == "True\n"
 
 

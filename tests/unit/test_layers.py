@@ -34,10 +34,10 @@ def imports(path: Path) -> Iterator[str]:
 
 def files() -> dict[str, list[Path]]:
     """Return the files of each room."""
-    found: dict[str, list[Path]] = {}
+    by_room: dict[str, list[Path]] = {}
     for path in PACKAGE.rglob("*.py"):
-        found.setdefault(path.relative_to(PACKAGE).with_suffix("").parts[0], []).append(path)
-    return found
+        by_room.setdefault(path.relative_to(PACKAGE).with_suffix("").parts[0], []).append(path)
+    return by_room
 
 
 @pytest.mark.parametrize("name", ROOMS)
@@ -54,9 +54,9 @@ def test_imports_point_down(name: str) -> None:
 
 def loaded_by(statement: str) -> set[str]:
     """Return the top-level modules that a statement loads in a new process."""
-    done = python(f"import sys\n{statement}\nprint(*{{n.split('.')[0] for n in sys.modules}})")
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    process = python(f"import sys\n{statement}\nprint(*{{n.split('.')[0] for n in sys.modules}})")
+    assert process.returncode == 0, process.stderr
+    return set(process.stdout.split())
 
 
 def test_evaluation_and_reports_load_no_tensorflow() -> None:
@@ -67,8 +67,8 @@ def test_evaluation_and_reports_load_no_tensorflow() -> None:
 
 
 def test_boards_load_numpy_and_litert_alone() -> None:
-    more = {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
-    assert not loaded_by("import quarl_tf.runtime.policy") & (TENSORFLOW | more)
+    unneeded = {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
+    assert not loaded_by("import quarl_tf.runtime.policy") & (TENSORFLOW | unneeded)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_the_command_names_the_extra_that_is_not_installed(module: str, extra: s
     task = ["train", "CartPole-v1"] if extra == "train" else ["report", "dqn-CartPole-v1-s0"]
     words = [*task, "--root", "/proc/nowhere" if extra == "train" else str(PACKAGE.parent)]
     code = f"import sys; sys.modules[{module!r}] = None; import quarl_tf.cli as c; c.main({words})"
-    done = python(code)
-    assert f"pip install '.[{extra}]'" in done.stderr
-    assert done.stderr.count("\n") == 1
+    process = python(code)
+    assert f"pip install '.[{extra}]'" in process.stderr
+    assert process.stderr.count("\n") == 1
 
 
 def test_plain_trainings_load_no_toolkit() -> None:
