@@ -43,17 +43,17 @@ def test_head_is_that_of_the_weights_by_hand() -> None:
     x = np.clip((observations - observations.mean(axis=0)) / deviation, -5, 5)
     for layer in ("hidden_0", "hidden_1"):
         x = np.maximum(dense(x, values, layer), 0)
-    found = inference.forward(network)(observations)
-    assert found.shape == (40, 2)
-    np.testing.assert_allclose(found, dense(x, values, "head"), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(network(observations).numpy(), found, rtol=1e-4, atol=1e-4)
+    heads = inference.forward(network)(observations)
+    assert heads.shape == (40, 2)
+    np.testing.assert_allclose(heads, dense(x, values, "head"), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(network(observations).numpy(), heads, rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_seed_gives_the_same_initial_weights() -> None:
     first, second = networks.weights(build()), networks.weights(build())
-    third, *others = (
-        networks.weights(build_policy(SPEC, MLP, **given))
-        for given in ({"seed": 0}, {"seed": 1}, {"seed": 0, "purpose": "value weights"})
+    third, *different = (
+        networks.weights(build_policy(SPEC, MLP, **options))
+        for options in ({"seed": 0}, {"seed": 1}, {"seed": 0, "purpose": "value weights"})
     )
     assert set(first) == {
         *("normalizer/mean:0", "normalizer/inverse_deviation:0"),
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_initial_weights() -> None:
     np.testing.assert_equal(third, first)
     for name, value in first.items():
         if name.endswith("/kernel:0"):
-            assert not any(np.array_equal(value, other[name]) for other in others)
+            assert not any(np.array_equal(value, weights[name]) for weights in different)
 
 
 def random_weights(network: Any, seed: int = 0) -> Weights:
@@ -86,8 +86,8 @@ def convolve(images: np.ndarray, values: Weights, layer: str, stride: int) -> np
     """Slide a kernel over images [n, height, width, channels], without padding."""
     kernel = values[f"{layer}/kernel:0"]
     windows = np.lib.stride_tricks.sliding_window_view(images, kernel.shape[:2], axis=(1, 2))
-    every = windows[:, ::stride, ::stride]
-    return np.einsum("nhwcij,ijcf->nhwf", every, kernel) + values[f"{layer}/bias:0"]
+    strided = windows[:, ::stride, ::stride]
+    return np.einsum("nhwcij,ijcf->nhwf", strided, kernel) + values[f"{layer}/bias:0"]
 
 
 def test_images_go_through_convolutions_by_hand() -> None:
@@ -99,8 +99,8 @@ def test_images_go_through_convolutions_by_hand() -> None:
     assert maps.shape == (7, 5, 4, 3)
     maps = np.maximum(convolve(maps, values, "convolution_1", 1), 0)
     expected = dense(np.maximum(dense(maps.reshape(7, -1), values, "hidden_0"), 0), values, "head")
-    for found in (network(images).numpy(), inference.forward(network)(images)):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for actual in (network(images).numpy(), inference.forward(network)(images)):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(Snapshot(network)(images), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -157,14 +157,14 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
     network, observations = factory(), observations_of(spec)
     random_weights(network, 1)
     snapshot = Snapshot(network)
-    first = network(observations).numpy()
-    np.testing.assert_allclose(snapshot(observations), first, rtol=1e-5, atol=1e-5)
+    heads = network(observations).numpy()
+    np.testing.assert_allclose(snapshot(observations), heads, rtol=1e-5, atol=1e-5)
     assert snapshot(observations).dtype == np.float32
     # Every variable counts, those of the normaliser and of layer normalisation too.
     for variable in network.variables:
         before = snapshot(observations)
-        more = np.linspace(0.1, 0.5, variable.shape.num_elements())
-        variable.assign_add(more.reshape(variable.shape))
+        increments = np.linspace(0.1, 0.5, variable.shape.num_elements())
+        variable.assign_add(increments.reshape(variable.shape))
         np.testing.assert_array_equal(snapshot(observations), before)
         snapshot.refresh()
         after = network(observations).numpy()
@@ -187,8 +187,8 @@ def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     np.testing.assert_array_equal(heads.argmax(axis=1), network(x).numpy().argmax(axis=1))
     assert len(np.unique(heads.argmax(axis=1))) == 3
     assert not np.allclose(heads, expected, atol=0.1)
-    without = set(values) - set(networks.weights(choosing))
-    assert {name.split("/")[0] for name in without} == {"value_hidden", "value"}
+    missing = set(values) - set(networks.weights(choosing))
+    assert {name.split("/")[0] for name in missing} == {"value_hidden", "value"}
 
 
 def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
@@ -198,8 +198,8 @@ def test_open_actions_are_in_half_ranges_around_the_middle() -> None:
     inner = Snapshot(head)(x)
     np.testing.assert_allclose(network(x).numpy(), inner * [2, 5] + [0, 5], rtol=1e-5, atol=1e-5)
     squashed = build_actor(STEERED, MLP, seed=0)
-    others = {name: value for name, value in values.items() if "log_deviation" not in name}
-    networks.set_weights(squashed, others)
+    shared = {name: value for name, value in values.items() if "log_deviation" not in name}
+    networks.set_weights(squashed, shared)
     expected = np.tanh(inner) * [2, 5] + [0, 5]
     np.testing.assert_allclose(squashed(x).numpy(), expected, rtol=1e-5, atol=1e-5)
 
@@ -267,10 +267,10 @@ def test_weights_of_another_network_are_refused(change: Any) -> None:
 def test_statistics_are_of_all_observations_however_they_came(sizes: list[int], seed: int) -> None:
     observations = seen(sum(sizes), seed)
     collected = statistics(*np.split(observations, np.cumsum(sizes)[:-1]))
-    exact, found = observations.astype(np.float64), collected.squares / collected.count
+    exact, variance = observations.astype(np.float64), collected.squares / collected.count
     assert collected.count == len(observations)
     np.testing.assert_allclose(collected.mean, exact.mean(axis=0), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(found, exact.var(axis=0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(variance, exact.var(axis=0), rtol=1e-9, atol=1e-9)
 
 
 def test_statistics_are_exact_far_from_zero() -> None:
@@ -295,16 +295,16 @@ def test_normaliser_cuts_off_at_five_deviations() -> None:
 
 def test_all_bytes_are_spread_evenly_over_0_to_1() -> None:
     network = build_policy(EnvSpec((256,), "uint8", 2), MLP, seed=0)
-    every = np.arange(256, dtype=np.uint8)[None]
-    scaled = network.get_layer("byte_scaling")(every).numpy()
-    np.testing.assert_allclose(scaled, every / 255, rtol=1e-6)
+    every_byte = np.arange(256, dtype=np.uint8)[None]
+    scaled = network.get_layer("byte_scaling")(every_byte).numpy()
+    np.testing.assert_allclose(scaled, every_byte / 255, rtol=1e-6)
     assert (scaled.max(), network.input.dtype) == (1, "uint8")
     # There are no statistics of bytes.
     assert not [name for name in networks.weights(network) if "normalizer" in name]
 
 
 def test_a_precision_is_measured_against_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    lasted = [0.8, 0.6, 0.9, 0.7, 0.3, 0.5, 0.2, 0.4]
-    clock = iter([time for seconds in lasted for time in (0.0, seconds)])
+    durations = [0.8, 0.6, 0.9, 0.7, 0.3, 0.5, 0.2, 0.4]
+    clock = iter([time for seconds in durations for time in (0.0, seconds)])
     monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=clock.__next__))
     assert precision.slowdown("float16") == pytest.approx(0.6 / 0.2)

@@ -34,7 +34,7 @@ def steps(optimizer: Any, changed: list[Any], gradients: np.ndarray) -> np.ndarr
 @pytest.mark.parametrize("epsilon", [1e-7, 1e-5])
 def test_adam_by_hand(epsilon: float) -> None:
     changed = variables()
-    found = steps(tf_agents.adam(0.01, PRESET, changed, epsilon), changed, GRADIENTS)
+    places = steps(tf_agents.adam(0.01, PRESET, changed, epsilon), changed, GRADIENTS)
     place, mean, square = START.copy(), np.zeros(4), np.zeros(4)
     for t, gradient in enumerate(GRADIENTS, start=1):
         mean = 0.9 * mean + 0.1 * gradient
@@ -42,7 +42,7 @@ def test_adam_by_hand(epsilon: float) -> None:
         # The order at the end of section 2 of the paper (arXiv 1412.6980) changes epsilon.
         rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         place = place - rate * mean / (np.sqrt(square) + epsilon)
-        np.testing.assert_allclose(found[t - 1], place, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(places[t - 1], place, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
@@ -50,12 +50,12 @@ def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and epsilon under the root."""
     changed = variables()
     preset = replace(PRESET, learning_rate=0.01, epsilon=epsilon)
-    found = steps(tf_agents.rmsprop(preset, changed), changed, GRADIENTS)
+    places = steps(tf_agents.rmsprop(preset, changed), changed, GRADIENTS)
     place, square = START.copy(), np.zeros(4)
     for t, gradient in enumerate(GRADIENTS):
         square = 0.99 * square + 0.01 * gradient**2
         place = place - 0.01 * gradient / np.sqrt(square + epsilon)
-        np.testing.assert_allclose(found[t], place, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(places[t], place, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("algo", ["adam", "rmsprop"])
@@ -70,10 +70,10 @@ def test_step_size_falls_linearly_to_0_and_stays_there(algo: str) -> None:
         return np.diff(places, axis=0, prepend=START[None].astype(np.float32))
 
     # All gradients are equal, so each step differs from that without decay by its size alone.
-    found = moved(True)
+    moves = moved(True)
     share = np.array([1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])[:, None]
-    np.testing.assert_allclose(found, share * moved(False), rtol=1e-3)
-    assert not found[5:].any()
+    np.testing.assert_allclose(moves, share * moved(False), rtol=1e-3)
+    assert not moves[5:].any()
 
 
 class Half:
@@ -91,8 +91,8 @@ class Half:
         def loss() -> Any:
             return tf.cast(tf.cast(self.weight, tf.float16), tf.float32) * slope
 
-        found = self.step(loss, [self.weight])
-        np.testing.assert_allclose(found, before * slope, rtol=1e-3)
+        value = self.step(loss, [self.weight])
+        np.testing.assert_allclose(value, before * slope, rtol=1e-3)
         return before - float(self.weight)
 
     @property
@@ -122,12 +122,12 @@ def test_steps_that_overflow_are_left_out_and_lower_the_scale() -> None:
 def test_many_good_steps_in_a_row_double_the_scale_up_to_a_limit(monkeypatch: Any) -> None:
     monkeypatch.setattr(tf_agents, "GOOD_STEPS", 2)
     monkeypatch.setattr(tf_agents, "LARGEST_SCALE", 2.0**16)
-    half, found = Half(), []
+    half, scalings = Half(), []
     for slope in (0.5, 0.5, 0.25, 0.25, 8.0, 0.25, 0.25):
         half.take(slope)
-        found.append(half.scaling)
+        scalings.append(half.scaling)
     high, low = 2.0**16, 2.0**15
-    assert found == [(low, 1), (high, 0), (high, 1), (high, 0), (low, 0), (low, 1), (high, 0)]
+    assert scalings == [(low, 1), (high, 0), (high, 1), (high, 0), (low, 0), (low, 1), (high, 0)]
 
 
 def test_what_is_clipped_is_the_gradient_without_the_scale() -> None:
