@@ -36,11 +36,13 @@ ATOB = """
 const atob = (text) =>
   Array.from(Uint8Array.fromBase64(text), (byte) => String.fromCharCode(byte)).join("");
 """
-COMPUTE = "(files, seen) => files.map((file) => seen.map(policy(file)))"
+COMPUTE = "(files, observations) => files.map((file) => observations.map(policy(file)))"
 STEP = """(env, cases) => cases.map(([state, action]) => {
   const [next, reward, over] = TASKS[env].step(state, action);
-  return { next, reward, over, seen: TASKS[env].observe(next) };
+  return { next, reward, over, observation: TASKS[env].observe(next) };
 })"""
+#: What STEP returns of each case.
+FIELDS = ("next", "reward", "over", "observation")
 PLAY = """({ env, policies, starts }) => policies.map((file) => starts.map(({ state }) => {
   let game = { act: policy(file), state, total: 0, steps: 0, over: false };
   while (!game.over) game = advance(TASKS[env], game);
@@ -51,10 +53,10 @@ PLAY = """({ env, policies, starts }) => policies.map((file) => starts.map(({ st
 @pytest.fixture(scope="module")
 def engine() -> Iterator[MiniRacer]:
     # Left open, it may keep the process from ending.
-    with MiniRacer() as made:
-        made.eval(ATOB)
-        made.eval((ROOT / "quarl_tf/report/templates/play.js").read_text())
-        yield made
+    with MiniRacer() as racer:
+        racer.eval(ATOB)
+        racer.eval((ROOT / "quarl_tf/report/templates/play.js").read_text())
+        yield racer
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "int8"])
@@ -64,36 +66,38 @@ def engine() -> Iterator[MiniRacer]:
 def test_heads_and_actions(engine: MiniRacer, name: str, scheme: str, tmp_path: Path) -> None:
     path = MODELS / name / "s0/fp32.tflite"
     sidecar, content = Policy.load(path).sidecar, path.read_bytes()
-    seen = observed(sidecar.env_id, 10, 99)
+    observations = observed(sidecar.env_id, 10, 99)
     if scheme == "int8":
-        content = quantized(content, Scheme.parse(scheme), seen)
+        content = quantized(content, Scheme.parse(scheme), observations)
     (tmp_path / "policy.tflite").write_bytes(content)
-    heads = reference_heads(tmp_path / "policy.tflite", seen)
+    heads = reference_heads(tmp_path / "policy.tflite", observations)
     # With very wide bounds, an action is the head.
     wide = {"action_low": [-1e9] * heads.shape[1], "action_high": [1e9] * heads.shape[1]}
-    files = [play.policy(content, one) for one in (sidecar, replace(sidecar, **wide))]
-    actions, computed = engine.call(f"({COMPUTE})", files, seen.tolist())
+    files = [play.policy(content, variant) for variant in (sidecar, replace(sidecar, **wide))]
+    actions, computed = engine.call(f"({COMPUTE})", files, observations.tolist())
     margin = 0 if scheme == "int8" else 1e-6 * np.abs(heads).max()
     np.testing.assert_allclose(computed, heads, rtol=0, atol=margin)
     runtime = Policy(content, sidecar)
-    np.testing.assert_allclose(actions, [runtime.act(o) for o in seen], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(actions, [runtime.act(o) for o in observations], rtol=0, atol=1e-6)
 
 
 def step_airnav(state: dict[str, Any], action: int) -> tuple[Any, float, bool, Any]:
     env = airnav.AirNavVector(1)
     env.reset(seed=0)
     env.missions = airnav.Missions(*(np.array([value]) for value in state.values()))
-    (seen,), (reward,), (over,), *_ = env.step(np.array([action]))
-    position, velocity, heading = (one[0] for one in env.missions[:3])
-    return [*position, *velocity, heading], reward, over, seen
+    (observation,), (reward,), (over,), *_ = env.step(np.array([action]))
+    position, velocity, heading = (field[0] for field in env.missions[:3])
+    return [*position, *velocity, heading], reward, over, observation
 
 
 def step(env: Any, state: list[float], action: Any) -> tuple[Any, float, bool, Any]:
     env.reset()
-    small = env.spec.id == "MountainCarContinuous-v0"
-    env.state = np.array(state, np.float32 if small else np.float64)
-    seen, reward, over, *_ = env.step(np.float32(action) if isinstance(action, list) else action)
-    return env.state, reward, over, seen
+    in_float32 = env.spec.id == "MountainCarContinuous-v0"
+    env.state = np.array(state, np.float32 if in_float32 else np.float64)
+    observation, reward, over, *_ = env.step(
+        np.float32(action) if isinstance(action, list) else action
+    )
+    return env.state, reward, over, observation
 
 
 @pytest.mark.parametrize(
@@ -120,31 +124,31 @@ def test_steps_are_the_environment_s(engine: MiniRacer, env_id: str, reach: list
         ]
     actions = [np.asarray(env.action_space.sample()).tolist() for _ in states]
     cases, overs = list(zip(states, actions, strict=True)), 0
-    for (state, action), made in zip(cases, engine.call(f"({STEP})", env_id, cases), strict=True):
+    for (state, action), result in zip(cases, engine.call(f"({STEP})", env_id, cases), strict=True):
         if env_id == "AirNav-v0":
-            expected, then = step_airnav(state, action), made["next"]
-            made["next"] = [*then["position"], *then["velocity"], then["heading"]]
+            expected, mission = step_airnav(state, action), result["next"]
+            result["next"] = [*mission["position"], *mission["velocity"], mission["heading"]]
         else:
             expected = step(env, state, action)
-        overs += made["over"]
-        for key, value in zip(("next", "reward", "over", "seen"), expected, strict=True):
-            np.testing.assert_allclose(made[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
+        overs += result["over"]
+        for key, value in zip(FIELDS, expected, strict=True):
+            np.testing.assert_allclose(result[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
     assert env_id == "Pendulum-v1" or 0 < overs < len(cases)
 
 
-def test_it_has_environments_with_their_limits(engine: MiniRacer) -> None:
+def test_environments_have_their_limits(engine: MiniRacer) -> None:
     limits = engine.execute("Object.entries(TASKS).map(([id, task]) => [id, task.limit])")
     specs = [(id_, gym.spec(id_).max_episode_steps or airnav.LIMIT) for id_ in play.ENVIRONMENTS]
     assert list(map(tuple, limits)) == specs
 
 
 def copied(folder: Path, run_id: str) -> Workspace:
-    made = Workspace(folder)
-    made.artifact_dir(run_id).mkdir(parents=True)
+    workspace = Workspace(folder)
+    workspace.artifact_dir(run_id).mkdir(parents=True)
     for name in ("fp32.*", "int8.*", "random.*"):
         for path in Workspace(ROOT).artifact_dir(run_id).glob(name):
-            shutil.copy(path, made.artifact_dir(run_id))
-    return made
+            shutil.copy(path, workspace.artifact_dir(run_id))
+    return workspace
 
 
 @pytest.fixture
@@ -159,16 +163,16 @@ def page_of(workspace: Workspace, run_id: str) -> str:
 def played(workspace: Workspace) -> Any:
     """Write a report; return the scene of its page."""
     text = page_of(workspace, RUN)
-    found = re.search(r'<script type="application/json" id="played">(.*?)</script>', text)
-    assert (found is not None) == ("function policy(" in text) == (">At play<" in text)
-    return found and json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="played">(.*?)</script>', text)
+    assert (match is not None) == ("function policy(" in text) == (">At play<" in text)
+    return match and json.loads(match[1])
 
 
 def test_a_page_plays_the_evaluations(engine: MiniRacer, workspace: Workspace) -> None:
     returns = engine.call(f"({PLAY})", played(workspace))
     for scheme, episodes in zip(("fp32", "int8"), returns, strict=True):
-        told = Evaluation.load(evaluation_path(workspace.artifact(RUN, scheme)))
-        expected = list(zip(told.returns[:5], told.lengths[:5], strict=True))
+        evaluation = Evaluation.load(evaluation_path(workspace.artifact(RUN, scheme)))
+        expected = list(zip(evaluation.returns[:5], evaluation.lengths[:5], strict=True))
         np.testing.assert_allclose(episodes, expected, atol=0.01)
 
 
