@@ -34,7 +34,7 @@ from quarl_tf.report.figures.style import png, scheme_colour
 from quarl_tf.report.results import Cell, CellResults, Column, Row
 from quarl_tf.spec import DEFAULT_SCHEMES, Scheme
 
-OTHERS = DEFAULT_SCHEMES[1:]
+COMPARED = DEFAULT_SCHEMES[1:]
 PUBLISHED = tuple(f"ptq_paper_w{bits}" for bits in range(8, 1, -1))
 TRAINED = tuple(f"qat_w{bits}a{bits}" for bits in range(8, 1, -1))
 TASK = "dqn on CartPole-v1"
@@ -70,9 +70,9 @@ def curves(count: int, delay: int | None = None) -> list[Curve]:
 
 def groups(widths: int = 2, seeds: int = 3, suffix: str = "") -> dict[str, list[Curve]]:
     """Return full precision, one group that lacks a training, and some that quantise."""
-    plain = {f"fp32{suffix}": curves(seeds), f"fp32 (layer_norm=True){suffix}": []}
+    fp32 = {f"fp32{suffix}": curves(seeds), f"fp32 (layer_norm=True){suffix}": []}
     bits = range(8, 8 - widths, -1)
-    return plain | {f"{b} bits{suffix}": curves(seeds, 25_000) for b in bits}
+    return fp32 | {f"{b} bits{suffix}": curves(seeds, 25_000) for b in bits}
 
 
 def cell(
@@ -126,10 +126,10 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "many trainings": lambda: learning_curves(
         {f"{bits} bits": curves(6, 25_000) for bits in range(8, 1, -1)}, TASK
     ),
-    "all schemes": lambda: paired_returns(pairs(*OTHERS), TASK),
+    "all schemes": lambda: paired_returns(pairs(*COMPARED), TASK),
     "one scheme": lambda: paired_returns(pairs("int8"), TASK),
     "profile": lambda: performance_profile(
-        {name: np.array([99.0, 100.0, -400.0]) for name in (*OTHERS, *TRAINED)}
+        {name: np.array([99.0, 100.0, -400.0]) for name in (*COMPARED, *TRAINED)}
     ),
     "weights": lambda: weight_histograms(layers(), "fp32 weights of dqn-CartPole-v1-s0"),
     "bits": lambda: return_against_bits([played()]),
@@ -169,10 +169,15 @@ def test_everything_can_be_read_in_a_small_picture(figure: Figure) -> None:
     assert plt.get_fignums() == []
 
 
+def closest(colours: Sequence[tuple[float, float, float]]) -> float:
+    """Return the least distance between two of the colours."""
+    return min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i])
+
+
 def test_every_scheme_has_a_colour_of_its_own() -> None:
     names = (*DEFAULT_SCHEMES, *PUBLISHED, *TRAINED, "qat_int8", "qat_int4", "random")
     colours = [to_rgb(scheme_colour(name)) for name in names]
-    assert min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]) > 0.05
+    assert closest(colours) > 0.05
     assert re.fullmatch("#[0-9a-f]{6}", scheme_colour("ptq_w32"))
     with pytest.raises(UsageError, match="int8"):
         scheme_colour("int88")
@@ -180,7 +185,7 @@ def test_every_scheme_has_a_colour_of_its_own() -> None:
 
 def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     schemes = (*DEFAULT_SCHEMES, *PUBLISHED)
-    (axes,), (others,) = (return_against_bits([played(PUBLISHED, runs)]).axes for runs in (1, 3))
+    (axes,), (of_three,) = (return_against_bits([played(PUBLISHED, runs)]).axes for runs in (1, 3))
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["32", "16", "8", "7", "6", "5", "4", "3", "2"]
     places = sorted(container.lines[0].get_xdata()[0] for container in axes.containers)
@@ -189,10 +194,10 @@ def test_bits_descend_and_schemes_of_the_same_width_stand_apart() -> None:
     means = [float(container.lines[0].get_ydata()[0]) for container in axes.containers]
     assert means == [pytest.approx(returns(scheme).mean()) for scheme in schemes]
     # The random policy has a line, and so has each of three trainings in the two families.
-    for panel in (axes, others):
+    for panel in (axes, of_three):
         dashed = [line for line in panel.lines if line.get_linestyle() == "--"]
         assert [line.get_ydata()[0] for line in dashed] == [22.0]
-    assert len(others.lines) == len(axes.lines) + 2 * 3
+    assert len(of_three.lines) == len(axes.lines) + 2 * 3
 
 
 def test_what_lacks_a_training_has_no_mean_and_breaks_its_line() -> None:
@@ -231,8 +236,8 @@ def test_a_profile_is_the_share_of_trainings_that_keep_so_much() -> None:
 
 
 def test_one_panel_per_scheme_counts_its_episodes() -> None:
-    axes = {panel.get_title(): panel for panel in paired_returns(pairs(*OTHERS)).axes}
-    assert list(axes) == list(OTHERS)
+    axes = {panel.get_title(): panel for panel in paired_returns(pairs(*COMPARED)).axes}
+    assert list(axes) == list(COMPARED)
     for name, counts in (("int8", "0 100 0"), ("ptq_w3", "3 97 0"), ("ptq_w2", "100 0 0")):
         assert re.findall(r"\d+", axes[name].texts[0].get_text()) == counts.split()
     # Pairs stay pairs when sorted.
@@ -270,11 +275,11 @@ def test_layers_stand_in_order_with_their_numbers() -> None:
     figure = blamed_layers(table, "int8 of a run")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["hidden_0", "head"]
     assert figure.axes[0].yaxis_inverted()
-    *bars, gained = figure.axes
-    shown = [[bar.get_width() for bar in axes.patches] for axes in bars]
-    assert shown == [[25, 75], [1, 0], [200, 256]]
-    assert gained.lines[-1].get_xdata().tolist() == [2, 1]
-    (ends,) = gained.collections
+    *bars, gains = figure.axes
+    widths = [[bar.get_width() for bar in axes.patches] for axes in bars]
+    assert widths == [[25, 75], [1, 0], [200, 256]]
+    assert gains.lines[-1].get_xdata().tolist() == [2, 1]
+    (ends,) = gains.collections
     first, second = ends.get_segments()
     assert first[:, 0].tolist() == [-1, 4]
     assert not second.size  # Nothing bounds it.
@@ -285,10 +290,10 @@ def test_layers_stand_in_order_with_their_numbers() -> None:
 def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:
     figure = learning_curves({"fp32": curves(2), "4 bits": curves(2, 25_000)})
     plain, aware = figure.axes
-    training, greedy, *other = plain.lines
+    training, greedy, *second = plain.lines
     assert len(training.get_xdata()) == 99
     assert list(greedy.get_xdata()) == list(range(0, 50_000, 2500))
-    assert training.get_color() == greedy.get_color() != other[0].get_color()
+    assert training.get_color() == greedy.get_color() != second[0].get_color()
     delays = [line for line in aware.lines if list(line.get_xdata()) == [25_000, 25_000]]
     assert (len(delays), len(plain.lines)) == (1, 4)
     assert {"seed 0", "seed 1"} <= {text.get_text() for text in figure.legends[0].get_texts()}
@@ -311,8 +316,8 @@ def test_variance_and_return_are_smoothed_where_they_are_known() -> None:
     assert data(above, 1) == ([10, 30], pytest.approx([0.1, 0.1]))
     assert data(above, 2)[1] == pytest.approx([0.15, (0.19 / 1.95 + 0.1) / 2])
     assert data(below, 2)[1] == pytest.approx([100, 95 / 1.95])
-    alone = mean_curves({"fp32": trainings[:1]}, VARIANCE, "step")
-    assert [len(axes.lines) for axes in alone.axes] == [1, 1]
+    single = mean_curves({"fp32": trainings[:1]}, VARIANCE, "step")
+    assert [len(axes.lines) for axes in single.axes] == [1, 1]
 
 
 def test_a_trend_goes_by_episodes_and_marks_where_each_training_began_to_quantise() -> None:
@@ -335,4 +340,4 @@ def test_every_group_has_a_colour_and_what_lacks_a_training_is_named() -> None:
     assert texts[:2] == ["fp32", "fp32 (layer_norm=True) (missing)"]
     colours = [to_rgb(line.get_color()) for line in figure.legends[0].get_lines()]
     assert len(colours) == MOST_LINES + 1
-    assert min(math.dist(a, b) for i, a in enumerate(colours) for b in colours[:i]) > 0.1
+    assert closest(colours) > 0.1
