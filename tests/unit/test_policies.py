@@ -41,8 +41,8 @@ def test_int8_input_gets_the_nearest_codes(artifacts: Artifacts) -> None:
         interpreter.set_tensor(source["index"], codes[None].astype(np.int8))
         interpreter.invoke()
         head = interpreter.get_tensor(target["index"])[0].astype(float)
-        wanted = (head - output_zero_point) * output_scale
-        np.testing.assert_allclose(policy.head(observation), wanted, rtol=1e-6)
+        expected = (head - output_zero_point) * output_scale
+        np.testing.assert_allclose(policy.head(observation), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_continuous_head_is_the_action_clipped_to_its_bounds(
     sidecar = Sidecar.load(sidecar_path(artifacts[name]))
     narrow = replace(sidecar, action_low=[-0.5], action_high=[0.25])
     policy = Policy(artifacts[name].read_bytes(), narrow)
-    seen = networks["steering"].calibration
-    actions, heads = (np.stack([f(x) for x in seen]) for f in (policy.act, policy.head))
-    assert (actions.shape, actions.dtype) == ((len(seen), 1), np.float32)
+    observations = networks["steering"].calibration
+    actions, heads = (np.stack([f(x) for x in observations]) for f in (policy.act, policy.head))
+    assert (actions.shape, actions.dtype) == ((len(observations), 1), np.float32)
     np.testing.assert_array_equal(actions, np.clip(heads, -0.5, 0.25))
-    np.testing.assert_allclose(heads, [networks["steering"](x) for x in seen], atol=0.1)
+    np.testing.assert_allclose(heads, [networks["steering"](x) for x in observations], atol=0.1)
     assert (actions.min(), actions.max()) == (-0.5, 0.25)
 
 
@@ -82,12 +82,12 @@ def test_actions_are_drawn_with_the_softmax_of_the_logits(describe: Describe) ->
     random = np.random.default_rng(2)
     for observation in VECTORS[:3]:
         weights = np.exp(policy.head(observation))
-        wanted = weights / weights.sum()
+        expected = weights / weights.sum()
         actions = [policy.sample(observation, random) for _ in range(DRAWS)]
         assert all(type(action) is int for action in actions)
-        found = np.bincount(actions, minlength=3) / DRAWS
+        actual = np.bincount(actions, minlength=3) / DRAWS
         # Four standard errors.
-        assert (np.abs(found - wanted) < 4 * np.sqrt(wanted * (1 - wanted) / DRAWS)).all()
+        assert (np.abs(actual - expected) < 4 * np.sqrt(expected * (1 - expected) / DRAWS)).all()
 
 
 def test_continuous_actions_are_drawn_around_the_head(artifacts: Artifacts) -> None:
@@ -155,8 +155,8 @@ def test_other_shapes_and_types(artifacts: Artifacts, observation: Any, received
     frames = Policy.load(artifacts["frames_int8_io"])
     assert "dtype=float32" in refused(frames.act, FRAMES[0].astype(np.float32))
     strided = np.repeat(x, 2)[::2]
-    for same in (x.astype(np.float64), x.tolist(), tuple(x.tolist()), strided, x.astype(">f4")):
-        np.testing.assert_array_equal(policy.head(same), policy.head(x))
+    for variant in (x.astype(np.float64), x.tolist(), tuple(x.tolist()), strided, x.astype(">f4")):
+        np.testing.assert_array_equal(policy.head(variant), policy.head(x))
 
 
 def test_infinite_observations_and_heads_are_refused(
@@ -179,9 +179,9 @@ def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifa
     assert "path=" in refused(Policy.load, path.with_name("fp23.tflite"))
     path.write_text("a policy, honestly")
     assert "identifier=" in refused(Policy.load, path)
-    whole, flipped = artifacts["fp32"].read_bytes(), bytearray(artifacts["fp32"].read_bytes())
+    intact, flipped = artifacts["fp32"].read_bytes(), bytearray(artifacts["fp32"].read_bytes())
     flipped[499] ^= 1
-    for content in (artifacts["steering"].read_bytes(), whole[:-1], flipped):
+    for content in (artifacts["steering"].read_bytes(), intact[:-1], flipped):
         path.write_bytes(content)
         assert f"{len(content)} bytes" in refused(Policy.load, path)
     sidecar_path(path).unlink()

@@ -29,10 +29,10 @@ def test_shipped_presets_load_and_survive_their_record(algo: str, env_id: str) -
 
 
 def test_overrides_change_the_values_they_name_and_no_others() -> None:
-    plain = asdict(presets.load(*DQN))
-    changes = {"steps": plain["steps"] + 1, "network": [3, 5], "discount": 1, "dueling": True}
+    defaults = asdict(presets.load(*DQN))
+    changes = {"steps": defaults["steps"] + 1, "network": [3, 5], "discount": 1, "dueling": True}
     changed = presets.load(*DQN, changes)
-    assert asdict(changed) == plain | changes | {"network": (3, 5)}
+    assert asdict(changed) == defaults | changes | {"network": (3, 5)}
     assert type(changed.discount) is float
     with pytest.raises(UsageError, match="Received: steps=0"):
         replace(changed, steps=0)

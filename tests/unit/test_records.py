@@ -60,13 +60,13 @@ def test_damaged_records_are_refused(tmp_path: Path, content: bytes, message: st
 
 def test_sound_records_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    told = replace(EVALUATION, successes=[True, False])
-    for record in (TRAINING, SIDECAR, CONTINUOUS, told, EVALUATION):
+    with_successes = replace(EVALUATION, successes=[True, False])
+    for record in (TRAINING, SIDECAR, CONTINUOUS, with_successes, EVALUATION):
         record.save(path)
         assert type(record).load(path) == record
     # The file has the bytes of earlier versions where an environment reports none.
     assert "successes" not in json.loads(path.read_text())
-    assert told.first(1, skip=1).successes == [False]
+    assert with_successes.first(1, skip=1).successes == [False]
     # JSON has one kind of number: a whole return comes back without its point from other writers.
     path.write_text(json.dumps(asdict(EVALUATION) | {"returns": [9, 10]}))
     assert Evaluation.load(path).returns == [9, 10]
@@ -142,8 +142,8 @@ def test_keys_missing_in_older_presets_have_their_defaults(run_folder: Path) -> 
 def test_training_with_other_settings_is_refused_naming_what_differs(
     run_folder: Path, run: dict[str, Any], preset: dict[str, Any], received: str
 ) -> None:
-    given = {name: Quantization.from_mapping(value) for name, value in run.items()}
-    message = refused(finished, run_folder, replace(RUN, **given), replace(PRESET, **preset))
+    changes = {name: Quantization.from_mapping(value) for name, value in run.items()}
+    message = refused(finished, run_folder, replace(RUN, **changes), replace(PRESET, **preset))
     assert f"Received: {received}" in message
 
 
