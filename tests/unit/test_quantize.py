@@ -28,13 +28,13 @@ def test_kernels_are_put_on_grids_and_nothing_else_changes(artifacts: Artifacts,
     changed = quantized(content, Scheme.parse(name))
     form = Scheme.parse(name).recipe.default.weights
     assert form is not None
-    both = flatbuffer.weights(content), flatbuffer.weights(changed)
-    assert list(both[0]) == list(both[1])
-    for kernel, found in zip(*(weights.values() for weights in both), strict=True):
-        np.testing.assert_array_equal(found, fake_quantize(kernel, form))
-    kernels = sum(kernel.nbytes for kernel in both[0].values())
+    before, after = flatbuffer.weights(content), flatbuffer.weights(changed)
+    assert list(before) == list(after)
+    for kernel, rounded in zip(before.values(), after.values(), strict=True):
+        np.testing.assert_array_equal(rounded, fake_quantize(kernel, form))
+    size = sum(kernel.nbytes for kernel in before.values())
     differing = np.frombuffer(content, np.uint8) != np.frombuffer(changed, np.uint8)
-    assert 0 < differing.sum() <= kernels
+    assert 0 < differing.sum() <= size
     assert flatbuffer.audit(content) == flatbuffer.audit(changed)
 
 
@@ -54,8 +54,8 @@ def test_convolutions_have_a_grid_for_each_output_channel() -> None:
     depthwise = next(v for v in network.trainable_variables if "depthwise_kernel" in v.name)
     depthwise.assign(depthwise * np.array([1e-2, 1, 10, 100])[:, None])
     content = converter.converted(converter.of_function(network, (6, 6, 3), "float32"))
-    found = flatbuffer.weights(quantized(content, scheme)).values()
-    kernels = [kernel for kernel in found if kernel.ndim > 1]
+    weights = flatbuffer.weights(quantized(content, scheme)).values()
+    kernels = [kernel for kernel in weights if kernel.ndim > 1]
     assert [kernel.shape for kernel in kernels] == [(4, 3, 3, 3), (1, 3, 3, 4)]
     for kernel, axis in zip(kernels, (0, 3), strict=True):
         for channel in range(4):
@@ -66,18 +66,18 @@ def test_convolutions_have_a_grid_for_each_output_channel() -> None:
 def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     path, scheme = copy_artifact("frames"), Scheme.parse("ptq_w6")
     assert main(["quantize", str(path), "--scheme", "ptq_w6"]) == 0
-    made = path.with_name("ptq_w6.tflite")
-    policy = Policy.load(made)
+    copied = path.with_name("ptq_w6.tflite")
+    policy = Policy.load(copied)
     assert (policy.sidecar.scheme, policy.sidecar.native) == ("ptq_w6", False)
     assert policy.act(np.zeros((6, 6, 2), np.uint8)) in (0, 1)
-    content = made.read_bytes()
+    content = copied.read_bytes()
     assert quantize(path, scheme, path.with_name("other.tflite")).read_bytes() == content
     # A deleted flatbuffer is made again, and its sidecar kept.
-    replace(policy.sidecar, check={"a": 1}).save(sidecar_path(made))
-    said = sidecar_path(made).read_text()
-    made.unlink()
+    replace(policy.sidecar, check={"a": 1}).save(sidecar_path(copied))
+    recorded = sidecar_path(copied).read_text()
+    copied.unlink()
     quantize(path, scheme)
-    assert (made.read_bytes(), sidecar_path(made).read_text()) == (content, said)
+    assert (copied.read_bytes(), sidecar_path(copied).read_text()) == (content, recorded)
 
 
 def test_halves_are_widened(artifacts: Artifacts) -> None:
@@ -85,8 +85,8 @@ def test_halves_are_widened(artifacts: Artifacts) -> None:
     full = in_float32(half)
     assert "float16" in flatbuffer.audit(half).weight_dtypes
     assert "float16" not in flatbuffer.audit(full).tensor_dtypes
-    both = flatbuffer.weights(half), flatbuffer.weights(full)
-    for before, after in zip(*(weights.values() for weights in both), strict=True):
+    halves, floats = flatbuffer.weights(half), flatbuffer.weights(full)
+    for before, after in zip(halves.values(), floats.values(), strict=True):
         np.testing.assert_array_equal(before, after)
     policies = [Policy(content, Policy.load(artifacts["fp16"]).sidecar) for content in (half, full)]
     for observation in np.random.default_rng(0).normal(size=(20, 4)):
@@ -97,12 +97,12 @@ def test_halves_are_widened(artifacts: Artifacts) -> None:
 @pytest.mark.parametrize("scheme", ["int8", "ptq_w4"])
 def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, scheme: str) -> None:
     path = copy_artifact("fp16")
-    made = quantize(path, Scheme.parse(scheme))
-    assert Policy.load(made).sidecar.check["source"] == "fp16"
+    of_half = quantize(path, Scheme.parse(scheme))
+    assert Policy.load(of_half).sidecar.check["source"] == "fp16"
     full = copy_artifact("fp32")
     assert "not made from fp32" in refused(quantize, full, Scheme.parse(scheme), error=UsageError)
     of_full = quantize(full, Scheme.parse(scheme), path.with_name("full.tflite"))
-    assert flatbuffer.audit(made) == flatbuffer.audit(of_full)
+    assert flatbuffer.audit(of_half) == flatbuffer.audit(of_full)
 
 
 def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
