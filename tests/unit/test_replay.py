@@ -32,20 +32,22 @@ class Witness:
         self.ticks: list[Tick] = []
         self.never = np.zeros(num_envs, np.bool_)
 
-    def add(self, seen: Any, rewards: Any, terminated: Any, starts: Any) -> None:
+    def add(self, observations: Any, rewards: Any, terminated: Any, starts: Any) -> None:
         numbers = len(self.ticks) * self.num_envs + np.arange(self.num_envs)
-        self.ticks.append(Tick(seen.copy(), numbers, rewards, terminated.copy(), starts.copy()))
+        self.ticks.append(
+            Tick(observations.copy(), numbers, rewards, terminated.copy(), starts.copy())
+        )
         for replay in self.replays:
             replay.add(self.ticks[-1])
 
-    def add_break(self, seen: Any) -> None:
-        self.ticks.append(Tick(seen.copy(), None, self.never, self.never, self.never))
+    def add_break(self, observations: Any) -> None:
+        self.ticks.append(Tick(observations.copy(), None, self.never, self.never, self.never))
         for replay in self.replays:
-            replay.add_break(seen)
+            replay.add_break(observations)
 
-    def begun(self, held: int) -> set[int]:
-        """Return the numbers of the transitions that start in the newest `held` rows."""
-        rows = range(max(0, len(self.ticks) - held), len(self.ticks) - 1)
+    def begun(self, count: int) -> set[int]:
+        """Return the numbers of the transitions that start in the newest `count` rows."""
+        rows = range(max(0, len(self.ticks) - count), len(self.ticks) - 1)
         pairs = itertools.product(rows, range(self.num_envs))
         return {row * self.num_envs + env for row, env in pairs if self.ticks[row].starts[env]}
 
@@ -69,10 +71,10 @@ class Witness:
         samples = [r.sample((draws,), np.random.default_rng(seed)) for r in self.replays]
         for sampled in samples:
             numbers = sampled.action.tolist()
-            wanted = map(np.stack, zip(*map(self.expected, numbers), strict=True))
-            found = sampled.observation, sampled.reward, sampled.discount, sampled.next_observation
-            for received, expected in zip(found, wanted, strict=True):
-                np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-5)
+            by_hand = map(np.stack, zip(*map(self.expected, numbers), strict=True))
+            fields = sampled.observation, sampled.reward, sampled.discount, sampled.next_observation
+            for field, expected in zip(fields, by_hand, strict=True):
+                np.testing.assert_allclose(field, expected, rtol=1e-5, atol=1e-5)
         return set(samples[0].action.tolist())
 
 
@@ -86,30 +88,30 @@ class Stream:
 
     def restart(self) -> None:
         shape = (self.witness.num_envs, *self.spec.observation_shape)
-        self.seen = np.zeros(shape, self.spec.observation_dtype)
+        self.observations = np.zeros(shape, self.spec.observation_dtype)
         self.starts = np.ones(self.witness.num_envs, np.bool_)
         self._show()
 
     def _show(self) -> None:
         """Show a new number, or add a new frame, often black, to each stack."""
-        self.seen[..., :-1] = self.seen[..., 1:]
-        shape = self.seen[..., -1].shape
+        self.observations[..., :-1] = self.observations[..., 1:]
+        shape = self.observations[..., -1].shape
         black = self.random.random(shape[:1]) < 0.5
         fresh = self.random.integers(1, 256, size=shape)
-        fresh[black & (self.seen.dtype == np.uint8)] = 0
-        self.seen[..., -1] = fresh
+        fresh[black & (self.observations.dtype == np.uint8)] = 0
+        self.observations[..., -1] = fresh
 
     def tick(self) -> None:
         fate, before = self.random.random(self.witness.num_envs), self.starts
         terminated, truncated = before & (fate < 0.15), before & (fate > 0.85)
         rewards = np.where(before, self.random.integers(-9, 10, size=len(fate)), 0)
-        self.witness.add(self.seen, rewards, terminated, before)
-        self.seen[~before] = 0
+        self.witness.add(self.observations, rewards, terminated, before)
+        self.observations[~before] = 0
         self._show()
         self.starts = ~(terminated | truncated)
 
     def break_off(self) -> None:
-        self.witness.add_break(self.seen)
+        self.witness.add_break(self.observations)
         self.restart()
 
 
@@ -144,17 +146,17 @@ def test_what_is_sampled_is_what_happened(
             stream.tick()
         # The oldest stacks of a full ring have overwritten frames.
         lost = reach if len(witness.ticks) > rows else 0
-        wanted = witness.begun(rows - lost)
+        expected = witness.begun(rows - lost)
         assert len(original) == min(rows, len(witness.ticks)) * num_envs
-        if wanted:
+        if expected:
             # Each of at most 75 is missed once in 10**13 draws of this size.
-            assert witness.check(30 * len(wanted), seed) == wanted
+            assert witness.check(30 * len(expected), seed) == expected
 
 
 def row(number: float, reward: float, terminated: bool, starts: bool) -> Tick:
     """Return a tick of one environment."""
-    seen = np.array([[number]], np.float32)
-    return Tick(seen, [int(number)], [reward], np.array([terminated]), np.array([starts]))
+    observations = np.array([[number]], np.float32)
+    return Tick(observations, [int(number)], [reward], np.array([terminated]), np.array([starts]))
 
 
 def drawn(replay: Replay, draws: int = 500) -> Transitions:
@@ -256,6 +258,6 @@ def test_transitions_of_real_environments_are_those_seen(env_id: str, length: in
         witness.add_break(tick.following)
     assert games > 1
     assert terminations > games or env_id == "CartPole-v1"
-    begun, wanted = witness.check(600, 0), witness.begun(rows - spec.frame_stack + 1)
-    assert begun <= wanted
-    assert len(begun) > 0.5 * len(wanted)
+    sampled, possible = witness.check(600, 0), witness.begun(rows - spec.frame_stack + 1)
+    assert sampled <= possible
+    assert len(sampled) > 0.5 * len(possible)
