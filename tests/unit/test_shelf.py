@@ -62,10 +62,10 @@ def test_a_policy_is_compared_by_the_episodes_that_its_fp32_played_too(tmp_path:
     longer.save(tmp_path / "fp32.eval.json")
     sidecar = replace(SIDECAR, scheme="int8")
     for seeds, means in (([1, 2], (9.5, 8.0)), ([1, 3], None)):
-        played = replace(EVALUATION, scheme="int8", seeds=seeds, returns=[7.0, 9.0])
-        played.save(tmp_path / "int8.eval.json")
-        found = compare_saved(tmp_path / "int8.tflite", sidecar)
-        assert (found and (found.reference_mean, found.returns.mean)) == means
+        evaluation = replace(EVALUATION, scheme="int8", seeds=seeds, returns=[7.0, 9.0])
+        evaluation.save(tmp_path / "int8.eval.json")
+        comparison = compare_saved(tmp_path / "int8.tflite", sidecar)
+        assert (comparison and (comparison.reference_mean, comparison.returns.mean)) == means
 
 
 def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
@@ -75,7 +75,7 @@ def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
     )
     EVALUATION.save(folder / "fp32.eval.json")
     SIDECAR.save(folder / "fp32.json")
-    (entry,) = (one for one in shelf(models) if one.name == NAME)
+    (entry,) = (entry for entry in shelf(models) if entry.name == NAME)
     assert entry.comparison() is not None
     assert entry.evaluation() is not None
     replace(SIDECAR, sha256="0" * 64).save(folder / "fp32.json")
