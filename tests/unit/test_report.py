@@ -196,8 +196,8 @@ def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -
     assert len(loads) == 4
     assert all(load.startswith("data:image/png;base64,") for load in loads)
     assert not re.search(r"https?://|<script|@import|url\(", content)
-    shown = re.findall(r"!\[[^]]+\]\(figures/(\w+\.png)\)", pages[0])
-    assert sorted(shown) == sorted(path.name for path in (single / "figures").iterdir())
+    figures = re.findall(r"!\[[^]]+\]\(figures/(\w+\.png)\)", pages[0])
+    assert sorted(figures) == sorted(path.name for path in (single / "figures").iterdir())
     values = {COMMAND, "2.21.0", "fedcba987654", "Alpha with avx2", "Beta with asimd"}
     for row in results_of(single)["pooled"]:
         values |= {row["scheme"], row["verdict"], number_text(row["return_mean"])}
@@ -219,22 +219,22 @@ def test_sizes_and_latencies_of_simulated_schemes_are_shown_nowhere(single: Path
 def test_every_report_is_made_again_by_its_command(drawn: Workspace, monkeypatch: Patch) -> None:
     monkeypatch.setattr(flatbuffer, "weights", layers)
     run = add_run(drawn, schemes=["fp32", "int8"])
-    again = {"command": f"quarl report {run.run_id}"}
-    folder = write(drawn, run, **again)
+    command = {"command": f"quarl report {run.run_id}"}
+    folder = write(drawn, run, **command)
     figure = folder / "figures" / "weight_histograms.png"
     results = (folder / "results.json").read_bytes()
     assert figure.exists()
     for scheme in ("fp32", "int8"):  # Once evaluated, they may be left out.
         drawn.artifact(run.run_id, scheme).unlink()
-    write(drawn, run, **again)
+    write(drawn, run, **command)
     assert (folder / "results.json").read_bytes() == results
     assert not figure.exists()
     before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for name in ("index.html", "report.md"):
         (folder / name).unlink()
     script = Path(__file__).parents[2] / "pipelines" / "results.py"
-    found_by = {**os.environ, "PYTHONPATH": import_path()}
-    run_script = partial(subprocess.run, [sys.executable, script], cwd=drawn.root, env=found_by)
+    environment = {**os.environ, "PYTHONPATH": import_path()}
+    run_script = partial(subprocess.run, [sys.executable, script], cwd=drawn.root, env=environment)
     assert run_script().returncode == 0
     after = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before
@@ -308,9 +308,9 @@ def test_open_rows_have_the_number_of_episodes_that_decide(workspace: Workspace)
     run = add_run(workspace)
     evaluate(workspace, run, "int8", [500.0] * (EPISODES - 1) + [200.0])
     folder = write(workspace, run)
-    more = by_scheme(results_of(folder)["pooled"])["int8"]["more_needed"]
-    assert more > 0
-    assert all(f"{more:,} more episodes" in text for text in pages_of(folder))
+    needed = by_scheme(results_of(folder)["pooled"])["int8"]["more_needed"]
+    assert needed > 0
+    assert all(f"{needed:,} more episodes" in text for text in pages_of(folder))
 
 
 def test_open_rows_tell_how_many_trainings_lose(workspace: Workspace) -> None:
@@ -385,8 +385,8 @@ def test_schemes_are_compared_on_the_episodes_that_all_have(workspace: Workspace
     before = write(workspace, run, name="before")
     for scheme in ("fp32", "int8"):
         # Beyond the last episode of the others, int8 loses everything.
-        more = [500.0] * EPISODES + [900.0 if scheme == "fp32" else 0.0] * 10
-        evaluate(workspace, run, scheme, more)
+        returns = [500.0] * EPISODES + [900.0 if scheme == "fp32" else 0.0] * 10
+        evaluate(workspace, run, scheme, returns)
     after = write(workspace, run, name="after")
     assert results_of(after)["missing"] == []
     assert results_of(after)["runs"] == results_of(before)["runs"]
@@ -406,8 +406,8 @@ def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace) -> None:
     assert (greedy / "results.json").read_bytes() == before
     for folder, mean in ((greedy, 500.0), (sampled, 493.0)):
         assert by_scheme(results_of(folder)["pooled"])["int8"]["return_mean"] == mean
-        again = "--sample" in (folder / "report.md").read_text()
-        assert again == (folder == sampled)
+        has_option = "--sample" in (folder / "report.md").read_text()
+        assert has_option == (folder == sampled)
     evaluation_path(artifacts[2], DRAWN).unlink()
     write(workspace, run, chance=DRAWN)
     assert missing_of(sampled) == {"int8": f"quarl evaluate {artifacts[2]} --sample"}
@@ -437,13 +437,13 @@ def test_what_is_missing_or_does_not_match_has_its_command(
     change(folder / "ptq_w5.json", network_sha256="cd" * 32)
     change(folder / "ptq_w6.eval.json", reference_sha256="ef" * 32)
     export, root = f"quarl export {run.run_id} --schemes", f"--root {workspace.root}"
-    again = ("int8", "ptq_w8", "ptq_w3", "ptq_w6")
+    stale = ("int8", "ptq_w8", "ptq_w3", "ptq_w6")
     assert missing_of(write(workspace, run)) == {
         "fp16": f"{export} fp16 {root}",
         "ptq_w2": f"{export} ptq_w2 {root}",
         "ptq_w4": f"quarl evaluate {folder / 'ptq_w4.tflite'} --episodes {EPISODES}",
         "ptq_w5": f"{export} fp32,ptq_w5 {root}",
-        **{s: f"quarl evaluate {folder / s}.tflite" for s in again},
+        **{s: f"quarl evaluate {folder / s}.tflite" for s in stale},
     }
     # Commands are for the working directory, with paths in quotes.
     quoted = workspace.root.rename(workspace.root.with_name("my root"))
@@ -452,12 +452,12 @@ def test_what_is_missing_or_does_not_match_has_its_command(
     assert missing_of(write(Workspace(Path(".")), run))["fp16"] == f"{export} fp16"
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace, kept: bool) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace, exists: bool) -> None:
     run = add_run(workspace)
     artifacts = workspace.artifact_dir(run.run_id)
     change(artifacts / "random.eval.json", seeds=list(range(EPISODES)))
-    if not kept:
+    if not exists:
         (artifacts / "random.eval.json").unlink()
     folder = write(workspace, run)
     command = f"quarl evaluate {artifacts / 'fp32.tflite'} --episodes {EPISODES}"
@@ -666,12 +666,12 @@ cells:
 """
 
 
-def report_on(workspace: Workspace, text: str, done: bool = True) -> tuple[Path, study.Study]:
+def report_on(workspace: Workspace, text: str, finished: bool = True) -> tuple[Path, study.Study]:
     path = workspace.root / "study.yaml"
     path.write_text(text)
     planned = study.read(path)
     with pytest.MonkeyPatch.context() as patch:
-        if done:  # According to the study; the report reads the files.
+        if finished:  # According to the study; the report reads the files.
             patch.setattr("quarl_tf.study.report.plan", lambda *_: [])
         index = write_study_report(
             workspace, planned, margin_percent=2.0, command=COMMAND, remedy="quarl study run it"
@@ -716,7 +716,7 @@ def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
 
 
 def test_a_study_of_which_nothing_exists_has_a_report(drawn: Workspace) -> None:
-    folder, planned = report_on(drawn, STUDY + "delays: [0.5, 5000]\n", done=False)
+    folder, planned = report_on(drawn, STUDY + "delays: [0.5, 5000]\n", finished=False)
     results = results_of(folder)
     assert len(results["missing"]) == len(planned.experiments()) == 16
     assert all(row["return_mean"] is None for row in (*results["pooled"], *results["runs"]))
@@ -781,7 +781,7 @@ def test_numbers_as_text() -> None:
     assert dtypes({"int32": 514, "int8": 67_584}) == "67,584 int8, 514 int32"
 
 
-def test_success_stands_beside_returns_where_told(workspace: Workspace, several: Path) -> None:
+def test_success_stands_beside_returns_where_recorded(workspace: Workspace, several: Path) -> None:
     run = add_run(workspace, schemes=["fp32", "int8"])
     artifacts = workspace.artifact_dir(run.run_id)
     change(artifacts / "fp32.eval.json", successes=[True] * EPISODES)
