@@ -28,7 +28,7 @@ WORDS = spaces.MultiDiscrete([2, 3], start=[1, 0])
 HAND = spaces.Box(np.float32([[-1, 0], [0, 1]]), np.float32([[1, 2], [4, 3]]))
 
 #: Observation spaces and what they become.
-SHOWN = [
+OBSERVATION_SPACES = [
     (spaces.Dict(b=spaces.Box(0, 9, (2, 2), np.int64), a=spaces.Discrete(3)), (7,)),
     (spaces.Tuple([spaces.Box(0, 255, (2,), np.uint8), spaces.MultiBinary(3)]), (5,)),
     (spaces.Dict(x=spaces.Tuple([spaces.Box(-1e30, 1e30, (2,), np.float64), TWO])), (4,)),
@@ -44,7 +44,7 @@ SHOWN = [
 ]
 
 #: Action spaces, what they become, and pairs of an action and what the environment gets.
-CHOSEN = [
+ACTION_SPACES = [
     (spaces.Discrete(3, start=1), 3, [(0, 1), (2, 3)]),
     (WORDS, (2, 3), [([0, 0], [1, 0]), ([1, 2], [2, 2])]),
     (spaces.MultiDiscrete([[2, 3]]), (2, 3), [([1, 2], [[1, 2]])]),
@@ -72,8 +72,8 @@ class Drawn(gym.Env[Any, Any]):
         assert np.shape(action) == self.action_space.shape
         assert np.asarray(action).dtype == self.action_space.dtype
         self.steps += 1
-        seen = self.observation_space.sample()
-        return seen, 1.0, self.steps == 3, False, {"got": action}
+        observation = self.observation_space.sample()
+        return observation, 1.0, self.steps == 3, False, {"received": action}
 
 
 Register = Callable[..., str]
@@ -99,7 +99,7 @@ def register() -> Iterator[Register]:
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
-@pytest.mark.parametrize(("space", "shape"), SHOWN)
+@pytest.mark.parametrize(("space", "shape"), OBSERVATION_SPACES)
 def test_observations_become_floats_in_single_and_vector(
     register: Register, space: Any, shape: tuple[int, ...], vectorised: bool
 ) -> None:
@@ -117,7 +117,10 @@ def test_observations_become_floats_in_single_and_vector(
     for row, tick in zip(rows, stream, strict=True):
         assert tick.observations.dtype == np.float32
         np.testing.assert_array_equal(tick.observations, row)
-        assert all(seen in env.observation_space for env, seen in zip(singles, row, strict=True))
+        assert all(
+            observation in env.observation_space
+            for env, observation in zip(singles, row, strict=True)
+        )
 
 
 def flat(space: Any, sample: Any) -> np.ndarray:
@@ -126,7 +129,7 @@ def flat(space: Any, sample: Any) -> np.ndarray:
         case spaces.Dict():
             return np.concatenate([flat(space[key], sample[key]) for key in space])
         case spaces.Tuple():
-            return np.concatenate([flat(one, of) for one, of in zip(space, sample, strict=True)])
+            return np.concatenate([flat(inner, x) for inner, x in zip(space, sample, strict=True)])
         case spaces.Discrete():
             return np.eye(int(space.n))[sample - space.start]
         case spaces.MultiDiscrete():
@@ -136,7 +139,7 @@ def flat(space: Any, sample: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
-@pytest.mark.parametrize(("space", "choices", "pairs"), CHOSEN)
+@pytest.mark.parametrize(("space", "choices", "pairs"), ACTION_SPACES)
 def test_actions_become_the_environment_s_in_single_and_vector(
     register: Register, space: Any, choices: Any, pairs: Any, vectorised: bool
 ) -> None:
@@ -148,14 +151,14 @@ def test_actions_become_the_environment_s_in_single_and_vector(
         assert spec.action_high == tuple(space.high.ravel().tolist())
     env, envs = make(env_id), make_vector(env_id, 2)
     assert env.action_space == envs.single_action_space
-    for action, wanted in pairs:
+    for action, expected in pairs:
         env.reset(seed=0)
         envs.reset(seed=0)
-        got = [env.step(np.array(action))[-1]["got"]]
-        for one in [*got, *envs.step(np.array([action] * 2))[-1]["got"]]:
-            np.testing.assert_array_equal(one, np.array(wanted, space.dtype))
+        singles = [env.step(np.array(action))[-1]["received"]]
+        for received in [*singles, *envs.step(np.array([action] * 2))[-1]["received"]]:
+            np.testing.assert_array_equal(received, np.array(expected, space.dtype))
     env.reset(seed=0)
-    assert np.asarray(env.step(env.action_space.sample())[-1]["got"]) in space
+    assert np.asarray(env.step(env.action_space.sample())[-1]["received"]) in space
 
 
 def test_plain_spaces_are_not_wrapped() -> None:
@@ -190,8 +193,8 @@ def test_other_spaces_are_refused(register: Register, observation: Any, action: 
 
 def test_sidecars_record_types_shapes_and_bounds(register: Register) -> None:
     spec = env_spec(register(spaces.Dict(x=THREE, y=TWO), WORDS))
-    shown = {"observation_shape": [5], "observation_dtype": "float32", "num_actions": [2, 3]}
-    assert spec.facts == shown | {"action_low": None, "action_high": None}
+    facts = {"observation_shape": [5], "observation_dtype": "float32", "num_actions": [2, 3]}
+    assert spec.facts == facts | {"action_low": None, "action_high": None}
     assert spec.action_size == 5
     env_id = register(spaces.Box(0, 255, (8, 8, 3), np.uint8), TWO)
     assert env_spec(env_id) == EnvSpec((8, 8, 3), "uint8", 2)
@@ -217,10 +220,10 @@ def test_the_best_action_of_each_choice_by_hand() -> None:
     assert best(HEADS, 5).tolist() == [2, 0, 0]
     assert best(HEADS, [2, 3]).tolist() == [[1, 0], [0, 0], [0, 2]]
     assert SEVERAL.greedy(HEADS).tolist() == best(HEADS, [2, 3]).tolist()
-    others = HEADS + np.float32([0, 0, 0, 0, 1])
+    shifted = HEADS + np.float32([0, 0, 0, 0, 1])
     # One of the two actions of the first row differs.
-    assert agreement(HEADS, others, [2, 3]) == pytest.approx(2 / 3)
-    assert agreement(HEADS, others, 5) == pytest.approx(1 / 3)
+    assert agreement(HEADS, shifted, [2, 3]) == pytest.approx(2 / 3)
+    assert agreement(HEADS, shifted, 5) == pytest.approx(1 / 3)
 
 
 def test_a_policy_chooses_several_actions_at_once(describe: Callable[..., Path]) -> None:
@@ -233,23 +236,23 @@ def test_a_policy_chooses_several_actions_at_once(describe: Callable[..., Path])
     drawn = np.array([policy.sample(observation, random) for _ in range(5000)])
     weights = np.exp(policy.head(observation))
     for column, part in zip(drawn.T, (weights[:2], weights[2:]), strict=True):
-        found = np.bincount(column, minlength=len(part)) / len(drawn)
-        np.testing.assert_allclose(found, part / part.sum(), atol=0.03)
+        shares = np.bincount(column, minlength=len(part)) / len(drawn)
+        np.testing.assert_allclose(shares, part / part.sum(), atol=0.03)
     other = describe(network.convert("fp32"), **changes | {"num_actions": [2, 2]})
     assert "output shapes" in refused(Policy.load, other)
 
 
 def test_the_distribution_of_several_actions_is_the_product_of_each() -> None:
     distribution = Categorical((2, 3))
-    actions, found = distribution.draw(HEADS, np.random.default_rng(0))
+    actions, log_probs = distribution.draw(HEADS, np.random.default_rng(0))
     parts = log_softmax(HEADS[:, :2], axis=1), log_softmax(HEADS[:, 2:], axis=1)
     rows = np.arange(3)
-    wanted = parts[0][rows, actions[:, 0]] + parts[1][rows, actions[:, 1]]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    read = distribution.read(tf.constant(HEADS))
-    np.testing.assert_allclose(read.log_prob(actions), wanted, rtol=1e-5)
+    expected = parts[0][rows, actions[:, 0]] + parts[1][rows, actions[:, 1]]
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-5)
+    in_tf = distribution.read(tf.constant(HEADS))
+    np.testing.assert_allclose(in_tf.log_prob(actions), expected, rtol=1e-5)
     entropy = -sum((np.exp(part) * part).sum(axis=1) for part in parts)
-    np.testing.assert_allclose(read.entropy(), entropy, rtol=1e-5)
+    np.testing.assert_allclose(in_tf.entropy(), entropy, rtol=1e-5)
     variances = [np.exp(part).var(axis=1) for part in parts]
     np.testing.assert_allclose(distribution.variance(HEADS), np.mean(variances, axis=0), rtol=1e-5)
     with tf.GradientTape() as tape:
