@@ -37,7 +37,7 @@ def test_every_part_of_a_run_enters_its_name() -> None:
     ids = [Run("dqn", name, 12).run_id for name in ("Acrobot-v1", "ALE/Pong-v5", "My:Env-v0")]
     assert ids == ["dqn-Acrobot-v1-s12", "dqn-ALE_Pong-v5-s12", "dqn-My_Env-v0-s12"]
     overrides = ({}, {"steps": 100}, {"steps": 101}, {"step": 100}, {"steps": 100, "num_envs": 1})
-    runs = [Run("dqn", "CartPole-v1", 0, given) for given in overrides]
+    runs = [Run("dqn", "CartPole-v1", 0, options) for options in overrides]
     runs += [Run("dqn", "CartPole-v1", 1), Run("dqn", "CartPole-v0", 0)]
     assert len({run.run_id for run in runs}) == len(runs)
     assert len({Run("dqn", "X", 0, {"network": n}).run_id for n in ([8, 8], (8, 8))}) == 1
@@ -48,10 +48,15 @@ def test_every_part_of_a_run_enters_its_name() -> None:
 @given(OVERRIDES, st.integers(0, 2**40))
 def test_run_survives_json_in_any_order(overrides: dict[str, Any], seed: int) -> None:
     run = Run("dqn", "CartPole-v1", seed, overrides)
-    turned = Run("dqn", "CartPole-v1", seed, dict(reversed(overrides.items())))
-    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
-    assert again == run
-    assert again.run_id == run.run_id == turned.run_id
+    reordered = Run("dqn", "CartPole-v1", seed, dict(reversed(overrides.items())))
+    restored = read_back(run)
+    assert restored == run
+    assert restored.run_id == run.run_id == reordered.run_id
+
+
+def read_back(run: Run) -> Run:
+    """Return a run as its record in JSON gives it."""
+    return Run.from_dict(json.loads(json.dumps(run.to_dict())))
 
 
 def start(sha256: str = "ab", **changes: Any) -> Origin:
@@ -61,8 +66,8 @@ def start(sha256: str = "ab", **changes: Any) -> Origin:
 def test_a_run_from_another_is_named_after_it_and_compared_with_it() -> None:
     first, other = (Run("dqn", "CartPole-v1", 0, origin=start(sha256)) for sha256 in ("ab", "cd"))
     assert len({first.run_id, other.run_id, first.seedless_id, "dqn-CartPole-v1-s0"}) == 4
-    again = Run.from_dict(json.loads(json.dumps(first.to_dict())))
-    assert (again, again.run_id) == (first, first.run_id)
+    restored = read_back(first)
+    assert (restored, restored.run_id) == (first, first.run_id)
     # Its modules are no part of what it is.
     moved = start(modules=("mine",), presets="mine.yaml")
     assert replace(first, origin=moved).run_id == first.run_id
@@ -118,8 +123,8 @@ def test_commands_name_the_same_run(options: dict[str, Any], algo: str) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_quantisations_survive_json_and_their_options_mean_them(options: dict[str, Any]) -> None:
     run, quantization = aware(**options), quantised(**options)
-    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
-    assert (again, again.run_id) == (run, run.run_id)
+    restored = read_back(run)
+    assert (restored, restored.run_id) == (run, run.run_id)
     leading = {"bits": quantization.bits, "delay": quantization.delay}
     assert Quantization.from_mapping({**leading, **quantization.options()}) == quantization
 
@@ -264,8 +269,8 @@ def test_single_layers_may_have_bits_of_their_own() -> None:
         ("zzz", "did you mean"),
         *((f"qat_{odd}", "did you mean .*qat_") for odd in ("w4a5", "w1a1", "w9a9", "w44", "int2")),
         # A scheme of single layers has one name.
-        *((f"ptq_w4-{of}", "Unknown scheme") for of in ("hidden_0=6-head=8", "head=8-head=8")),
-        *((of, "Unknown scheme") for of in ("ptq_w4-head=99", "int8-head=4")),
+        *((f"ptq_w4-{bits}", "Unknown scheme") for bits in ("hidden_0=6-head=8", "head=8-head=8")),
+        *((name, "Unknown scheme") for name in ("ptq_w4-head=99", "int8-head=4")),
     ],
 )
 def test_unknown_schemes_are_refused(name: str, message: str) -> None:
