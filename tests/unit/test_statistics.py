@@ -76,9 +76,9 @@ def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
     interval = mean_interval([500.0] * 99 + [480.0])
     assert (interval.mean, interval.high) == (pytest.approx(499.8), 500.0)
     assert 498.8 <= interval.low <= 499.4
-    some = [3.0, -1.0, 4.5, 2.0]
-    expected = stats.ttest_1samp(some, 0.0).confidence_interval(0.95)
-    assert limits(student_interval(some)) == pytest.approx((2.125, expected.low, expected.high))
+    four = [3.0, -1.0, 4.5, 2.0]
+    expected = stats.ttest_1samp(four, 0.0).confidence_interval(0.95)
+    assert limits(student_interval(four)) == pytest.approx((2.125, expected.low, expected.high))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,8 @@ def test_few_values_have_students_interval_and_many_the_bootstraps() -> None:
 def test_intervals_hold_the_true_mean(interval_of: IntervalOf, episodes: int, kind: str) -> None:
     draw, mean = getattr(np.random.default_rng(11), kind), float(kind == "exponential")
     intervals = [interval_of(draw(size=episodes)) for _ in range(200)]
-    assert 0.88 <= np.mean([one.low <= mean <= one.high for one in intervals]) <= 0.99
+    covering = [interval.low <= mean <= interval.high for interval in intervals]
+    assert 0.88 <= np.mean(covering) <= 0.99
 
 
 def test_many_episodes_do_not_need_much_memory() -> None:
@@ -185,10 +186,10 @@ def test_compare_by_hand() -> None:
 
 def test_repeated_games_are_few_observations() -> None:
     # Pong: three games, one of which int8 plays better.
-    before, after = ([11.0, *more, 21.0] * 33 for more in ([13.0], [18.0]))
+    before, after = ([11.0, *middle, 21.0] * 33 for middle in ([13.0], [18.0]))
     chance = compare(*pair(before, after), None)
     assert chance.verdict == "gain"
-    played = [replace(one, protocol=GAME) for one in pair(before, after)]
+    played = [replace(record, protocol=GAME) for record in pair(before, after)]
     result = compare(*played, None)
     assert result.difference == mean_interval(np.subtract(after, before), 3)
     assert result.returns == mean_interval(after, 3)
@@ -202,7 +203,7 @@ def test_repeated_games_are_few_observations() -> None:
     same = compare(played[0], replace(played[0], scheme="int8"), None)
     assert (same.difference.bounded, same.verdict) == (False, "inconclusive")
     # With chance in the actions all games are independent.
-    drawn = [replace(one, protocol=replace(GAME, actions="sampled")) for one in played]
+    drawn = [replace(record, protocol=replace(GAME, actions="sampled")) for record in played]
     assert effective_n(*drawn) is None
     assert compare(*drawn, None).difference == chance.difference
     game = replace(evaluation("fp32", [20.0] * 90 + [21.0] * 10), protocol=GAME)
@@ -213,25 +214,25 @@ def test_repeated_games_are_few_observations() -> None:
 
 def test_episodes_that_start_alike_are_one_unless_they_differ() -> None:
     fp32, int8 = (
-        replace(one, starts=[7, 8] * 20) for one in pair([1.0, 2.0] * 20, [2.0, 2.0] * 20)
+        replace(record, starts=[7, 8] * 20) for record in pair([1.0, 2.0] * 20, [2.0, 2.0] * 20)
     )
     assert effective_n(fp32) == effective_n(fp32, int8) == 2
     assert compare(fp32, int8, None).verdict == "inconclusive"
     # Without starts, as in records where all differ, or with chance after the start all count.
-    others = replace(fp32, starts=None), replace(fp32, lengths=[*range(40)])
-    assert [effective_n(one) for one in others] == [None, None]
+    distinct = replace(fp32, starts=None), replace(fp32, lengths=[*range(40)])
+    assert [effective_n(record) for record in distinct] == [None, None]
 
 
 @pytest.mark.parametrize("different", [2, 5, 20, 30])
 def test_intervals_of_repeated_games_hold_the_true_mean(different: int) -> None:
     random = np.random.default_rng(0)
-    held = unbounded = 0
+    covering = unbounded = 0
     for _ in range(1000):
         returns = random.normal(size=different)[random.integers(different, size=100)]
         interval = mean_return(replace(evaluation("fp32", list(returns)), protocol=GAME))
-        held += interval.low <= 0 <= interval.high
+        covering += interval.low <= 0 <= interval.high
         unbounded += not interval.bounded
-    assert (held - unbounded) / (1000 - unbounded) >= 0.93
+    assert (covering - unbounded) / (1000 - unbounded) >= 0.93
 
 
 @pytest.mark.parametrize("episodes", [1, 2, MIN_EPISODES - 1])
@@ -265,8 +266,8 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert pooled.episodes == 300
     # Each training alone is decided; between them the interval is wide.
     assert pooled.verdict == "inconclusive"
-    one = comparison(-5.0)
-    assert (pool([one]), one.verdict) == (one, "loss")
+    single = comparison(-5.0)
+    assert (pool([single]), single.verdict) == (single, "loss")
     # Signed errors cancel, absolute ones do not.
     pooled = pool([comparison(-10.0), comparison(10.0)])
     errors = pooled.reward_error, pooled.absolute_reward_error, pooled.normalised_error
@@ -278,28 +279,28 @@ def test_pool_takes_the_training_as_the_unit() -> None:
 
 def test_pooled_intervals_are_no_narrower_than_episodes_allow() -> None:
     # As dynamic_int8 of DQN on LunarLander: means within 0.1, with intervals of 9 to each side.
-    each = [
+    comparisons = [
         replace(comparison(0.0), difference=Interval(mean, mean - below, mean + 6.0))
         for mean, below in ((-2.2, 9.0), (-2.3, 12.0), (-2.25, 8.0))
     ]
-    difference = pool(each).difference
+    difference = pool(comparisons).difference
     assert difference.mean == pytest.approx(-2.25)
     assert difference.low == pytest.approx(-2.25 - math.sqrt(81 + 144 + 64) / 3)
     assert difference.high == pytest.approx(-2.25 + math.sqrt(3 * 36) / 3)
-    assert pool(each).verdict == "inconclusive"
+    assert pool(comparisons).verdict == "inconclusive"
 
 
 def test_trainings_that_all_agree_have_a_bound_and_no_interval() -> None:
     same = comparison(0.0)
-    alike = same.difference
+    difference = same.difference
     pooled = pool([same] * 3)
-    assert pooled.difference == replace(alike, alike=3)
+    assert pooled.difference == replace(difference, alike=3)
     assert pooled.verdict == "no difference seen"
     # With one that varies, the interval is what its episodes allow.
     varies = replace(same, difference=Interval(0.0, -6.0, 3.0))
     assert pool([same, same, varies]).difference == Interval(0.0, -2.0, 1.0)
     # Too few games are no evidence.
-    unknown = replace(same, difference=replace(alike, alike=0))
+    unknown = replace(same, difference=replace(difference, alike=0))
     assert pool([same, unknown]).verdict == "inconclusive"
 
 
@@ -307,7 +308,7 @@ def test_bound_and_verdict_of_equal_observations() -> None:
     # Clopper's and Pearson's.
     assert unseen_percent(3) == pytest.approx(100 * stats.beta.ppf(0.95, 1, 3))
     assert [round(unseen_percent(n)) for n in (1, 3, 6, 100)] == [95, 63, 39, 3]
-    assert [round(unseen_percent(6, seen)) for seen in (1, 6)] == [58, 100]
+    assert [round(unseen_percent(6, cases)) for cases in (1, 6)] == [58, 100]
     for value, alike, expected in (
         (0.0, 3, "no difference seen"),
         (-50.0, 4, "inconclusive"),  # The bound is above half.
@@ -344,16 +345,18 @@ def test_how_many_more_observations_decide() -> None:
     played = pair(*(np.random.default_rng(i).normal(100 - i, 20, 40) for i in (0, 1)))
     result = compare(*played, None)
     assert (result.verdict, result.more_needed is not None) == ("inconclusive", True)
-    short = [replace(one, seeds=one.seeds[:9], returns=one.returns[:9]) for one in played]
+    short = [
+        replace(record, seeds=record.seeds[:9], returns=record.returns[:9]) for record in played
+    ]
     assert compare(*short, None).more_needed is None
-    repeated = [replace(one, returns=one.returns[:5] * 8, protocol=GAME) for one in played]
+    repeated = [replace(record, returns=record.returns[:5] * 8, protocol=GAME) for record in played]
     assert compare(*repeated, None).more_needed is None
     pooled = pool([comparison(d) for d in (-4.0, 0.0, 1.0)])
     assert pooled.more_needed == more_needed(pooled, 3) > 3
 
 
-def is_held(difference: Interval, chance: float, mean: float) -> bool:
-    """Tell whether the interval of failures holds their mean, or else the bound their chance."""
+def covers(difference: Interval, chance: float, mean: float) -> bool:
+    """Tell whether the interval of failures covers their mean, or else the bound their chance."""
     if difference.alike:
         return unseen_percent(difference.alike) >= 100 * chance
     return difference.low <= chance * mean <= difference.high
@@ -361,13 +364,13 @@ def is_held(difference: Interval, chance: float, mean: float) -> bool:
 
 @pytest.mark.parametrize("chance", [0.005, 0.01, 0.02, 0.1, 0.3])
 def test_rare_failures_are_held_by_the_interval_or_the_bound(chance: float) -> None:
-    random, held, claimed = np.random.default_rng(0), 0, 0
+    random, covering, claimed = np.random.default_rng(0), 0, 0
     for _ in range(100):
         fails = random.random(100) < chance
         difference = mean_interval(np.where(fails, -random.uniform(10, 490, 100), 0.0))
-        held += is_held(difference, chance, -250)
+        covering += covers(difference, chance, -250)
         claimed += verdict(difference, 500, 2.0, 100) == "within margin" and chance * 250 > 10
-    assert held >= 88
+    assert covering >= 88
     assert claimed <= 5
 
 
@@ -375,84 +378,84 @@ def test_rare_failures_are_held_by_the_interval_or_the_bound(chance: float) -> N
 def test_failed_trainings_are_held_by_the_interval_or_the_bound(trainings: int) -> None:
     random = np.random.default_rng(0)
     for chance in (0.1, 0.2, 0.3):
-        held = 0
+        covering = 0
         for _ in range(400):
             fails = random.random(trainings) < chance
             difference = student_interval(np.where(fails, -random.uniform(100, 490, trainings), 0))
             assert verdict(difference, 500, 2.0, 100) != "within margin"
-            held += is_held(difference, chance, -295)
-        assert held >= 0.95 * 400
+            covering += covers(difference, chance, -295)
+        assert covering >= 0.95 * 400
     # Trainings that nearly agree are within the margin, though others may fail.
     missed = 0
     for _ in range(1000):
         fails = random.random(trainings) < unseen_percent(trainings) / 100
-        each = np.where(fails, -300.0, random.normal(size=trainings))
-        missed += verdict(student_interval(each), 500, 2.0, 100) == "within margin"
+        differences = np.where(fails, -300.0, random.normal(size=trainings))
+        missed += verdict(student_interval(differences), 500, 2.0, 100) == "within margin"
     assert missed <= 65
 
 
-def cell(difference: np.ndarray | float, others: float | None = None) -> Paired:
+def cell(difference: np.ndarray | float, other: float | None = None) -> Paired:
     reference = np.full(50, 200.0)
-    return Paired(reference + difference, reference, 0.0, 50, () if others is None else [others])
+    return Paired(reference + difference, reference, 0.0, 50, () if other is None else [other])
 
 
 def test_aggregates_by_hand() -> None:
     cells = {"a": [cell(-4.0), cell(-8.0)], "b": [cell(6.0)]}
-    found = aggregate("int8", cells)
+    result = aggregate("int8", cells)
     # Means are over cells; absolute values do not cancel: 3 % lost, 3 % gained.
-    assert (found.error.mean, found.absolute) == pytest.approx((0, 3))
-    assert (found.cells, found.noise) == (2, None)
+    assert (result.error.mean, result.absolute) == pytest.approx((0, 3))
+    assert (result.cells, result.noise) == (2, None)
     # Errors of 2 and 4 % in one of two cells: a standard error of 1 / 2, one degree of freedom.
     reach = 12.706 * 0.5
-    assert (found.error.low, found.error.high) == pytest.approx((-reach, reach), rel=1e-4)
-    found = aggregate("int8", {**cells, "b": [cell(6.0), cell(0.0)]})
-    assert found.errors == pytest.approx([-3, 0, 2, 4])
+    assert (result.error.low, result.error.high) == pytest.approx((-reach, reach), rel=1e-4)
+    result = aggregate("int8", {**cells, "b": [cell(6.0), cell(0.0)]})
+    assert result.errors == pytest.approx([-3, 0, 2, 4])
     # Without the lowest and the highest quarter.
-    assert found.iqm.mean == pytest.approx(1.0)
+    assert result.iqm.mean == pytest.approx(1.0)
     # More than fp32: never in a, in one of two in b; ties count half.
-    assert found.improvement.mean == pytest.approx((0 + 75) / 2)
+    assert result.improvement.mean == pytest.approx((0 + 75) / 2)
     # A standard error of 12.5 and one degree of freedom reach beyond what a probability can be.
-    assert (found.improvement.low, found.improvement.high) == (0, 100)
+    assert (result.improvement.low, result.improvement.high) == (0, 100)
     # Percentages of what fp32 earns more than a random policy.
     near_zero = Paired(np.full(20, -9.0), np.full(20, 1.0), -99.0, 20)
     assert near_zero.errors == pytest.approx(np.full(20, 10.0))
     # Equal cells have no interval; fp32 differs from itself on other episodes.
-    found = aggregate("fp16", {"a": [cell(0.0, 190.0)] * 2, "b": [cell(0.0, 220.0)]})
-    for of in (found.error, found.iqm, found.improvement):
-        assert (of.bounded, of.alike) == (False, 3)
-    assert (found.improvement.mean, found.losses) == (50, [])
-    assert found.noise == pytest.approx((5 + 10) / 2)
+    result = aggregate("fp16", {"a": [cell(0.0, 190.0)] * 2, "b": [cell(0.0, 220.0)]})
+    for interval in (result.error, result.iqm, result.improvement):
+        assert (interval.bounded, interval.alike) == (False, 3)
+    assert (result.improvement.mean, result.losses) == (50, [])
+    assert result.noise == pytest.approx((5 + 10) / 2)
 
 
 def test_freedom_is_that_of_the_cells_together() -> None:
     # Standard errors of 3 and 4.472 % with one and four degrees of freedom (Welch, Satterthwaite).
     pairs, five = [cell(-4.0), cell(8.0)], [cell(2 * x) for x in (-12.65, -6.325, 0, 6.325, 12.65)]
-    found = aggregate("x", {"a": pairs, "b": five}).error
+    error = aggregate("x", {"a": pairs, "b": five}).error
     degrees = (3**2 + 4.472**2) ** 2 / (3**4 / 1 + 4.472**4 / 4)
     reach = stats.t.ppf(0.975, degrees) * np.hypot(3, 4.472) / 2
-    assert (found.high - found.low) / 2 == pytest.approx(reach, rel=1e-3)
+    assert (error.high - error.low) / 2 == pytest.approx(reach, rel=1e-3)
 
 
 @pytest.mark.parametrize("trainings", [2, 3])
 def test_intervals_over_cells_hold_the_true_mean(trainings: int) -> None:
     """Trainings of a few cells differ far more than those of the others."""
-    rng, held, spreads = np.random.default_rng(0), 0, (0.1, 0.1, 0.3, 0.5, 1, 2, 5, 20)
+    rng, covering, spreads = np.random.default_rng(0), 0, (0.1, 0.1, 0.3, 0.5, 1, 2, 5, 20)
     for _ in range(1000):
-        found = _mean_over_cells(
+        interval = _mean_over_cells(
             [
                 [(rng.normal(rng.normal(1, spread), 2, 50), 50) for _ in range(trainings)]
                 for spread in spreads
             ]
         )
-        held += found.low <= 1 <= found.high
-    assert 930 <= held <= 980
+        covering += interval.low <= 1 <= interval.high
+    assert 930 <= covering <= 980
 
 
 def test_losses_are_corrected_for_the_number_of_cells() -> None:
     assert holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == ["b", "c", "a"]
     assert holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == ["b"]
     # A repeated game is one observation.
-    again = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)
-    assert aggregate("x", {"a": [again], "b": [cell(0.0)]}).losses == []
-    sure = cell(np.linspace(-11, -9, 50))
-    assert aggregate("x", {"a": [sure], "b": [cell(0.0)]}).losses == ["a"]
+    repeated = Paired(np.full(50, 18.0), np.full(50, 20.0), 0.0, 1.0)
+    assert aggregate("x", {"a": [repeated], "b": [cell(0.0)]}).losses == []
+    certain = cell(np.linspace(-11, -9, 50))
+    assert aggregate("x", {"a": [certain], "b": [cell(0.0)]}).losses == ["a"]
