@@ -156,7 +156,7 @@ def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path:
     assert str(path) in message
 
 
-def test_an_entry_that_is_missing_in_its_own_presets_is_told(
+def test_an_entry_that_is_missing_in_its_own_presets_is_reported(
     tmp_path: Path, capsys: Capsys
 ) -> None:
     (tmp_path / "own.yaml").write_text("dqn: {CartPole-v1: {steps: 1000}}")

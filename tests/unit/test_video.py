@@ -178,15 +178,15 @@ def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> Non
     assert target.exists()
     new = tmp_path / "new"
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    for given, out, code, said in (
+    for arguments, out, code, message in (
         ([run_id], "film.gif", 1, "fp32.tflite cannot be read"),
         (["nothing"], "film.gif", 2, "A run id is"),
         ([run_id, "--schemes", "fp33"], "film.gif", 2, "fp33"),
         ([artifact], "film.avi", 2, ".gif or .mp4"),
         ([artifact], "film.mp4", 1, "[video]"),
     ):
-        words = ["record", *given, *root, "--out", str(new / out)]
-        assert said in refusal(capsys, *words, code=code)
+        words = ["record", *arguments, *root, "--out", str(new / out)]
+        assert message in refusal(capsys, *words, code=code)
     monkeypatch.setitem(sys.modules, "pygame", None)
     words = ["record", artifact, *root, "--out", str(new / "film.gif")]
     assert "pip install" in refusal(capsys, *words)
