@@ -67,7 +67,7 @@ def run(
     names = ["main.c", f"{artifact.stem}.c", "-o", "program", "-lm"]
     compiler, *runner = board or ("gcc",)
     subprocess.run([compiler, *flags, *names], cwd=folder, check=True)
-    done = subprocess.run(
+    completed = subprocess.run(
         [*runner, folder / "program"],
         input=observations.astype(np.uint8 if bytes_ else dtype).tobytes(),
         stdout=subprocess.PIPE,
@@ -75,8 +75,8 @@ def run(
         # Its search for leaks needs ptrace, which containers forbid.
         env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"},
     )
-    found = np.frombuffer(done.stdout, dtype).reshape(len(observations), 2, -1)
-    return found.transpose(1, 0, 2)
+    outputs = np.frombuffer(completed.stdout, dtype).reshape(len(observations), 2, -1)
+    return outputs.transpose(1, 0, 2)
 
 
 def around(artifact: Path, count: int) -> np.ndarray:
@@ -107,18 +107,18 @@ def reference_heads(artifact: Path, observations: np.ndarray) -> np.ndarray:
 def check(artifact: Path, observations: np.ndarray, flags: tuple[str, ...] = STRICT) -> None:
     """Compare heads with the reference kernels, actions with the default runtime."""
     heads, actions = run(artifact, observations, flags)
-    wanted = reference_heads(artifact, observations)
-    np.testing.assert_array_equal(heads.view(np.int32), wanted.view(np.int32))
+    expected = reference_heads(artifact, observations)
+    np.testing.assert_array_equal(heads.view(np.int32), expected.view(np.int32))
     policy = Policy.load(artifact)
-    acted = np.array([policy.act(observation) for observation in observations])
+    runtime_actions = np.array([policy.act(observation) for observation in observations])
     if policy.sidecar.num_actions is not None:
-        np.testing.assert_array_equal(actions[:, 0], wanted.argmax(axis=1))
+        np.testing.assert_array_equal(actions[:, 0], expected.argmax(axis=1))
         # Convolutions may differ by a code there, which decides between actions that nearly tie.
-        near = 0.02 if policy.sidecar.observation_dtype == "uint8" else 0
-        assert (actions[:, 0] != acted).mean() <= near
+        limit = 0.02 if policy.sidecar.observation_dtype == "uint8" else 0
+        assert (actions[:, 0] != runtime_actions).mean() <= limit
     else:
         bounds = policy.sidecar.action_low, policy.sidecar.action_high
         low, high = (np.array(bound, np.float32) for bound in bounds)
-        np.testing.assert_array_equal(actions, np.clip(wanted, low, high))
+        np.testing.assert_array_equal(actions, np.clip(expected, low, high))
         # Floats are summed in another order there, and halves go to either code.
-        assert (np.abs(actions - acted) > 1e-5).any(axis=1).mean() < 0.01
+        assert (np.abs(actions - runtime_actions) > 1e-5).any(axis=1).mean() < 0.01

@@ -85,9 +85,9 @@ class Network:
 
 def write_flatbuffer(path: Path, content: bytes, **changes: Any) -> Path:
     """Write a flatbuffer and a sidecar for CartPole, which is right except for the changes."""
-    found, hashed = flatbuffer.audit(content), hashlib.sha256(content).hexdigest()
-    types = {"tensor_dtypes": found.tensor_dtypes, "weight_dtypes": found.weight_dtypes}
-    values = {"sha256": hashed, "size_bytes": len(content), "operators": found.operators}
+    audit, hashed = flatbuffer.audit(content), hashlib.sha256(content).hexdigest()
+    types = {"tensor_dtypes": audit.tensor_dtypes, "weight_dtypes": audit.weight_dtypes}
+    values = {"sha256": hashed, "size_bytes": len(content), "operators": audit.operators}
     write_bytes(path, content)
     sidecar = replace(SIDECAR, **{**values, **types, "check": {}, **changes})
     sidecar.save(sidecar_path(path))
@@ -203,9 +203,9 @@ def tiny_run() -> Run:
     sizes = {"steps": 1200, "num_envs": 4, "network": [32, 32], "learning_starts": 200}
     # The ring holds less than is added, so that it wraps.
     replay = {"buffer_size": 800, "batch_size": 16, "n_step": 2, "target_update": 20}
-    often = {"train_frequency": 64, "gradient_steps": 8, "checkpoint_every": 400}
-    evaluated = {"evaluation_every": 400, "evaluation_episodes": 8}
-    return Run("dqn", "CartPole-v1", 0, sizes | replay | often | evaluated)
+    frequencies = {"train_frequency": 64, "gradient_steps": 8, "checkpoint_every": 400}
+    evaluation = {"evaluation_every": 400, "evaluation_episodes": 8}
+    return Run("dqn", "CartPole-v1", 0, sizes | replay | frequencies | evaluation)
 
 
 @pytest.fixture(scope="session")

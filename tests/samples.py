@@ -162,9 +162,9 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def run_python(*words: str, folder: Path, code: int = 0) -> str:
     """Run Python in a folder, which has to end with this code; return its output."""
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert completed.returncode == code, completed.stderr
+    return completed.stdout
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -203,15 +203,19 @@ def settle(network: Any, observations: np.ndarray, seed: int) -> None:
 
 
 def write_training(
-    workspace: Workspace, run: Run, preset: presets.Preset, weights: Weights, seen: np.ndarray
+    workspace: Workspace,
+    run: Run,
+    preset: presets.Preset,
+    weights: Weights,
+    observations: np.ndarray,
 ) -> None:
     """Write a finished training."""
     folder = workspace.run_dir(run.run_id)
-    networks.save_weights(folder / "calibration.npz", {"observations": seen})
+    networks.save_weights(folder / "calibration.npz", {"observations": observations})
     (folder / "progress.csv").write_text("step\n1\n")
-    made = replace(TRAINING, run=run.to_dict(), run_id=run.run_id, preset=asdict(preset))
+    record = replace(TRAINING, run=run.to_dict(), run_id=run.run_id, preset=asdict(preset))
     hashed = sha256(folder / "calibration.npz")
-    replace(made, calibration_sha256=hashed).save(folder / "training.json")
+    replace(record, calibration_sha256=hashed).save(folder / "training.json")
     write_network(folder, weights)
 
 
