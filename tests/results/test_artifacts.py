@@ -51,8 +51,8 @@ def test_kept_files_exist_and_others_have_the_hash_of_their_record_when_made() -
         if path.with_suffix(".tflite").exists():
             continue
         if scheme.rounding is not None and reference.exists():
-            made = quantized(reference.read_bytes(), scheme)
-            assert hashlib.sha256(made).hexdigest() == sidecar.sha256, path
+            content = quantized(reference.read_bytes(), scheme)
+            assert hashlib.sha256(content).hexdigest() == sidecar.sha256, path
         elif sidecar.scheme in KEPT:
             assert sidecar.size_bytes > LARGE, path
 
@@ -68,7 +68,9 @@ def test_constants_of_a_flatbuffer_are_a_network_to_start_from(cell: str) -> Non
     preset = replace(presets.restore(run.algo, policy.sidecar.preset), precision="float32")
     network = agents.build_network(run.algo, spec, preset, run.seed)
     networks.set_weights(network, flatbuffer.variables(path, policy.sidecar.action_std))
-    seen = 255 * np.random.default_rng(0).random((9, *spec.observation_shape))
-    seen = seen.astype(spec.observation_dtype)
-    heads = np.stack([policy.head(one) for one in seen])
-    np.testing.assert_allclose(inference.forward(network)(seen), heads, rtol=1e-4, atol=1e-4)
+    observations = 255 * np.random.default_rng(0).random((9, *spec.observation_shape))
+    observations = observations.astype(spec.observation_dtype)
+    heads = np.stack([policy.head(observation) for observation in observations])
+    np.testing.assert_allclose(
+        inference.forward(network)(observations), heads, rtol=1e-4, atol=1e-4
+    )

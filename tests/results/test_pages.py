@@ -32,8 +32,8 @@ def generate() -> Iterator[ModuleType]:
 
 def row(text: str, first: str) -> list[str]:
     """Return the cells of a table's row."""
-    (found,) = (line for line in text.splitlines() if line.startswith(f"| {first} |"))
-    return [cell.strip() for cell in found.strip("|").split("|")]
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {first} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def flight(cell: str, scheme: str, success: float, latency: float) -> dict[str, Any]:
@@ -63,11 +63,11 @@ def test_both_precisions_stand_beside_the_papers(generate: Any) -> None:
     assert row(generate.halved(None), "A")[:4] == ["A", "127 → 156", "0.81", generate.DASH]
     figures = {"gradient_steps": 2, "environment_steps": 8, "peak_mib": 100}
     ours: dict[str, Any] = {"float32": figures}
-    ours["bfloat16"] = {name: 2 * one for name, one in figures.items()}
+    ours["bfloat16"] = {name: 2 * figure for name, figure in figures.items()}
     ours |= {"gradient_steps_ratio": [2, 1.5, 2.5], "environment_steps_ratio": [2, 1, 3]}
-    found = {"policies": {"policy_c": ours}, "repetitions": {"policy_c": [{}] * 5}}
-    found |= {"processor": "A chip", "cores": 2, "load_before": 0.1}
-    text = generate.halved(found)
+    benchmark = {"policies": {"policy_c": ours}, "repetitions": {"policy_c": [{}] * 5}}
+    benchmark |= {"processor": "A chip", "cores": 2, "load_before": 0.1}
+    text = generate.halved(benchmark)
     ratios, _, figures = text.partition("Missing: Policy A, Policy B.")
     assert row(ratios, "C")[:6] == [
         *("C", "391 → 242", "1.62", "2.00 (1.50 to 2.50)", "2.00 (1.00 to 3.00)", "2.00")
@@ -107,17 +107,17 @@ def test_trainings_in_both_precisions_are_compared(
 
 def test_another_board_is_compared_with_both_kernels(generate: Any) -> None:
     assert generate.another_board(None, []).startswith("Missing: ")
-    alike = {"equal_actions": 1000, "difference": 0, "lead": 0}
-    one = {"algo": "dqn", "env_id": "CartPole-v1", "network": [64], "scheme": "int8", "step": 0.1}
-    one |= {"states": 1000, "built_in": alike}
-    rows = [one | {"xnnpack": {"equal_actions": 998, "difference": 1, "lead": 2}}]
+    comparison = {"equal_actions": 1000, "difference": 0, "lead": 0}
+    cell = {"algo": "dqn", "env_id": "CartPole-v1", "network": [64], "scheme": "int8", "step": 0.1}
+    cell |= {"states": 1000, "built_in": comparison}
+    rows = [cell | {"xnnpack": {"equal_actions": 998, "difference": 1, "lead": 2}}]
     board = {"processor": "cortex-a53", "emulator": "qemu", "tflite-runtime": "2", "numpy": "1"}
-    found = {"rows": rows, "arm": board, "xnnpack": {"ai-edge-litert": "2"}}
+    benchmark = {"rows": rows, "arm": board, "xnnpack": {"ai-edge-litert": "2"}}
     other = replace(RUN, algo="ppo")
-    known = [
+    entries = [
         Entry(Path("int8.tflite"), replace(SIDECAR, scheme="int8"), run) for run in (RUN, other)
     ]
-    text = generate.another_board(found, known)
+    text = generate.another_board(benchmark, entries)
     assert text.endswith("Missing: ppo on CartPole-v1.\n")
     assert row(text, "dqn on CartPole-v1")[2:] == [
         *("`int8`", "998", "1 steps", "1,000", "0 steps", "2 steps")

@@ -26,13 +26,13 @@ RUNS = [
 def history() -> set[str] | None:
     """Return all commits, in 12 digits; None for a shallow copy, or one without history."""
     git = ["git", "-C", str(WORKSPACE.root)]
-    kind = subprocess.run(
+    shallow = subprocess.run(
         [*git, "rev-parse", "--is-shallow-repository"], check=False, capture_output=True
     )
-    if kind.stdout != b"false\n":
+    if shallow.stdout != b"false\n":
         return None
-    found = subprocess.run([*git, "rev-list", "HEAD"], capture_output=True, text=True, check=True)
-    return {commit[:12] for commit in found.stdout.split()}
+    log = subprocess.run([*git, "rev-list", "HEAD"], capture_output=True, text=True, check=True)
+    return {commit[:12] for commit in log.stdout.split()}
 
 
 def sidecars(run: Run) -> Iterator[Sidecar]:
@@ -83,5 +83,5 @@ def test_results_come_from_committed_code(run: Run) -> None:
     assert list(sidecars(run))
     for sidecar in sidecars(run):
         commits = [sidecar.commit, *sidecar.trained_commits]
-        assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in commits), sidecar.scheme
+        assert all(re.fullmatch("[0-9a-f]{12}", str(commit)) for commit in commits), sidecar.scheme
         assert set(commits) <= (history() or set(commits)), sidecar.scheme
