@@ -30,14 +30,14 @@ old.replaceWith(root);
 const place = root.querySelector(".arenas"), arena = place.firstElementChild;
 place.replaceChildren();
 for (const [id, state] of Object.entries(%s)) {
-  const one = place.appendChild(arena.cloneNode(true)), { view } = TASKS[id];
-  one.style.setProperty("--shape", (view[1] - view[0]) / (view[3] - view[2]));
-  one.querySelector("small").textContent = id;
-  TASKS[id].draw(penOn(one.querySelector("canvas"), view), state, [1]);
+  const copy = place.appendChild(arena.cloneNode(true)), { view } = TASKS[id];
+  copy.style.setProperty("--shape", (view[1] - view[0]) / (view[3] - view[2]));
+  copy.querySelector("small").textContent = id;
+  TASKS[id].draw(penOn(copy.querySelector("canvas"), view), state, [1]);
 }"""
 #: Waits for a condition; returns what the page shows then.
 UNTIL = """new Promise((resolve) => {
-  const texts = (name) => [...document.querySelectorAll(name)].map((one) => one.textContent);
+  const texts = (name) => [...document.querySelectorAll(name)].map((node) => node.textContent);
   const look = () => (%s ? resolve([...texts(".return"), ...texts(".arena small")])
                          : requestAnimationFrame(look));
   look();
@@ -94,8 +94,8 @@ class Browser:
         return done["result"].get("value")
 
     def show(self, page: Path, width: int, scheme: str) -> None:
-        look = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **look)
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **metrics)
         media = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=media)
         self._events.clear()
@@ -120,18 +120,18 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.close()
 
 
 def page_of(run_id: str, folder: Path) -> Path:
     """Write the report of a run with its fp32 and int8."""
-    here, there = Workspace(folder), Workspace(ROOT).artifact_dir(run_id)
-    here.artifact_dir(run_id).mkdir(parents=True)
-    for path in (*there.glob("fp32.*"), *there.glob("int8.*"), there / "progress.csv"):
-        shutil.copy(path, here.artifact_dir(run_id))
-    page = write_report(here, [run_id], command="quarl report")
+    workspace, published = Workspace(folder), Workspace(ROOT).artifact_dir(run_id)
+    workspace.artifact_dir(run_id).mkdir(parents=True)
+    for path in (*published.glob("fp32.*"), *published.glob("int8.*"), published / "progress.csv"):
+        shutil.copy(path, workspace.artifact_dir(run_id))
+    page = write_report(workspace, [run_id], command="quarl report")
     assert page.stat().st_size < 1_000_000
     return page
 
@@ -147,8 +147,8 @@ def test_both_policies_play(browser: Browser, cell: str, tmp_path: Path) -> None
         browser.run(UNTIL % BOTH_MOVE)
         browser.shoot(SHOTS / f"{cell}-{look}-{scheme}.png")
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    fp32, int8, *told = browser.run(UNTIL % BOTH_OVER)
-    for shown, text in zip((fp32, int8), told, strict=True):
+    fp32, int8, *texts = browser.run(UNTIL % BOTH_OVER)
+    for shown, text in zip((fp32, int8), texts, strict=True):
         assert text.endswith(f"evaluation: return {shown}")
     assert browser.events(*ERRORS) == []
 

@@ -33,8 +33,8 @@ SAC("MlpPolicy", "Pendulum-v1", seed=0).save("sac.zip")
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a Python that has Stable-Baselines3 and litert-torch: QUARL_SB3, or a new one."""
-    if given := os.environ.get("QUARL_SB3"):
-        return given
+    if path := os.environ.get("QUARL_SB3"):
+        return path
     folder = tmp_path_factory.mktemp("sb3")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     (packages,) = re.findall("^pip install (.+)$", PAGE, re.MULTILINE)
@@ -73,10 +73,10 @@ def test_the_commands_of_the_docs_stand(
     for program, verb, *words in map(shlex.split, lines):
         if program == "python":
             # Trained for less.
-            few = [re.sub(r"^\d+$", "300", word) for word in words]
-            subprocess.run([python, verb, *few], check=True)
+            shortened = [re.sub(r"^\d+$", "300", word) for word in words]
+            subprocess.run([python, verb, *shortened], check=True)
         else:
-            few = ["--episodes", "2"] if verb in ("adopt", "evaluate") else []
+            options = ["--episodes", "2"] if verb in ("adopt", "evaluate") else []
             # int8 of a policy that has learned nothing may miss its gate.
-            assert main([verb, *words, *few]) in (0, 3)
+            assert main([verb, *words, *options]) in (0, 3)
     assert Path("reports/sb3/report.md").exists()

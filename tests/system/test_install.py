@@ -24,9 +24,9 @@ assert not {"gymnasium", "rich", "scipy", "tensorflow", "yaml"} & set(sys.module
 
 
 def run(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done
+    completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert completed.returncode == code, completed.stderr
+    return completed
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "quarl_tf", folder / "quarl_tf")
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder / "dist", folder)
-    (found,) = (folder / "dist").glob("*.whl")
-    return found
+    (path,) = (folder / "dist").glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,11 @@ def test_the_wheel_holds_small_policies(wheel: Path) -> None:
 
 def test_policies_act_by_the_base_alone(environment: Path) -> None:
     # From a folder without the package's sources.
-    done = run("env", "-C", environment, environment / "python", "-c", _ACT)
-    assert len(done.stdout.splitlines()) == 3
+    completed = run("env", "-C", environment, environment / "python", "-c", _ACT)
+    assert len(completed.stdout.splitlines()) == 3
 
 
 def test_the_command_names_the_extra_that_it_needs(environment: Path) -> None:
-    done = run(environment / "quarl", "list", code=1)
-    assert "[evaluate]" in done.stderr
-    assert done.stderr.count("\n") == 1
+    completed = run(environment / "quarl", "list", code=1)
+    assert "[evaluate]" in completed.stderr
+    assert completed.stderr.count("\n") == 1

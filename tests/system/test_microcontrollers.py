@@ -41,16 +41,16 @@ def test_32_bit_arm_computes_the_same_bits(run: str, fixed: bool, tmp_path: Path
     artifact = compiled.copied(MODELS / run / "int8.tflite", tmp_path)
     observations = compiled.around(artifact, 500) * (65536 if fixed else 1)
     flags = (*compiled.STRICT, "-static")
-    here = compiled.run(artifact, observations, flags, fixed=fixed)
-    there = compiled.run(artifact, observations, flags, fixed=fixed, board=ARM)
-    np.testing.assert_array_equal(there.view(np.int32), here.view(np.int32))
+    on_host = compiled.run(artifact, observations, flags, fixed=fixed)
+    on_arm = compiled.run(artifact, observations, flags, fixed=fixed, board=ARM)
+    np.testing.assert_array_equal(on_arm.view(np.int32), on_host.view(np.int32))
 
 
 @pytest.fixture(scope="module")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a Python that has TensorFlow Lite Micro: QUARL_MICRO, or a new one."""
-    if given := os.environ.get("QUARL_MICRO"):
-        return given
+    if path := os.environ.get("QUARL_MICRO"):
+        return path
     folder = tmp_path_factory.mktemp("micro")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     words = [folder / "bin/pip", "install", "--quiet", "tflite-micro==0.dev20261023182759"]
@@ -71,15 +71,15 @@ def test_tensorflow_lite_micro_takes_the_same_actions(run: str, micro: str, tmp_
     artifact = MODELS / run / "int8.tflite"
     observations = compiled.around(artifact, 200)
     policy = Policy.load(artifact)
-    wanted = np.array([policy.head(observation) for observation in observations])
+    expected = np.array([policy.head(observation) for observation in observations])
     heads = replayed(micro, artifact, observations, tmp_path)
     # Its kernels round a product twice, LiteRT's once: a code may be the next one.
-    code = np.diff(np.unique(wanted)).min()
-    assert np.abs(heads - wanted).max() < 1.5 * code
-    acted, taken = wanted.argmax(axis=1), heads.argmax(axis=1)
-    leads = wanted.max(axis=1) - wanted[np.arange(len(wanted)), taken]
+    code = np.diff(np.unique(expected)).min()
+    assert np.abs(heads - expected).max() < 1.5 * code
+    expected_actions, actions = expected.argmax(axis=1), heads.argmax(axis=1)
+    leads = expected.max(axis=1) - expected[np.arange(len(expected)), actions]
     assert leads.max() < 1.5 * code
-    assert (acted != taken).mean() < 0.01
+    assert (expected_actions != actions).mean() < 0.01
 
 
 def test_what_lacks_an_operator_does_not_run_there(
