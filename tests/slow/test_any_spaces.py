@@ -26,8 +26,8 @@ class Copying(gym.Env[Any, Any]):
         self.draw, self.show, self.reward = draw, show, reward
 
     def observe(self) -> Any:
-        self.wanted = self.draw(self.np_random)
-        return self.show(self.wanted)
+        self.target = self.draw(self.np_random)
+        return self.show(self.target)
 
     def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -36,7 +36,7 @@ class Copying(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
-        reward = float(self.reward(action, self.wanted))
+        reward = float(self.reward(action, self.target))
         self.steps += 1
         return self.observe(), reward, self.steps == 10, False, {}
 
@@ -48,22 +48,22 @@ ENVIRONMENTS: dict[str, tuple[Any, ...]] = {
         spaces.Dict(first=spaces.MultiBinary(1), second=spaces.Discrete(3)),
         spaces.MultiDiscrete([2, 3]),
         lambda random: random.integers([2, 3]),
-        lambda wanted: {"first": wanted[:1].astype(np.int8), "second": wanted[1]},
-        lambda action, wanted: np.mean(action == wanted),
+        lambda target: {"first": target[:1].astype(np.int8), "second": target[1]},
+        lambda action, target: np.mean(action == target),
     ),
     "Echo-v0": (
         spaces.Tuple([spaces.MultiDiscrete([3]), spaces.MultiBinary(1)]),
         spaces.Discrete(3, start=1),
         lambda random: random.integers(1, 4),
-        lambda wanted: (np.array([wanted - 1]), np.zeros(1, np.int8)),
-        lambda action, wanted: action == wanted,
+        lambda target: (np.array([target - 1]), np.zeros(1, np.int8)),
+        lambda action, target: action == target,
     ),
     "Hand-v0": (
         spaces.Box(-1, 1, (2, 2), np.float64),
         spaces.Box(-1, 1, (2, 2), np.float32),
         lambda random: random.uniform(-0.8, 0.8, (2, 2)),
-        lambda wanted: wanted,
-        lambda action, wanted: 1 - np.abs(action - wanted).mean(),
+        lambda target: target,
+        lambda action, target: 1 - np.abs(action - target).mean(),
     ),
 }
 
@@ -90,10 +90,10 @@ CASES = [
 
 def described(path: Path, algo: str, env_id: str, **changes: Any) -> list[str]:
     """Write a preset; return the options of a run with it."""
-    like = presets.load(algo, "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1")
+    base = presets.load(algo, "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1")
     file = path / "presets.yaml"
-    own = {**asdict(like), **SHORT, **changes, "network": [32]}
-    file.write_text(yaml.safe_dump({algo: {env_id: own}}))
+    values = {**asdict(base), **SHORT, **changes, "network": [32]}
+    file.write_text(yaml.safe_dump({algo: {env_id: values}}))
     return [env_id, "--algo", algo, "--presets", str(file), "--root", str(path)]
 
 

@@ -157,7 +157,7 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
         return [Action.NOOP, Action.FIRE if self.has_fire else Action.UP, Action.DOWN]
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        self.left = iter([(0, 3, False)] * 2 * self.has_fire + list(self.script))
+        self.remaining = iter([(0, 3, False)] * 2 * self.has_fire + list(self.script))
         self.frame = 0
         return self.planes(), {"lives": np.array([3])}
 
@@ -169,7 +169,7 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.actions += actions.tolist()
-        reward, lives, terminated = ([value] for value in next(self.left))
+        reward, lives, terminated = ([value] for value in next(self.remaining))
         ends = np.array(terminated), np.array([False])
         return self.planes(), np.array(reward, np.int32), *ends, {"lives": np.array(lives)}
 
@@ -227,10 +227,10 @@ def test_games_from_one_start_are_equal(random: np.random.Generator) -> None:
     np.testing.assert_array_equal(first, second)
     for _ in range(400):
         action = random.integers(9)
-        (first, *rest), (second, *others) = (env.step(action) for env in envs)
+        (first, *outcome), (second, *other_outcome) = (env.step(action) for env in envs)
         np.testing.assert_array_equal(first, second)
-        assert rest[:3] == others[:3]
-        if rest[1]:
+        assert outcome[:3] == other_outcome[:3]
+        if outcome[1]:
             break
 
 
@@ -239,8 +239,8 @@ def test_sticky_games_repeat_actions_by_the_seed_alone(random: np.random.Generat
         env = make(BREAKOUT, sticky=sticky)
         return np.stack([env.reset(seed=5)[0], *(env.step(action)[0] for action in actions)])
 
-    some, others = random.integers(4, size=(2, 80))
-    np.testing.assert_array_equal(play(0.25, some), play(0.25, some))
-    assert not np.array_equal(play(0.25, some), play(0.0, some))
+    choices, other_choices = random.integers(4, size=(2, 80))
+    np.testing.assert_array_equal(play(0.25, choices), play(0.25, choices))
+    assert not np.array_equal(play(0.25, choices), play(0.0, choices))
     # An action that is always repeated stays the same.
-    np.testing.assert_array_equal(play(1.0, some), play(1.0, others))
+    np.testing.assert_array_equal(play(1.0, choices), play(1.0, other_choices))

@@ -23,17 +23,17 @@ class Corridor(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(0, 1, (LENGTH,))
     action_space = gym.spaces.Discrete(2)
 
-    def _seen(self) -> np.ndarray:
+    def _observation(self) -> np.ndarray:
         return np.eye(LENGTH, dtype=np.float32)[min(self.place, LENGTH - 1)]
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.place = 0
-        return self._seen(), {}
+        return self._observation(), {}
 
     def step(self, action: Any) -> Any:
         self.place = max(0, self.place + 2 * int(action) - 1)
-        return self._seen(), -1.0, self.place == LENGTH, False, {}
+        return self._observation(), -1.0, self.place == LENGTH, False, {}
 
 
 class Approach(gym.Env[Any, Any]):
@@ -87,8 +87,8 @@ def test_every_one_learns(algo: str, env_id: str, changes: dict[str, Any], tmp_p
     run, workspace = Run(algo, env_id, 0), Workspace(tmp_path)
     record = train(workspace, run, lambda *_: None, preset)
     network = agents.build_network(algo, environments.env_spec(env_id), preset, seed=0)
-    kept = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
-    networks.set_weights(network, kept)
+    weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
+    networks.set_weights(network, weights)
     head = inference.forward(network)
     if env_id == "Approach-v0":
         # The best is -0.5; to stay costs 10.

@@ -91,18 +91,18 @@ def test_a_run_keeps_its_presets(here: Path, tmp_path: Path, capsys: Capsys) -> 
     line = refusal(capsys, "train", *DOCKING, *IMPORT, "--presets", str(changed), code=1)
     assert "Received: epochs=3 for 10" in line
     # The preset is looked for in the file.
-    own = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT]
-    assert "given with --presets" in refusal(capsys, *own)
+    task = ["train", "--algo", "ppo", "--env", "Docking-v0", *IMPORT]
+    assert "given with --presets" in refusal(capsys, *task)
     changed.write_text("ppo:\n  Docking-v1: {}\n")
-    assert "did you mean Docking-v1?" in refusal(capsys, *own, "--presets", str(changed))
+    assert "did you mean Docking-v1?" in refusal(capsys, *task, "--presets", str(changed))
 
 
 def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: Capsys) -> None:
-    for env_id, told in (("CartPole-V1", True), ("CartPole-v1", False)):
-        own = write(tmp_path / "own.yaml", shipped(epochs=3), env_id)
-        assert verbs.main([*TRAIN, "--presets", str(own), "--root", str(tmp_path)]) == 0
-        line = f"quarl: {own} has no ppo preset of CartPole-v1; using the package's.\n"
-        assert capsys.readouterr().err == (line if told else "")
+    for env_id, noticed in (("CartPole-V1", True), ("CartPole-v1", False)):
+        file = write(tmp_path / "own.yaml", shipped(epochs=3), env_id)
+        assert verbs.main([*TRAIN, "--presets", str(file), "--root", str(tmp_path)]) == 0
+        line = f"quarl: {file} has no ppo preset of CartPole-v1; using the package's.\n"
+        assert capsys.readouterr().err == (line if noticed else "")
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_an_environment_that_cannot_be_made_is_no_traceback(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, ""])
     gym.register("Mistaken-v0", entry_point, kwargs=options)
-    own = yaml.safe_load(Path("examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
-    file = write(Path("mistaken.yaml"), own, "Mistaken-v0")
-    given = ["--algo", "ppo", "--env", "Mistaken-v0", "--presets", str(file)]
+    preset = yaml.safe_load(Path("examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
+    file = write(Path("mistaken.yaml"), preset, "Mistaken-v0")
+    task = ["--algo", "ppo", "--env", "Mistaken-v0", "--presets", str(file)]
     try:
-        line = refusal(capsys, "train", *given, "--root", "elsewhere")
+        line = refusal(capsys, "train", *task, "--root", "elsewhere")
     finally:
         del gym.registry["Mistaken-v0"]
     assert words in line
@@ -161,17 +161,17 @@ def shipped(**changes: Any) -> dict[str, Any]:
 
 def write(path: Path, content: Any, env_id: str = "CartPole-v1") -> Path:
     # Tuples are lists in YAML.
-    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in content.items()}
-    path.write_text(yaml.safe_dump({"ppo": {env_id: plain}}))
+    values = {k: list(v) if isinstance(v, tuple) else v for k, v in content.items()}
+    path.write_text(yaml.safe_dump({"ppo": {env_id: values}}))
     return path
 
 
 def test_own_presets_go_before_the_package_s_and_overrides_before_both(tmp_path: Path) -> None:
-    own = write(tmp_path / "own.yaml", shipped(epochs=3, clip=0.3))
-    assert asdict(presets.load("ppo", "CartPole-v1", file=own)) == shipped(epochs=3, clip=0.3)
-    overridden = presets.load("ppo", "CartPole-v1", {"clip": 0.1}, own)
+    path = write(tmp_path / "own.yaml", shipped(epochs=3, clip=0.3))
+    assert asdict(presets.load("ppo", "CartPole-v1", file=path)) == shipped(epochs=3, clip=0.3)
+    overridden = presets.load("ppo", "CartPole-v1", {"clip": 0.1}, path)
     assert asdict(overridden) == shipped(epochs=3, clip=0.1)
-    other = presets.load("a2c", "CartPole-v1", file=own)
+    other = presets.load("a2c", "CartPole-v1", file=path)
     assert other == presets.load("a2c", "CartPole-v1")
 
 
