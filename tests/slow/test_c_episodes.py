@@ -18,7 +18,7 @@ MODELS = Path(__file__).parents[2] / "tflite_models"
 PONG = MODELS / "PongNoFrameskip-v4"
 
 
-def met(policy: Policy, episodes: int) -> Iterator[Any]:
+def episode_states(policy: Policy, episodes: int) -> Iterator[Any]:
     """Yield the observations of episodes."""
     with closing(environments.make(policy.sidecar.env_id)) as env:
         for seed in range(episodes):
@@ -31,23 +31,23 @@ def met(policy: Policy, episodes: int) -> Iterator[Any]:
 @pytest.mark.parametrize("name", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ppo/s0"])
 def test_dense_policies_in_a_hundred_episodes(name: str, tmp_path: Path) -> None:
     artifact = compiled.copied(MODELS / name / "int8.tflite", tmp_path)
-    seen = np.array(list(met(Policy.load(artifact), 100)))
-    assert len(seen) > 5000
-    compiled.check(artifact, seen)
+    observations = np.array(list(episode_states(Policy.load(artifact), 100)))
+    assert len(observations) > 5000
+    compiled.check(artifact, observations)
 
 
 def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
     artifact = compiled.copied(PONG / "dqn/s0-e062e97a/int8.tflite", tmp_path)
     policy = Policy.load(artifact)
-    seen = np.array(list(islice(met(policy, 1), 500)))
-    heads, actions = compiled.run(artifact, seen)
-    np.testing.assert_array_equal(heads, compiled.reference_heads(artifact, seen))
+    observations = np.array(list(islice(episode_states(policy, 1), 500)))
+    heads, actions = compiled.run(artifact, observations)
+    np.testing.assert_array_equal(heads, compiled.reference_heads(artifact, observations))
     # Convolutions of the default runtime round differently: of two near values the other may lead.
-    acted = np.array([policy.act(observation) for observation in seen])
-    differs = actions[:, 0] != acted
-    behind = heads.max(axis=1) - heads[np.arange(len(seen)), acted]
-    assert differs.mean() < 0.02
-    assert behind[differs].max(initial=0) < 2.5 * np.diff(np.unique(heads)).min()
+    runtime_actions = np.array([policy.act(observation) for observation in observations])
+    unequal = actions[:, 0] != runtime_actions
+    leads = heads.max(axis=1) - heads[np.arange(len(observations)), runtime_actions]
+    assert unequal.mean() < 0.02
+    assert leads[unequal].max(initial=0) < 2.5 * np.diff(np.unique(heads)).min()
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_python_runs(folder: Path, monkeypatch: Patch) -> None:
     exec(stages, {})
     for path in (folder / "mine/tflite_models/CartPole-v1/ppo/s0").glob("int8.*"):
         shutil.copy(path, folder)
-    found = {"observation": np.zeros(4, np.float32)}
-    exec(board, found)
-    assert found["action"] in (0, 1)
+    namespace = {"observation": np.zeros(4, np.float32)}
+    exec(board, namespace)
+    assert namespace["action"] in (0, 1)
 
 
 def test_each_script_does_its_stage(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_each_script_does_its_stage(tmp_path: Path) -> None:
     run_id = "ppo-CartPole-v1-s0"
     assert run_id in script("pipelines/train.py", "ppo", "CartPole-v1", "0")
     paths = script("pipelines/export.py", run_id, "fp32", "int8").split()
-    told = script("pipelines/evaluate.py", *paths, "--episodes", "5")
-    assert told.count("mean return") == 2
+    output = script("pipelines/evaluate.py", *paths, "--episodes", "5")
+    assert output.count("mean return") == 2
     page = script("pipelines/report.py", run_id).strip()
     assert "int8" in (tmp_path / page).with_name("report.md").read_text()
     results = json.loads((tmp_path / page).with_name("results.json").read_text())

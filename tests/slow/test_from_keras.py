@@ -14,7 +14,7 @@ from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
 from quarl_tf.runtime.policy import Policy
 
-MINE = ("--env", "CartPole-v1", "--head", "logits", "--episodes", "1", "--name")
+OPTIONS = ("--env", "CartPole-v1", "--head", "logits", "--episodes", "1", "--name")
 
 #: With Keras 2 or 3: a policy, the constants of its layers, and models that are no policies.
 _SAVE = """
@@ -27,27 +27,27 @@ else:
     import keras
 layers = keras.layers
 
-def save(name, *others, size=4, outputs=1):
-    seen = keras.Input((size,))
-    hidden = layers.Dense(8, "tanh")(seen)
-    for layer in others:
+def save(name, *middle, size=4, outputs=1):
+    inputs = keras.Input((size,))
+    hidden = layers.Dense(8, "tanh")(inputs)
+    for layer in middle:
         hidden = layer(hidden)
     heads = [layers.Dense(2)(hidden) for _ in range(outputs)]
-    made = keras.Model(seen, heads if outputs > 1 else heads[0])
-    made.save(name)
-    return made
+    model = keras.Model(inputs, heads if outputs > 1 else heads[0])
+    model.save(name)
+    return model
 
-made = save(f"of_{sys.argv[1]}.h5", layers.Dropout(0.5))
-np.savez(f"of_{sys.argv[1]}.npz", *made.get_weights())
+model = save(f"of_{sys.argv[1]}.h5", layers.Dropout(0.5))
+np.savez(f"of_{sys.argv[1]}.npz", *model.get_weights())
 if sys.argv[1] == "3":
-    made.save("of_3.keras")
-    made.export("program", verbose=False)
+    model.save("of_3.keras")
+    model.export("program", verbose=False)
     for name in ("lambda.keras", "lambda.h5"):
         save(name, layers.Lambda(lambda x: 2 * x))
     save("wide.keras", size=8)
     save("several.keras", outputs=2)
-    with open("of_3.keras", "rb") as whole, open("damaged.keras", "wb") as part:
-        part.write(whole.read()[:-500])
+    with open("of_3.keras", "rb") as sound, open("damaged.keras", "wb") as damaged:
+        damaged.write(sound.read()[:-500])
 """
 
 
@@ -69,16 +69,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("file", ["of_3.keras", "of_3.h5", "of_2.h5", "program"])
 def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
     name = file.replace(".", "_")
-    assert main(["adopt", file, *MINE, name, "--trust", "--schemes", "int8"]) == 0
+    assert main(["adopt", file, *OPTIONS, name, "--trust", "--schemes", "int8"]) == 0
     folder = Path("tflite_models/CartPole-v1/adopted", f"s0-{name}")
     policy = Policy.load(folder / "fp32.tflite")
-    with np.load(models / f"of_{2 if '2' in file else 3}.npz") as found:
-        first, shift, last, bias = found.values()
-    for seen in np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32):
-        wanted = np.tanh(seen @ first + shift) @ last + bias
-        np.testing.assert_allclose(policy.head(seen), wanted, rtol=1e-5, atol=1e-6)
+    with np.load(models / f"of_{2 if '2' in file else 3}.npz") as constants:
+        hidden_kernel, hidden_bias, head_kernel, head_bias = constants.values()
+    for observation in np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32):
+        expected = np.tanh(observation @ hidden_kernel + hidden_bias) @ head_kernel + head_bias
+        np.testing.assert_allclose(policy.head(observation), expected, rtol=1e-5, atol=1e-6)
     # The same model again is the same file.
-    assert main(["adopt", file, *MINE, name, "--trust"]) == 0
+    assert main(["adopt", file, *OPTIONS, name, "--trust"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
 )
 @pytest.mark.usefixtures("models")
 def test_other_files_are_refused(capsys: Capsys, file: str, code: int, message: str) -> None:
-    assert message in refusal(capsys, "adopt", file, *MINE, "none", code=code)
+    assert message in refusal(capsys, "adopt", file, *OPTIONS, "none", code=code)
     assert not Path("tflite_models/CartPole-v1/adopted/s0-none").exists()
 
 
 @pytest.mark.usefixtures("models")
 def test_a_crash_of_the_conversion_is_one_line(capsys: Capsys, monkeypatch: Patch) -> None:
     monkeypatch.setattr(adopting, "_converted_model", _crash)
-    assert "TensorFlow crashed" in refusal(capsys, "adopt", "of_3.h5", *MINE, "none", code=1)
+    assert "TensorFlow crashed" in refusal(capsys, "adopt", "of_3.h5", *OPTIONS, "none", code=1)
 
 
 def _crash(*_: object) -> None:
