@@ -32,21 +32,21 @@ COMMANDS = (
 def damaged(content: bytes, random: np.random.Generator) -> bytes:
     """Flip bits, overwrite a word, cut off, blank, or repeat a part of a file."""
     changed = bytearray(content)
-    at, how = int(random.integers(len(content))), random.integers(5)
-    end = at + int(random.integers(1, 64))
-    if how == 0:
+    start, damage = int(random.integers(len(content))), random.integers(5)
+    end = start + int(random.integers(1, 64))
+    if damage == 0:
         for place in random.integers(len(content), size=random.integers(1, 9)):
             changed[place] ^= 1 << random.integers(8)
-    elif how == 1:
+    elif damage == 1:
         words = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, random.integers(2**32)]
         word = int(random.choice(words))
-        changed[at // 4 * 4 : at // 4 * 4 + 4] = word.to_bytes(4, "little")
-    elif how == 2:
-        del changed[at:]
-    elif how == 3:
-        changed[at:end] = bytes(len(changed[at:end]))
+        changed[start // 4 * 4 : start // 4 * 4 + 4] = word.to_bytes(4, "little")
+    elif damage == 2:
+        del changed[start:]
+    elif damage == 3:
+        changed[start:end] = bytes(len(changed[start:end]))
     else:
-        changed[at:at] = changed[at:end]
+        changed[start:start] = changed[start:end]
     return bytes(changed)
 
 
@@ -56,37 +56,37 @@ def test_damage_is_one_line_and_never_accepted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(adopting, "ProcessPoolExecutor", KeptPool)
-    whole = {"foreign": artifacts["balancer"], "fp32": artifacts["balancer"]}
-    whole["int8"] = artifacts["int8"]
-    said = {"env_id": "CartPole-v1", "head": "logits"}
-    hashed = said | {"sha256": sha256(artifacts["balancer"])}
+    sound = {"foreign": artifacts["balancer"], "fp32": artifacts["balancer"]}
+    sound["int8"] = artifacts["int8"]
+    description = {"env_id": "CartPole-v1", "head": "logits"}
+    with_hash = description | {"sha256": sha256(artifacts["balancer"])}
     for trial in range(TRIALS):
         random = np.random.default_rng(trial)
         command = COMMANDS[trial % len(COMMANDS)]
-        file, about = Path(command[1]), said if random.integers(2) else hashed
-        content = whole[file.stem].read_bytes()
-        sidecar = whole[file.stem].with_suffix(".json").read_bytes()
-        beside = json.dumps(about).encode() if command[0] == "adopt" else sidecar
-        first, second = content, beside
+        file, fields = Path(command[1]), description if random.integers(2) else with_hash
+        content = sound[file.stem].read_bytes()
+        sidecar = sound[file.stem].with_suffix(".json").read_bytes()
+        document = json.dumps(fields).encode() if command[0] == "adopt" else sidecar
+        flatbuffer, written = content, document
         if which := random.integers(3):
-            first = damaged(content, random)
+            flatbuffer = damaged(content, random)
         if which != 1:
-            second = damaged(beside, random)
-        file.write_bytes(first)
-        file.with_suffix(".json").write_bytes(second)
+            written = damaged(document, random)
+        file.write_bytes(flatbuffer)
+        file.with_suffix(".json").write_bytes(written)
         code = main(command)
-        said_wrong = capsys.readouterr().err
-        where = f"trial {trial}: {command}"
-        assert code in (0, 1, 2, 3), where
-        assert said_wrong.count("\n") == (code > 0), f"{where}: {said_wrong}"
+        errors = capsys.readouterr().err
+        label = f"trial {trial}: {command}"
+        assert code in (0, 1, 2, 3), label
+        assert errors.count("\n") == (code > 0), f"{label}: {errors}"
         if code == 0 and command[0] in ("quantize", "evaluate", "export"):
-            assert first == content, where
-            assert json.loads(second) == json.loads(sidecar), where
+            assert flatbuffer == content, label
+            assert json.loads(written) == json.loads(sidecar), label
         if code == 0 and command[0] == "adopt":
-            assert first == content or "sha256" not in json.loads(second), where
+            assert flatbuffer == content or "sha256" not in json.loads(written), label
             # An adopted file can be exported.
-            assert main(("export", "adopted-CartPole-v1-s0-fuzzed", "--schemes", "int8")) < 3, where
-            assert capsys.readouterr().err.count("\n") < 2, where
+            assert main(("export", "adopted-CartPole-v1-s0-fuzzed", "--schemes", "int8")) < 3, label
+            assert capsys.readouterr().err.count("\n") < 2, label
         shutil.rmtree("tflite_models", ignore_errors=True)
     KeptPool.pool.shutdown()
     KeptPool.pool = None
