@@ -34,17 +34,17 @@ RUNS = {
 
 def saved(run: Run, folder: Path, file: Path) -> tuple[dict[str, np.ndarray], Any]:
     """Train, and save the checkpoint in the middle to a file; return its content."""
-    whole: list[Any] = []
+    content: list[Any] = []
     checkpoints = checkpoint_dir(Workspace(folder).run_dir(run.run_id))
 
     def save(step: int, *_: object) -> None:
-        if not whole and step > 256:
+        if not content and step > 256:
             words = ["checkpoint", "save", run.run_id, str(file), "--root", str(folder)]
             assert verbs.main(words) == 0
-            whole.extend(checkpoint.load_newest(checkpoints) or ())
+            content.extend(checkpoint.load_newest(checkpoints) or ())
 
     loop.train(Workspace(folder), run, save)
-    arrays, state = whole
+    arrays, state = content
     return arrays, state
 
 
@@ -58,41 +58,45 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     assert expected.run_id.startswith(f"{run.run_id}-from")
     assert expected.plain == (expected if run.quantization is None else run.plain)
     # What it starts with.
-    preset, there = presets.load(run.algo, run.env_id, run.overrides), Workspace(tmp_path / "there")
-    begun = loop._Training(there.run_dir("begun"), expected, preset)
-    begun.resume()
-    assert begun.step == state["step"] >= 256
-    assert begun.collector.episodes == state["episodes"]
-    copies, found = set(state["copies"]), begun.agent.arrays()
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    elsewhere = Workspace(tmp_path / "elsewhere")
+    training = loop._Training(elsewhere.run_dir("begun"), expected, preset)
+    training.resume()
+    assert training.step == state["step"] >= 256
+    assert training.collector.episodes == state["episodes"]
+    copies, agent_arrays = set(state["copies"]), training.agent.arrays()
     assert bool(copies) == (run.algo != "ppo")
     for name in arrays.keys() - copies:
         if not name.startswith(("replay/", "best/")):
-            np.testing.assert_array_equal(found[name], arrays[name], err_msg=name)
-    for target in begun.agent.targets:
+            np.testing.assert_array_equal(agent_arrays[name], arrays[name], err_msg=name)
+    for target in training.agent.targets:
         for name, value in networks.weights(target).items():
-            np.testing.assert_array_equal(value, networks.weights(begun.agent.network)[name])
+            np.testing.assert_array_equal(value, networks.weights(training.agent.network)[name])
     # It acts by its network, also while a new replay warms up.
     if run.algo == "ddpg":
-        seen = begun.collector.observations
-        heads = networks.inference.Snapshot(begun.agent.network)(seen)
-        np.testing.assert_array_equal(begun.agent.act(seen, 0.5), begun._spec.greedy(heads))
+        observations = training.collector.observations
+        heads = networks.inference.Snapshot(training.agent.network)(observations)
+        np.testing.assert_array_equal(
+            training.agent.act(observations, 0.5), training._spec.greedy(heads)
+        )
     # As the command that was printed has it, to the end.
-    assert verbs.main([*command, "--root", str(there.root)]) == 0
-    record = TrainingRecord.load(there.run_dir(expected.run_id) / "training.json")
+    assert verbs.main([*command, "--root", str(elsewhere.root)]) == 0
+    record = TrainingRecord.load(elsewhere.run_dir(expected.run_id) / "training.json")
     assert record.run == expected.to_dict()
     assert record.best_step > state["step"]
-    here, on = (
+    lines, continued = (
         (folder / "progress.csv").read_text().splitlines()
-        for folder in (tmp_path / "here/runs" / run.run_id, there.run_dir(expected.run_id))
+        for folder in (tmp_path / "here/runs" / run.run_id, elsewhere.run_dir(expected.run_id))
     )
     shared = len(state["rows"]) + 1
-    assert on[:shared] == here[:shared]
-    assert [line.split(",")[0] for line in on] == [line.split(",")[0] for line in here]
+    assert continued[:shared] == lines[:shared]
+    assert [line.split(",")[0] for line in continued] == [line.split(",")[0] for line in lines]
 
 
 def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Capsys) -> None:
-    first, held = RUNS["dqn"], {**_DQN, "distillation": 0.5}
-    run, preset = Run("dqn", "CartPole-v1", 3, held), presets.load("dqn", "CartPole-v1", held)
+    first, overrides = RUNS["dqn"], {**_DQN, "distillation": 0.5}
+    run = Run("dqn", "CartPole-v1", 3, overrides)
+    preset = presets.load("dqn", "CartPole-v1", overrides)
     message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
     assert "name it (--from RUN). Received: distillation=0.5" in message
     with pytest.raises(UsageError, match="--from RUN"):
@@ -103,18 +107,18 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     arrays, state = saved(run, tmp_path, tmp_path / "saved.npz")
     # Elsewhere, where that network is not.
     file = str(tmp_path / "saved.npz")
-    on = pipeline.with_origin(
-        Workspace(tmp_path / "there"), file, replace(run, origin=None), preset
+    continued = pipeline.with_origin(
+        Workspace(tmp_path / "elsewhere"), file, replace(run, origin=None), preset
     )
-    begun = loop._Training(tmp_path / "there/runs/begun", on, preset)
-    begun.resume()
-    assert begun.step == state["step"]
-    start = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
-    teacher = networks.weights(begun.agent.teacher)
-    for name, value in start.items():
+    training = loop._Training(tmp_path / "elsewhere/runs/begun", continued, preset)
+    training.resume()
+    assert training.step == state["step"]
+    weights = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
+    teacher = networks.weights(training.agent.teacher)
+    for name, value in weights.items():
         np.testing.assert_array_equal(teacher[name], value)
         np.testing.assert_array_equal(arrays[f"teacher/{name}"], value)
-    assert not np.array_equal(start["head/kernel:0"], arrays["best/head/kernel:0"])
+    assert not np.array_equal(weights["head/kernel:0"], arrays["best/head/kernel:0"])
 
 
 def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
@@ -126,20 +130,20 @@ def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
     words = ["checkpoint", "save", run.run_id, "--root", str(tmp_path)]
     assert "has no checkpoint" in refusal(capsys, *words, str(file), code=1)
     assert "ends in .npz" in refusal(capsys, *words, "saved.zip")
-    asked = [*shlex.split(run.command("train"))[1:], "--from", str(file), "--dry-run"]
-    assert verbs.main(asked) == 0
+    task = [*shlex.split(run.command("train"))[1:], "--from", str(file), "--dry-run"]
+    assert verbs.main(task) == 0
     capsys.readouterr()
-    message = refusal(capsys, *asked, "-p", "discount=0.5", code=1)
+    message = refusal(capsys, *task, "-p", "discount=0.5", code=1)
     assert "with other settings; give the same ones. Received: discount=0.5 for 0.98" in message
     arrays, state = checkpoint.load_to_go_on(file)
     monkeypatch.setattr(checkpoint, "LIMIT", 1000)
-    whole = checkpoint.save(tmp_path / "large", 256, arrays, state)
+    large = checkpoint.save(tmp_path / "large", 256, arrays, state)
     with pytest.raises(checkpoint.QuarlError, match="larger than 1,000 bytes"):
-        checkpoint.save_to_go_on(whole.parent, tmp_path / "large.npz")
+        checkpoint.save_to_go_on(large.parent, tmp_path / "large.npz")
     assert not (tmp_path / "large.npz").exists()
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 255  # Within a compressed array.
     file.write_bytes(content)
-    assert "no whole file of `quarl checkpoint" in refusal(capsys, *asked, code=1)
+    assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)
     file.write_bytes(content[:-100])
-    assert "no whole file of `quarl checkpoint" in refusal(capsys, *asked, code=1)
+    assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)

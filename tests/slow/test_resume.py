@@ -64,46 +64,46 @@ def test_resumed_trainings_give_same_bytes(kind: str, tmp_path: Path, monkeypatc
     algo, env_id, changes, preset_of, quantization = KINDS[kind]
     preset = presets.load(algo, preset_of, {**_BRIEF, **changes})
     run = Run(algo, env_id, 3, {}, quantization)
-    whole = cut_and_resumed(run, preset, tmp_path)
+    uncut = cut_and_resumed(run, preset, tmp_path)
     # Every trainable variable has changed.
     initial = agents.build_network(run.algo, environments.env_spec(run.env_id), preset, run.seed)
-    learned = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
+    learned = networks.load_weights(uncut.run_dir(run.run_id) / "network.npz")
     for variable in initial.trainable_variables:
         assert not np.array_equal(learned[variable.name], variable.numpy()), variable.name
-    curve = (whole.run_dir(run.run_id) / "progress.csv").read_text()
+    curve = (uncut.run_dir(run.run_id) / "progress.csv").read_text()
     assert ("action_variance" in curve) == (run.algo in ("a2c", "ppo"))
 
 
 def cut_and_resumed(run: Run, preset: Any, folder: Path) -> Workspace:
     """Train without and with an interruption after the last checkpoint; return the former."""
-    whole, cut = Workspace(folder / "whole"), Workspace(folder / "cut")
+    uncut, cut = Workspace(folder / "uncut"), Workspace(folder / "cut")
 
     def keep(step: int, steps: int, _: str) -> None:
         if step >= steps:
-            shutil.copytree(whole.root, cut.root)
+            shutil.copytree(uncut.root, cut.root)
 
-    train(whole, run, keep, preset)
+    train(uncut, run, keep, preset)
     started: list[int] = []
     train(cut, run, lambda done, *_: started.append(done), preset)
     assert preset.checkpoint_every < started[0] < 0.8 * preset.steps
-    assert products(cut.run_dir(run.run_id)) == products(whole.run_dir(run.run_id))
-    return whole
+    assert products(cut.run_dir(run.run_id)) == products(uncut.run_dir(run.run_id))
+    return uncut
 
 
 def test_a_resumed_distillation_depends_on_the_network_that_it_started_from(tmp_path: Path) -> None:
     changes = {**_BRIEF, **_DQN}
-    first, there = Run("dqn", "CartPole-v1", 3, changes), Workspace(tmp_path / "whole")
-    train(there, first, silent)
+    first, workspace = Run("dqn", "CartPole-v1", 3, changes), Workspace(tmp_path / "uncut")
+    train(workspace, first, silent)
     kernels = []
     for coefficient in (0.0, 5.0):
         overrides = {**changes, "distillation": coefficient}
         preset = presets.load("dqn", "CartPole-v1", overrides)
         run = Run("dqn", "CartPole-v1", 3, overrides, _FEW_BITS)
-        run = pipeline.with_origin(there, first.run_id, run, preset)
-        whole = cut_and_resumed(run, preset, tmp_path)
+        run = pipeline.with_origin(workspace, first.run_id, run, preset)
+        uncut = cut_and_resumed(run, preset, tmp_path)
         shutil.rmtree(tmp_path / "cut")
-        found = networks.load_weights(whole.run_dir(run.run_id) / "network.npz")
-        kernels.append(found["head/kernel:0"])
+        weights = networks.load_weights(uncut.run_dir(run.run_id) / "network.npz")
+        kernels.append(weights["head/kernel:0"])
     assert not np.array_equal(*kernels)
 
 
@@ -117,39 +117,39 @@ def late(bits: int, **fields: Any) -> Run:
 
 
 def test_trainings_of_other_bits_share_what_lies_before_the_delay(tmp_path: Path) -> None:
-    alone, there = Workspace(tmp_path / "alone"), Workspace(tmp_path / "there")
+    alone, shared = Workspace(tmp_path / "alone"), Workspace(tmp_path / "shared")
 
     def begins_anew(run: Run, preset: presets.Preset = _USUAL) -> bool:
         steps: list[int] = []
-        train(there, run, lambda step, *_: steps.append(step), preset)
+        train(shared, run, lambda step, *_: steps.append(step), preset)
         return steps[0] <= preset.checkpoint_every
 
     assert begins_anew(late(8))
-    (kept,) = (there.root / "runs/.beginnings").iterdir()
+    (beginning,) = (shared.root / "runs/.beginnings").iterdir()
     assert not begins_anew(late(2))
     train(alone, late(2), silent, _USUAL)
-    found, expected = (one.run_dir(late(2).run_id) for one in (there, alone))
-    assert products(found) == products(expected)
+    actual, expected = (workspace.run_dir(late(2).run_id) for workspace in (shared, alone))
+    assert products(actual) == products(expected)
     # What else the beginning depends on; the user's own code may have changed.
     assert begins_anew(late(4), replace(_USUAL, learning_rate=1e-5))
     assert begins_anew(late(5, modules=("samples",)))
-    kept.write_bytes(kept.read_bytes()[:-9])
+    beginning.write_bytes(beginning.read_bytes()[:-9])
     assert begins_anew(late(6))
 
 
 def test_a_beginning_is_of_one_version_and_no_training_needs_it(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    there, beginnings = Workspace(tmp_path), tmp_path / "runs/.beginnings"
+    workspace, beginnings = Workspace(tmp_path), tmp_path / "runs/.beginnings"
 
     def stop(step: int, *_: Any) -> None:
         if step >= _USUAL.checkpoint_every:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(there, late(8), stop, _USUAL)
+        train(workspace, late(8), stop, _USUAL)
     monkeypatch.setattr(provenance, "sources", lambda: "changed")
-    train(there, late(8), silent, _USUAL)
+    train(workspace, late(8), silent, _USUAL)
     assert not beginnings.exists()
     beginnings.write_text("a file where the folder should be")
-    assert train(there, late(4), silent, _USUAL).best_step > 0
+    assert train(workspace, late(4), silent, _USUAL).best_step > 0
