@@ -81,13 +81,13 @@ def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Fini
     pages = [workspace.report_dir(run_id) / name for name in ("index.html", "report.md")]
     before = [*map(snapshot, folders), *(page.read_bytes() for page in pages)]
     words = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
-    done = python(
+    completed = python(
         "import sys; from quarl_tf.cli import verbs; "
         f"assert verbs.main({words!r}) == 0; assert 'tensorflow' not in sys.modules"
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert [*map(snapshot, folders), *(page.read_bytes() for page in pages)] == before
-    assert str(pages[0]) in done.stdout.replace("\n", "")
+    assert str(pages[0]) in completed.stdout.replace("\n", "")
     evaluation = Evaluation.load(evaluation_path(workspace.artifact(run_id, "int8")))
     assert len(evaluation.returns) == len(evaluation.seeds) == 5
 
@@ -95,26 +95,26 @@ def test_a_second_run_redoes_nothing_and_does_not_load_tensorflow(finished: Fini
 @pytest.fixture(scope="module")
 def aware(finished: Finished) -> tuple[Path, str, str]:
     """Run at four bits beside the plain training; return the root and both ids."""
-    root, plain = finished
+    root, plain_id = finished
     arguments = [*TINY, "--bits", "4", "--quant-delay", "300", "--episodes", "5"]
     assert verbs.main(["run", *arguments, "--root", str(root)]) == 0
     (folder,) = (root / "runs").glob("*-q4d300-*")
-    return root, plain, folder.name
+    return root, plain_id, folder.name
 
 
 def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     aware: tuple[Path, str, str], monkeypatch: Patch, capsys: Capsys
 ) -> None:
-    root, plain, run_id = aware
-    assert run_id.startswith(f"{plain}-q4d300-")  # A DQN's ranges follow.
+    root, plain_id, run_id = aware
+    assert run_id.startswith(f"{plain_id}-q4d300-")  # A DQN's ranges follow.
     workspace = Workspace(root)
     folder = workspace.artifact_dir(run_id)
     assert [path.name for path in folder.glob("*.tflite")] == ["qat_w4a4.tflite"]
-    artifact, reference = folder / "qat_w4a4.tflite", workspace.artifact(plain, "fp32")
+    artifact, reference = folder / "qat_w4a4.tflite", workspace.artifact(plain_id, "fp32")
     assert reference_path(artifact, Sidecar.load(sidecar_path(artifact))) == reference
-    ours, theirs = (Evaluation.load(evaluation_path(p)) for p in (artifact, reference))
-    assert ours.seeds == theirs.seeds[:5]
-    assert ours.reference_sha256 == sha256(reference)
+    evaluation, baseline = (Evaluation.load(evaluation_path(p)) for p in (artifact, reference))
+    assert evaluation.seeds == baseline.seeds[:5]
+    assert evaluation.reference_sha256 == sha256(reference)
     table = (workspace.report_dir(run_id) / "report.md").read_text()
     assert "qat_w4a4" in table
     assert "fp32" in table
@@ -131,23 +131,23 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
 def test_a_run_with_bits_is_refused_beside_a_plain_one_of_other_settings(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
-    own = tmp_path / "own.yaml"
-    other = asdict(presets.load("dqn", "CartPole-v1")) | {"learning_rate": 0.5}
-    own.write_text(json.dumps({"dqn": {"CartPole-v1": other}}))
-    words = ["run", *TINY, "--bits", "4", "--presets", str(own), "--root", str(finished.root)]
+    file = tmp_path / "own.yaml"
+    preset = asdict(presets.load("dqn", "CartPole-v1")) | {"learning_rate": 0.5}
+    file.write_text(json.dumps({"dqn": {"CartPole-v1": preset}}))
+    words = ["run", *TINY, "--bits", "4", "--presets", str(file), "--root", str(finished.root)]
     assert "learning_rate=0.5 for " in refusal(capsys, *words, code=1)
 
 
 def test_few_bits_need_the_plain_run(
     aware: tuple[Path, str, str], tmp_path: Path, capsys: Capsys
 ) -> None:
-    root, plain, run_id = aware
+    root, plain_id, run_id = aware
     workspace = Finished(root, run_id).copied(tmp_path)
-    shutil.rmtree(workspace.artifact_dir(plain))
+    shutil.rmtree(workspace.artifact_dir(plain_id))
     artifact = str(workspace.artifact(run_id, "qat_w4a4"))
     gate = ["evaluate", artifact, "--episodes", "5", "--gate", "50"]
     for words, code in ((["report", run_id, "--root", str(tmp_path)], 1), (gate, 3)):
-        assert f"quarl export {plain} --schemes fp32" in refusal(capsys, *words, code=code)
+        assert f"quarl export {plain_id} --schemes fp32" in refusal(capsys, *words, code=code)
 
 
 def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys) -> None:
@@ -157,8 +157,8 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
     verbs_of_schemes = [verb for verb in ("export", "evaluate") for _ in DEFAULT_SCHEMES]
     assert [line.split()[0] for line in lines] == ["train", *verbs_of_schemes, "report"]
     # The reference of a scheme comes first.
-    shown = printed(capsys, *words, "--schemes", "int8")
-    assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", shown)
+    output = printed(capsys, *words, "--schemes", "int8")
+    assert re.search(r"export .*fp32\.tflite\nexport .*int8\.tflite\n", output)
     assert not root.exists()
     evaluate = ["evaluate", "CartPole-v1/dqn/int8", "--shelf", str(root), "--dry-run"]
     path = "tflite_models/CartPole-v1/dqn/s0/int8.eval.json"
@@ -168,8 +168,8 @@ def test_dry_run_names_every_file_and_makes_none(tmp_path: Path, capsys: Capsys)
 
 def test_until_gives_one_run_however_it_is_written(tmp_path: Path, capsys: Capsys) -> None:
     task = ["train", *TRAIN, "--root", str(tmp_path), "--dry-run"]
-    ways = (["--until", "475"], ["--until", "475.0"], ["-p", "until=475"])
-    assert len({printed(capsys, *task, *way) for way in ways}) == 1
+    spellings = (["--until", "475"], ["--until", "475.0"], ["-p", "until=475"])
+    assert len({printed(capsys, *task, *options) for options in spellings}) == 1
 
 
 def test_the_help_of_a_verb_has_a_sound_example(capsys: Capsys, monkeypatch: Patch) -> None:
@@ -190,8 +190,8 @@ def test_the_help_of_a_verb_has_a_sound_example(capsys: Capsys, monkeypatch: Pat
     ],
 )
 def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -> None:
-    shown = printed(capsys, "train", *words.split(), "--root", "nowhere", "--dry-run")
-    assert re.search(trained, shown)
+    output = printed(capsys, "train", *words.split(), "--root", "nowhere", "--dry-run")
+    assert re.search(trained, output)
 
 
 PERCENT, WHOLE = "a percentage is 0 or more", "a whole number of 1 or more is needed"
@@ -311,8 +311,8 @@ def test_dry_runs_name_sampled_files(
     stochastic: tuple[Path, str], capsys: Capsys, tmp_path: Path
 ) -> None:
     run = ["run", "--algo", "ppo", "--env", "CartPole-v1", "--schemes", "fp32", "--sample"]
-    shown = printed(capsys, *run, "--root", str(tmp_path / "new"), "--dry-run")
-    *_, evaluation, report = shown.splitlines()
+    output = printed(capsys, *run, "--root", str(tmp_path / "new"), "--dry-run")
+    *_, evaluation, report = output.splitlines()
     assert evaluation.endswith("CartPole-v1/ppo/s0/fp32.sampled.eval.json")
     assert report.endswith("reports/ppo-CartPole-v1-s0-sampled")
     root, run_id = stochastic
@@ -325,8 +325,8 @@ def test_dry_runs_name_sampled_files(
 
 def test_files_of_no_distribution_are_not_sampled_from(copy_artifact: Copy, capsys: Capsys) -> None:
     path = copy_artifact("fp32")
-    for more in ([], ["--dry-run"]):
-        line = refusal(capsys, "evaluate", str(path), "--episodes", "3", "--sample", *more)
+    for options in ([], ["--dry-run"]):
+        line = refusal(capsys, "evaluate", str(path), "--episodes", "3", "--sample", *options)
         assert "Received: run_id='dqn-CartPole-v1-s0', head='q_values'" in line
     assert not list(path.parent.glob("*.eval.json"))
 
@@ -334,9 +334,9 @@ def test_files_of_no_distribution_are_not_sampled_from(copy_artifact: Copy, caps
 def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
     words = ["train", "--algo", "dqn", "--env", "LunarLander-v2", "--root", "nowhere", "--dry-run"]
     assert verbs.main(words) == 0
-    shown = capsys.readouterr()
-    assert "dqn-LunarLander-v3-s0" in shown.out
-    assert "LunarLander-v2 is now LunarLander-v3" in shown.err
+    captured = capsys.readouterr()
+    assert "dqn-LunarLander-v3-s0" in captured.out
+    assert "LunarLander-v2 is now LunarLander-v3" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -389,11 +389,11 @@ def test_list_shows_presets_and_runs(finished: Finished, tmp_path: Path, capsys:
     (root / "runs" / ".study-mine").mkdir()
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     for folder, answer in ((root, "yes"), (tmp_path, "no")):
-        shown = printed(capsys, "list", "--root", str(folder))
-        assert re.search(rf"{run_id}\W+{answer}\W+2\W+2\W+{answer}", shown)
-        assert "study-mine" not in shown
-        assert "CartPole-v1" in shown
-        assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(shown.split())
+        output = printed(capsys, "list", "--root", str(folder))
+        assert re.search(rf"{run_id}\W+{answer}\W+2\W+2\W+{answer}", output)
+        assert "study-mine" not in output
+        assert "CartPole-v1" in output
+        assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(output.split())
 
 
 def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
@@ -446,12 +446,12 @@ def test_what_cannot_be_is_refused_before_training(
 def test_the_reference_may_be_deleted_once_evaluated(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
-    plain = finished.copied(tmp_path).artifact_dir(finished.run_id)
+    folder = finished.copied(tmp_path).artifact_dir(finished.run_id)
     shutil.rmtree(tmp_path / "runs" / finished.run_id)
-    (plain / "fp32.tflite").unlink()
+    (folder / "fp32.tflite").unlink()
     words = ["run", *TINY, "--bits", "4", "--root", str(tmp_path), "--dry-run"]
     assert verbs.main(words) == 0
-    evaluation_path(plain / "fp32.tflite").unlink()
+    evaluation_path(folder / "fp32.tflite").unlink()
     assert "plain reference, which comes first" in refusal(capsys, *words, code=1)
 
 
@@ -459,8 +459,8 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
     presets_file = tmp_path / "own.yaml"
     shipped = json.dumps({"dqn": {"CartPole-v1": asdict(presets.load("dqn", "CartPole-v1"))}})
     presets_file.write_text(shipped)
-    own = ["--import", "json", "--presets", str(presets_file), "--root", str(tmp_path)]
-    error = refusal(capsys, "run", *TINY, *own, "--bits", "4", code=1)
+    options = ["--import", "json", "--presets", str(presets_file), "--root", str(tmp_path)]
+    error = refusal(capsys, "run", *TINY, *options, "--bits", "4", code=1)
     (advised,) = re.findall(r"comes first: quarl (.+)\. Received: ", error)
     parsed = arguments.build().parse_args(shlex.split(advised))
     assert (parsed.verb, parsed.bits, parsed.root) == ("run", None, tmp_path)
@@ -515,10 +515,10 @@ def test_narrow_terminals_show_verdicts(
     paths = [str(finished.artifacts / f"{name}.tflite") for name in ("fp32", "int8")]
     for width in (80, 130):
         monkeypatch.setattr(verbs, "_console", Console(width=width))
-        shown = printed(capsys, "evaluate", *paths, "--episodes", "5")
-        assert max(map(len, shown.splitlines())) <= width
-        assert re.search(r"int8 .* inconclusive", shown)
-        assert ("[95 %]" in shown) == (width == 130)
+        output = printed(capsys, "evaluate", *paths, "--episodes", "5")
+        assert max(map(len, output.splitlines())) <= width
+        assert re.search(r"int8 .* inconclusive", output)
+        assert ("[95 %]" in output) == (width == 130)
 
 
 def test_piped_output_has_paths_as_they_are(
@@ -529,10 +529,10 @@ def test_piped_output_has_paths_as_they_are(
     shutil.copytree(finished.root, root)
     workspace, run_id = Workspace(root), finished.run_id
     words = ["run", *TINY, *SCHEMES, "--episodes", "5", "--root", str(root)]
-    shown = printed(capsys, *words)
-    assert f"trained   {workspace.run_dir(run_id)} " in shown
-    assert f"exported  {workspace.artifact_dir(run_id)} " in shown
-    assert f"report    {workspace.report_dir(run_id) / 'index.html'}\n" in shown
+    output = printed(capsys, *words)
+    assert f"trained   {workspace.run_dir(run_id)} " in output
+    assert f"exported  {workspace.artifact_dir(run_id)} " in output
+    assert f"report    {workspace.report_dir(run_id) / 'index.html'}\n" in output
     artifact = workspace.artifact(run_id, "int8")
     assert printed(capsys, "inspect", str(artifact)).startswith(f"{artifact}\n")
     empty = root / "empty"
@@ -552,14 +552,14 @@ def test_who_has_read_enough_is_not_told_of_a_failure() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
-        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+        completed = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (completed.returncode, completed.stderr) == (0, b"")
 
 
 def test_doctor_tells_what_is_sound_and_what_is_not(monkeypatch: Patch, capsys: Capsys) -> None:
-    shown = printed(capsys, "doctor")
-    assert "tensorflow" in shown
-    assert "Keras 2 is chosen" in shown
+    output = printed(capsys, "doctor")
+    assert "tensorflow" in output
+    assert "Keras 2 is chosen" in output
     cause = "pip install '.[train]'"
     finding = doctor.Finding("Keras 2 is chosen", False, cause, "pip install tf-keras")
     monkeypatch.setattr(doctor, "examine", lambda: [finding])
@@ -569,8 +569,8 @@ def test_doctor_tells_what_is_sound_and_what_is_not(monkeypatch: Patch, capsys: 
 
 def test_training_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "quarl_tf.cli", "train", *TINY, "-p", "steps=4000"]
-    whole = tmp_path / "whole"
-    subprocess.run([*command, "--root", str(whole)], check=True)
+    uncut = tmp_path / "uncut"
+    subprocess.run([*command, "--root", str(uncut)], check=True)
     for sent, codes in ((signal.SIGINT, (130, 0)), (signal.SIGKILL, (-signal.SIGKILL, 0))):
         cut = tmp_path / sent.name
         process = subprocess.Popen([*command, "--root", str(cut)])
@@ -581,5 +581,5 @@ def test_training_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(tmp_pa
         process.send_signal(sent)
         assert process.wait() in codes
         subprocess.run([*command, "--root", str(cut)], check=True)
-        (left,), (right,) = whole.glob("runs/*"), cut.glob("runs/*")
-        assert products(left) == products(right)
+        (expected,), (actual,) = uncut.glob("runs/*"), cut.glob("runs/*")
+        assert products(expected) == products(actual)

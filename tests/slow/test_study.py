@@ -65,9 +65,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]
     while any(map(_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(_alive, children)), "workers outlive their parent"
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    return path, root, done.stdout + done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 1, completed.stderr
+    return path, root, completed.stdout + completed.stderr
 
 
 def _children(pid: int) -> list[int]:
@@ -89,7 +89,7 @@ def _alive(pid: int) -> bool:
 def test_a_killed_study_goes_on_and_a_failing_cell_leaves_the_others_alone(
     finished: Finished,
 ) -> None:
-    path, root, printed = finished
+    path, root, output = finished
     statuses = plan(Workspace(root), read(path))
     assert [status.state for status in statuses] == [
         *[State.EVALUATED] * 6,
@@ -98,7 +98,7 @@ def test_a_killed_study_goes_on_and_a_failing_cell_leaves_the_others_alone(
     ]
     assert "Training diverged" in statuses[6].reason
     assert statuses[6].failure is not None
-    last = printed.splitlines()[-1]
+    last = output.splitlines()[-1]
     assert last.startswith("quarl: 2 of 9 experiments failed, and 1 more cannot run without them;")
     assert f"read why in {statuses[6].failure}" in last
     logs = [path.parent.name for path in root.glob("runs/*/run.log")]
@@ -111,9 +111,9 @@ def test_a_second_run_tries_again_what_failed_and_nothing_else(
     path, root, _ = finished
     before = {p: p.stat().st_mtime_ns for p in root.glob("tflite_models/**/*.*")}
     assert verbs.main(["study", "run", str(path), "--root", str(root), "--jobs", "1"]) == 1
-    shown = capsys.readouterr().out
-    assert re.findall("^(?:done|failed) ", shown, re.MULTILINE) == ["failed "]
-    assert "9 experiments: 1 missing, 6 evaluated, 2 failed" in shown
+    output = capsys.readouterr().out
+    assert re.findall("^(?:done|failed) ", output, re.MULTILINE) == ["failed "]
+    assert "9 experiments: 1 missing, 6 evaluated, 2 failed" in output
     assert {p: p.stat().st_mtime_ns for p in root.glob("tflite_models/**/*.*")} == before
 
 
@@ -173,11 +173,11 @@ def test_chance_is_in_the_evaluations_of_a_study_and_in_its_report(
 
 def test_status_and_plan_show_states_and_failures(finished: Finished, capsys: Capsys) -> None:
     path, root, _ = finished
-    shown = printed(capsys, "study", "status", str(path), "--root", str(root))
-    assert "1 missing, 6 evaluated, 2 failed" in shown
-    assert shown.count("failure.log") == 1
-    shown = printed(capsys, "study", "plan", str(path), "--root", str(root))
-    assert re.search(r"q2d300\S* \W+ qat_w2a2 \W+ evaluated", shown)
+    output = printed(capsys, "study", "status", str(path), "--root", str(root))
+    assert "1 missing, 6 evaluated, 2 failed" in output
+    assert output.count("failure.log") == 1
+    output = printed(capsys, "study", "plan", str(path), "--root", str(root))
+    assert re.search(r"q2d300\S* \W+ qat_w2a2 \W+ evaluated", output)
 
 
 @pytest.mark.parametrize("shared", [False, True])  # By a plain run, or by a shard.
@@ -226,9 +226,9 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
         time.sleep(0.05)
     first.kill()
     first.wait()
-    others = [subprocess.Popen([*command, f"{i}/4"], stdout=subprocess.PIPE) for i in (2, 3, 4)]
-    outputs = [worker.communicate()[0].decode() for worker in others]
-    assert [worker.returncode for worker in others] == [0, 0, 0], outputs
+    workers = [subprocess.Popen([*command, f"{i}/4"], stdout=subprocess.PIPE) for i in (2, 3, 4)]
+    outputs = [worker.communicate()[0].decode() for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0, 0], outputs
     jobs = {run.run_id for run, _ in read(path).experiments()}
     assert sorted(lines(tmp_path / "ended")) == sorted(jobs)
     assert sorted(lines(tmp_path / "begun")) == sorted([*jobs, *begun])
@@ -239,14 +239,14 @@ def test_four_workers_share_a_folder_and_take_over_from_one_that_is_killed(
 
 def test_a_failure_is_taken_from_another_worker_and_tried_again_by_its_own(tmp_path: Path) -> None:
     study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
-    plain, aware = (experiment.run for experiment in study.experiments()[::2])
-    failure = failure_path(Workspace(tmp_path), plain)
+    runs = [experiment.run for experiment in study.experiments()[::2]]
+    failure = failure_path(Workspace(tmp_path), runs[0])
     failure.parent.mkdir(parents=True)
     failure.write_text("")
     recorders = _Recorder(1), _Recorder(1)
     for i, recorder in zip((2, 1), recorders, strict=True):
         engine.run(Workspace(tmp_path), study, recorder, print, print, (i, 2))
-    assert [recorder.started for recorder in recorders] == [[], [plain.run_id, aware.run_id]]
+    assert [recorder.started for recorder in recorders] == [[], [run.run_id for run in runs]]
 
 
 def test_the_commands_of_a_study_do_it_plain_ones_first(finished: Finished, capsys: Capsys) -> None:
@@ -295,34 +295,34 @@ def test_quantised_runs_wait_for_their_reference_and_one_of_each_beginning_is_fi
 ) -> None:
     study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
     (cell,) = study.cells
-    plain, four, two = (
+    plain_ids, ids_at_4, ids_at_2 = (
         [cell.run(seed, quantization).run_id for seed in (0, 1)]
         for quantization in (None, *cell.quantizations)
     )
-    together, failing = _Recorder(2), _Recorder(1, plain[0])
+    together, failing = _Recorder(2), _Recorder(1, plain_ids[0])
     play(tmp_path, study, together)
-    assert together.started == [*plain, *four, *two]
+    assert together.started == [*plain_ids, *ids_at_4, *ids_at_2]
     play(tmp_path, study, failing)
-    assert failing.started == [*plain, four[1], two[1]]
+    assert failing.started == [*plain_ids, ids_at_4[1], ids_at_2[1]]
     (log,) = tmp_path.glob("runs/*/failure.log")
-    assert log.parent.name == plain[0]
+    assert log.parent.name == plain_ids[0]
 
 
 def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:
     study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
-    plain, aware = dict.fromkeys(run.run_id for run, _ in study.experiments())
-    recorder, ends = _Recorder(2), []
+    plain_id, aware_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
+    recorder, started = _Recorder(2), []
     with ExitStack() as elsewhere:
-        elsewhere.enter_context(locked(tmp_path / "runs" / plain, "held by the test"))
+        elsewhere.enter_context(locked(tmp_path / "runs" / plain_id, "held by the test"))
 
         def update(*_: object) -> None:
-            ends.append(list(recorder.started))
-            if len(ends) == 3:
+            started.append(list(recorder.started))
+            if len(started) == 3:
                 elsewhere.close()
 
         engine.run(Workspace(tmp_path), study, recorder, print, update)
-    assert ends[:3] == [[]] * 3
-    assert recorder.started == [plain, aware]
+    assert started[:3] == [[]] * 3
+    assert recorder.started == [plain_id, aware_id]
 
 
 def test_a_killed_process_is_a_failure_with_its_signal(tmp_path: Path, monkeypatch: Patch) -> None:
