@@ -62,7 +62,7 @@ def train_and_cut(workspace: Workspace, run: Run, cut: Path) -> None:
 @pytest.fixture(scope="module")
 def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut = tmp_path_factory.mktemp("killed")
-    train_and_cut(Workspace(tmp_path_factory.mktemp("whole")), tiny_run, cut)
+    train_and_cut(Workspace(tmp_path_factory.mktemp("uncut")), tiny_run, cut)
     return cut
 
 
@@ -87,27 +87,27 @@ def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tin
 
 def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
     record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
-    found = curves(trained, tiny_run).dropna(subset="greedy_return")
-    assert len(found) >= tiny_run.overrides["steps"] // tiny_run.overrides["evaluation_every"]
+    evaluated = curves(trained, tiny_run).dropna(subset="greedy_return")
+    assert len(evaluated) >= tiny_run.overrides["steps"] // tiny_run.overrides["evaluation_every"]
     # The later of two that are equally good.
-    best = max(zip(found.greedy_return, found.step, strict=True))
+    best = max(zip(evaluated.greedy_return, evaluated.step, strict=True))
     assert (record.selection_return, record.best_step) == best
 
 
 def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
-    found, given = curves(trained, tiny_run), tiny_run.overrides
+    curve, overrides = curves(trained, tiny_run), tiny_run.overrides
     columns = ["step", "seconds", "episodes", "episode_return", "greedy_return", "loss"]
-    assert list(found) == columns
-    last = found.step.iloc[-1]
-    assert given["steps"] <= last < given["steps"] + given["train_frequency"]
+    assert list(curve) == columns
+    last = curve.step.iloc[-1]
+    assert overrides["steps"] <= last < overrides["steps"] + overrides["train_frequency"]
     # A hundredth is less than a burst here, so every burst has its row; resets are no steps.
-    assert np.diff(found.step, prepend=0).min() > 0
-    assert np.diff(found.step, prepend=0).max() <= given["train_frequency"]
+    assert np.diff(curve.step, prepend=0).min() > 0
+    assert np.diff(curve.step, prepend=0).max() <= overrides["train_frequency"]
     # CartPole pays 1 a step, and an episode is 1 to 500 steps long.
-    assert found.episode_return.dropna().between(1, 500).all()
-    assert 1 <= last / found.episodes.iloc[-1] <= 500
-    losses = found.loss.dropna()
-    assert len(losses) >= (found.step > given["learning_starts"]).sum()
+    assert curve.episode_return.dropna().between(1, 500).all()
+    assert 1 <= last / curve.episodes.iloc[-1] <= 500
+    losses = curve.loss.dropna()
+    assert len(losses) >= (curve.step > overrides["learning_starts"]).sum()
     assert np.isfinite(losses).all()
 
 
@@ -121,16 +121,16 @@ def test_training_stops_at_the_return_that_was_asked_for(tiny_run: Run, tmp_path
 
 
 def test_calibration_is_of_what_the_kept_network_sees(trained: Workspace, tiny_run: Run) -> None:
-    folder, most = trained.run_dir(tiny_run.run_id), CALIBRATION_OBSERVATIONS
-    kept = networks.load_weights(folder / "calibration.npz")["observations"]
-    assert 0 < len(kept) <= most
-    assert kept.dtype == np.float32
+    folder, limit = trained.run_dir(tiny_run.run_id), CALIBRATION_OBSERVATIONS
+    observations = networks.load_weights(folder / "calibration.npz")["observations"]
+    assert 0 < len(observations) <= limit
+    assert observations.dtype == np.float32
     head = inference.Snapshot(with_weights(tiny_run, folder))
     envs = environments.make_vector("CartPole-v1", tiny_run.overrides["evaluation_episodes"])
     final = int(curves(trained, tiny_run).step.iloc[-1])
     seed = environment_seed(tiny_run.seed, "calibration", final)
-    expected = rollout(envs, lambda seen, _: head(seen).argmax(axis=1), seed, most).observations
-    np.testing.assert_allclose(kept, expected, rtol=1e-6)
+    expected = rollout(envs, lambda batch, _: head(batch).argmax(axis=1), seed, limit).observations
+    np.testing.assert_allclose(observations, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("change", ["a variable less", "another shape", "a state less"])
@@ -145,15 +145,15 @@ def test_checkpoints_of_others_are_kept(cut_off: Workspace, tiny_run: Run, chang
     if change == "another shape":
         arrays["variable/0"] = np.zeros([3, 3, 3], np.float32)
     checkpoint.save(folder, int(newest.stem), arrays, state)
-    kept = newest.read_bytes()
+    content = newest.read_bytes()
     assert "Another version" in refused(train, cut_off, tiny_run, silent)
-    assert newest.read_bytes() == kept
+    assert newest.read_bytes() == content
 
 
 def test_damage_costs_a_checkpoint_and_a_record_names_all_commits_and_processors(
     cut_off: Workspace, trained: Workspace, tiny_run: Run, monkeypatch: Patch
 ) -> None:
-    folder, whole = (there.run_dir(tiny_run.run_id) for there in (cut_off, trained))
+    folder, uncut = (workspace.run_dir(tiny_run.run_id) for workspace in (cut_off, trained))
     saved = sorted((folder / "checkpoints").glob("*.npz"))
     assert len(saved) == 2
     saved[-1].write_bytes(saved[-1].read_bytes()[:-9])
@@ -163,8 +163,8 @@ def test_damage_costs_a_checkpoint_and_a_record_names_all_commits_and_processors
     record = train(cut_off, tiny_run, lambda step, *_: steps.append(step))
     # It resumed the checkpoint before the damaged one.
     assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
-    assert products(folder) == products(whole)
-    expected = TrainingRecord.load(whole / "training.json")
+    assert products(folder) == products(uncut)
+    expected = TrainingRecord.load(uncut / "training.json")
     assert record.commits == [*expected.commits, "fedcba987654"]
     assert record.processors == [*expected.processors, "Beta with asimd"]
 
@@ -260,13 +260,13 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     assert sum(map(len, state._variances)) == sum(lengths)
 
 
-def require_start(workspace: Workspace, run: Run, kept: networks.Weights) -> None:
+def require_start(workspace: Workspace, run: Run, weights: networks.Weights) -> None:
     """Check that a run starts from these weights."""
     state = begun(workspace.run_dir("unused"), run)
     assert run.origin is not None
     state.start_from(workspace, run.origin)
-    found = {name: state.best.weights[name] for name in kept}
-    np.testing.assert_equal(found, kept)
+    start = {name: state.best.weights[name] for name in weights}
+    np.testing.assert_equal(start, weights)
 
 
 def test_the_value_network_sees_what_the_network_to_start_from_saw(tmp_path: Path) -> None:
@@ -286,11 +286,11 @@ def test_the_value_network_sees_what_the_network_to_start_from_saw(tmp_path: Pat
 def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
     copy: Workspace, tiny_run: Run, tmp_path: Path
 ) -> None:
-    how = Quantization.from_mapping({"bits": 4, "delay": 450})
+    quantization = Quantization.from_mapping({"bits": 4, "delay": 450})
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
-    run = starting_from(copy, tiny_run.run_id, replace(tiny_run, quantization=how), preset)
-    kept = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
-    require_start(copy, run, kept)
+    run = starting_from(copy, tiny_run.run_id, replace(tiny_run, quantization=quantization), preset)
+    weights = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
+    require_start(copy, run, weights)
     cut = Workspace(tmp_path / "cut")
     train_and_cut(copy, run, cut.root)
     started: list[int] = []
@@ -308,17 +308,17 @@ def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
 
 def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace, tiny_run: Run) -> None:
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
-    kept = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
+    weights = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
     (fp32,) = export(tiny_run.run_id, ["fp32"], root=copy.root)
     shutil.rmtree(copy.root / "runs")
-    again = copy, tiny_run.run_id, tiny_run, preset
-    run = starting_from(*again)
-    require_start(copy, run, kept)
+    arguments = copy, tiny_run.run_id, tiny_run, preset
+    run = starting_from(*arguments)
+    require_start(copy, run, weights)
     assert run.origin.network_sha256 == Sidecar.load(fp32.with_suffix(".json")).sha256
     content = bytearray(fp32.read_bytes())
     content[-100] ^= 1
     fp32.write_bytes(content)
-    assert f"Received: path='{fp32}" in refused(starting_from, *again)
+    assert f"Received: path='{fp32}" in refused(starting_from, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -353,10 +353,10 @@ def test_a_policy_trained_in_reduced_precision_is_exported_like_any_other(
     train(workspace, run, silent)
     folder = workspace.run_dir(run.run_id)
     fp32, *_ = export(run.run_id, ["fp32", "int8", "ptq_w4"], root=tmp_path)
-    seen = networks.load_weights(folder / "calibration.npz")["observations"][:200]
-    policy, copy = Policy.load(fp32), with_weights(run, folder)
-    heads = np.stack([policy.head(one) for one in seen])
-    np.testing.assert_allclose(heads, copy(seen), rtol=1e-5, atol=1e-5)
+    observations = networks.load_weights(folder / "calibration.npz")["observations"][:200]
+    policy, network = Policy.load(fp32), with_weights(run, folder)
+    heads = np.stack([policy.head(observation) for observation in observations])
+    np.testing.assert_allclose(heads, network(observations), rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -373,10 +373,10 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
     preset = replace(state._preset, precision="float32")
-    plain = agents.build_network(run.algo, state._spec, preset, run.seed)
-    wanted = quantizing(quantization)(plain)
-    networks.set_weights(wanted, networks.weights(state.agent.network))
-    heads = inference.forward(wanted)(frames)
+    plain_network = agents.build_network(run.algo, state._spec, preset, run.seed)
+    network = quantizing(quantization)(plain_network)
+    networks.set_weights(network, networks.weights(state.agent.network))
+    heads = inference.forward(network)(frames)
     np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))
     # In bfloat16, as trained, some differ.
     assert not np.array_equal(inference.forward(state.agent.network)(frames), heads)
