@@ -83,8 +83,8 @@ def of_kernel(
 ) -> Quantized:
     form = TensorFormat(bits=bits, symmetric=True)
     quantizer = FakeQuantizer(form, schedule(**options), kernel=True, per_channel=per_channel)
-    others = tuple(range(kernel.ndim - 1)) if per_channel else None
-    return Quantized(quantizer, kernel.shape).freeze(kernel.min(others), kernel.max(others))
+    axes = tuple(range(kernel.ndim - 1)) if per_channel else None
+    return Quantized(quantizer, kernel.shape).freeze(kernel.min(axes), kernel.max(axes))
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -138,10 +138,10 @@ def test_quantised_values_are_those_of_numpy_bit_for_bit_and_0_stays(
     values[0] = 0
     quantized = activation(form, low, high)
     grid = quantized.quantizer.grid(quantized.values)
-    found = quantized(values)
-    assert not found[0].any()
-    np.testing.assert_array_equal(found, snap(values, grid, form))
-    np.testing.assert_array_equal(found, quantized.quantizer.exported(tf.constant(values), grid))
+    actual = quantized(values)
+    assert not actual[0].any()
+    np.testing.assert_array_equal(actual, snap(values, grid, form))
+    np.testing.assert_array_equal(actual, quantized.quantizer.exported(tf.constant(values), grid))
     if low or high:
         np.testing.assert_allclose(quantized.ends, (min(low, 0), max(high, 0)), atol=grid.step)
     half = tf.constant(values, tf.bfloat16)
@@ -159,9 +159,9 @@ def test_kernels_are_symmetric_and_have_no_lowest_code(bits: int) -> None:
     quantized = of_kernel(bits, kernel)
     low, high = quantized.ends
     assert -low == high == np.abs(kernel).max()
-    found = np.unique(quantized(np.linspace(low, high, 1200, dtype=np.float32)))
-    assert len(found) == 2**bits - 1
-    np.testing.assert_allclose(found, -found[::-1])
+    levels = np.unique(quantized(np.linspace(low, high, 1200, dtype=np.float32)))
+    assert len(levels) == 2**bits - 1
+    np.testing.assert_allclose(levels, -levels[::-1])
 
 
 def test_each_output_channel_has_its_own_grid() -> None:
@@ -180,9 +180,9 @@ UPSTREAM = np.float32([[0.1, -0.3, 7, 1e-9, -2]])
 @pytest.mark.parametrize("gradient", ["straight_through", "clipped"])
 def test_gradients_are_the_upstream_ones(gradient: str, kind: str) -> None:
     quantized = activation(TensorFormat(bits=4, **KINDS[kind]), -1, 1, gradient=gradient)
-    (found,) = quantized.gradients(np.float32([[-9, -0.7, 0.2, 0.9, 9]]), UPSTREAM)
+    (to_inputs,) = quantized.gradients(np.float32([[-9, -0.7, 0.2, 0.9, 9]]), UPSTREAM)
     passing = np.bool_([1, 1, 1, 1, 1] if gradient == "straight_through" else [0, 1, 1, 1, 0])
-    np.testing.assert_array_equal(found, np.where(passing, UPSTREAM, 0))
+    np.testing.assert_array_equal(to_inputs, np.where(passing, UPSTREAM, 0))
 
 
 LEARNED: dict[str, Any] = {"learned_steps": True, "gradient": "clipped"}
@@ -239,7 +239,7 @@ FACTORIES: dict[str, Callable[[], keras.Model]] = {
 }
 
 
-def seen(name: str, count: int = 300) -> np.ndarray:
+def observations_of(name: str, count: int = 300) -> np.ndarray:
     if name == "images":
         return np.random.default_rng(1).integers(0, 256, (count, 12, 12, 2), dtype=np.uint8)
     return 2 * normal(count, 6, seed=1)
@@ -247,7 +247,7 @@ def seen(name: str, count: int = 300) -> np.ndarray:
 
 def frozen(name: str, quantization: Quantization) -> keras.Model:
     network = watching(quantization)(FACTORIES[name]())
-    network(seen(name), training=True)
+    network(observations_of(name), training=True)
     network = qat.quantized(network)
     qat.freeze(network)
     return network
@@ -256,34 +256,35 @@ def frozen(name: str, quantization: Quantization) -> keras.Model:
 @pytest.mark.parametrize("options", [{}, {"learned_steps": True}], ids=str)
 @pytest.mark.parametrize("name", FACTORIES)
 def test_a_watched_network_is_the_plain_one(name: str, options: dict[str, Any]) -> None:
-    plain, network = FACTORIES[name](), watching(aware(2, **options))(FACTORIES[name]())
-    observations = seen(name)
+    plain_network, network = FACTORIES[name](), watching(aware(2, **options))(FACTORIES[name]())
+    observations = observations_of(name)
     for training_pass in (True, False):
-        found = network(observations, training=training_pass).numpy()
-        np.testing.assert_array_equal(found, plain(observations).numpy())
-    named = networks.weights(network)
-    assert len(named) == len(network.variables)  # No two have the same name.
-    of_plain = networks.weights(plain)
-    np.testing.assert_equal({name: named[name] for name in of_plain}, of_plain)
+        heads = network(observations, training=training_pass).numpy()
+        np.testing.assert_array_equal(heads, plain_network(observations).numpy())
+    weights = networks.weights(network)
+    assert len(weights) == len(network.variables)  # No two have the same name.
+    plain_weights = networks.weights(plain_network)
+    np.testing.assert_equal({name: weights[name] for name in plain_weights}, plain_weights)
 
     def gradients(model: keras.Model) -> dict[str, np.ndarray]:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(observations, training=True) ** 2)
         variables = [v for v in model.trainable_variables if "log_deviation" not in v.name]
-        found = tape.gradient(loss, variables)
-        return {v.name: g.numpy() for v, g in zip(variables, found, strict=True)}
+        values = tape.gradient(loss, variables)
+        return {v.name: g.numpy() for v, g in zip(variables, values, strict=True)}
 
-    found = gradients(network)
-    stretches = {name: found.pop(name) for name in [*found] if "log_stretch" in name}
+    watched_gradients = gradients(network)
+    names = [name for name in watched_gradients if "log_stretch" in name]
+    stretches = {name: watched_gradients.pop(name) for name in names}
     assert not any(value.any() for value in stretches.values())
-    np.testing.assert_equal(found, gradients(plain))
+    np.testing.assert_equal(watched_gradients, gradients(plain_network))
 
 
 def layers_of(network: keras.Model, name: str) -> dict[str, np.ndarray]:
     """Return the output of every quantised layer."""
     layers = qat.quantized_layers(network)
     model = keras.Model(network.input, [layer.output for layer in layers])
-    outputs = model(seen(name, 2000))
+    outputs = model(observations_of(name, 2000))
     return {layer.name: out.numpy() for layer, out in zip(layers, outputs, strict=True)}
 
 
@@ -305,8 +306,8 @@ CONVOLUTIONAL = {"byte_scaling": 7, "convolution_0": 5, "convolution_1": 5, "hid
 )
 def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) -> None:
     network = frozen(name, aware(5, edge_bits=7))
-    found = layers_of(network, name)
-    counts = {layer: len(np.unique(values)) for layer, values in found.items()}
+    outputs = layers_of(network, name)
+    counts = {layer: len(np.unique(values)) for layer, values in outputs.items()}
     assert counts.keys() == widths.keys()
     for layer, width in widths.items():
         assert 2 ** (width - 1) - 2 < counts[layer] <= 2**width
@@ -359,23 +360,23 @@ def test_every_way_of_computing_a_quantised_network_is_the_same(
     for variable in network.trainable_variables:
         if "log_stretch" in variable.name:
             variable.assign(variable - 0.1)  # Learned since.
-    observations = seen(name, 1000)
+    observations = observations_of(name, 1000)
     in_tensorflow = network(observations).numpy()
     step = qat.head_step(network)
     ways = [Snapshot(network), qat.exported(network, rounded=True)]
     if options in ({}, {"learned_steps": True}):
         ways.append(inference.forward(network))  # By XLA.
     for way in ways:
-        off = np.abs(way(observations) - in_tensorflow) / step
+        steps_apart = np.abs(way(observations) - in_tensorflow) / step
         # Sums in another order may round to the other one of two codes if they lie halfway between
         # them, which by the published rule they do at every code.
-        assert (off > 1e-3).mean() < 0.03
-        assert off.max() < 10 or "rule" in options
+        assert (steps_apart > 1e-3).mean() < 0.03
+        assert steps_apart.max() < 10 or "rule" in options
 
 
 def test_a_following_range_grows_with_the_next_freeze() -> None:
     network = frozen("relu", aware(8, ranges="following"))
-    far = 100 * seen("relu")
+    far = 100 * observations_of("relu")
     before = qat.head_step(network)
     values = network(far, training=True).numpy()
     assert qat.head_step(network) == before
@@ -383,11 +384,11 @@ def test_a_following_range_grows_with_the_next_freeze() -> None:
     # It moved a hundredth of the way to a range 100 times as wide.
     assert qat.head_step(network) > before
     assert not np.array_equal(network(far), values)
-    still = frozen("relu", aware(8))
-    before = qat.head_step(still)
-    still(far, training=True)
-    qat.freeze(still)
-    assert qat.head_step(still) == before
+    fixed = frozen("relu", aware(8))
+    before = qat.head_step(fixed)
+    fixed(far, training=True)
+    qat.freeze(fixed)
+    assert qat.head_step(fixed) == before
 
 
 def test_ranges_that_are_not_finite_or_unknown_are_refused() -> None:
@@ -427,11 +428,11 @@ def test_agents_of_images_learn_kernels_and_biases_alone_once_quantised(precisio
     for name, value in before.items():
         moved = not np.array_equal(after[name], value)
         assert moved == name.endswith(("/kernel:0", "/bias:0"))
-    many = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
-    heads, values = agent._model.predict(many)  # type: ignore[attr-defined]
+    images = random.integers(0, 256, (600, 36, 36, 2), dtype=np.uint8)
+    heads, values = agent._model.predict(images)  # type: ignore[attr-defined]
     # As a graph: TensorFlow fuses convolutions there, which rounds bfloat16 sums otherwise.
-    wanted = inference.forward(agent.network)(many)
-    np.testing.assert_allclose(heads, wanted, rtol=1e-5, atol=1e-6)
+    expected = inference.forward(agent.network)(images)
+    np.testing.assert_allclose(heads, expected, rtol=1e-5, atol=1e-6)
     assert len(np.unique(heads)) <= 2**8 < len(np.unique(values))
 
 
@@ -474,13 +475,14 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
         state = begun(tmp_path / run.run_id, run)
         while state.step <= 450:
             state.burst()
-        found = checkpoint.load_newest(tmp_path / run.run_id / "checkpoints")
-        assert found is not None
-        return found
+        saved = checkpoint.load_newest(tmp_path / run.run_id / "checkpoints")
+        assert saved is not None
+        return saved
 
-    (plain, plain_state), (aware_of, aware_state) = trained(PLAIN[name]), trained(RUNS[name])
+    plain_arrays, plain_state = trained(PLAIN[name])
+    aware_arrays, aware_state = trained(RUNS[name])
     assert 400 <= aware_state["step"] == plain_state["step"] < 450
-    learned = [key for key in plain if not key.startswith("variable/")]
+    learned = [key for key in plain_arrays if not key.startswith("variable/")]
     assert any("kernel" in key for key in learned)
     assert aware_state.pop("run") != plain_state.pop("run")
     assert (aware_state.pop("beginning") is None, plain_state.pop("beginning")) == (False, None)
@@ -493,28 +495,30 @@ def test_until_the_delay_training_is_the_plain_one(name: str, tmp_path: Path) ->
         assert seconds == sorted(seconds)
         assert seconds[-1] <= state.pop("seconds") + 0.05
     assert aware_state == plain_state  # Including losses, returns and draws.
-    np.testing.assert_equal({key: aware_of[key] for key in learned}, {k: plain[k] for k in learned})
+    np.testing.assert_equal(
+        {key: aware_arrays[key] for key in learned}, {k: plain_arrays[k] for k in learned}
+    )
     # Ranges shift the numbers of the other variables: targets, moments, critics.
-    values = {array.tobytes() for key, array in aware_of.items() if key.startswith("variable/")}
-    assert values >= {plain[key].tobytes() for key in plain.keys() - set(learned)}
+    values = {array.tobytes() for key, array in aware_arrays.items() if key.startswith("variable/")}
+    assert values >= {plain_arrays[key].tobytes() for key in plain_arrays.keys() - set(learned)}
 
 
 def test_grids_that_follow_are_those_of_the_network_that_is_kept(tmp_path: Path) -> None:
     workspace, run = Workspace(tmp_path), RUNS["following"]
     loop.train(workspace, run, silent)
-    kept = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
-    kernels = [key for key in kept if key.endswith("/kernel:0")]
+    weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
+    kernels = [key for key in weights if key.endswith("/kernel:0")]
     assert len(kernels) == 2
     for key in kernels:
-        assert kept[key.replace(":0", "_high:0")] == np.abs(kept[key]).max()
-    outputs = [key for key in kept if key.endswith("output_seen_high:0")]
+        assert weights[key.replace(":0", "_high:0")] == np.abs(weights[key]).max()
+    outputs = [key for key in weights if key.endswith("output_seen_high:0")]
     assert len(outputs) == 3
     for key in outputs:
-        ends = [kept[key.replace("high", end)] for end in ("low", "high")]
+        seen_ends = [weights[key.replace("high", end)] for end in ("low", "high")]
         bits = 8 if key.startswith(("normalizer", "head")) else 4
-        grid = grid_between(*ends, TensorFormat(bits=bits))
-        found = [kept[key.replace("seen_high", end)] for end in ("low", "high")]
-        np.testing.assert_array_equal(found, grid[:2])
+        grid = grid_between(*seen_ends, TensorFormat(bits=bits))
+        frozen_ends = [weights[key.replace("seen_high", end)] for end in ("low", "high")]
+        np.testing.assert_array_equal(frozen_ends, grid[:2])
 
 
 def test_the_best_before_the_delay_is_forgotten(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -551,26 +555,28 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     pairs = 0.3 * normal(200, 2, *state._spec.observation_shape)
     heads = np.stack([Snapshot(network)(pair) for pair in pairs])
     draws = copy.deepcopy(state.agent._act_random)
-    acted = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
-    meant = {
+    actions = np.stack([state.agent.act(pair, 1.0) for pair in pairs])
+    expected = {
         "ddpg": lambda: heads.clip(-1, 1),
         "dqn": lambda: heads.argmax(axis=2),
         "ppo": lambda: np.stack(
             [Categorical(heads.shape[-1]).draw(pair, draws)[0] for pair in heads]
         ),
     }
-    np.testing.assert_array_equal(acted, meant[name]())
-    plain = agents.build_network(run.algo, state._spec, preset, run.seed)
-    then = networks.weights(network)
-    networks.set_weights(plain, {name: then[name] for name in networks.weights(plain)})
-    assert not np.array_equal(heads, [Snapshot(plain)(pair) for pair in pairs])
+    np.testing.assert_array_equal(actions, expected[name]())
+    plain_network = agents.build_network(run.algo, state._spec, preset, run.seed)
+    before = networks.weights(network)
+    networks.set_weights(
+        plain_network, {name: before[name] for name in networks.weights(plain_network)}
+    )
+    assert not np.array_equal(heads, [Snapshot(plain_network)(pair) for pair in pairs])
     # Targets have the same grids, critics none, and the grids never move.
-    ends = [key for key in then if key.endswith(("_low:0", "_high:0"))]
+    ends = [key for key in before if key.endswith(("_low:0", "_high:0"))]
     assert len(ends) >= 2 * 5
-    grids = {key: then[key] for key in ends}
+    grids = {key: before[key] for key in ends}
     for target in state.agent.targets:
-        found = networks.weights(target)
-        np.testing.assert_equal({key: found[key] for key in ends}, grids)
+        weights = networks.weights(target)
+        np.testing.assert_equal({key: weights[key] for key in ends}, grids)
     critics = {
         "ddpg": lambda: state.agent._normalised_networks[1],
         "ppo": lambda: state.agent._model.value,
@@ -578,6 +584,8 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     assert name == "dqn" or not qat.quantized_layers(critics[name]())
     for _ in range(3):
         state.burst()
-    now = networks.weights(network)
-    np.testing.assert_equal({key: now[key] for key in ends}, grids)
-    assert any(not np.array_equal(now[key], then[key]) for key in now if key.endswith("/kernel:0"))
+    after = networks.weights(network)
+    np.testing.assert_equal({key: after[key] for key in ends}, grids)
+    assert any(
+        not np.array_equal(after[key], before[key]) for key in after if key.endswith("/kernel:0")
+    )

@@ -38,14 +38,14 @@ class Bench:
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self.seen = cache(lambda env_id: observed(env_id, 8, 9 if env_id == GAME else 99))
+        self.observations = cache(lambda env_id: observed(env_id, 8, 9 if env_id == GAME else 99))
 
     def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
         """Write a finished quantisation-aware training; return it and its network."""
         quantization = Quantization.from_mapping({"bits": bits, "delay": 1, **options})
         run = replace(KINDS[kind], quantization=quantization)
-        network = watching(run.quantization)(self.plain(run))
-        network(self.seen(run.env_id), training=True)
+        network = watching(run.quantization)(self.build(run))
+        network(self.observations(run.env_id), training=True)
         network = qat.quantized(network)
         qat.freeze(network)
         random = np.random.default_rng(0)
@@ -55,18 +55,18 @@ class Bench:
         self.write(run, network)
         return run, network
 
-    def plain(self, run: Run) -> Any:
+    def build(self, run: Run) -> Any:
         """Build the network of a run with biases, and statistics of the observations."""
         preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
         network = agents.build_network(run.algo, env_spec(run.env_id), preset, run.seed)
-        settle(network, self.seen(run.env_id), run.seed)
+        settle(network, self.observations(run.env_id), run.seed)
         return network
 
     def write(self, run: Run, network: Any) -> None:
         """Write a finished training of a network."""
         preset = presets.load(run.algo, run.env_id, run.overrides)
-        seen = self.seen(run.env_id)
-        write_training(self.workspace, run, preset, networks.weights(network), seen)
+        observations = self.observations(run.env_id)
+        write_training(self.workspace, run, preset, networks.weights(network), observations)
 
     def export(self, run: Run, scheme: str) -> Path:
         return pipeline.export(run.run_id, [scheme], root=self.workspace.root)[0]
@@ -75,18 +75,18 @@ class Bench:
         """Return a flatbuffer with the network's heads, but for values between two codes."""
         run, network = self.run(kind, bits, **options)
         acting = networks.acting(network)
-        found, wanted = self.heads(run, scheme), acting(self.seen(run.env_id)).numpy()
-        assert len(np.unique(wanted)) > 3
-        steps = np.abs(found - wanted) / qat.head_step(acting)
+        heads, expected = self.heads(run, scheme), acting(self.observations(run.env_id)).numpy()
+        assert len(np.unique(expected)) > 3
+        steps = np.abs(heads - expected) / qat.head_step(acting)
         assert (steps > 1e-2).mean() < 0.05
         assert steps.max() < 4.01
-        if wanted.shape[1] > 1:
-            assert (found.argmax(axis=1) == wanted.argmax(axis=1)).mean() > 0.95
+        if expected.shape[1] > 1:
+            assert (heads.argmax(axis=1) == expected.argmax(axis=1)).mean() > 0.95
         return self.workspace.artifact(run.run_id, scheme)
 
     def heads(self, run: Run, scheme: str) -> np.ndarray:
         policy = Policy.load(self.export(run, scheme))
-        return np.stack([policy.head(observation) for observation in self.seen(run.env_id)])
+        return np.stack([policy.head(observation) for observation in self.observations(run.env_id)])
 
 
 @pytest.fixture(scope="module")
@@ -227,19 +227,19 @@ def test_weights_between_two_codes_are_exported(bench: Bench) -> None:
 
 def test_int8_resolves_small_actions_of_a_saturated_policy(bench: Bench) -> None:
     run = replace(KINDS["action"], seed=7)
-    network = bench.plain(run)
+    network = bench.build(run)
     kernel, _ = network.get_layer("head").weights
     kernel.assign(40 * kernel)
     bench.write(run, network)
-    wanted = np.abs(network(bench.seen(CARS)).numpy())
-    found = np.abs(bench.heads(run, "int8"))
-    assert (wanted > 0.999).mean() > 0.3
-    small = found < 0.9
+    actions = np.abs(network(bench.observations(CARS)).numpy())
+    int8_actions = np.abs(bench.heads(run, "int8"))
+    assert (actions > 0.999).mean() > 0.3
+    small = int8_actions < 0.9
     assert small.sum() > 40
     # Codes that steps of the sums' whole range would have between them.
-    sums = np.arctanh(np.clip(wanted, 0, 1 - 1e-7))
+    sums = np.arctanh(np.clip(actions, 0, 1 - 1e-7))
     coarse = (np.arctanh(0.9) - sums[small].min()) / (2 * sums.max() / 255)
-    assert len(np.unique(found[small])) > 1.5 * coarse
+    assert len(np.unique(int8_actions[small])) > 1.5 * coarse
 
 
 @pytest.mark.parametrize(
@@ -260,12 +260,12 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
 ) -> None:
     run, network = bench.run(kind, bits, **options)
     simulated = f"qat_w{bits}a{bits}"
-    found, wanted = bench.heads(run, "qat_int4"), bench.heads(run, simulated)
+    heads, expected = bench.heads(run, "qat_int4"), bench.heads(run, simulated)
     # A code may become its neighbour where multiples of a step are not exact in float32, as of
     # learned ones, and where convolutions of other kernels add a sum in another order.
     unequal = 0.005 if options.get("learned_steps") or kind == "images" else 0.0
-    assert (found != wanted).mean() <= unequal
-    np.testing.assert_allclose(found, wanted, atol=1.01 * qat.head_step(network))
+    assert (heads != expected).mean() <= unequal
+    np.testing.assert_allclose(heads, expected, atol=1.01 * qat.head_step(network))
     path = bench.workspace.artifact(run.run_id, "qat_int4")
     types = flatbuffer.audit(path).weight_dtypes
     kernels = {
@@ -285,7 +285,7 @@ def test_int4_computes_what_the_simulated_flatbuffer_does(
     assert sidecar.native
     # A single sum halfway between two codes, which one network rounds to either by the processor
     # and the batch, is one of few images.
-    assert sidecar.check["mean_steps_apart"] <= max(0.01, 1 / len(bench.seen(run.env_id)) + 1e-6)
+    assert sidecar.check["mean_steps_apart"] <= max(0.01, 1 / len(heads) + 1e-6)
 
 
 def test_kernels_on_no_grid_and_with_too_few_weights_are_refused(bench: Bench) -> None:
