@@ -1,10 +1,14 @@
 """A study on a real local Ray cluster of two workers, one of which is killed."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
+from samples import silent, write_study
 
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import State, engine, read
@@ -38,31 +42,35 @@ def networks(root: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in root.glob("runs/*/network.npz")}
 
 
-def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(STUDY)
-    study = read(path)
-    local, remote = Workspace(tmp_path / "local"), Workspace(tmp_path / "cluster")
-    lines: list[str] = []
-    engine.run(local, study, engine.LocalEngine(2), lines.append, lambda *_: None)
-
+@contextmanager
+def two_workers() -> Iterator[tuple[Any, list[Any]]]:
+    """Start a cluster of a head without cores and two workers; yield it and the workers."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    killed = False
-
-    def kill(*_: object) -> None:
-        nonlocal killed
-        if not killed and list(remote.root.glob("runs/*/checkpoints/*.npz")):
-            killed = True
-            cluster.remove_node(nodes[0], allow_graceful=False)
-            cluster.add_node(num_cpus=1)
-
+    workers = [cluster.add_node(num_cpus=1) for _ in range(2)]
     try:
-        on_ray = engine.RayEngine(cluster.address, 1)
-        statuses = engine.run(remote, study, on_ray, lines.append, kill)
+        yield cluster, workers
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
+    study = read(write_study(tmp_path, STUDY))
+    local, remote = Workspace(tmp_path / "local"), Workspace(tmp_path / "cluster")
+    lines: list[str] = []
+    engine.run(local, study, engine.LocalEngine(2), lines.append, silent)
+    killed = False
+    with two_workers() as (cluster, workers):
+
+        def kill(*_: object) -> None:
+            nonlocal killed
+            if not killed and list(remote.root.glob("runs/*/checkpoints/*.npz")):
+                killed = True
+                cluster.remove_node(workers[0], allow_graceful=False)
+                cluster.add_node(num_cpus=1)
+
+        on_ray = engine.RayEngine(cluster.address, 1)
+        statuses = engine.run(remote, study, on_ray, lines.append, kill)
     assert killed
     assert {status.state for status in statuses} == {State.EVALUATED}
     assert networks(remote.root) == networks(local.root)
@@ -70,31 +78,24 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     done = [line for line in lines if line.startswith("done")]
     assert len(done) == len(lines) == 8
     before = time.time()
-    repeated = engine.run(remote, study, engine.LocalEngine(2), lines.append, lambda *_: None)
+    repeated = engine.run(remote, study, engine.LocalEngine(2), lines.append, silent)
     assert repeated == statuses
     assert not [path for path in remote.root.rglob("*.tflite") if path.stat().st_mtime > before]
 
 
 def test_nodes_with_folders_of_their_own_send_back_what_they_make(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(TWENTY)
-    study, workspace = read(path), Workspace(tmp_path / "gathered")
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    study, workspace = read(write_study(tmp_path, TWENTY)), Workspace(tmp_path / "gathered")
     lines: list[str] = []
     at_the_kill: list[int] = []
+    with two_workers() as (cluster, workers):
 
-    def kill(*_: object) -> None:
-        if not at_the_kill and len(lines) >= 3:
-            at_the_kill.append(len(lines))
-            cluster.remove_node(nodes[0], allow_graceful=False)
+        def kill(*_: object) -> None:
+            if not at_the_kill and len(lines) >= 3:
+                at_the_kill.append(len(lines))
+                cluster.remove_node(workers[0], allow_graceful=False)
 
-    try:
         on_ray = engine.RayEngine(cluster.address, 1, workspace.root)
         statuses = engine.run(workspace, study, on_ray, lines.append, kill)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
     assert at_the_kill
     assert {status.state for status in statuses} == {State.EVALUATED}
     assert sorted(lines) == sorted({f"done      {status.run.run_id}" for status in statuses})
