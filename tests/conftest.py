@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import settings
-from samples import SIDECAR
+from samples import SIDECAR, silent
 
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime import flatbuffer
@@ -214,7 +214,7 @@ def trained(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspac
     from quarl_tf.training.loop import train
 
     workspace = Workspace(tmp_path_factory.mktemp("trained"))
-    train(workspace, tiny_run, lambda *_: None)
+    train(workspace, tiny_run, silent)
     return workspace
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Capsys, Patch, refusal
+from samples import Capsys, Patch, refusal, silent
 
 from quarl_tf import networks, pipeline, presets
 from quarl_tf.cli import verbs
@@ -100,9 +100,9 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
     assert "name it (--from RUN). Received: distillation=0.5" in message
     with pytest.raises(UsageError, match="--from RUN"):
-        loop.train(Workspace(tmp_path), run, lambda *_: None)
+        loop.train(Workspace(tmp_path), run, silent)
     assert not list(tmp_path.iterdir())
-    loop.train(Workspace(tmp_path), first, lambda *_: None)
+    loop.train(Workspace(tmp_path), first, silent)
     run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
     arrays, state = saved(run, tmp_path, tmp_path / "saved.npz")
     # Elsewhere, where that network is not.

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from samples import silent
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.networks import inference
@@ -85,7 +86,7 @@ def test_every_one_learns(algo: str, env_id: str, changes: dict[str, Any], tmp_p
     preset_of = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
     preset = presets.load(algo, preset_of, {**_COMMON, **changes})
     run, workspace = Run(algo, env_id, 0), Workspace(tmp_path)
-    record = train(workspace, run, lambda *_: None, preset)
+    record = train(workspace, run, silent, preset)
     network = agents.build_network(algo, environments.env_spec(env_id), preset, seed=0)
     weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
     networks.set_weights(network, weights)

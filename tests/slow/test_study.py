@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import STUDY, Capsys, Patch, printed, refusal, write_study
+from samples import STUDY, Capsys, Patch, printed, refusal, silent, write_study
 
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.files import locked
@@ -287,7 +287,7 @@ class _Recorder:
 
 
 def play(root: Path, study: Study, recorder: _Recorder) -> None:
-    engine.run(Workspace(root), study, recorder, lambda _: None, lambda *_: None)
+    engine.run(Workspace(root), study, recorder, silent, silent)
 
 
 def test_quantised_runs_wait_for_their_reference_and_one_of_each_beginning_is_first(
