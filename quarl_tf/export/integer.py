@@ -52,7 +52,8 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     ends = ranges(graph.pack(), observations)
 
     def grid(index: int, form: TensorFormat) -> Grid:
-        return grid_between(*np.array(ends[index], np.float32), form)
+        low, high = np.array(ends[index], np.float32)
+        return grid_between(low, high, form)
 
     _Writer(graph, recipe, grid, steps).write()
     return graph.pack()
