@@ -13,14 +13,13 @@ from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.preparation import prepared
-from quarl_tf.quantization.grid import Array, grid_between, snap
+from quarl_tf.quantization.grid import BYTE, Array, grid_between, snap
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Recipe, TensorFormat
+from quarl_tf.spec import Recipe
 from quarl_tf.spec.actions import agreement
 
 _WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
-_BYTE = TensorFormat(bits=8)
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ def _disagreement(heads: Array, reference_heads: Array, policy: Policy) -> float
 
 def _effect(layer: str, outputs: Array, share: float, disagreement: float) -> Blame:
     low, high = float(outputs.min()), float(outputs.max())
-    grid = grid_between(np.array(low), np.array(high), _BYTE)
-    rounded = snap(outputs, grid, _BYTE)
+    grid = grid_between(np.array(low), np.array(high), BYTE)
+    rounded = snap(outputs, grid, BYTE)
     noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
     # Zeros of ReLU are not saturated.
     saturated = (rounded >= rounded.max()) | ((rounded <= rounded.min()) & (low < 0))
