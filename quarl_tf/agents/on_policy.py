@@ -63,7 +63,6 @@ class _SharedTorso:
         value = keras.layers.Dense(1, kernel_initializer=initializer, name="value")
         self.value = keras.Model(self._features, value(self._features))
         self.features_spec = EnvSpec(shape, "float32", spec.num_actions)
-        #: Predictions read the variables themselves.
         self.read_variables: Sequence[Any] = ()
         self.take(network)
 
@@ -78,17 +77,18 @@ class _SharedTorso:
         self.normalised_networks = [network]
         joint = keras.Model(network.input, [network.output, self.value(features)])
         self.variables, self.trainable_variables = joint.variables, joint.trainable_variables
-        self._predict = inference.compiled(joint, network)
+        self._snapshot = Snapshot(joint)
 
     def features(self, observations: Any) -> Any:
         return self._torso(observations, training=True)
 
     def predict(self, observations: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-        heads, values = self._predict(observations)
-        return heads.numpy(), values.numpy()[:, 0]
+        heads, values = self._snapshot(observations)
+        return heads, values[:, 0]
 
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Do nothing: predictions read the variables."""
+        """Predict by the current weights."""
+        self._snapshot.refresh(values)
 
 
 def build_network(spec: EnvSpec, preset: PpoPreset, seed: int) -> keras.Model:

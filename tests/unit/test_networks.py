@@ -172,6 +172,21 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
         assert ("log_deviation" in variable.name) == np.array_equal(snapshot(observations), before)
 
 
+def test_a_snapshot_in_bfloat16_is_the_network_to_the_bit() -> None:
+    layers = Architecture((5,), (Convolution(3, 8, 4), Convolution(4, 3, 1)))
+    spec = EnvSpec((24, 20, 2), "uint8", 6)
+    network = build_policy(spec, Design(layers, 6, precision="bfloat16"), seed=0)
+    random_weights(network)
+    images, snapshot = observations_of(spec), Snapshot(network)
+    before = snapshot(images)
+    np.testing.assert_array_equal(before, inference.forward(network)(images))
+    random_weights(network, 1)
+    np.testing.assert_array_equal(snapshot(images), before)
+    snapshot.refresh()
+    np.testing.assert_array_equal(snapshot(images), inference.forward(network)(images))
+    assert not np.array_equal(snapshot(images), before)
+
+
 def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:
     network, x = build_policy(SPEC, DUELING, seed=0), observations_of(SPEC, 2000)
     values, choosing = random_weights(network, 3), acting(network)
