@@ -42,7 +42,7 @@ def find(env_id: str) -> Registration:
         for module, pattern in _REGISTERING_PACKAGES.items():
             try:
                 import_module(module)
-            except ModuleNotFoundError as error:
+            except ImportError as error:  # Missing, or broken.
                 if pattern.search(env_id):
                     raise _not_installed(env_id, error) from error
     if env_id not in gym.registry:

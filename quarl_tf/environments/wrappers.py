@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
+from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, one_line
@@ -92,20 +93,24 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
                 one_line(error),
             ) from error
 
-    def _checked(self, observation: Any, method: str) -> Any:
+    def _checked(self, observation: Any, method: str) -> NDArray[Any]:
+        """Return an observation in the type of its space."""
         space, flaw = self.observation_space, f"in {method} returned an observation"
         try:
+            source = np.asarray(observation)
             with np.errstate(all="ignore"):  # What is beyond the type is not finite in it.
-                values = np.asarray(observation, space.dtype)
+                values: NDArray[Any] = source.astype(space.dtype, copy=False)
         except (TypeError, ValueError) as error:
             raise self._error(f"{flaw} that is no array of numbers", one_line(error)) from error
         if values.shape != space.shape:
             received = f"{values.shape}, the space has {space.shape}"
             raise self._error(f"{flaw} of another shape than its space", received)
+        if source.dtype.kind == "f" and values.dtype.kind in "iu":
+            raise self._error(f"{flaw} of floats, its space has integers", f"dtype={source.dtype}")
         if not np.isfinite(values).all():
             received = f"observation={values.tolist()}"[:200]
             raise self._error(f"{flaw} that is not finite", received)
-        return observation
+        return values
 
     def _error(self, flaw: str, received: str) -> QuarlError:
         env_id = self.spec.id if self.spec is not None else "?"

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from samples import python, refused
 
-from quarl_tf.environments import canonical_id, env_spec, loops, make, make_vector
+from quarl_tf.environments import canonical_id, env_spec, loops, make, make_vector, registry
 from quarl_tf.environments.acting import Tick, ticks
 from quarl_tf.foundation.errors import QuarlError, UsageError
 
@@ -261,6 +261,14 @@ print(len(loaded()))
     assert process.stdout.split() == ["True"] * len(packages) + ["4"]
 
 
+def test_a_broken_package_hides_no_misspelt_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError(f"{name}: libstdc++ is too old")
+
+    monkeypatch.setattr(registry, "import_module", broken)
+    assert "did you mean" in refused(make, "CartPoe-v1", error=UsageError)
+
+
 class Faulty(gym.Env):
     """An environment whose third step goes wrong in one way."""
 
@@ -278,6 +286,36 @@ class Faulty(gym.Env):
     def step(self, action: int) -> Any:
         self._steps += 1
         return self._third() if self._steps == 3 else (np.zeros(3), 1.0, False, False, {})
+
+
+class Drawing(Faulty):
+    """Its observations may be of another type than their space."""
+
+    def __init__(self, kind: Any, drawn: Any) -> None:
+        super().__init__(tuple)
+        self.observation_space = spaces.Box(0, 255, (3,), kind)
+        self._drawn = np.arange(3, dtype=drawn)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._drawn, {}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.uint8])
+@pytest.mark.parametrize("drawn", [np.int64, np.float64])
+def test_observations_have_the_type_of_their_space(kind: Any, drawn: Any) -> None:
+    gym.register("Drawing-v0", partial(Drawing, kind, drawn), max_episode_steps=9)
+    try:
+        for create in (make, partial(make_vector, num_envs=2)):
+            envs = create("Drawing-v0")
+            if (kind, drawn) == (np.uint8, np.float64):
+                assert "floats, its space has integers" in refused(envs.reset, seed=0)
+                continue
+            observations = envs.reset(seed=0)[0]
+            assert observations.dtype == kind
+            assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
+    finally:
+        del gym.registry["Drawing-v0"]
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,17 @@ def test_actions_become_the_environment_s_in_single_and_vector(
     assert np.asarray(env.step(env.action_space.sample())[-1]["received"]) in space
 
 
+def test_no_action_is_beyond_ends_that_float32_rounds(register: Register) -> None:
+    env_id = register(THREE, spaces.Box(-0.1, 0.1, (2,), np.float64))
+    bound = env_spec(env_id).bounds[1]
+    assert float(bound[0]) > 0.1
+    env, envs = make(env_id), make_vector(env_id, 2)
+    env.reset(seed=0)
+    envs.reset(seed=0)
+    assert env.step(bound)[-1]["received"].tolist() == [0.1, 0.1]
+    assert envs.step(np.array([bound] * 2))[-1]["received"].tolist() == [[0.1, 0.1]] * 2
+
+
 def test_plain_spaces_are_not_wrapped() -> None:
     """Wrappers take time at every step."""
     for action in (TWO, spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float64)):
