@@ -152,14 +152,14 @@ def _iqm(cells: Sequence[_Runs], mean_errors: Floats) -> Interval:
 
 
 def _resampled_means(runs: _Runs, random: np.random.Generator) -> Floats:
-    """Return means [resamples, trainings] of a cell."""
-    means = []
-    for values, n in runs:
-        count = max(1, round(n))
-        weights = np.full(len(values), 1 / len(values))
-        means.append(random.multinomial(count, weights, size=_RESAMPLES) @ values / count)
+    """Return means [resamples, trainings] of a cell; each draw of a training has new episodes."""
     indices = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
-    samples: Floats = np.array(means)[indices, np.arange(_RESAMPLES)[:, None]]
+    samples = np.empty(indices.shape)
+    for i, (values, n) in enumerate(runs):
+        is_drawn, count = indices == i, max(1, round(n))
+        weights = np.full(len(values), 1 / len(values))
+        draws = random.multinomial(count, weights, size=np.count_nonzero(is_drawn))
+        samples[is_drawn] = draws @ values / count
     return samples
 
 

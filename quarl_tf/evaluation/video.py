@@ -5,7 +5,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from quarl_tf.runtime.policy import Policy
 
 #: Limit of a GIF in bytes, and attempts to meet it: colours, every how many-th frame, scale.
 GIF_LIMIT = 2_000_000
+_MOST_FRAMES = 3000  #: Of a GIF, which has them all in memory.
+_TOO_LONG = "The episode is too long for a GIF; stop it earlier (--max-steps) or write .mp4."
 _ATTEMPTS = ((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6), (32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5))
 
 _GIF_HEIGHT, _HEIGHT = 300, 400  #: Height of a screen in pixels.
@@ -110,15 +112,14 @@ def record(scene: Scene, path: Path) -> None:
 def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
     """Return a scene as a GIF of at most `rate` frames a second; a QuarlError above `limit`."""
     stride = ceil(scene.rate / rate)
-    images = list(scene.images(_GIF_HEIGHT, stride))
+    images = list(islice(scene.images(_GIF_HEIGHT, stride), _MOST_FRAMES + 1))
+    if len(images) > _MOST_FRAMES:
+        raise QuarlError(f"{_TOO_LONG} Received: more than {_MOST_FRAMES:,} frames")
     for colours, step, scale in _ATTEMPTS:
         content = _gif(images[::step], scene.rate / stride / step, colours, scale)
         if len(content) < limit:
             return content
-    raise QuarlError(
-        "The episode is too long for a GIF; stop it earlier (--max-steps) or write .mp4. "
-        f"Received: {len(content):,} bytes, the limit is {limit:,}"
-    )
+    raise QuarlError(f"{_TOO_LONG} Received: {len(content):,} bytes, the limit is {limit:,}")
 
 
 def watch(scene: Scene) -> None:

@@ -1,6 +1,8 @@
 """Collect what a report shows beside a cell's rows: notes, last networks and memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -11,6 +13,8 @@ from quarl_tf.evaluation.compare import MIN_EPISODES
 from quarl_tf.report.results import OK, CellResults, Result, Row
 from quarl_tf.spec import Run
 from quarl_tf.store.workspace import Workspace
+
+_Measure = Callable[[Path], dict[str, int]]
 
 
 def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
@@ -67,10 +71,17 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]:
-    """Measure the native flatbuffers of a cell and compare them with fp32."""
+def memory_rows(workspace: Workspace, cells: Sequence[CellResults]) -> list[list[dict[str, Any]]]:
+    """Measure the native flatbuffers of each cell, and compare them with fp32."""
+    measure = cache(memory.measure)  # Cells may share their references.
+    return [_memory_rows(workspace, cell, measure) for cell in cells]
+
+
+def _memory_rows(
+    workspace: Workspace, cell: CellResults, measure: _Measure
+) -> list[dict[str, Any]]:
     rows = [
-        _memory_row(workspace, row, cell.trainings[column :: len(cell.rows)])
+        _memory_row(workspace, row, cell.trainings[column :: len(cell.rows)], measure)
         for column, row in enumerate(cell.rows)
         if row.native
     ]
@@ -84,7 +95,12 @@ def memory_rows(workspace: Workspace, cell: CellResults) -> list[dict[str, Any]]
     return rows
 
 
-def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> dict[str, Any]:
+def _memory_row(
+    workspace: Workspace,
+    pooled: Row,
+    trainings: Sequence[Row],
+    measure: _Measure,
+) -> dict[str, Any]:
     """Return the mean over the trainings of a column; no figures if a flatbuffer is missing."""
     paths = {str(row.run_id): workspace.artifact(str(row.run_id), row.scheme) for row in trainings}
     missing = [str(row.run_id) for row in trainings if row.status != OK]
@@ -92,6 +108,6 @@ def _memory_row(workspace: Workspace, pooled: Row, trainings: Sequence[Row]) -> 
     missing += [run_id for run_id, path in paths.items() if not path.exists()]
     status = f"missing in {', '.join(dict.fromkeys(missing))}" if missing else OK
     row = {"cell": pooled.cell, "label": pooled.label, "scheme": pooled.scheme, "status": status}
-    sizes = [] if missing else [memory.measure(path) for path in paths.values()]
+    sizes = [] if missing else [measure(path) for path in paths.values()]
     means = {key: fmean(size[key] for size in sizes) for key in (*sizes, {})[0]}
     return row | {"bytes": means or None, "change_percent": None}

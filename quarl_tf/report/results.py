@@ -454,32 +454,49 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     Trainings that several cells have count once. A game that one training plays without chance is
     too few different episodes, and left out.
     """
-    scheme_cells: dict[str, dict[tuple[str, ...], tuple[str, list[Paired]]]] = {}
-    titles = Counter(cell.cell.title for cell in cells)
+    scheme_cells: dict[str, dict[str, dict[str, Paired]]] = {}
+    first_runs = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
+    titles = Counter(cell.title for cell in first_runs.values())
     for cell in cells:
-        run_ids, title = tuple(run.run_id for run in cell.cell.references), cell.cell.title
-        name = title if titles[title] == 1 else f"{title} ({run_ids[0]})"
+        name = cell.cell.references[0].seedless_id
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
-            if row.delay is not None or row.normalised_error_percent is None:
-                continue
-            paired = list(_paired(cell.references, entries))
-            if len(paired) > 1 or paired[0].observations >= compare.MIN_EPISODES:
-                scheme_cells.setdefault(row.scheme, {}).setdefault(run_ids, (name, paired))
-    return [
-        aggregate(scheme, dict(named_pairs.values()))
-        for scheme, named_pairs in scheme_cells.items()
-        if len(named_pairs) > 1
-    ]
+            if row.delay is None and row.normalised_error_percent is not None:
+                trainings = scheme_cells.setdefault(row.scheme, {}).setdefault(name, {})
+                trainings.update(_paired(cell.references, entries))
+
+    def heading(name: str) -> str:
+        first = first_runs[name]
+        return (
+            first.title
+            if titles[first.title] == 1
+            else f"{first.title} ({first.references[0].run_id})"
+        )
+
+    decidable = {
+        scheme: {
+            heading(name): list(trainings.values())
+            for name, trainings in named_trainings.items()
+            if len(trainings) > 1
+            or min(run.observations for run in trainings.values()) >= compare.MIN_EPISODES
+        }
+        for scheme, named_trainings in scheme_cells.items()
+    }
+    return [aggregate(scheme, named) for scheme, named in decidable.items() if len(named) > 1]
 
 
-def _paired(references: Sequence[Result], entries: Sequence[Result | Missing]) -> Iterator[Paired]:
+def _paired(
+    references: Sequence[Result], entries: Sequence[Result | Missing]
+) -> Iterator[tuple[str, Paired]]:
     for fp32, entry in zip(references, entries, strict=True):
         if isinstance(entry, Result) and fp32.baseline is not None:
             returns = entry.evaluation.returns
-            yield Paired(
-                np.array(returns),
-                np.array(fp32.evaluation.returns),
-                float(np.mean(fp32.baseline.returns)),
-                compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
-                fp32.skipped,
+            yield (
+                fp32.sidecar.run_id,
+                Paired(
+                    np.array(returns),
+                    np.array(fp32.evaluation.returns),
+                    float(np.mean(fp32.baseline.returns)),
+                    compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
+                    fp32.skipped,
+                ),
             )

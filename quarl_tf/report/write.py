@@ -6,7 +6,6 @@ simulated schemes would be those of a float file and are left out.
 """
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -70,8 +69,8 @@ def write_report(
     name = name or report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
-        key = run.to_dict() | {"seed": None, "settings": settings(run, sidecar.preset)}
-        groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
+        key = f"{run.seedless_id} {settings(run, sidecar.preset)}"
+        groups.setdefault(key, []).append(run)
     cells = [_cell_of(workspace, group, chance) for group in groups.values()]
     title = cells[0].title if len(cells) == 1 else name
     return write(source, cells, name=name, title=title, command=command)
@@ -95,7 +94,7 @@ def write(
     workspace = source.workspace
     cell_results = [results.load_cell(source, cell) for cell in cells]
     missing = {(m.run_id, m.scheme): m for cell in cell_results for m in cell.missing}
-    memories = [memory_rows(workspace, cell) for cell in cell_results] if memory else []
+    memories = memory_rows(workspace, cell_results) if memory else []
     summaries = [_summary(cell) for cell in cell_results]
     aggregates = results.aggregates(cell_results)
     rows, pooled = _rows(cell_results)

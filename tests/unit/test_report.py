@@ -27,11 +27,21 @@ from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import digest, sha256, write_bytes, write_csv
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.report import write as report
+from quarl_tf.report.drawing import _groups
 from quarl_tf.report.page import dtypes, limits, number_text, percent, size
-from quarl_tf.report.results import Cell, Column, Source
+from quarl_tf.report.results import Cell, Column, Source, load_cell
 from quarl_tf.report.write import write_report
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import GREEDY, REFERENCE, Chance, Quantization, Run, Scheme, default_schemes
+from quarl_tf.spec import (
+    GREEDY,
+    REFERENCE,
+    Chance,
+    Origin,
+    Quantization,
+    Run,
+    Scheme,
+    default_schemes,
+)
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import protocol
 from quarl_tf.store.workspace import Workspace, blame_path, evaluation_path, sidecar_path
@@ -653,6 +663,43 @@ def test_curves_of_cells_that_differ_in_options_are_all_drawn(drawn: Workspace) 
     assert "action_variance_dqn_CartPole-v1.png" in figures
 
 
+def test_references_that_cells_share_have_curves_of_their_own(workspace: Workspace) -> None:
+    source, cells = Source(workspace=workspace, margin_percent=2.0), []
+    for overrides in ({}, SLOW):
+        plain = add_run(workspace, replace(RUN, overrides=overrides))
+        for bits in (4, 2):
+            quantization = Quantization.from_mapping({"bits": bits, "delay": 10})
+            aware = add_run(workspace, replace(plain, quantization=quantization))
+            schemes = {"fp32": plain, f"qat_w{bits}a{bits}": aware}
+            columns = (Column(name, Scheme.parse(name), (run,)) for name, run in schemes.items())
+            cells.append(load_cell(source, Cell(title="x", columns=tuple(columns))))
+    assert len(_groups(cells)) == 6
+
+
+def test_shared_trainings_count_once_over_cells(workspace: Workspace) -> None:
+    runs = [add_run(workspace, run) for run in SEEDS]
+    others = [add_run(workspace, replace(RUN, env_id="Acrobot-v1"))]
+    names, source = ("fp32", "int8"), Source(workspace=workspace, margin_percent=2.0)
+
+    def cell(title: str, runs: Sequence[Run]) -> Cell:
+        columns = (Column(name, Scheme.parse(name), tuple(runs)) for name in names)
+        return Cell(title=title, columns=tuple(columns))
+
+    cells = [cell("all", runs), cell("the first", runs[:1]), cell("other", others)]
+    report.write(source, cells, name="x", title="x", command=COMMAND)
+    (row,) = results_of(workspace.report_dir("x"))["aggregates"]
+    assert (row["scheme"], row["cells"], len(row["errors"])) == ("int8", 2, 4)
+
+
+def test_fine_tuned_runs_that_differ_in_the_seed_are_one_cell(workspace: Workspace) -> None:
+    runs = [
+        add_run(workspace, replace(add_run(workspace, run), origin=Origin(run, str(run.seed) * 64)))
+        for run in SEEDS[:2]
+    ]
+    (cell,) = results_of(write(workspace, *runs))["cells"]
+    assert cell["runs"] == [run.run_id for run in runs]
+
+
 STUDY = """
 name: mine
 title: Mine
@@ -726,7 +773,10 @@ def test_a_study_of_which_nothing_exists_has_a_report(drawn: Workspace) -> None:
 
 
 def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch: Patch) -> None:
+    measured = []
+
     def measure(path: Path) -> dict[str, int]:
+        measured.append(path)
         run_id = Sidecar.load(sidecar_path(path)).run_id
         size = 50 if path.stem == "int8" else 200 if run_id.endswith("-s0") else 100
         return {"weights": size, "arena": 50}
@@ -734,6 +784,7 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
     monkeypatch.setattr(memory, "measure", measure)
     finish_study(workspace)
     folder, _ = report_on(workspace, STUDY + "memory: true\n")
+    assert len(measured) == len(set(measured))
     fp32, int8, *_ = results_of(folder)["memory"]
     # Means of 200 and 100, and of 50 and 50.
     assert (fp32["bytes"], fp32["change_percent"]) == ({"weights": 150, "arena": 50}, None)

@@ -10,7 +10,13 @@ import pytest
 from samples import EVALUATION, refused
 from scipy import stats
 
-from quarl_tf.evaluation.aggregate import Paired, _mean_over_cells, aggregate, holm
+from quarl_tf.evaluation.aggregate import (
+    Paired,
+    _mean_over_cells,
+    _resampled_means,
+    aggregate,
+    holm,
+)
 from quarl_tf.evaluation.compare import (
     MIN_EPISODES,
     Comparison,
@@ -425,6 +431,13 @@ def test_aggregates_by_hand() -> None:
         assert (interval.bounded, interval.alike) == (False, 3)
     assert (result.improvement.mean, result.losses) == (50, [])
     assert result.noise == pytest.approx((5 + 10) / 2)
+
+
+def test_each_draw_of_a_training_has_new_episodes() -> None:
+    """Means of two trainings of the same two equally likely values vary as those of a pool."""
+    run = np.array([0.0, 1.0] * 50), 100.0
+    means = _resampled_means([run, run], np.random.default_rng(0)).mean(axis=1)
+    assert means.std() == pytest.approx(np.sqrt(0.25 / 200), rel=0.05)
 
 
 def test_freedom_is_that_of_the_cells_together() -> None:
