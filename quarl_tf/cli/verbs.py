@@ -52,6 +52,7 @@ from quarl_tf.store.workspace import (
     blame_path,
     checkpoint_dir,
     evaluation_path,
+    has_sidecar,
     report_name,
     sidecar_path,
 )
@@ -350,7 +351,8 @@ def _counts(statuses: Sequence[Status]) -> str:
 
 def _chosen_engine(args: argparse.Namespace) -> engine.Engine:
     """Return the engine of `--engine`; a UsageError for an option of the other one."""
-    foreign_options = ("jobs",) if args.engine == "ray" else ("address", "cores", "gather")
+    local, ray = ("jobs", "shard"), ("address", "cores", "gather")
+    foreign_options = local if args.engine == "ray" else ray
     for name in foreign_options:
         if value := getattr(args, name):
             raise UsageError(
@@ -457,10 +459,9 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _provenance(artifact: Path) -> list[tuple[str, str]]:
-    path = sidecar_path(artifact)
-    if not path.exists() or "run_id" not in read_json(path):
+    if not has_sidecar(artifact):
         return [("sidecar", "none: this file can be adopted (quarl adopt), not evaluated")]
-    sidecar = Sidecar.load(path)
+    sidecar = Sidecar.load(sidecar_path(artifact))
     intact = sidecar.sha256 == sha256(artifact)
     return [
         ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),

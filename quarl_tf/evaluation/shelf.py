@@ -12,11 +12,11 @@ from pathlib import Path
 
 from quarl_tf.evaluation.compare import Comparison, compare_saved
 from quarl_tf.foundation.errors import QuarlError, unknown
-from quarl_tf.foundation.files import read_json, sha256, write_bytes
+from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, sidecar_path, write_artifact
+from quarl_tf.store.workspace import evaluation_path, has_sidecar, sidecar_path, write_artifact
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def entries(models: Path) -> list[Entry]:
     """Return all policies of a folder, by name, the best on selection seeds first."""
     policies = []
     for path in sorted(models.glob("*/*/*/*.json")):
-        if path.name.endswith(".eval.json") or "run_id" not in read_json(path):
+        if path.name.endswith(".eval.json") or not has_sidecar(path):
             continue
         sidecar = Sidecar.load(path)
         policies.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))

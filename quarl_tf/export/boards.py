@@ -8,7 +8,7 @@ from quarl_tf.export import c_source
 from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import byte_size
-from quarl_tf.store.workspace import sidecar_path
+from quarl_tf.store.workspace import has_sidecar
 
 #: Numeric operators with a kernel in TensorFlow Lite Micro.
 _MICRO = """
@@ -120,7 +120,7 @@ def _missing_operators(artifact: Path) -> list[str]:
 
 
 def _as_c(artifact: Path, memory: Memory, copies: int) -> Fit:
-    if not sidecar_path(artifact).exists():
+    if not has_sidecar(artifact):
         return Fit("C", None, memory, ["a sidecar (quarl adopt)"])
     try:
         size = c_source.size(artifact)

@@ -85,7 +85,7 @@ def _exported(
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
     previous = State.TRAINED if trained else State.MISSING
-    command = export_command(workspace, run.run_id, scheme)
+    command = export_command(workspace, run.run_id, scheme) if trained else run.command("run")
     exists = artifact.exists()
     if not sidecar_path(artifact).exists() or not (exists or is_evaluated(artifact)):
         return Status(previous, "was not exported" if trained else "was not trained", command)

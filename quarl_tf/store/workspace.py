@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.files import atomic_path
+from quarl_tf.foundation.files import atomic_path, read_json
 from quarl_tf.spec import GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Sidecar
 
@@ -84,6 +84,12 @@ def delete_checkpoints(run_folder: Path) -> None:
 def sidecar_path(artifact: Path) -> Path:
     """Return the path of a flatbuffer's sidecar."""
     return artifact.with_suffix(".json")
+
+
+def has_sidecar(artifact: Path) -> bool:
+    """Tell whether a sidecar is beside a flatbuffer, and not a description for its adoption."""
+    path = sidecar_path(artifact)
+    return path.exists() and "run_id" in read_json(path)
 
 
 def evaluation_path(artifact: Path, chance: Chance = GREEDY) -> Path:

@@ -196,9 +196,10 @@ class _Pool:
             self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
 
     def _settle(self, job: Job, statuses: Sequence[Status], *, failed: bool) -> None:
-        """Count the evaluated experiments of a job; drop the jobs that wait for a failed one."""
-        self.done[job.run_id] = sum(status.state == State.EVALUATED for status in statuses)
-        if not failed:
+        """Count the evaluated experiments of a job; drop the jobs whose reference is missing."""
+        evaluated = [s.scheme.name for s in statuses if s.state == State.EVALUATED]
+        self.done[job.run_id] = len(evaluated)
+        if not failed or REFERENCE in evaluated:
             return
         for dependent in [other for other in self.waiting if other.reference_id == job.run_id]:
             self.waiting.remove(dependent)

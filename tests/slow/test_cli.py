@@ -220,6 +220,10 @@ PERCENT, WHOLE = "a percentage is 0 or more", "a whole number of 1 or more is ne
         (["study", "run", "x.yaml", "--cores", "0"], f"--cores: {WHOLE}: '0'"),
         (["study", "run", "studies/li.yaml", "--gather"], "Engine local has no option --gather"),
         (["study", "run", "studies/li.yaml", "--engine", "ray", "--jobs", "2"], "option --jobs"),
+        (
+            ["study", "run", "studies/li.yaml", "--engine", "ray", "--shard", "1/2"],
+            "option --shard",
+        ),
         (["study", "run", "x.yaml", "--shard", "3/2"], "from 1 to N: '3/2'"),
         (["report", "x", "--name", "a/b"], "name='a/b'"),
         (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),

@@ -12,15 +12,17 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import STUDY, Capsys, Patch, printed, refusal, silent, write_study
 
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.files import locked
+from quarl_tf.spec import REFERENCE
 from quarl_tf.store import records
 from quarl_tf.store.workspace import Workspace, evaluation_path
-from quarl_tf.study import State, Study, engine, failure_path, plan, read
+from quarl_tf.study import State, Status, Study, engine, failure_path, plan, read
 
 #: Trainings of a second.
 SOUND_STUDY = """
@@ -306,6 +308,27 @@ def test_quantised_runs_wait_for_their_reference_and_one_of_each_beginning_is_fi
     assert failing.started == [*plain_ids, ids_at_4[1], ids_at_2[1]]
     (log,) = tmp_path.glob("runs/*/failure.log")
     assert log.parent.name == plain_ids[0]
+
+
+def test_a_failed_scheme_stops_no_run_whose_reference_is_there(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
+    plain_id, aware_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
+    failing = _Recorder(1, plain_id)
+
+    def with_references(*arguments: Any) -> list[Status]:
+        """Return the states as if fp32 of all started runs were evaluated."""
+        return [
+            replace(status, state=State.EVALUATED)
+            if status.scheme.name == REFERENCE and status.run.run_id in failing.started
+            else status
+            for status in plan(*arguments)
+        ]
+
+    monkeypatch.setattr(engine, "plan", with_references)
+    play(tmp_path, study, failing)
+    assert failing.started == [plain_id, aware_id]
 
 
 def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_missing_operators_are_named(artifacts: dict[str, Path], tmp_path: Path)
     micro, c = boards.fits(foreign, "esp32")
     assert micro.lacking == ["ATAN2 of float32"]
     assert (c.taken, c.lacking) == (None, ["a sidecar (quarl adopt)"])
+    foreign.with_suffix(".json").write_text('{"env_id": "LunarLander-v3", "head": "logits"}')
+    assert boards.fits(foreign, "esp32") == [micro, c]
 
 
 def test_inspect_shows_whether_a_board_fits(
