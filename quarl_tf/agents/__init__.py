@@ -20,6 +20,7 @@ import numpy.typing as npt
 from quarl_tf import networks
 from quarl_tf.environments import EnvSpec, require_actions
 from quarl_tf.environments.acting import Tick
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import generator
 from quarl_tf.networks import Weights
@@ -109,6 +110,12 @@ class Agent(ABC):
         for network in (self.network, *self.targets, *teachers):
             variables = {variable.name: variable for variable in network.variables}
             for name, value in weights.items():
+                if variables[name].shape != value.shape:
+                    raise QuarlError(
+                        "The network to start from has other observations or actions than this "
+                        f"environment; train from scratch. Received: {name} of {value.shape}, "
+                        f"the environment's is {tuple(variables[name].shape)}"
+                    )
                 variables[name].assign(value)
         self._statistics.start_from(self.network, count)
         self.refresh()

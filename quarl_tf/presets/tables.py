@@ -91,6 +91,11 @@ def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
         if algo not in algorithms:
             raise unknown(f"algorithm at the top of {path}", algo, algorithms)
         for env_id, values in mapping(table, f"{algo} in {path}", "environments").items():
+            if env_id == "quantization":
+                raise UsageError(
+                    "Defaults of quantisation are the package's; give -q, in a study quantization. "
+                    f"Received: {algo}.quantization in {path}"
+                )
             mapping(values, f"{env_id} below {algo} in {path}", "preset keys")
     return {algo: _without_templates(table) for algo, table in content.items()}
 

@@ -18,6 +18,9 @@ PTQ_BITS = range(2, 33)  #: Widths of weight-only grids; 32 bits are finer than 
 #: Names of the layers that scale the observation, and of those that end in the head.
 SCALINGS, HEADS = ("normalizer", "byte_scaling"), ("head", "squash")
 
+#: Ends of the names of layers that belong to the one they are named after.
+_PARTS = ("norm", "relu", "tanh")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFormat:
@@ -85,7 +88,7 @@ class Recipe:
         default: Of all layers but those below.
         observation: Of the layer that scales the observation.
         head: Of the last layer.
-        by_layer: Of single layers, by name; also of layers named after one (`hidden_0_tanh`).
+        by_layer: Of single layers, by name; also of their `_PARTS` (`hidden_0_tanh`).
     """
 
     default: LayerFormat = LayerFormat()
@@ -95,9 +98,10 @@ class Recipe:
 
     def of(self, layer: str) -> LayerFormat:
         """Return the formats of a layer by its name."""
-        for name, form in self.by_layer.items():
-            if layer == name or layer.startswith(f"{name}_"):
-                return form
+        stem, _, part = layer.rpartition("_")
+        for name in (layer, stem if part in _PARTS else layer):
+            if name in self.by_layer:
+                return self.by_layer[name]
         if layer in SCALINGS:
             return self.observation
         return self.head if layer in HEADS else self.default
@@ -206,7 +210,12 @@ class Quantization:
     schedule: QatSchedule
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for steps that cannot be learned."""
+        """Raise a UsageError for a head in float, and for steps that cannot be learned."""
+        if self.recipe.head.weights is None or self.recipe.head.activations is None:
+            raise UsageError(
+                "The head of a quantisation-aware training has a format; give its recipe one. "
+                f"Received: head={self.recipe.head}"
+            )
         if self.schedule.learned_steps and self._rule == "paper":
             raise UsageError(
                 "Steps are learned only where values are rounded to the nearest; leave rule or "

@@ -589,3 +589,11 @@ def test_from_the_delay_on_the_quantised_network_acts_on_fixed_grids(
     assert any(
         not np.array_equal(after[key], before[key]) for key in after if key.endswith("/kernel:0")
     )
+
+
+def test_a_delay_behind_the_end_is_refused_before_the_training(tmp_path: Path) -> None:
+    quantization = Quantization.from_mapping({"bits": 4, "delay": 10**6})
+    run = Run("ppo", "CartPole-v1", 0, {"steps": 512}, quantization)
+    message = refused(loop.train, Workspace(tmp_path), run, silent, error=UsageError)
+    assert "Received: delay=1000000" in message
+    assert not (tmp_path / "runs").exists()

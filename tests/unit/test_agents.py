@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import refused
 from scipy import stats
 from scipy.special import log_softmax
 
@@ -394,3 +395,11 @@ def test_gradients_on_shared_layers_are_those_of_the_loss(shared: Any, batch: li
     # A step ahead, one back, and back to the start.
     ahead, behind, _ = moved(1e-3), moved(-2e-3), moved(1e-3)
     np.testing.assert_allclose((ahead - behind) / 2e-3, norm, rtol=0.02)
+
+
+def test_networks_of_other_observations_are_no_start() -> None:
+    spec = environments.env_spec("CartPole-v1")
+    agent = agents.build("ppo", spec, presets.load("ppo", "CartPole-v1"), 0)
+    weights = networks.weights(agent.network) | {"normalizer/mean:0": np.zeros(6, np.float32)}
+    message = refused(agent.start_from, weights, 10)
+    assert message.endswith("normalizer/mean:0 of (6,), the environment's is (4,)")

@@ -235,6 +235,13 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
     assert recipe.of("normalizer") == recipe.of("head") == recipe.of("squash") == eight
     assert recipe.of("hidden_1") == recipe.of("hidden_1_tanh") == two
     assert recipe.of("hidden_10") == recipe.of("convolution_0") == four
+    layers = {"value": two, "value_hidden": eight}
+    streams = Recipe(default=four, by_layer=layers)
+    assert [streams.of(name) for name in layers] == [two, eight]
+    assert replace(streams, by_layer={"value": two}).of("value_hidden") == four
+    float_head = replace(quantised().recipe, head=LayerFormat())
+    schedule = QatSchedule(delay=100)
+    assert "head=" in refused(Quantization, recipe=float_head, schedule=schedule, error=UsageError)
 
 
 @pytest.mark.parametrize("name", NAMES)
