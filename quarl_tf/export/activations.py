@@ -69,8 +69,11 @@ def kernel_inputs(graph: Graph, layer: Any, observations: Array) -> Array:
     shape = tuple(map(int, graph.tensors[layer.inputs[1]].shape))
     if graph.name(layer) == "CONV_2D":
         patches = _patches(values, shape[1:3], layer.builtinOptions)
-        vectors = patches.reshape(-1, math.prod(shape[1:]))
-        return vectors[:: max(1, len(vectors) // _PATCHES)]
+        count = math.prod(patches.shape[:3])
+        sample = np.arange(0, count, max(1, count // _PATCHES))
+        # Without a copy of all patches, which takes gigabytes.
+        chosen = patches[np.unravel_index(sample, patches.shape[:3])]
+        return chosen.reshape(len(sample), -1)
     # A dense layer may take several vectors of an observation, or an image that it flattens.
     return values.reshape(-1, shape[-1])
 

@@ -4,6 +4,7 @@ A Keras file or a SavedModel is converted first. The policy takes the observatio
 environment: a normaliser belongs inside the flatbuffer, a stack of frames into the environment.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -92,11 +93,8 @@ def adopt(
     require_possible(run, schemes)
     sidecar = _checked_sidecar(_described_run(run, spec, facts), fields, source)
     target = workspace.artifact(run.run_id, REFERENCE)
-    if target.exists() and sha256(target) != sidecar.sha256:
-        raise UsageError(
-            f"{target.parent} holds another policy; give another --name, or delete that folder. "
-            f"Received: name={overrides['name']!r}"
-        )
+    if target.exists():
+        _require_same(target, sidecar)
     crash = (
         "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
         f"convert it again. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
@@ -104,6 +102,20 @@ def adopt(
     check = _in_a_child(crash, _play, content, sidecar, modules)
     write_artifact(target, content, replace(sidecar, check=check))
     return run
+
+
+def _require_same(target: Path, sidecar: Sidecar) -> None:
+    """Refuse to replace another policy, or this one with another meaning of its head."""
+    saved_sidecar = replace(sidecar, sha256=sha256(target))
+    with contextlib.suppress(QuarlError):  # A missing or damaged one is replaced.
+        saved_sidecar = Sidecar.load(sidecar_path(target))
+    for name in ("sha256", "head", "action_std"):
+        value, expected = getattr(sidecar, name), getattr(saved_sidecar, name)
+        if value != expected:
+            raise UsageError(
+                f"{target.parent} holds another policy; give another --name, or delete that "
+                f"folder. Received: {name}={value}, there is {expected}"
+            )
 
 
 def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:

@@ -344,6 +344,7 @@ class _Writer:
         kernel, bias = map(self._values, [*operator.inputs, -1][1:3])
         if self._count(self._tensor) != kernel.shape[1]:
             raise _refusal(f"{kind} of several vectors")
+        self.scales["last"] = "none"
         bias = np.zeros(len(kernel), np.float32) if bias is None else bias
         arrays = [self.constant(f"{name}_kernel", kernel), self.constant(f"{name}_bias", bias)]
         lowest = "0.0f" if self._relu else f"{np.finfo(np.float32).min!s}f"

@@ -108,6 +108,7 @@ def _convolution(operator: Any, inputs: Any, kernel: Any, bias: Any = 0.0) -> An
 
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "CAST": lambda _, x: x,
+    "ADD": lambda _, x, y: x + y,
     "SUB": lambda _, x, y: x - y,
     "MUL": lambda _, x, y: x * y,
     "MINIMUM": lambda _, x, y: tf.minimum(x, y),

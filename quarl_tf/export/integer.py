@@ -230,8 +230,9 @@ class _Writer:
         self._operators.append(graph.operator(name, inputs, [codes], operator))
 
     def _to_float(self, indices: list[int]) -> None:
+        computed = {*self._graph.inputs, *(i for op in self._operators for i in op.outputs)}
         for index in indices:
-            if index in self._integers and not any(index in op.outputs for op in self._operators):
+            if index in self._integers and index not in computed:
                 source = self._integers[index]
                 self._operators.append(self._graph.operator("DEQUANTIZE", [source], [index]))
 

@@ -10,6 +10,7 @@ several int8 numbers; see benchmarks/int8_recipes.json.
 
 import contextlib
 import hashlib
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export import auto, calibration, integer, preparation, rounding
-from quarl_tf.export.graph import Graph, in_float32
+from quarl_tf.export.graph import WEIGHTED, Graph, in_float32
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
@@ -27,10 +28,13 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import sidecar_path, write_artifact
+from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
 
 #: Schemes that others are made from.
 _SOURCES = (REFERENCE, "fp16")
+
+#: Operators that multiply by weights.
+_PRODUCTS = {*flatbuffer.WEIGHTED, "BATCH_MATMUL", "CONV_3D"}
 
 
 def quantized(
@@ -50,6 +54,7 @@ def quantized(
         _require_fitting(content, observations)
         if scheme.calibrated:
             return _calibrated(content, scheme, observations, choices)
+    _require_quantisable(content, flatbuffer.WEIGHTED)
     form = scheme.recipe.default.weights
     if form is None or scheme.calibrated or not scheme.post_training:
         raise UsageError(
@@ -64,6 +69,18 @@ def quantized(
         return fake_quantize(kernel, form, axes.get(operator, 0))
 
     return flatbuffer.with_kernels(content, change)
+
+
+def _require_quantisable(content: bytes, names: Collection[str]) -> None:
+    """Refuse weights of other operators than these, which would stay in float without a word."""
+    for graph in flatbuffer.parsed(content):
+        for operator in graph.operators:
+            has_weights = any(graph.tensors[i].data is not None for i in operator.inputs[:2])
+            if operator.name in _PRODUCTS and operator.name not in names and has_weights:
+                raise UsageError(
+                    f"The weights of this operator cannot be quantised so, only those of "
+                    f"{', '.join(sorted(names))}. Received: operator={operator.name}"
+                )
 
 
 def _require_fitting(content: bytes, observations: Array) -> None:
@@ -83,6 +100,8 @@ def _require_free(target: Path, source: Path, scheme: Scheme, made_from: str) ->
         flaw = "A flatbuffer's name ends in .tflite"
     elif target.resolve() == source.resolve():
         flaw = "The copy would replace its source"
+    elif target != _default_target(source, scheme) and target.exists() and not has_sidecar(target):
+        flaw = "The copy would replace a file that is not ours"
     else:
         with contextlib.suppress(QuarlError):  # A damaged or missing sidecar is replaced.
             sidecar = Sidecar.load(sidecar_path(target))
@@ -94,6 +113,10 @@ def _require_free(target: Path, source: Path, scheme: Scheme, made_from: str) ->
         raise UsageError(f"{flaw}; give another path. Received: {str(target)!r}")
 
 
+def _default_target(source: Path, scheme: Scheme) -> Path:
+    return source.with_name(f"{scheme.name}.tflite")
+
+
 def _calibrated(
     content: bytes, scheme: Scheme, observations: Array, choices: Choices | None
 ) -> bytes:
@@ -101,6 +124,7 @@ def _calibrated(
         from quarl_tf.export import converter  # Loads TensorFlow, which the others do not need.
 
         return converter.stock_int8(content, observations)
+    _require_quantisable(content, WEIGHTED)
     is_integer = scheme.name in CALIBRATED
     if is_integer and scheme.name != "int8_tensor":
         float_head = scheme.recipe.head.activations is None
@@ -158,9 +182,11 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
             f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
-    target = source.with_name(f"{scheme.name}.tflite") if target is None else target
+    target = target or _default_target(source, scheme)
     _require_free(target, source, scheme, sidecar.scheme)
-    float_content, observations, head = in_float32(flatbuffer.read(source)), None, sidecar.head
+    float_content, observations, head = flatbuffer.read(source), None, sidecar.head
+    if "float16" in sidecar.weight_dtypes:
+        float_content = in_float32(float_content)
     check: dict[str, Any] = {} if sidecar.scheme == REFERENCE else {"source": sidecar.scheme}
     if scheme.calibrated:
         observations = calibration.observations(policy)

@@ -25,7 +25,7 @@ from quarl_tf.foundation.files import read_bytes
 IDENTIFIER = b"TFL3"
 
 #: Operators whose second input is their kernel.
-_WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
+WEIGHTED = {"FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"}
 
 #: Types of weights that can be decoded.
 _DECODABLE = {"float32", "float16", "int8", "int4"}
@@ -193,7 +193,7 @@ def variables(
         layer = re.search(r"policy/(\w+)/", constants[0].name) if constants else None
         if layer is None:
             continue
-        if op.name in _WEIGHTED:
+        if op.name in WEIGHTED:
             kernel = np.moveaxis(values[0], 0, -1) * np.float32(255 if scales_bytes else 1)
             scales_bytes = False
             arrays |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": values[1]}
@@ -214,7 +214,7 @@ def with_kernels(
     copy, changed_addresses = bytearray(content), set()
     for graph in parsed(copy):
         for operator in graph.operators:
-            kernel = graph.tensors[operator.inputs[1]] if operator.name in _WEIGHTED else None
+            kernel = graph.tensors[operator.inputs[1]] if operator.name in WEIGHTED else None
             if kernel is None or kernel.data is None or kernel.dtype != "float32":
                 continue
             values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `copy`.
@@ -338,7 +338,7 @@ def _interface(tensor: _Tensor) -> TensorSpec:
 
 
 def _describe(operator: _Operator, graph: _Graph) -> str:
-    kernel = operator.inputs[1:2] if operator.name in _WEIGHTED else []
+    kernel = operator.inputs[1:2] if operator.name in WEIGHTED else []
     dtypes = dict.fromkeys(graph.tensors[i].dtype for i in (*operator.outputs[:1], *kernel))
     types = "\N{MULTIPLICATION SIGN}".join(dtypes)
     return f"{operator.name} {types}".rstrip()

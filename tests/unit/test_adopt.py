@@ -128,6 +128,16 @@ def test_other_sidecars_are_refused(file: Path, capsys: Capsys, values: Any, mes
     assert not Path("tflite_models").exists()
 
 
+def test_another_meaning_of_the_head_needs_another_name(file: Path, capsys: Capsys) -> None:
+    words = ["adopt", str(file), *MINE, "--episodes", "1"]
+    assert main(words) == 0
+    assert main(words) == 0
+    before = (FOLDER / "fp32.json").read_bytes()
+    other = ["q_values" if word == "logits" else word for word in words]
+    assert "Received: head=q_values, there is logits" in refusal(capsys, *other)
+    assert (FOLDER / "fp32.json").read_bytes() == before
+
+
 def test_a_file_of_halves_is_widened(artifacts: Artifacts, file: Path) -> None:
     shutil.copy(artifacts["fp16"], file)
     assert main(["adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1"]) == 0

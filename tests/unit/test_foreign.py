@@ -14,7 +14,7 @@ from quarl_tf.export import auto, preparation
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.keras import tf
 from quarl_tf.runtime.policy import Policy
@@ -50,6 +50,16 @@ def on_a_small_image(x: Any, dilations: int = 1) -> Any:
     return head(tf.reshape(features, (1, 48)))
 
 
+def grouped(x: Any) -> Any:
+    image = tf.reshape(x, (1, 3, 2, 1))
+    features = tf.nn.depthwise_conv2d(image, drawn(2, 2, 1, 4), (1, 1, 1, 1), "SAME")
+    return head(tf.reshape(features, (1, 24)))
+
+
+def products_of_a_batch(x: Any) -> Any:
+    return head(tf.reshape(tf.reshape(x, (2, 1, 3)) @ drawn(2, 3, 8), (1, 16)))
+
+
 def mostly_bias(x: Any) -> Any:
     kernel, bias = drawn(6, 16), np.full(16, 0.1, np.float32)
     kernel[:, 0] *= 1e-6
@@ -68,6 +78,7 @@ NETWORKS: dict[str, Network] = {
     "a layer of several vectors": by_rows,
     "an image smaller than a kernel": on_a_small_image,
     "a channel that is mostly its bias": mostly_bias,
+    "the observation beside a layer": lambda x: head(tf.concat([x, tf.nn.relu(hidden(x))], axis=1)),
 }
 
 
@@ -121,6 +132,7 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
     "network",
     [
         lambda x: head(tf.nn.relu(np.float32(1) - x)),
+        lambda x: 2 * tf.tanh(head(x)) + 1,
         lambda x: head(tf.nn.relu6(4 * hidden(x))),
         lambda x: on_a_small_image(x, dilations=2),
         lambda x: head(tf.reshape(tf.nn.relu(tf.reshape(x, (2, 3)) @ drawn(3, 8)), (1, 16))),
@@ -128,6 +140,22 @@ def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
 )
 def test_the_converters_own_int8_is_of_the_same_network(network: Network) -> None:
     assert error(network, "int8_stock") < 0.25
+
+
+@pytest.mark.parametrize(
+    ("network", "schemes", "name"),
+    [
+        (grouped, ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
+        (products_of_a_batch, ("int8_tensor", "ptq_w2"), "BATCH_MATMUL"),
+    ],
+)
+def test_weights_that_would_stay_in_float_are_refused(
+    network: Network, schemes: tuple[str, ...], name: str
+) -> None:
+    content = converted(of_function(network, (6,), "float32"))
+    for scheme in schemes:
+        message = refused(quantized, content, Scheme.parse(scheme), OBSERVATIONS, error=UsageError)
+        assert f"Received: operator={name}" in message
 
 
 def test_the_converters_own_int8_refuses_what_it_would_change() -> None:

@@ -119,11 +119,14 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
         ("frames.json", "ends in .tflite"),
         (".", "ends in .tflite"),
         ("other.tflite", "another scheme"),
+        ("foreign.tflite", "not ours"),
     ],
 )
 def test_a_copy_replaces_no_other_file(copy_artifact: Copy, name: str, flaw: str) -> None:
     path = copy_artifact("frames")
     quantize(path, Scheme.parse("ptq_w8"), path.with_name("other.tflite"))
+    path.with_name("foreign.tflite").write_bytes(path.read_bytes())
+    path.with_name("foreign.json").write_text('{"env_id": "CartPole-v1"}')
     before = {file: file.read_bytes() for file in path.parent.iterdir()}
     target = path.parent / name.replace("frames", path.stem)
     assert flaw in refused(quantize, path, Scheme.parse("ptq_w4"), target, error=UsageError)
