@@ -11,32 +11,16 @@ import pytest
 from samples import EVALUATION, PRESET, RUN, SIDECAR, TRAINING, refused
 
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.presets import Preset
+from quarl_tf.foundation.files import write_bytes
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Evaluation, Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, require_same_settings
 from quarl_tf.store.workspace import Workspace
 
+QUANTIZATION = Quantization.from_mapping({"bits": 4, "delay": 5})
 CONTINUOUS = replace(
     SIDECAR, head="action", num_actions=None, action_low=[-1.0], action_high=[1.0], action_std=[0.5]
 )
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    """Return the folder of a finished training."""
-    folder = Workspace(tmp_path).run_dir(RUN.run_id)
-    folder.mkdir(parents=True)
-    (folder / "network.npz").write_bytes(b"network")
-    (folder / "calibration.npz").write_bytes(b"calibration")
-    TRAINING.save(folder / "training.json")
-    return folder
-
-
-def finished(folder: Path, run: Run, preset: Preset) -> TrainingRecord | None:
-    workspace = Workspace(folder.parents[1])
-    folder.rename(workspace.run_dir(run.run_id))  # As if it was that of this run.
-    return finished_training(workspace, run, preset)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +63,7 @@ def test_sound_records_are_read_back(tmp_path: Path) -> None:
         (EVALUATION, "ties", [0.5, True]),
         (EVALUATION, "seeds", ["12", [1, 2.5], []]),
         (EVALUATION, "returns", [[9.0, bad] for bad in ("10", math.nan, math.inf, 10**400)]),
-        (EVALUATION, "returns", [[9.0]]),
+        (EVALUATION, "returns", [[9.0], ["ten"] * 10_000]),
         (EVALUATION, "latency_us", [{"median": "fast"}, [9.0]]),
         (EVALUATION, "protocol", [{"version": 1, "actions": 1, "game": None}]),
         (EVALUATION, "protocol", [{"actions": "greedy"}]),
@@ -106,6 +90,7 @@ def test_values_that_a_field_cannot_have_are_refused(
     for value in values:
         path.write_text(json.dumps(asdict(record) | {name: value}))
         message = refused(type(record).load, path)
+        assert len(message) < 300 + len(str(path))
         assert f"{path} is no valid {type(record).__name__}" in message
         assert message.split("Received: ")[1].startswith(f"{name}=")
 
@@ -125,37 +110,37 @@ def test_no_changed_sidecar_is_taken_for_another(tmp_path: Path) -> None:
     assert refusals > 400
 
 
-def test_keys_missing_in_older_presets_have_their_defaults(run_folder: Path) -> None:
-    older = replace(TRAINING, preset={k: v for k, v in TRAINING.preset.items() if k != "dueling"})
-    older.save(run_folder / "training.json")
-    assert finished(run_folder, RUN, PRESET) == older
-
-
 @pytest.mark.parametrize(
     ("run", "preset", "received"),
     [
-        ({}, {"dueling": True}, "dueling=True for False"),
-        ({}, {"steps": 20_000, "discount": 0.9}, "discount=0.9 for 0.99, steps=20000 for 50000"),
-        ({"quantization": {"bits": 4, "delay": 5}}, {}, "quantization.bits=4 for None"),
+        (RUN, {"dueling": True}, "dueling=True for False"),
+        (RUN, {"steps": 20_000, "discount": 0.9}, "discount=0.9 for 0.99, steps=20000 for 50000"),
+        (replace(RUN, quantization=QUANTIZATION), {}, "quantization.bits=4 for None"),
     ],
 )
 def test_training_with_other_settings_is_refused_naming_what_differs(
-    run_folder: Path, run: dict[str, Any], preset: dict[str, Any], received: str
+    tmp_path: Path, run: Run, preset: dict[str, Any], received: str
 ) -> None:
-    changes = {name: Quantization.from_mapping(value) for name, value in run.items()}
-    message = refused(finished, run_folder, replace(RUN, **changes), replace(PRESET, **preset))
+    changed = replace(PRESET, **preset)
+    message = refused(require_same_settings, tmp_path, asdict(TRAINING), run, changed)
+    assert f"{tmp_path} was trained with other settings" in message
     assert f"Received: {received}" in message
 
 
-def test_a_training_by_another_version_is_refused(run_folder: Path) -> None:
-    path = run_folder / "training.json"
+def test_older_presets_have_defaults_and_unknown_settings_are_refused(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(RUN.run_id)
+    path = folder / "training.json"
+    for name in ("network", "calibration"):
+        write_bytes(folder / f"{name}.npz", name.encode())
+    older = replace(TRAINING, preset={k: v for k, v in TRAINING.preset.items() if k != "dueling"})
+    older.save(path)
+    assert finished_training(workspace, RUN, PRESET) == older
     replace(TRAINING, preset={**TRAINING.preset, "dithered": True}).save(path)
-    message = refused(finished, run_folder, RUN, PRESET)
-    assert f"{run_folder} was trained by another version" in message
+    message = refused(finished_training, workspace, RUN, PRESET)
+    assert f"{folder} was trained by another version" in message
     assert "dithered" in message
-    assert "another version" in refused(require_same_settings, run_folder, {"step": 5}, RUN, PRESET)
+    assert "another version" in refused(require_same_settings, folder, {"step": 5}, RUN, PRESET)
     odd = {**TRAINING.run, "quantization": {"bits": 4, "delay": 5, "dithered": True}}
     replace(TRAINING, run=odd).save(path)
     assert "dithered" in refused(TrainingRecord.load, path)
-    path.write_text(json.dumps(asdict(EVALUATION) | {"returns": ["ten"] * 10_000}))
-    assert len(refused(Evaluation.load, path)) < 300 + len(str(path))
