@@ -1,8 +1,8 @@
 """What the benchmarks measure and summarise; nothing is timed."""
 
 import sys
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import memory_limit
 import mixed_precision
@@ -11,52 +11,34 @@ import ours
 import peers
 import time_to_solve
 import training_throughput
-from ai_edge_litert.interpreter import Interpreter
+from compiled import reference_heads
 from memory_limit import LIMITS_MIB, draw, float_policy
 from samples import Capsys, Patch
 
 from quarl_tf.export import integer
-from quarl_tf.foundation import native_output
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Scheme
 
-WORKLOADS = ours.workloads()
 
-
-def head(content: bytes, observation: np.ndarray) -> np.ndarray:
-    with native_output.caught():
-        interpreter = Interpreter(model_content=content)
-        interpreter.allocate_tensors()
-    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], observation)
-    interpreter.invoke()
-    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-
-
-def test_the_network_is_a_perceptron_with_relu() -> None:
-    content = float_policy((5, 16, 8, 3))
+def test_the_network_is_a_perceptron_with_relu_and_becomes_int8(tmp_path: Path) -> None:
+    content, path = float_policy((32, 64, 16, 3)), tmp_path / "policy.tflite"
     first, second, last = (k for k in flatbuffer.weights(content).values() if k.ndim == 2)
-    observation = np.random.default_rng(0).standard_normal((1, 5), np.float32)
-    hidden = np.maximum(np.maximum(observation @ first.T, 0) @ second.T, 0)
-    np.testing.assert_allclose(head(content, observation), hidden @ last.T, atol=1e-6)
-
-
-def test_the_network_becomes_int8() -> None:
     observations = np.random.default_rng(0).standard_normal((64, 32), np.float32)
-    content = float_policy((32, 64, 64, 3))
+    hidden = np.maximum(np.maximum(observations @ first.T, 0) @ second.T, 0)
+    path.write_bytes(content)
+    float_heads = reference_heads(path, observations)
+    np.testing.assert_allclose(float_heads, hidden @ last.T, atol=1e-6)
     int8 = integer.quantized(content, observations, Scheme.parse("int8").recipe)
-    assert flatbuffer.audit(int8).weight_dtypes["int8"] == 32 * 64 + 64 * 64 + 64 * 3
-    float_head, int8_head = (head(file, observations[:1]) for file in (content, int8))
-    assert np.abs(int8_head - float_head).max() < 0.1 * np.abs(float_head).max()
+    assert flatbuffer.audit(int8).weight_dtypes["int8"] == 32 * 64 + 64 * 16 + 16 * 3
+    path.write_bytes(int8)
+    int8_heads = reference_heads(path, observations)
+    assert np.abs(int8_heads - float_heads).max() < 0.1 * np.abs(float_heads).max()
 
 
 def test_limits_without_a_measurement_are_not_drawn() -> None:
     row = {"file_bytes": 10**6, "median_ms": 1.0}
-    rows = [
-        {"inputs": inputs, "scheme": scheme, "limit_mib": limit, **row}
-        for inputs in (32, 39_427)
-        for scheme in ("fp32", "int8")
-        for limit in LIMITS_MIB
-    ]
+    cases = product((32, 39_427), ("fp32", "int8"), LIMITS_MIB)
+    rows = [{"inputs": n, "scheme": s, "limit_mib": limit, **row} for n, s, limit in cases]
     del rows[-1]["median_ms"]
     lines = [line for axes in draw(rows).axes for line in axes.lines]
     assert [len(line.get_xdata()) for line in lines] == [9, 9, 9, 8]
@@ -83,23 +65,23 @@ def test_the_warm_up_is_not_counted() -> None:
 
 
 def test_multiplications_are_counted() -> None:
+    counted = {name: ours.multiplications(load) for name, load in ours.workloads().items()}
     # CartPole: 4 numbers, two actions, 256 by 256 in between; 64 transitions for two steps.
     layers = 4 * 256, 256 * 256, 256 * 2
     learning = 64 * 128 / 256 * (4 * sum(layers) - layers[0])
-    assert ours.multiplications(WORKLOADS["dqn-CartPole"]) == sum(layers) + learning
+    assert counted["dqn-CartPole"] == sum(layers) + learning
     # Policy and value; 20 epochs.
     first_layers, later_layers = 2 * 4 * 64, 2 * 64 * 64 + 64 * 2 + 64
     learning = 20 * (3 * (first_layers + later_layers) - first_layers)
-    assert ours.multiplications(WORKLOADS["ppo-CartPole"]) == first_layers + later_layers + learning
+    assert counted["ppo-CartPole"] == first_layers + later_layers + learning
     # 2 numbers, one action, which the critic takes as well; 256 transitions a step.
     actor, critic = (n * 400 + 400 * 300 + 300 for n in (2, 3))
     learning = 256 * (4 * actor - 2 * 400 + 6 * critic - 3 * 400)
-    assert ours.multiplications(WORKLOADS["ddpg-MountainCarContinuous"]) == actor + learning
+    assert counted["ddpg-MountainCarContinuous"] == actor + learning
     # Nature's network by hand, one pass to act and one to learn.
     convolutions = 20 * 20 * 32 * 8 * 8 * 4, 9 * 9 * 64 * 4 * 4 * 32, 7 * 7 * 64 * 3 * 3 * 64
     policy = sum(convolutions) + 3136 * 512 + 512 * 6
-    expected = 4 * policy - convolutions[0]
-    assert ours.multiplications(WORKLOADS["a2c-Pong"]) == expected
+    assert counted["a2c-Pong"] == 4 * policy - convolutions[0]
 
 
 def test_the_floor_is_the_environment_and_then_the_arithmetic() -> None:
@@ -129,18 +111,16 @@ def test_ratios_are_of_repetitions_side_by_side() -> None:
 
 
 def test_seconds_to_solve_are_compared_by_seed() -> None:
-    def row(library: str, seed: int, seconds: float | None) -> dict[str, Any]:
-        steps = None if seconds is None else 2000
-        outcome = {"seconds": seconds, "steps": steps, "confirmed": 490.0}
-        return {"task": "CartPole", "seed": seed, "library": library, **outcome}
-
-    our_rows = [row("ours", seed, seconds) for seed, seconds in enumerate((4.0, 10.0, None))]
-    peer_rows = [row("sb3", seed, seconds) for seed, seconds in enumerate((8.0, 30.0, 9.0))]
-    lines = time_to_solve.table([*our_rows, *peer_rows]).splitlines()
-    assert lines[4].startswith("| CartPole | 475 | ours | 2 of 3 | 7.0 [4.0, 10.0] | 2 [2, 2] |")
-    assert lines[5].endswith(
-        "| 9.0 [8.0, 30.0] | 2 [2, 2] | 490.0 [490.0, 490.0] | 2.50 [2.00, 3.00] |"
-    )
+    all_seconds = {"ours": (4.0, 10.0, None), "sb3": (8.0, 30.0, 9.0)}
+    task = {"task": "CartPole", "confirmed": 490.0}
+    rows = [
+        task | {"library": library, "seed": seed, "seconds": taken, "steps": taken and 2000}
+        for library, seconds in all_seconds.items()
+        for seed, taken in enumerate(seconds)
+    ]
+    *_, us, sb3 = time_to_solve.table(rows).splitlines()
+    assert us.startswith("| CartPole | 475 | ours | 2 of 3 | 7.0 [4.0, 10.0] | 2 [2, 2] |")
+    assert sb3.endswith("| 9.0 [8.0, 30.0] | 2 [2, 2] | 490.0 [490.0, 490.0] | 2.50 [2.00, 3.00] |")
 
 
 def test_entries_of_the_zoo_become_arguments() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import EVALUATION, SIDECAR, refused, snapshot
+from samples import EVALUATION, SIDECAR, refused
 
 from quarl_tf.evaluation.compare import compare_saved
 from quarl_tf.evaluation.shelf import shelf, take
@@ -26,14 +26,15 @@ def models(tmp_path: Path) -> Path:
         folder = tmp_path / f"tflite_models/CartPole-v1/dqn/s{seed}"
         shutil.copytree(POLICIES / "CartPole-v1/dqn/s0", folder)
         sidecar = Sidecar.load(folder / "int8.json")
-        run = {**sidecar.run, "seed": seed}
-        replace(sidecar, run=run, run_id=f"dqn-CartPole-v1-s{seed}").save(folder / "int8.json")
+        run = replace(Run.from_dict(sidecar.run), seed=seed)
+        replace(sidecar, run=run.to_dict(), run_id=run.run_id).save(folder / "int8.json")
         rows = f"step,greedy_return\n1000,{greedy}\n2000,\n3000,100.0\n"
         (folder / "progress.csv").write_text(rows)
     return tmp_path / "tflite_models"
 
 
 def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
+    (models / "CartPole-v1/dqn/s0/bench.json").write_text('{"artifacts": []}')  # No policy.
     (entry,) = shelf(models)
     assert entry.name == NAME
     assert entry.run.seed == 1
@@ -70,9 +71,8 @@ def test_a_policy_is_compared_by_the_episodes_that_its_fp32_played_too(tmp_path:
 
 def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
     folder = models / "CartPole-v1/dqn/s1"
-    replace(EVALUATION, artifact_sha256=sha256(folder / "int8.tflite")).save(
-        folder / "int8.eval.json"
-    )
+    evaluation = replace(EVALUATION, artifact_sha256=sha256(folder / "int8.tflite"))
+    evaluation.save(folder / "int8.eval.json")
     EVALUATION.save(folder / "fp32.eval.json")
     SIDECAR.save(folder / "fp32.json")
     (entry,) = (entry for entry in shelf(models) if entry.name == NAME)
@@ -85,32 +85,27 @@ def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
     assert entry.comparison() is entry.evaluation() is None
 
 
-def test_other_files_on_the_shelf_are_left_out(models: Path) -> None:
-    (models / "CartPole-v1/dqn/s0/bench.json").write_text('{"artifacts": []}')
-    assert len(shelf(models)) == 1
-
-
 def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: Path) -> None:
-    artifact = take(NAME, tmp_path / "none", tmp_path / "mine")
-    assert artifact == tmp_path / "mine/CartPole-v1/dqn/s0/int8.tflite"
-    assert artifact.read_bytes() == (POLICIES / "CartPole-v1/dqn/s0/int8.tflite").read_bytes()
-    assert (artifact.parent / "fp32.eval.json").exists()
-    assert Sidecar.load(artifact.with_suffix(".json")).scheme == "int8"
-    assert take(NAME, tmp_path / "none", tmp_path / "mine") == artifact
+    where, file = (NAME, tmp_path / "none", tmp_path / "mine"), "CartPole-v1/dqn/s0/int8.tflite"
+    artifact = take(*where)
+    reference = artifact.with_name("fp32.eval.json")
+    assert artifact == tmp_path / "mine" / file
+    assert artifact.read_bytes() == (POLICIES / file).read_bytes()
+    assert reference.exists()
+    assert take(*where) == artifact
     # What a killed copy, or an older version of the package, has left is fixed.
     artifact.with_suffix(".json").unlink()
-    EVALUATION.save(artifact.with_name("fp32.eval.json"))
-    assert take(NAME, tmp_path / "none", tmp_path / "mine") == artifact
-    assert snapshot(artifact.parent).keys() >= {"int8.json", "fp32.eval.json"}
-    assert Evaluation.load(artifact.with_name("fp32.eval.json")) != EVALUATION
+    EVALUATION.save(reference)
+    assert take(*where) == artifact
+    assert Sidecar.load(artifact.with_suffix(".json")).scheme == "int8"
+    assert Evaluation.load(reference) != EVALUATION
     # A file of one's own is not replaced.
     artifact.write_bytes(b"mine")
-    assert "would replace" in refused(take, NAME, tmp_path / "none", tmp_path / "mine")
+    assert "would replace" in refused(take, *where)
     assert artifact.read_bytes() == b"mine"
 
 
 def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models: Path) -> None:
     assert NAME in refused(take, "CartPole-v1/dqn/int9", models, models, error=UsageError)
     (models / "CartPole-v1/dqn/s1/int8.tflite").unlink()
-    message = refused(take, NAME, models, models)
-    assert re.search("quarl run .*--seed 1 --schemes int8", message)
+    assert re.search("quarl run .*--seed 1 --schemes int8", refused(take, NAME, models, models))

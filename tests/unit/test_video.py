@@ -14,9 +14,9 @@ import numpy as np
 import pygame
 import pytest
 from PIL import Image, ImageSequence
-from samples import SIDECAR, Capsys, Patch, refusal, refused
+from samples import SIDECAR, Capsys, Patch, printed, refusal, refused
 
-from quarl_tf import cli, environments
+from quarl_tf import environments
 from quarl_tf.evaluation import video
 from quarl_tf.runtime import POLICIES
 
@@ -32,18 +32,8 @@ def balancing() -> Any:
     return video.Policy.load(POLICIES / "CartPole-v1/dqn/s0/int8.tflite")
 
 
-@pytest.fixture
-def window(monkeypatch: Patch) -> Any:
-    """Return pygame with invisible windows."""
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    monkeypatch.setattr(video, "_SECONDS_AT_THE_END", 0)
-    return pygame
-
-
 def test_the_last_shot_of_an_episode_is_kept_until_the_other_ends(shots: list[Any]) -> None:
-    scene = video.scene([acting(0), balancing()], 3, 40)
-    assert [name.split(",")[0] for name in scene.names] == ["fp32", "int8"]
-    images = list(scene.images(100))
+    images = list(video.scene([acting(0), balancing()], 3, 40).images(100))
     # The start, 40 steps, and two seconds of the last.
     assert len(images) == 1 + 40 + 2 * 50
     left, right = zip(*shots, strict=True)
@@ -56,15 +46,10 @@ def test_the_last_shot_of_an_episode_is_kept_until_the_other_ends(shots: list[An
     assert right[-1].result == 40
     assert images[end].tobytes() != images[end - 1].tobytes()
     assert images[-1].tobytes() == images[40].tobytes()
-
-
-def test_every_so_many_steps_are_drawn_and_the_last(shots: list[Any], window: Any) -> None:
-    list(video.scene([balancing()], 0, 10).images(100, stride=4))
-    assert [shot.result for (shot,) in shots] == [0, 4, 8, 10]
+    # Of every fourth step, the last is drawn too.
     shots.clear()
-    # A window shows every step.
-    video.watch(video.scene([acting(0), balancing()], 0, 5))
-    assert len(shots) == 6
+    list(video.scene([balancing()], 0, 10).images(100, stride=4))
+    assert [shot.result for (shot,) in shots] == [0, 4, 8, *[10] * 26]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +115,11 @@ def test_an_mp4_can_be_played(tmp_path: Path) -> None:
         assert len(list(frames)) == 6 + 2 * 50
 
 
-def test_a_window_can_be_closed(window: Any, monkeypatch: Patch) -> None:
+def test_a_window_shows_every_step_and_can_be_closed(shots: list[Any], monkeypatch: Patch) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # Invisible.
+    monkeypatch.setattr(video, "_SECONDS_AT_THE_END", 0)
+    video.watch(video.scene([acting(0), balancing()], 0, 5))
+    assert len(shots) == 6
     scene = video.scene([balancing()], 0, 50)
     first, shown = next(iter(scene.images(100))), []
 
@@ -138,13 +127,13 @@ def test_a_window_can_be_closed(window: Any, monkeypatch: Patch) -> None:
         for number in range(9):
             shown.append(number)
             if number == 3:
-                window.event.post(window.event.Event(window.QUIT))
+                pygame.event.post(pygame.event.Event(pygame.QUIT))
             yield first
 
     monkeypatch.setattr(video.Scene, "images", images)
     video.watch(scene)
     assert shown == [0, 1, 2, 3]
-    window.display.quit()
+    pygame.display.quit()
     monkeypatch.setenv("SDL_VIDEODRIVER", "none-such")
     assert "quarl record" in refused(video.watch, scene)
 
@@ -160,23 +149,22 @@ def test_what_cannot_be_shown_is_refused(broken_reward: str) -> None:
 
 
 def test_captions_of_several_runs_have_their_ids() -> None:
-    native, other = balancing(), acting(0, scheme="int8")
+    native, other = balancing(), acting(0)
+    int8 = f"int8, {round(native.sidecar.size_bytes / 1000)} kB"
+    assert video.scene([native, other], 0, 5).names == [int8, "fp32, 0 kB"]
     other.sidecar = replace(other.sidecar, run_id="ppo-CartPole-v1-s1", native=False)
-    size = round(native.sidecar.size_bytes / 1000)
-    names = [f"dqn-CartPole-v1-s0 int8, {size} kB", "ppo-CartPole-v1-s1 int8"]
+    names = [f"dqn-CartPole-v1-s0 {int8}", "ppo-CartPole-v1-s1 fp32"]
     assert video.scene([native, other], 0, 5).names == names
 
 
 def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
     folder = tmp_path / "tflite_models/CartPole-v1/dqn/s0"
     shutil.copytree(POLICIES / "CartPole-v1/dqn/s0", folder)
-    artifact, run_id, target = str(folder / "int8.tflite"), "dqn-CartPole-v1-s0", tmp_path / "a.gif"
-    root = ("--root", str(tmp_path))
-    words = ["record", run_id, "--schemes", "int8", "--max-steps", "3", "--out", str(target), *root]
-    assert cli.main(words) == 0
-    assert f"recorded  {target}" in capsys.readouterr().out
+    artifact, run_id, new = str(folder / "int8.tflite"), "dqn-CartPole-v1-s0", tmp_path / "new"
+    root, target = ("--root", str(tmp_path)), tmp_path / "a.gif"
+    words = [run_id, "--schemes", "int8", "--max-steps", "3", "--out", str(target), *root]
+    assert f"recorded  {target}" in printed(capsys, "record", *words)
     assert target.exists()
-    new = tmp_path / "new"
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     for arguments, out, code, message in (
         ([run_id], "film.gif", 1, "fp32.tflite cannot be read"),
@@ -185,10 +173,10 @@ def test_the_commands(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> Non
         ([artifact], "film.avi", 2, ".gif or .mp4"),
         ([artifact], "film.mp4", 1, "[video]"),
     ):
-        words = ["record", *arguments, *root, "--out", str(new / out)]
-        assert message in refusal(capsys, *words, code=code)
+        words = [*arguments, *root, "--out", str(new / out)]
+        assert message in refusal(capsys, "record", *words, code=code)
     monkeypatch.setitem(sys.modules, "pygame", None)
-    words = ["record", artifact, *root, "--out", str(new / "film.gif")]
-    assert "pip install" in refusal(capsys, *words)
+    words = [artifact, *root, "--out", str(new / "film.gif")]
+    assert "pip install" in refusal(capsys, "record", *words)
     assert "[video]" in refusal(capsys, "watch", artifact, code=1)
     assert not new.exists()
