@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import unescape
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import EVALUATION, RUN, SIDECAR, Patch, refused
+from samples import EVALUATION, RUN, SIDECAR, Patch, refused, write_study
 
 from quarl_tf import presets, study
 from quarl_tf.cli import arguments
@@ -57,8 +57,11 @@ DRAWN = Chance("sampled")
 SAMPLED = replace(EVALUATION.protocol, actions="sampled")
 SEEDS = [replace(RUN, seed=seed) for seed in range(3)]
 SLOW = {"learning_rate": 0.01}
-LATE, EARLY = (Quantization.from_mapping({"bits": 4, "delay": n}) for n in (25_000, 10))
-AWARE = replace(RUN, quantization=LATE)
+LANDER = replace(RUN, env_id="LunarLander-v3")
+AWARE, EARLY = (
+    replace(RUN, quantization=Quantization.from_mapping({"bits": 4, "delay": delay}))
+    for delay in (25_000, 10)
+)
 SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910}
 #: Of the float file that holds a simulated scheme; it must not be seen anywhere.
 SIMULATED_SIZE = 271_828
@@ -66,14 +69,9 @@ SIMULATED_SIZE = 271_828
 
 def returns_of(scheme: str, episodes: int = EPISODES) -> list[float]:
     """Return CartPole-like returns: all perfect but for few bits."""
-    generator = np.random.default_rng(7)
-    if scheme == "random":
-        return generator.integers(9, 50, episodes).astype(float).tolist()
-    if scheme == "ptq_w2":
-        return generator.integers(8, 12, episodes).astype(float).tolist()
-    if scheme == "ptq_w4":
-        return np.minimum(500, generator.normal(440, 60, episodes).round()).tolist()
-    return [500.0] * episodes
+    ranges = {"random": (9, 50), "ptq_w2": (8, 12), "ptq_w4": (380, 501)}
+    low, high = ranges.get(scheme, (500, 501))
+    return np.random.default_rng(7).integers(low, high, episodes).astype(float).tolist()
 
 
 def evaluate(workspace: Workspace, run: Run, scheme: str, returns: list[float]) -> None:
@@ -113,19 +111,22 @@ def add_run(
             native=Scheme.parse(scheme).native,
             sha256=sha256(artifact),
             size_bytes=SIZES.get(scheme, SIMULATED_SIZE),
-            trained_commits=["fedcba987654"],
             trained_on=["Alpha with avx2"],
             versions={"tensorflow": "2.21.0"},
         ).save(sidecar_path(artifact))
         evaluate(workspace, run, scheme, returns_of(scheme, episodes))
     if run.quantization is None:
         evaluate(workspace, run, "random", returns_of("random", episodes))
-    rows = [
-        {"step": step, "episode_return": step / 100, "greedy_return": "" if step % 2000 else 480}
-        for step in range(1000, 50_000, 1000)
-    ]
-    write_csv(workspace.artifact_dir(run.run_id) / "progress.csv", rows)
+    steps = range(1000, 50_000, 1000)
+    add_curve(workspace, run, {step: "" if step % 2000 else 480 for step in steps})
     return run
+
+
+def add_curve(workspace: Workspace, run: Run, greedy: Mapping[int, Any], **others: float) -> None:
+    """Write a learning curve from greedy returns by step, with other columns that are constant."""
+    constant = {"episode_return": 1.0} | others
+    rows = [{"step": step, "greedy_return": value, **constant} for step, value in greedy.items()]
+    write_csv(workspace.artifact_dir(run.run_id) / "progress.csv", rows)
 
 
 def layers(content: bytes) -> dict[str, np.ndarray]:
@@ -149,7 +150,6 @@ def drawn(tmp_path: Path, monkeypatch: Patch) -> Workspace:
 
 
 def write(workspace: Workspace, *runs: Run, **options: Any) -> Path:
-    """Report on runs; return the folder."""
     options = {"command": COMMAND} | options
     return write_report(workspace, [run.run_id for run in runs], **options).parent
 
@@ -169,6 +169,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Report on three seeds, one of which lacks ptq_w4's evaluation; return the folder."""
     workspace = Workspace(tmp_path_factory.mktemp("several"))
     runs = [add_run(workspace, run) for run in SEEDS]
+    for run in runs:
+        fp16 = workspace.artifact(run.run_id, "fp16")
+        change(evaluation_path(fp16), processor="Gamma")
     evaluate(workspace, runs[2], "int8", [500.0] * (EPISODES - 1) + [440.0])
     int8, ptq_w4 = (workspace.artifact(runs[1].run_id, name) for name in ("int8", "ptq_w4"))
     change(evaluation_path(int8), latency_us={"median": 9.5, "p95": 6.0})
@@ -179,7 +182,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change(path: Path, **changes: Any) -> None:
-    """Change a sidecar or an evaluation."""
     kind: Any = Evaluation if path.name.endswith(".eval.json") else Sidecar
     replace(kind.load(path), **changes).save(path)
 
@@ -191,13 +193,12 @@ def pages_of(folder: Path) -> tuple[str, str]:
     return (folder / "report.md").read_text(), " ".join(unescape(words).split())
 
 
-def results_of(folder: Path) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return results
+def results_of(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text())
 
 
-def by_scheme(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {row["scheme"]: row for row in rows}
+def rows_of(folder: Path, kind: str = "pooled") -> dict[str, dict[str, Any]]:
+    return {row["scheme"]: row for row in results_of(folder)[kind]}
 
 
 def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -> None:
@@ -208,22 +209,12 @@ def test_the_page_loads_nothing_and_both_pages_show_every_result(single: Path) -
     assert not re.search(r"https?://|<script|@import|url\(", content)
     figures = re.findall(r"!\[[^]]+\]\(figures/(\w+\.png)\)", pages[0])
     assert sorted(figures) == sorted(path.name for path in (single / "figures").iterdir())
-    values = {COMMAND, "2.21.0", "fedcba987654", "Alpha with avx2", "Beta with asimd"}
+    values = {COMMAND, "2.21.0", "0123456789ab", "Alpha with avx2", "Beta with asimd"}
     for row in results_of(single)["pooled"]:
         values |= {row["scheme"], row["verdict"], number_text(row["return_mean"])}
     for text in pages:
         assert {value for value in values if value not in text} == set()
         assert "None" not in text
-
-
-def test_sizes_and_latencies_of_simulated_schemes_are_shown_nowhere(single: Path) -> None:
-    for name in ("index.html", "report.md", "results.csv", "results.json"):
-        text = re.sub(r"base64,[^\"]*", "", (single / name).read_text())
-        assert not re.search(r"271[.,]?8|9\.20 / 11\.0|9\.2,11\.", text), name
-    costs = ("size_bytes", "latency_median_us", "compression", "speedup")
-    rows = by_scheme(results_of(single)["runs"])
-    assert [rows["ptq_w4"][name] for name in costs] == [None] * 4
-    assert rows["int8"]["size_bytes"] == SIZES["int8"]
 
 
 def test_every_report_is_made_again_by_its_command(drawn: Workspace, monkeypatch: Patch) -> None:
@@ -252,24 +243,31 @@ def test_every_report_is_made_again_by_its_command(drawn: Workspace, monkeypatch
     assert run_script().returncode == 1
 
 
-def test_results_are_those_of_the_statistics(single: Path) -> None:
+def test_results_are_those_of_the_statistics_and_costs_those_of_native_files(single: Path) -> None:
     folder = Workspace(single.parents[1]).artifact_dir("dqn-CartPole-v1-s0")
-    names, results = ("fp32", "ptq_w4", "random"), results_of(single)
-    expected = compare(*(Evaluation.load(folder / f"{name}.eval.json") for name in names))
-    row, int8 = by_scheme(results["runs"])["ptq_w4"], by_scheme(results["pooled"])["int8"]
+    paths = [folder / f"{name}.eval.json" for name in ("fp32", "ptq_w4", "random")]
+    expected = compare(*map(Evaluation.load, paths))
+    row, int8 = (rows_of(single, "runs")[scheme] for scheme in ("ptq_w4", "int8"))
     assert row["return_mean"] == expected.returns.mean
     assert row["difference_low"] == expected.difference.low
     assert row["difference_high"] == expected.difference.high
     assert row["reward_error_percent"] == expected.reward_error
     assert row["normalised_error_percent"] == expected.normalised_error
     assert row["verdict"] == expected.verdict == "loss"
-    assert (int8["compression"], int8["speedup"]) == (SIZES["fp32"] / SIZES["int8"], 9.1 / 5.6)
-    assert results["cells"][0]["notes"] == []
+    assert results_of(single)["cells"][0]["notes"] == []
+    costs = ("size_bytes", "latency_median_us", "compression", "speedup")
+    ratios = SIZES["fp32"] / SIZES["int8"], 9.1 / 5.6
+    assert [int8[name] for name in costs] == [SIZES["int8"], 5.6, *ratios]
+    # Costs of simulated schemes are shown nowhere.
+    assert [row[name] for name in costs] == [None] * 4
+    for name in ("index.html", "report.md", "results.csv", "results.json"):
+        text = re.sub(r"base64,[^\"]*", "", (single / name).read_text())
+        assert not re.search(r"271[.,]?8|9\.20 / 11\.0|9\.2,11\.", text), name
 
 
 def test_several_trainings_count_once_each(several: Path) -> None:
-    results = results_of(several)
-    row = by_scheme(results["pooled"])["int8"]
+    results, pooled = results_of(several), rows_of(several)
+    row = pooled["int8"]
     expected = student_interval([0.0, 0.0, -2.0])
     assert results["cells"][0]["runs"] == [f"dqn-CartPole-v1-s{s}" for s in range(3)]
     interval = row["difference_mean"], row["difference_low"]
@@ -279,6 +277,8 @@ def test_several_trainings_count_once_each(several: Path) -> None:
     assert (row["runs"], row["episodes"], row["ties"]) == (3, 3 * EPISODES, 9)
     # The least: other processes only add to it.
     assert (row["latency_median_us"], row["latency_p95_us"]) == (5.6, 6.0)
+    # Latencies of another processor than fp32's have no ratio.
+    assert (pooled["fp16"]["latency_median_us"], pooled["fp16"]["speedup"]) == (9.0, None)
     with (several / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(results["runs"]) == 3 * len(SCHEMES)
@@ -288,7 +288,7 @@ def test_several_trainings_count_once_each(several: Path) -> None:
     # Nothing is averaged over the other trainings.
     artifact = Workspace(several.parents[1]).artifact("dqn-CartPole-v1-s1", "ptq_w4")
     assert missing_of(several) == {"ptq_w4": f"quarl evaluate {artifact}"}
-    row = by_scheme(results["pooled"])["ptq_w4"]
+    row = pooled["ptq_w4"]
     assert "dqn-CartPole-v1-s1" in row["status"]
     assert row["return_mean"] is row["verdict"] is row["reward_error_percent"] is None
     assert results["cells"][0]["fewest"] == {"ptq_w": "ptq_w8"}
@@ -298,69 +298,51 @@ def test_equal_returns_have_a_verdict_and_a_bound_and_no_interval(several: Path)
     results, (markdown, page) = results_of(several), pages_of(several)
     for row in (*results["pooled"], *results["runs"]):
         assert row["difference_low"] is None or row["difference_low"] < row["difference_high"]
-    fp16 = by_scheme(results["pooled"])["fp16"]
+    fp16 = rows_of(several)["fp16"]
     assert fp16["verdict"] == "no difference seen"
     assert (fp16["difference_mean"], fp16["difference_alike"], fp16["return_alike"]) == (0, 3, 3)
     assert fp16["difference_low"] is fp16["difference_high"] is fp16["return_low"] is None
     assert fp16["unseen_percent"] == pytest.approx(63.16, abs=0.01)
-    bound = by_scheme(results["runs"])["fp16"]["unseen_percent"]
+    bound = rows_of(several, "runs")["fp16"]["unseen_percent"]
     assert bound == pytest.approx(100 * (1 - 0.05 ** (1 / EPISODES)))
-    assert re.search(
-        r"\| fp16 \| no difference seen .*63 %.* \| 0 % \| 0 % \| 0 \[all equal", markdown
-    )
-    assert "63 %" in page
-    assert "9.5 %" in page
+    fp16_row = r"\| fp16 \| no difference seen .*63 %.* \| 0 % \| 0 % \| 0 \[all equal"
+    assert re.search(fp16_row, markdown)
+    assert [text for text in ("63 %", "9.5 %") if text not in page] == []
     # One of three trainings loses a little, and a collapse of others is not excluded.
     assert re.search(r"\| int8 \| within margin \(a collapse .*63 %", markdown)
 
 
-def test_open_rows_have_the_number_of_episodes_that_decide(workspace: Workspace) -> None:
-    run = add_run(workspace)
-    evaluate(workspace, run, "int8", [500.0] * (EPISODES - 1) + [200.0])
-    folder = write(workspace, run)
-    needed = by_scheme(results_of(folder)["pooled"])["int8"]["more_needed"]
+def test_open_rows_tell_what_decides_them_and_how_many_trainings_lose(workspace: Workspace) -> None:
+    runs = [add_run(workspace, seed) for seed in SEEDS[:2]]
+    evaluate(workspace, runs[0], "int8", [500.0] * (EPISODES - 1) + [200.0])
+    folder = write(workspace, runs[0])
+    needed = rows_of(folder)["int8"]["more_needed"]
     assert needed > 0
     assert all(f"{needed:,} more episodes" in text for text in pages_of(folder))
-
-
-def test_open_rows_tell_how_many_trainings_lose(workspace: Workspace) -> None:
-    runs = [add_run(workspace, seed) for seed in SEEDS[:2]]
     for run, lost in zip(runs, (400.0, 20.0), strict=True):
         evaluate(workspace, run, "int8", [500.0 - lost, 499.0 - lost] * (EPISODES // 2))
     folder = write(workspace, *runs)
-    row = by_scheme(results_of(folder)["pooled"])["int8"]
+    row = rows_of(folder)["int8"]
     assert (row["verdict"], row["losing"]) == ("inconclusive", 2)
     assert all("2 of 2 trainings lose; about" in text for text in pages_of(folder))
 
 
-def test_a_loss_that_was_seen_is_in_the_bound_and_one_of_all_needs_none(
-    workspace: Workspace,
-) -> None:
+def test_a_loss_that_was_seen_is_in_the_bound_one_of_all_needs_none(workspace: Workspace) -> None:
     runs = [add_run(workspace, replace(RUN, seed=seed)) for seed in range(6)]
     evaluate(workspace, runs[0], "int8", [489.0, 490.0] * (EPISODES // 2))
     for run in runs:
         evaluate(workspace, run, "fp16", [0.0] * EPISODES)
     folder = write(workspace, *runs)
-    rows = by_scheme(results_of(folder)["pooled"])
-    assert (rows["int8"]["verdict"], rows["int8"]["losing"]) == ("within margin", 1)
+    int8, fp16 = (rows_of(folder)[scheme] for scheme in ("int8", "fp16"))
+    assert (int8["verdict"], int8["losing"]) == ("within margin", 1)
     # Clopper's and Pearson's of one in six.
-    assert rows["int8"]["unseen_percent"] == pytest.approx(58.18, abs=0.01)
+    assert int8["unseen_percent"] == pytest.approx(58.18, abs=0.01)
     sentence = "1 of 6 trainings loses; a collapse in up to 58 % of trainings not excluded"
     assert all(sentence in text for text in pages_of(folder))
-    assert (rows["fp16"]["verdict"], rows["fp16"]["unseen_percent"]) == ("loss", None)
+    assert (fp16["verdict"], fp16["unseen_percent"]) == ("loss", None)
 
 
-def test_latencies_of_other_processors_have_no_ratio(workspace: Workspace) -> None:
-    run = add_run(workspace)
-    change(evaluation_path(workspace.artifact(run.run_id, "fp16")), processor="Gamma")
-    rows = by_scheme(results_of(write(workspace, run))["pooled"])
-    assert rows["int8"]["speedup"] == pytest.approx(9.1 / 5.6)
-    assert (rows["fp16"]["latency_median_us"], rows["fp16"]["speedup"]) == (9.0, None)
-
-
-def test_episodes_by_other_rules_than_those_of_a_deleted_fp32_are_missing(
-    workspace: Workspace,
-) -> None:
+def test_episodes_by_other_rules_than_a_deleted_fp32_are_missing(workspace: Workspace) -> None:
     run = add_run(workspace)
     int8 = workspace.artifact(run.run_id, "int8")
     workspace.artifact(run.run_id, "fp32").unlink()
@@ -368,26 +350,18 @@ def test_episodes_by_other_rules_than_those_of_a_deleted_fp32_are_missing(
     assert missing_of(write(workspace, run)) == {"int8": f"quarl evaluate {int8}"}
 
 
-@pytest.mark.parametrize(
-    ("int8", "ptq_w8", "smallest", "fewest"),
-    [
+def test_the_headline_names_what_keeps_the_reward(workspace: Workspace) -> None:
+    run = add_run(workspace)
+    evaluate(workspace, run, "ptq_w2", [500.0] * EPISODES)
+    for int8, ptq_w8, smallest, fewest in (
         (500.0, 500.0, "int8", "ptq_w8"),
         (499.0, 500.0, "fp16", "ptq_w8"),  # A small loss in every episode.
-        (450.0, 500.0, "fp16", "ptq_w8"),
-        # Fewer bits count only if all wider schemes keep the reward.
-        (500.0, 450.0, "int8", None),
-    ],
-)
-def test_the_headline_names_what_keeps_the_reward(
-    workspace: Workspace, int8: float, ptq_w8: float, smallest: str, fewest: str | None
-) -> None:
-    run = add_run(workspace)
-    evaluate(workspace, run, "int8", [int8] * EPISODES)
-    evaluate(workspace, run, "ptq_w8", [ptq_w8] * EPISODES)
-    evaluate(workspace, run, "ptq_w2", [500.0] * EPISODES)
-    folder = write(workspace, run)
-    (cell,) = results_of(folder)["cells"]
-    assert (cell["smallest"], cell["fewest"]) == (smallest, {"ptq_w": fewest})
+        (500.0, 450.0, "int8", None),  # Fewer bits count only if all wider schemes keep the reward.
+    ):
+        evaluate(workspace, run, "int8", [int8] * EPISODES)
+        evaluate(workspace, run, "ptq_w8", [ptq_w8] * EPISODES)
+        (cell,) = results_of(write(workspace, run))["cells"]
+        assert (cell["smallest"], cell["fewest"]) == (smallest, {"ptq_w": fewest})
 
 
 def test_schemes_are_compared_on_the_episodes_that_all_have(workspace: Workspace) -> None:
@@ -407,17 +381,16 @@ def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace) -> None:
     assert "--sample`" in refused(write, workspace, run, chance=DRAWN)
     greedy = write(workspace, run)
     artifacts = [workspace.artifact(run.run_id, scheme) for scheme in SCHEMES]
-    for artifact in artifacts:
-        shutil.copy(evaluation_path(artifact), evaluation_path(artifact, DRAWN))
-        change(evaluation_path(artifact, DRAWN), returns=[493.0] * EPISODES, protocol=SAMPLED)
+    for path in artifacts:
+        shutil.copy(evaluation_path(path), evaluation_path(path, DRAWN))
+        change(evaluation_path(path, DRAWN), returns=[493.0] * EPISODES, protocol=SAMPLED)
     before = (greedy / "results.json").read_bytes()
     sampled = write(workspace, run, chance=DRAWN)
     assert sampled.name == f"{greedy.name}-sampled"
     assert (greedy / "results.json").read_bytes() == before
     for folder, mean in ((greedy, 500.0), (sampled, 493.0)):
-        assert by_scheme(results_of(folder)["pooled"])["int8"]["return_mean"] == mean
-        has_option = "--sample" in (folder / "report.md").read_text()
-        assert has_option == (folder == sampled)
+        assert rows_of(folder)["int8"]["return_mean"] == mean
+        assert ("--sample" in (folder / "report.md").read_text()) == (folder == sampled)
     evaluation_path(artifacts[2], DRAWN).unlink()
     write(workspace, run, chance=DRAWN)
     assert missing_of(sampled) == {"int8": f"quarl evaluate {artifacts[2]} --sample"}
@@ -433,9 +406,7 @@ def missing_of(folder: Path) -> dict[str, str]:
     return {entry["scheme"]: entry["command"] for entry in missing}
 
 
-def test_what_is_missing_or_does_not_match_has_its_command(
-    workspace: Workspace, monkeypatch: Patch
-) -> None:
+def test_what_does_not_match_has_its_command(workspace: Workspace, monkeypatch: Patch) -> None:
     run = add_run(workspace, schemes=(*SCHEMES, "ptq_w3", "ptq_w5", "ptq_w6"))
     folder = workspace.artifact_dir(run.run_id)
     change(folder / "int8.eval.json", artifact_sha256="0" * 64)
@@ -472,26 +443,26 @@ def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace, exists: b
     folder = write(workspace, run)
     command = f"quarl evaluate {artifacts / 'fp32.tflite'} --episodes {EPISODES}"
     assert missing_of(folder) == {"random": command}
-    rows = results_of(folder)["runs"]
-    assert all(row["normalised_error_percent"] is None for row in rows)
-    assert "| random policy |" not in pages_of(folder)[0]
-    assert by_scheme(rows)["ptq_w4"]["verdict"] == "loss"
+    rows, (markdown, _) = rows_of(folder, "runs"), pages_of(folder)
+    assert all(row["normalised_error_percent"] is None for row in rows.values())
+    assert rows["ptq_w4"]["verdict"] == "loss"
+    assert "| random policy |" not in markdown
+    # The random policy is one of the experiments.
+    assert f"1 of {len(SCHEMES) + 1} experiments without a result" in markdown
 
 
-@pytest.mark.parametrize(
-    ("damage", "command"),
-    [
-        (lambda artifact: sidecar_path(artifact).unlink(), "export"),
-        (lambda artifact: artifact.write_bytes(b"flipped"), "export"),
-        (lambda artifact: evaluation_path(artifact).unlink(), "evaluate"),
-    ],
-)
-def test_without_fp32(workspace: Workspace, damage: Callable[[Path], object], command: str) -> None:
+def test_without_fp32_the_command_that_makes_it_is_named(workspace: Workspace) -> None:
     run = add_run(workspace)
-    damage(workspace.artifact(run.run_id, "fp32"))
-    message = refused(write, workspace, run)
-    assert f"`quarl {command} " in message
-    assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
+    fp32 = workspace.artifact(run.run_id, "fp32")
+    for damage, command in (
+        (evaluation_path(fp32).unlink, "evaluate"),
+        (partial(fp32.write_bytes, b"flipped"), "export"),
+        (sidecar_path(fp32).unlink, "export"),
+    ):
+        damage()
+        message = refused(write, workspace, run)
+        assert f"`quarl {command} " in message
+        assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
     assert not workspace.report_dir(run.run_id).exists()
 
 
@@ -499,32 +470,23 @@ def notes(workspace: Workspace, run: Run) -> dict[str, dict[str, Any]]:
     """Return the notes of a report by key; both pages have a sentence for each."""
     folder = write(workspace, run)
     (cell,), (markdown, page) = results_of(folder)["cells"], pages_of(folder)
-    quoted = re.findall(r"^> (.+)$", markdown, re.MULTILINE)
-    sentences = [text for text in quoted if "see Missing." not in text]
+    sentences = re.findall(r"^> (?!.*see Missing)(.+)$", markdown, re.M)
     assert len(sentences) == len(cell["notes"])
     assert all(" ".join(text.split()) in page for text in sentences)
     return {note["key"]: note for note in cell["notes"]}
 
 
-@pytest.mark.parametrize(
-    ("games", "different", "as_random"),
-    [
-        # The interval of three is wide, but each earns more than any random game.
-        ([60.0, 100.0, 270.0], 3, False),
-        ([-1.0], 1, True),
-    ],
-)
-def test_games_that_repeat_themselves_are_noted(
-    workspace: Workspace, games: list[float], different: int, as_random: bool
-) -> None:
+@pytest.mark.parametrize("games", [[60.0, 100.0, 270.0], [-1.0]])
+def test_games_that_repeat_themselves_are_noted(workspace: Workspace, games: list[float]) -> None:
     run = add_run(workspace, replace(RUN, env_id="PongNoFrameskip-v4"))
     for path in workspace.artifact_dir(run.run_id).glob("*.eval.json"):
         returns = ([1.0, 7.0] if path.stem == "random.eval" else games) * EPISODES
         change(path, returns=returns[:EPISODES])
     report_notes = notes(workspace, run)
-    assert report_notes["repeated_games"]["different"] == different
-    assert report_notes["repeated_games"]["effective_n"] == pytest.approx(different)
-    assert ("as_random" in report_notes) == as_random
+    note = report_notes["repeated_games"]
+    assert (note["different"], note["effective_n"]) == (len(games), pytest.approx(len(games)))
+    # The interval of three is wide, but each earns more than any random game.
+    assert ("as_random" in report_notes) == (games == [-1.0])
 
 
 def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspace) -> None:
@@ -540,25 +502,18 @@ def test_few_episodes_are_noted_and_other_files_are_left_out(workspace: Workspac
     assert {row["verdict"] for row in rows[1:]} == {"inconclusive"}
 
 
-def test_the_random_policy_is_one_of_the_experiments(workspace: Workspace) -> None:
-    run = add_run(workspace)
-    evaluation_path(workspace.artifact(run.run_id, "random")).unlink()
-    markdown, _ = pages_of(write(workspace, run))
-    assert f"1 of {len(SCHEMES) + 1} experiments without a result" in markdown
-
-
 def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Workspace) -> None:
-    for run in SEEDS[:2]:
-        add_run(workspace, run)
-    aware = [add_run(workspace, replace(AWARE, seed=seed)) for seed in range(2)]
+    aware = [replace(AWARE, seed=seed) for seed in range(2)]
     for run in aware:
+        add_run(workspace, run.plain)
+        add_run(workspace, run)
         path = sidecar_path(workspace.artifact(run.run_id, "qat_w4a4"))
-        preset = {**SIDECAR.preset, "learning_rate": 0.5}
+        preset = SIDECAR.preset | {"learning_rate": 0.5}
         change(path, preset=preset, network_sha256="cd" * 32)
         evaluate(workspace, run, "qat_w4a4", [450.0] * EPISODES)
     folder = write(workspace, *aware)
     assert folder.name == "dqn-CartPole-v1-q4d25000"
-    rows = by_scheme(results_of(folder)["pooled"])
+    rows = rows_of(folder)
     assert list(rows) == ["fp32", "qat_w4a4"]
     assert (rows["qat_w4a4"]["return_mean"], rows["fp32"]["return_mean"]) == (450.0, 500.0)
     assert (rows["qat_w4a4"]["delay"], rows["fp32"]["delay"]) == (25_000, None)
@@ -573,23 +528,13 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Work
     assert {args.episodes for args in parsed} == {EPISODES}
 
 
-def test_a_run_of_one_seed_or_of_another_processor_is_noted(workspace: Workspace) -> None:
-    add_run(workspace)
-    run = add_run(workspace, AWARE)
+def test_one_seed_other_processors_and_last_networks_are_noted(workspace: Workspace) -> None:
+    plain, run = add_run(workspace), add_run(workspace, AWARE)
     assert notes(workspace, run).keys() == {"one_seed"}
     change(workspace.artifact_dir(run.run_id) / "qat_w4a4.json", trained_on=["Gamma"])
     assert notes(workspace, run)["other_processor"]["bits"] == [4]
-    assert "Gamma" in pages_of(workspace.report_dir(run.run_id))[1]
-
-
-def test_last_networks_stand_beside_the_best_of_their_own_precision(workspace: Workspace) -> None:
-    plain, run = add_run(workspace), add_run(workspace, AWARE)
-    # The best before the delay was not quantised.
-    rows = [
-        {"step": step, "episode_return": 1, "greedy_return": greedy}
-        for step, greedy in ((20_000, 500), (30_000, 470), (40_000, 9))
-    ]
-    write_csv(workspace.artifact_dir(run.run_id) / "progress.csv", rows)
+    # Last networks stand beside the best of their own precision, which begins at the delay.
+    add_curve(workspace, run, {20_000: 500, 30_000: 470, 40_000: 9})
     folder = write(workspace, run)
     assert results_of(folder)["cells"][0]["last_networks"] == [
         {"label": "fp32", "best": 480, "last": 480},
@@ -597,25 +542,26 @@ def test_last_networks_stand_beside_the_best_of_their_own_precision(workspace: W
     ]
     sentence = "of the last one: fp32 480.0 and 480.0; qat_w4a4 470.0 and 9.00."
     assert all(sentence in text for text in pages_of(folder))
+    assert "Gamma" in pages_of(folder)[1]
     assert results_of(write(workspace, plain))["cells"][0]["last_networks"] == []
 
 
 def test_names(workspace: Workspace) -> None:
-    cart = [add_run(workspace, run) for run in SEEDS[:2]]
-    slow = [add_run(workspace, replace(run, overrides=SLOW)) for run in SEEDS[:2]]
-    lander = add_run(workspace, replace(RUN, env_id="LunarLander-v3"))
+    cart, slow = SEEDS[:2], [replace(run, overrides=SLOW) for run in SEEDS[:2]]
+    for run in (*cart, *slow, LANDER):
+        add_run(workspace, run)
     for runs, name, expected in (
         (cart[:1], None, "dqn-CartPole-v1-s0"),
         ([cart[0], cart[0]], None, "dqn-CartPole-v1-s0"),
         (cart, None, "dqn-CartPole-v1"),
-        ([*cart, lander], "all", "all"),
+        ([*cart, LANDER], "all", "all"),
         (slow, None, f"dqn-CartPole-v1-{digest(slow[0].overrides)}"),
     ):
         assert write(workspace, *runs, name=name).name == expected
     ids = [run.run_id for run in cart]
     for runs, name, received in (
         ([ids[0], slow[1].run_id], None, "--name NAME. Received: runs="),
-        ([*ids, lander.run_id], None, "--name NAME. Received: runs="),
+        ([*ids, LANDER.run_id], None, "--name NAME. Received: runs="),
         (ids, "../else", "Received: name='../else'"),
         ([], None, "Received: none"),
         ([f"./{ids[0]}"], None, "Received: run="),
@@ -627,14 +573,9 @@ def test_names(workspace: Workspace) -> None:
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Workspace) -> None:
-    runs = [
-        add_run(drawn),
-        add_run(drawn, replace(RUN, overrides=SLOW)),
-        add_run(drawn, replace(RUN, env_id="LunarLander-v3")),
-        add_run(drawn, SEEDS[1]),
-        add_run(drawn, AWARE),
-        add_run(drawn, replace(RUN, quantization=EARLY)),
-    ]
+    runs = [RUN, replace(RUN, overrides=SLOW), LANDER, SEEDS[1], AWARE, EARLY]
+    for run in runs:
+        add_run(drawn, run)
     # An older record lacks a setting that had its default.
     preset = {key: value for key, value in SIDECAR.preset.items() if key != "dueling"}
     change(drawn.artifact_dir(runs[0].run_id) / "fp32.json", preset=preset)
@@ -651,16 +592,11 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     }
     markdown, _ = pages_of(folder)
     assert all(f"| {title} |" in markdown for title in titles)
-
-
-def test_curves_of_cells_that_differ_in_options_are_all_drawn(drawn: Workspace) -> None:
-    runs = [add_run(drawn), add_run(drawn, replace(RUN, overrides=SLOW))]
-    rows = [{"step": 10 * i, "episode_return": 1, "greedy_return": 2} for i in (1, 2, 3)]
-    for run in runs:
-        path = drawn.artifact_dir(run.run_id) / "progress.csv"
-        write_csv(path, [row | {"action_variance": 0.1} for row in rows])
-    figures = {path.name for path in (write(drawn, *runs, name="x") / "figures").iterdir()}
-    assert "action_variance_dqn_CartPole-v1.png" in figures
+    # Curves of cells that differ in their options are all drawn.
+    for run in runs[:2]:
+        add_curve(drawn, run, {10: 2, 20: 2, 30: 2}, action_variance=0.1)
+    figures = write(drawn, *runs[:2], name="two") / "figures"
+    assert (figures / "action_variance_dqn_CartPole-v1.png").exists()
 
 
 def test_references_that_cells_share_have_curves_of_their_own(workspace: Workspace) -> None:
@@ -714,9 +650,7 @@ cells:
 
 
 def report_on(workspace: Workspace, text: str, finished: bool = True) -> tuple[Path, study.Study]:
-    path = workspace.root / "study.yaml"
-    path.write_text(text)
-    planned = study.read(path)
+    planned = study.read(write_study(workspace.root, text))
     with pytest.MonkeyPatch.context() as patch:
         if finished:  # According to the study; the report reads the files.
             patch.setattr("quarl_tf.study.report.plan", lambda *_: [])
@@ -749,9 +683,8 @@ def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
     assert {row["episodes"] for row in results["runs"]} == {20}
     assert {cell["episodes"] for cell in results["cells"]} == {20}
     assert "Published: 1 < 2." in pages_of(folder)[1]
-    assert {"return_against_bits.png", "1_learning_curves.png"} <= {
-        path.name for path in (folder / "figures").iterdir()
-    }
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    assert figures >= {"return_against_bits.png", "1_learning_curves.png"}
     # Without fp32 of a seed, nothing of it can be compared.
     evaluation_path(drawn.artifact("dqn-CartPole-v1-s1", "fp32")).unlink()
     report_on(drawn, STUDY)
@@ -810,14 +743,11 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
 def test_what_some_lack_is_not_drawn(drawn: Workspace, x: str, column: str, figure: str) -> None:
     runs = {"fp32": add_run(drawn), "qat_w4a4": add_run(drawn, AWARE)}
     columns = tuple(Column(name, Scheme.parse(name), (run,)) for name, run in runs.items())
-    source = Source(workspace=drawn, margin_percent=2.0)
+    source, cell = Source(workspace=drawn, margin_percent=2.0), Cell(title="cell", columns=columns)
     for run in runs.values():
-        values = {"episode_return": 1.0, "greedy_return": 2.0, column: 3.0}
-        rows = [{"step": step, **values} for step in (10, 20, 30)]
-        write_csv(drawn.artifact_dir(run.run_id) / "progress.csv", rows)
-        cells = [Cell(title="cell", columns=columns)]
-        index = report.write(source, cells, name="x", title="x", command=COMMAND, x=x)
-        assert (index.parent / "figures" / figure).exists() == (run == runs["qat_w4a4"])
+        add_curve(drawn, run, {10: 2, 20: 2, 30: 2}, **{column: 3.0})
+        index = report.write(source, [cell], name="x", title="x", command=COMMAND, x=x)
+        assert (index.parent / "figures" / figure).exists() == (run == AWARE)
 
 
 def test_numbers_as_text() -> None:
@@ -834,11 +764,11 @@ def test_numbers_as_text() -> None:
 
 def test_success_stands_beside_returns_where_recorded(workspace: Workspace, several: Path) -> None:
     run = add_run(workspace, schemes=["fp32", "int8"])
-    artifacts = workspace.artifact_dir(run.run_id)
-    change(artifacts / "fp32.eval.json", successes=[True] * EPISODES)
-    change(artifacts / "int8.eval.json", successes=[True, False] * (EPISODES // 2))
+    for scheme, successes in (("fp32", [True, True]), ("int8", [True, False])):
+        path = evaluation_path(workspace.artifact(run.run_id, scheme))
+        change(path, successes=successes * (EPISODES // 2))
     folder = write(workspace, run)
-    rows = by_scheme(results_of(folder)["runs"])
+    rows = rows_of(folder, "runs")
     assert (rows["fp32"]["success_rate"], rows["int8"]["success_rate"]) == (1.0, 0.5)
     for page, text in (("report.md", ", success 50"), ("index.html", ">success 50")):
         assert text in (folder / page).read_text()
