@@ -5,18 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from samples import SIDECAR, refused
+from samples import SIDECAR, Patch, refused
 
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.spec import Chance
+from quarl_tf.store import workspace as paths
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import (
-    Workspace,
-    evaluation_path,
-    sidecar_path,
-    workspace_of,
-    write_artifact,
-)
+from quarl_tf.store.workspace import Workspace, sidecar_path
 
 
 def test_every_file_has_its_own_place(tmp_path: Path) -> None:
@@ -24,29 +19,26 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     artifact = workspace.artifact("dqn-CartPole-v1-s0", "ptq_w8")
     assert artifact == tmp_path / "tflite_models/CartPole-v1/dqn/s0/ptq_w8.tflite"
     assert sidecar_path(artifact).name == "ptq_w8.json"
-    assert evaluation_path(artifact).name == "ptq_w8.eval.json"
-    assert evaluation_path(artifact, Chance("sampled")).name == "ptq_w8.sampled.eval.json"
+    assert paths.evaluation_path(artifact).name == "ptq_w8.eval.json"
+    sampled = paths.evaluation_path(artifact, Chance("sampled"))
+    assert sampled.name == "ptq_w8.sampled.eval.json"
     assert workspace.run_dir("x") == tmp_path / "runs" / "x"
     assert workspace.report_dir("x") == tmp_path / "reports" / "x"
+    # An adopted policy may have the name of a seed.
+    named = workspace.artifact_dir("adopted-CartPole-v1-s0-s3")
+    assert named == tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
+    assert paths.workspace_of(artifact) == workspace
+    assert paths.workspace_of(Path("fp32.tflite")) == Workspace(Path())
 
 
 def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     ids = ["a2c-a_b-v0-s1", "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d", "ppo-Foo-s3-v1-s12"]
-    for run_id in ids:
-        workspace.artifact_dir(run_id).mkdir(parents=True)
     # Folders of other names were moved away by hand.
-    (tmp_path / "runs/old").mkdir(parents=True)
-    (tmp_path / "tflite_models/CartPole-v1/dqn/backup").mkdir(parents=True)
+    others = [tmp_path / "runs/old", tmp_path / "tflite_models/CartPole-v1/dqn/backup"]
+    for folder in (*map(workspace.artifact_dir, ids), *others):
+        folder.mkdir(parents=True)
     assert workspace.run_ids() == ids
-    inside = workspace.artifact(ids[0], "fp32")
-    assert [workspace_of(path) for path in (inside, Path("fp32.tflite"))] == [
-        workspace,
-        Workspace(Path()),
-    ]
-    # An adopted policy may have the name of a seed.
-    named = workspace.artifact_dir("adopted-CartPole-v1-s0-s3")
-    assert named == tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
 
 
 @pytest.mark.parametrize(
@@ -58,26 +50,19 @@ def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     ],
 )
 def test_run_ids_are_no_paths(tmp_path: Path, run_id: str, hint: str) -> None:
-    workspace = Workspace(tmp_path)
-    for place in (workspace.run_dir, workspace.artifact_dir):
+    for place in (Workspace(tmp_path).run_dir, Workspace(tmp_path).artifact_dir):
         message = refused(place, run_id, error=UsageError)
         assert hint in message
         assert message.endswith(f"Received: run={run_id!r}")
 
 
-def test_flatbuffer_that_cannot_be_replaced_has_no_sidecar(tmp_path: Path) -> None:
-    path = tmp_path / "int8.tflite"
-    path.mkdir()  # A folder cannot be replaced by a file.
-    sidecar_path(path).write_text("{}")
-    assert "Cannot write" in refused(write_artifact, path, b"new", SIDECAR)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_full_disk_leaves_the_old_flatbuffer_and_its_sidecar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "int8.tflite"
-    write_artifact(path, b"old", SIDECAR)
+def test_no_sidecar_describes_another_flatbuffer(tmp_path: Path, monkeypatch: Patch) -> None:
+    path, blocked = tmp_path / "int8.tflite", tmp_path / "blocked.tflite"
+    blocked.mkdir()  # A folder cannot be replaced by a file.
+    sidecar_path(blocked).write_text("{}")
+    assert "Cannot write" in refused(paths.write_artifact, blocked, b"new", SIDECAR)
+    assert list(tmp_path.iterdir()) == [blocked]
+    paths.write_artifact(path, b"old", SIDECAR)
     write = Path.write_bytes
 
     def full(file: Path, content: bytes) -> int:
@@ -87,7 +72,7 @@ def test_a_full_disk_leaves_the_old_flatbuffer_and_its_sidecar(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     other = replace(SIDECAR, scheme="int8")
-    assert "No space left" in refused(write_artifact, path, b"new", other)
+    assert "No space left" in refused(paths.write_artifact, path, b"new", other)
     assert path.read_bytes() == b"old"
     assert Sidecar.load(sidecar_path(path)) == SIDECAR
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
