@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,23 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import refused
 
-from quarl_tf import presets
+from quarl_tf import presets, spec
 from quarl_tf.cli import arguments, verbs
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.spec import (
-    PTQ_BITS,
-    QAT_BITS,
-    LayerFormat,
-    Origin,
-    QatSchedule,
-    Quantization,
-    Recipe,
-    Run,
-    Scheme,
-    TensorFormat,
-    default_schemes,
-    possible_schemes,
-)
+from quarl_tf.spec import LayerFormat, Origin, Quantization, Recipe, Run, Scheme, TensorFormat
 
 JSON = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5)
 OVERRIDES = st.dictionaries(st.text(min_size=1, max_size=5), JSON, max_size=4)
@@ -45,6 +33,11 @@ def test_every_part_of_a_run_enters_its_name() -> None:
         Run("dqn", "CartPole-v1", -1)
 
 
+def read_back(run: Run) -> Run:
+    """Return a run as its record in JSON gives it."""
+    return Run.from_dict(json.loads(json.dumps(run.to_dict())))
+
+
 @given(OVERRIDES, st.integers(0, 2**40))
 def test_run_survives_json_in_any_order(overrides: dict[str, Any], seed: int) -> None:
     run = Run("dqn", "CartPole-v1", seed, overrides)
@@ -52,11 +45,6 @@ def test_run_survives_json_in_any_order(overrides: dict[str, Any], seed: int) ->
     restored = read_back(run)
     assert restored == run
     assert restored.run_id == run.run_id == reordered.run_id
-
-
-def read_back(run: Run) -> Run:
-    """Return a run as its record in JSON gives it."""
-    return Run.from_dict(json.loads(json.dumps(run.to_dict())))
 
 
 def start(sha256: str = "ab", **changes: Any) -> Origin:
@@ -95,14 +83,10 @@ def quantised(**options: Any) -> Quantization:
     return Quantization.from_mapping({"bits": 4, "delay": 100, **options})
 
 
-def aware(**options: Any) -> Run:
-    return Run("dqn", "CartPole-v1", 0, {"steps": 300}, quantised(**options))
-
-
 def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
-    runs = [aware(**options) for options in OPTIONS]
-    assert len({run.run_id for run in runs}) == len(runs)
     plain = Run("dqn", "CartPole-v1", 0, {"steps": 300})
+    runs = [replace(plain, quantization=quantised(**options)) for options in OPTIONS]
+    assert len({run.run_id for run in runs}) == len(runs)
     assert runs[0].run_id == f"{plain.run_id}-q4d100"
     assert all(run.plain == plain for run in runs)
     assert "quantization" not in plain.to_dict()
@@ -110,19 +94,15 @@ def test_every_option_of_a_quantisation_enters_the_name_of_its_run() -> None:
 
 @pytest.mark.parametrize("algo", ["ddpg", "dqn", "ppo"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_commands_name_the_same_run(options: dict[str, Any], algo: str) -> None:
+def test_commands_records_and_options_mean_the_same_run(options: dict[str, Any], algo: str) -> None:
     overrides = {"network": "nature", "dueling": True, "n_step": 2}
-    run = Run(algo, "CartPole-v1", 7, overrides, quantised(**options))
+    quantization = quantised(**options)
+    run = Run(algo, "CartPole-v1", 7, overrides, quantization)
     parsed = arguments.build().parse_args(shlex.split(run.command("train"))[1:])
     assert dict(verbs._override(text) for text in parsed.overrides) == overrides
     preset = presets.load("ppo", "CartPole-v1", {"steps": 600})
-    assert verbs._quantization(parsed, algo, preset) == run.quantization
+    assert verbs._quantization(parsed, algo, preset) == quantization
     assert (parsed.algo, parsed.env, parsed.seed) == (algo, "CartPole-v1", 7)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_quantisations_survive_json_and_their_options_mean_them(options: dict[str, Any]) -> None:
-    run, quantization = aware(**options), quantised(**options)
     restored = read_back(run)
     assert (restored, restored.run_id) == (run, run.run_id)
     leading = {"bits": quantization.bits, "delay": quantization.delay}
@@ -137,12 +117,11 @@ def test_a_quantisation_recorded_by_another_version_is_refused() -> None:
     assert Quantization.from_mapping(former).options() == {"ranges": "moving_average"}
 
 
+form = partial(TensorFormat, bits=8)
+
+
 def started(**changes: Any) -> Run:
     return Run("dqn", "CartPole-v1", 0, {}, quantised(), origin=start(**changes))
-
-
-def form(**changes: Any) -> TensorFormat:
-    return TensorFormat(**{"bits": 8} | changes)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +162,14 @@ def test_what_is_not_given_follows_from_the_rest() -> None:
         weights = quantised(**options).recipe.default.weights
         return weights is not None and weights.per_channel
 
-    assert [bits for bits in QAT_BITS if per_channel(bits=bits)] == [2, 3, 8]
+    assert [bits for bits in spec.QAT_BITS if per_channel(bits=bits)] == [2, 3, 8]
     # The names of the first version's trainings mean what they did.
     tags = [quantised(bits=8, per_channel=p).tag for p in (False, "few", True)]
     assert [tag == "q8d100" for tag in tags] == [True, True, False]
-    assert [b for b in QAT_BITS if per_channel(bits=b, per_channel="few")] == [2, 3]
+    assert [b for b in spec.QAT_BITS if per_channel(bits=b, per_channel="few")] == [2, 3]
     assert not per_channel(bits=2, per_channel=False)
     assert not per_channel(bits=2, rule="paper")
-    assert quantised().schedule == QatSchedule(delay=100, ranges="extremes")
+    assert quantised().schedule == spec.QatSchedule(delay=100, ranges="extremes")
     assert quantised(learned_steps=True).schedule.gradient == "clipped"
     published = quantised(rule="paper").recipe
     assert published.head == published.default
@@ -213,19 +192,19 @@ def test_presets_say_what_is_usual_for_an_algorithm() -> None:
     assert usual("dqn", learned_steps=True) == ("extremes", "clipped")
 
 
-@pytest.mark.parametrize("bits", QAT_BITS)
+@pytest.mark.parametrize("bits", spec.QAT_BITS)
 def test_a_quantisation_is_exported_at_its_own_width(bits: int) -> None:
     native = ("qat_int8",) if bits == 8 else ()
-    usual = default_schemes(quantised(bits=bits))
+    usual = spec.default_schemes(quantised(bits=bits))
     assert usual == (*native, f"qat_w{bits}a{bits}")
     # Its library is an extra, so it is made only when asked for.
-    assert possible_schemes(quantised(bits=bits)) == ("qat_int4",) * (bits <= 4) + usual
+    assert spec.possible_schemes(quantised(bits=bits)) == ("qat_int4",) * (bits <= 4) + usual
 
 
 NAMES = (
     *("fp32", "fp16", "dynamic_int8", "int8", "qat_int8", "qat_int4"),
-    *(f"qat_w{bits}a{bits}" for bits in QAT_BITS),
-    *(f"ptq_{how}w{bits}" for how in ("", "paper_") for bits in PTQ_BITS),
+    *(f"qat_w{bits}a{bits}" for bits in spec.QAT_BITS),
+    *(f"ptq_{how}w{bits}" for how in ("", "paper_") for bits in spec.PTQ_BITS),
 )
 
 
@@ -242,6 +221,9 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
     float_head = replace(quantised().recipe, head=LayerFormat())
     schedule = QatSchedule(delay=100)
     assert "head=" in refused(Quantization, recipe=float_head, schedule=schedule, error=UsageError)
+    for name in ("ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"):
+        named: Any = Scheme.parse(name).recipe
+        assert (named.default.weights.bits, named.of("head").weights.bits) == (4, 8)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -255,12 +237,6 @@ def test_every_scheme_is_a_named_recipe(name: str) -> None:
     assert scheme.weight_bits == digits
     rounding = {"ptq_w": "nearest", "ptq_paper_w": "floor"}.get(name.rstrip("0123456789"))
     assert scheme.rounding == rounding
-
-
-def test_single_layers_may_have_bits_of_their_own() -> None:
-    for name in ("ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"):
-        recipe: Any = Scheme.parse(name).recipe
-        assert (recipe.default.weights.bits, recipe.of("head").weights.bits) == (4, 8)
 
 
 @pytest.mark.parametrize(

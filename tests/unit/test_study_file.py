@@ -56,49 +56,38 @@ cells:
     assert len({(run.run_id, scheme.name) for run, scheme in study.experiments()}) == 12
 
 
-def test_a_cell_goes_before_the_study_and_old_ids_are_translated(
+def test_a_cell_goes_before_the_study_and_its_title_says_what_is_its_own(
     tmp_path: Path, capsys: Capsys
 ) -> None:
-    text = """
-name: s
-seeds: [0, 1, 2]
-bits: [4]
-cells:
-  - {algo: dqn, env: LunarLander-v2, seeds: [7], bits: []}
-  - {algo: dqn, env: CartPole-v1}
-  - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
-"""
-    path = write_study(tmp_path, text)
-    first, second, third = read(path).cells
-    assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
-    assert main(["study", "plan", str(path)]) == 0
-    assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
-    assert second.seeds == (0, 1, 2)
-    assert (second.title, third.title) == (
-        "dqn on CartPole-v1",
-        "dqn on CartPole-v1 (discount=0.9)",
-    )
-
-
-def test_cells_of_the_same_settings_are_told_apart_by_their_extent(tmp_path: Path) -> None:
     text = """
 name: s
 seeds: [0, 1]
 bits: [4, 2]
 cells:
+  - {algo: dqn, env: LunarLander-v2, seeds: [7], bits: []}
+  - {algo: dqn, env: CartPole-v1}
+  - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
+  # Of the same settings, told apart by their extent.
   - {algo: ppo, env: CartPole-v1, delays: [20000, 0.5]}
   - {algo: ppo, env: CartPole-v1, delays: [30000]}
   - {algo: ppo, env: CartPole-v1, seeds: [2], delays: [30000], quantization: {edge_bits: 4}}
   - {algo: a2c, env: CartPole-v1, bits: []}
   - {algo: a2c, env: CartPole-v1, seeds: [0]}
 """
-    assert [cell.title for cell in read(write_study(tmp_path, text)).cells] == [
+    path = write_study(tmp_path, text)
+    first, second, *others = read(path).cells
+    assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
+    assert (second.title, second.seeds) == ("dqn on CartPole-v1", (0, 1))
+    assert [cell.title for cell in others] == [
+        "dqn on CartPole-v1 (discount=0.9)",
         "ppo on CartPole-v1 (delays=20000/50000)",
         "ppo on CartPole-v1 (delays=30000)",
         "ppo on CartPole-v1 (edge_bits=4)",
         "a2c on CartPole-v1 (seeds=0/1)",
         "a2c on CartPole-v1 (bits=4/2, delays=150000, seeds=0)",
     ]
+    assert main(["study", "plan", str(path)]) == 0
+    assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
 
 
 @pytest.mark.parametrize(
