@@ -1,11 +1,11 @@
-"""Imports point down, and a board needs few packages."""
+"""Imports point down, change nothing, and load no more than they need."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from samples import python
+from samples import python, run_python
 
 import quarl_tf
 
@@ -17,9 +17,9 @@ ROOMS = [
     *("quantization", "runtime", "training", "export", "evaluation", "report", "pipeline"),
     *("study", "cli"),
 ]
-
-
 TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
+#: What boards lack besides.
+USUAL = {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -32,43 +32,37 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def files() -> dict[str, list[Path]]:
-    """Return the files of each room."""
-    by_room: dict[str, list[Path]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        by_room.setdefault(path.relative_to(PACKAGE).with_suffix("").parts[0], []).append(path)
-    return by_room
-
-
-@pytest.mark.parametrize("name", ROOMS)
-def test_imports_point_down(name: str) -> None:
-    allowed = {*ROOMS[: ROOMS.index(name) + 1], "__version__"}
-    assert files().keys() == {*ROOMS, "__init__"}
-    for path in files()[name]:
-        names = set(imports(path))
+def test_imports_point_down() -> None:
+    rooms = set()
+    for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "__init__.py"}:
+        room, names = path.relative_to(PACKAGE).with_suffix("").parts[0], set(imports(path))
+        rooms.add(room)
+        allowed = {*ROOMS[: ROOMS.index(room) + 1], "__version__"}
         assert {m.split(".")[1] for m in names if m.startswith("quarl_tf.")} <= allowed, path
-        if name in ("evaluation", "report", "study"):
+        if room in ("evaluation", "report", "study"):
             assert not {m.split(".")[0] for m in names} & TENSORFLOW, path
             assert not any(m.startswith("quarl_tf.foundation.keras") for m in names), path
+    assert rooms == set(ROOMS)
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Return the top-level modules that a statement loads in a new process."""
-    process = python(f"import sys\n{statement}\nprint(*{{n.split('.')[0] for n in sys.modules}})")
-    assert process.returncode == 0, process.stderr
-    return set(process.stdout.split())
+def printed_by(code: str) -> str:
+    """Return what code prints in a new process."""
+    return run_python("-c", code, folder=PACKAGE.parent)
 
 
-def test_evaluation_and_reports_load_no_tensorflow() -> None:
-    rooms = ["evaluation.play", "evaluation.memory", "evaluation.bench", "evaluation.video"]
-    rooms += ["report", "study", "study.engine", "cli"]
-    loaded = loaded_by("; ".join(f"import quarl_tf.{name}" for name in rooms))
-    assert not loaded & TENSORFLOW
-
-
-def test_boards_load_numpy_and_litert_alone() -> None:
-    unneeded = {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
-    assert not loaded_by("import quarl_tf.runtime.policy") & (TENSORFLOW | unneeded)
+@pytest.mark.parametrize(
+    ("names", "unneeded"),
+    [
+        ("evaluation.play evaluation.memory evaluation.bench evaluation.video", TENSORFLOW),
+        ("report study study.engine cli", TENSORFLOW),
+        ("runtime.policy", TENSORFLOW | USUAL),
+        ("training.loop", {"tensorflow_model_optimization"}),
+    ],
+)
+def test_imports_load_no_more_than_they_need(names: str, unneeded: set[str]) -> None:
+    statements = "".join(f"import quarl_tf.{name}\n" for name in names.split())
+    code = f"import sys\n{statements}print(*{{n.split('.')[0] for n in sys.modules}})"
+    assert not set(printed_by(code).split()) & unneeded
 
 
 @pytest.mark.parametrize(
@@ -83,5 +77,33 @@ def test_the_command_names_the_extra_that_is_not_installed(module: str, extra: s
     assert process.stderr.count("\n") == 1
 
 
-def test_plain_trainings_load_no_toolkit() -> None:
-    assert "tensorflow_model_optimization" not in loaded_by("import quarl_tf.training.loop")
+def test_importing_the_package_sets_nothing() -> None:
+    code = "import os; old = dict(os.environ); import quarl_tf; print(dict(os.environ) == old)"
+    assert printed_by(code) == "True\n"
+
+
+def test_keras_3_is_refused_in_one_line() -> None:
+    code = """
+import sys, types
+sys.modules["keras"] = types.SimpleNamespace(__version__="3.9.1")
+try:
+    import quarl_tf.foundation.keras
+except ValueError as error:
+    print(error)
+"""
+    (line,) = printed_by(code).splitlines()
+    assert line.endswith("Received: keras=3.9.1")
+
+
+def test_loading_tensorflow_makes_all_settings_even_after_numpy() -> None:
+    code = """
+import os
+os.environ.pop("OPENBLAS_NUM_THREADS", None)
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+import ctypes, numpy
+from quarl_tf.foundation.keras import tf
+library = ctypes.CDLL(numpy.linalg._umath_linalg.__file__)
+threads = getattr(library, "scipy_openblas_get_num_threads64_", lambda: 1)
+print(threads(), os.environ["CUDA_VISIBLE_DEVICES"], tf.config.list_physical_devices("GPU"))
+"""
+    assert printed_by(code).splitlines()[-1] == "1 -1 []"

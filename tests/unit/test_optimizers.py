@@ -1,5 +1,6 @@
 """Steps of the optimizers, and of float16 loss scaling, by hand."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,23 +19,19 @@ GRADIENTS = np.array([[10.0, -1.0, 1e-3, 1e-6], [-2.0, 4.0, 2e-3, -3e-6], [5.0, 
 PRESET = presets.load("a2c", "CartPole-v1", {"learning_rate_decay": False})
 
 
-def variables() -> list[Any]:
-    return [tf.Variable(START[:3], dtype=tf.float32), tf.Variable(START[3:], dtype=tf.float32)]
-
-
-def steps(optimizer: Any, changed: list[Any], gradients: np.ndarray) -> np.ndarray:
-    """Take a step for each row of gradients; return the variables after each."""
-    places = []
+def steps(make: Callable[[list[Any]], Any], gradients: np.ndarray) -> np.ndarray:
+    """Take a step for each row of gradients; return two variables, joined, after each."""
+    variables = [tf.Variable(part, dtype=tf.float32) for part in (START[:3], START[3:])]
+    optimizer, places = make(variables), []
     for row in gradients.astype(np.float32):
-        optimizer.apply_gradients(zip([row[:3], row[3:]], changed, strict=True))
-        places.append(np.concatenate([variable.numpy() for variable in changed]))
+        optimizer.apply_gradients(zip([row[:3], row[3:]], variables, strict=True))
+        places.append(np.concatenate([variable.numpy() for variable in variables]))
     return np.stack(places)
 
 
 @pytest.mark.parametrize("epsilon", [1e-7, 1e-5])
 def test_adam_by_hand(epsilon: float) -> None:
-    changed = variables()
-    places = steps(tf_agents.adam(0.01, PRESET, changed, epsilon), changed, GRADIENTS)
+    places = steps(partial(tf_agents.adam, 0.01, PRESET, epsilon=epsilon), GRADIENTS)
     place, mean, square = START.copy(), np.zeros(4), np.zeros(4)
     for t, gradient in enumerate(GRADIENTS, start=1):
         mean = 0.9 * mean + 0.1 * gradient
@@ -48,25 +45,22 @@ def test_adam_by_hand(epsilon: float) -> None:
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 def test_rmsprop_is_that_of_a2c_by_hand(epsilon: float) -> None:
     """As OpenAI's baselines (a2c.py): decay 0.99, and epsilon under the root."""
-    changed = variables()
     preset = replace(PRESET, learning_rate=0.01, epsilon=epsilon)
-    places = steps(tf_agents.rmsprop(preset, changed), changed, GRADIENTS)
     place, square = START.copy(), np.zeros(4)
-    for t, gradient in enumerate(GRADIENTS):
+    places = steps(partial(tf_agents.rmsprop, preset), GRADIENTS)
+    for gradient, actual in zip(GRADIENTS, places, strict=True):
         square = 0.99 * square + 0.01 * gradient**2
         place = place - 0.01 * gradient / np.sqrt(square + epsilon)
-        np.testing.assert_allclose(places[t], place, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(actual, place, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("algo", ["adam", "rmsprop"])
-def test_step_size_falls_linearly_to_0_and_stays_there(algo: str) -> None:
+@pytest.mark.parametrize("make", [partial(tf_agents.adam, 0.5), tf_agents.rmsprop])
+def test_step_size_falls_linearly_to_0_and_stays_there(make: Any) -> None:
     def moved(decay: bool) -> np.ndarray:
-        changed = variables()
         # Five gradient steps in all.
         size = {"learning_rate": 0.5, "steps": 5 * PRESET.minibatch_size}
         preset = replace(PRESET, learning_rate_decay=decay, **size)
-        makers = {"adam": partial(tf_agents.adam, 0.5), "rmsprop": tf_agents.rmsprop}
-        places = steps(makers[algo](preset, changed), changed, np.full((7, 4), 3))
+        places = steps(partial(make, preset), np.full((7, 4), 3))
         return np.diff(places, axis=0, prepend=START[None].astype(np.float32))
 
     # All gradients are equal, so each step differs from that without decay by its size alone.
@@ -91,8 +85,7 @@ class Half:
         def loss() -> Any:
             return tf.cast(tf.cast(self.weight, tf.float16), tf.float32) * slope
 
-        value = self.step(loss, [self.weight])
-        np.testing.assert_allclose(value, before * slope, rtol=1e-3)
+        np.testing.assert_allclose(self.step(loss, [self.weight]), before * slope, rtol=1e-3)
         return before - float(self.weight)
 
     @property

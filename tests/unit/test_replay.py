@@ -2,6 +2,7 @@
 
 import itertools
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ class Witness:
         self.replays = list(replays)
         self.num_envs, self.n_step, self.discount = num_envs, n_step, discount
         self.ticks: list[Tick] = []
-        self.never = np.zeros(num_envs, np.bool_)
 
     def add(self, observations: Any, rewards: Any, terminated: Any, starts: Any) -> None:
         numbers = len(self.ticks) * self.num_envs + np.arange(self.num_envs)
@@ -41,7 +41,8 @@ class Witness:
             replay.add(self.ticks[-1])
 
     def add_break(self, observations: Any) -> None:
-        self.ticks.append(Tick(observations.copy(), None, self.never, self.never, self.never))
+        never = np.zeros(self.num_envs, np.bool_)
+        self.ticks.append(Tick(observations.copy(), None, never, never, never))
         for replay in self.replays:
             replay.add_break(observations)
 
@@ -82,8 +83,7 @@ class Stream:
     """Random episodes in NEXT_STEP order, some terminated, some truncated."""
 
     def __init__(self, witness: Witness, spec: EnvSpec, seed: int) -> None:
-        self.witness, self.random = witness, np.random.default_rng(seed)
-        self.spec = spec
+        self.witness, self.spec, self.random = witness, spec, np.random.default_rng(seed)
         self.restart()
 
     def restart(self) -> None:
@@ -153,12 +153,6 @@ def test_what_is_sampled_is_what_happened(
             assert witness.check(30 * len(expected), seed) == expected
 
 
-def row(number: float, reward: float, terminated: bool, starts: bool) -> Tick:
-    """Return a tick of one environment."""
-    observations = np.array([[number]], np.float32)
-    return Tick(observations, [int(number)], [reward], np.array([terminated]), np.array([starts]))
-
-
 def drawn(replay: Replay, draws: int = 500) -> Transitions:
     return replay.sample((draws,), np.random.default_rng(0))
 
@@ -175,7 +169,8 @@ def test_one_episode_by_hand() -> None:
         (7, 1.0, False, True),
         (8, 3.0, False, True),  # 8 has no successor yet.
     ]:
-        replay.add(row(number, reward, terminated, starts))
+        flags = np.array([terminated]), np.array([starts])
+        replay.add(Tick(np.float32([[number]]), [number], [reward], *flags))
     fields = (np.ravel(field).tolist() for field in drawn(replay))
     assert set(zip(*fields, strict=True)) == {
         (1, 1, 8 + 0.5 * 4, 0.0, 3),
@@ -229,24 +224,14 @@ def test_replay_of_atari_fits_into_memory() -> None:
     assert len(replay) == 0
 
 
-def test_continuous_actions_are_kept_whole() -> None:
-    replay = Replay(EnvSpec((1,), "float32", None, (-1.0, -2.0), (1.0, 2.0)), 10, 1)
-    actions = [(0.5, -1.5), (-0.25, 2.0)]
-    for number, action in enumerate(actions):
-        replay.add(row(number, 1.0, False, True)._replace(actions=[action]))
-    replay.add_break(np.array([[2]], np.float32))
-    assert {tuple(action) for action in drawn(replay).action.tolist()} == set(actions)
-
-
 @pytest.mark.parametrize(
     ("env_id", "length"), [("CartPole-v1", 120), ("BreakoutNoFrameskip-v4", 450)]
 )
 def test_transitions_of_real_environments_are_those_seen(env_id: str, length: int) -> None:
     spec, random = env_spec(env_id), np.random.default_rng(0)
     envs, rows = make_vector(env_id, 2, training=True), length // 2
-    numbered = EnvSpec(spec.observation_shape, spec.observation_dtype, 10**6, None, None, 4)
-    shape = numbered if spec.frame_stack > 1 else EnvSpec((4,), "float32", 10**6)
-    witness = Witness(2, 3, 0.9, Replay(shape, 2 * rows, 2, n_step=3, discount=0.9))
+    numbered = replace(spec, num_actions=10**6)
+    witness = Witness(2, 3, 0.9, Replay(numbered, 2 * rows, 2, n_step=3, discount=0.9))
     games = terminations = 0
     for seed in (0, 1):
         observations, _ = envs.reset(seed=seed)
