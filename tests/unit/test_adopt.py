@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Network
-from samples import Artifacts, Capsys, Patch, refusal
+from samples import Artifacts, Capsys, Patch, printed, refusal
 
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Run, Scheme
+from quarl_tf.spec import Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, sidecar_path
 
@@ -39,13 +39,14 @@ def describe(file: Path, **values: Any) -> None:
 
 def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys: Capsys) -> None:
     words = ("adopt", str(file), *MINE, "--schemes", "int8,ptq_w4", "--episodes", "20")
-    assert main([*words, "--gate", "100"]) == 0
+    assert RUN in printed(capsys, *words, "--gate", "100")
     assert (FOLDER / "fp32.tflite").read_bytes() == file.read_bytes()
-    assert RUN in capsys.readouterr().out
     for scheme in ("fp32", "int8", "ptq_w4"):
         sidecar = Policy.load(FOLDER / f"{scheme}.tflite").sidecar
         run = Run.from_dict(sidecar.run)
         assert (run.run_id, run.adopted, run.overrides["head"]) == (RUN, True, "logits")
+        # Those without a training.
+        assert run.default_schemes == ("fp32", "int8", *(f"ptq_w{n}" for n in range(8, 1, -1)))
         assert len(Evaluation.load(evaluation_path(FOLDER / f"{scheme}.tflite")).seeds) == 20
     assert Sidecar.load(FOLDER / "fp32.json").check["observations"] > 100
     # As for any other run.
@@ -75,9 +76,8 @@ def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) ->
 
 def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
     describe(file, env_id="CartPole-v1", head="q_values", observation_shape=[4], num_actions=2)
-    assert main(["adopt", str(file), "--episodes", "1"]) == 0
-    assert main(["inspect", str(file)]) == 0
-    assert "can be adopted" in capsys.readouterr().out
+    printed(capsys, "adopt", str(file), "--episodes", "1")
+    assert "can be adopted" in printed(capsys, "inspect", str(file))
     (folder,) = Path("tflite_models/CartPole-v1/adopted").iterdir()
     sidecar = Sidecar.load(folder / "fp32.json")
     assert (sidecar.head, folder.name) == ("q_values", f"s0-{sidecar.sha256[:12]}")
@@ -93,38 +93,31 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("fields", "words", "message"),
     [
-        ("", "Received: env=None"),
-        ("--env CartPole-v1", "Received: env='CartPole-v1', head=None"),
-        ("--env CartPole-v1 --head action", "choose from logits, q_values."),
-        ("--env CartPole-v9 --head logits", "Unknown environment: did you mean"),
-        ("--env LunarLander-v3 --head logits", "one input, float32 [1, 8], and one"),
-        (f"{LOGITS} --name a/b", "Received: name='a/b'"),
-        (f"{LOGITS} --name mine --seed -1", "seed=-1"),
-        (f"{LOGITS} --name mine --schemes qat_int8", "can be exported as fp32, int8, ptq_w8"),
-        (f"{LOGITS} --name mine --schemes fp16", "Received: scheme='fp16'"),
-        (f"{LOGITS} --name mine --import absent_module", "--import 'absent_module'"),
+        ({}, "", "Received: env=None"),
+        ({}, "--env CartPole-v1", "Received: env='CartPole-v1', head=None"),
+        ({}, "--env CartPole-v1 --head action", "choose from logits, q_values."),
+        ({}, "--env CartPole-v9 --head logits", "Unknown environment: did you mean"),
+        ({}, "--env LunarLander-v3 --head logits", "one input, float32 [1, 8], and one"),
+        ({}, f"{LOGITS} --name a/b", "Received: name='a/b'"),
+        ({}, f"{LOGITS} --name mine --seed -1", "seed=-1"),
+        ({}, f"{LOGITS} --name mine --schemes qat_int8", "can be exported as fp32, int8, ptq_w8"),
+        ({}, f"{LOGITS} --name mine --schemes fp16", "Received: scheme='fp16'"),
+        ({}, f"{LOGITS} --name mine --import absent_module", "--import 'absent_module'"),
+        ({"action_std": "x"}, LOGITS, "does not describe a policy to adopt; correct it"),
+        ({"observation_shape": [8]}, LOGITS, "Received: observation_shape=[8.0], expected [4]"),
+        ({"action_low": [-1e300]}, LOGITS, "expected None"),
+        ({"sha256": "0"}, LOGITS, "flatbuffer or environment than these. Received: sha256"),
+        ({"heads": "logits"}, LOGITS, "Received: fields that differ heads"),
     ],
 )
-def test_unfit_options_are_refused(file: Path, capsys: Capsys, words: str, message: str) -> None:
+def test_unfit_options_and_sidecars_are_refused(
+    file: Path, capsys: Capsys, fields: dict[str, Any], words: str, message: str
+) -> None:
+    if fields:
+        describe(file, **fields)
     assert message in refusal(capsys, "adopt", str(file), *words.split())
-    assert not Path("tflite_models").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"action_std": "x"}, "does not describe a policy to adopt; correct it"),
-        ({"observation_shape": [8]}, "Received: observation_shape=[8.0], expected [4]"),
-        ({"action_low": [-1e300]}, "expected None"),
-        ({"sha256": "0"}, "of another flatbuffer or environment than these. Received: sha256"),
-        ({"heads": "logits"}, "Received: fields that differ heads"),
-    ],
-)
-def test_other_sidecars_are_refused(file: Path, capsys: Capsys, values: Any, message: str) -> None:
-    describe(file, **values)
-    assert message in refusal(capsys, "adopt", str(file), *MINE)
     assert not Path("tflite_models").exists()
 
 
@@ -138,18 +131,13 @@ def test_another_meaning_of_the_head_needs_another_name(file: Path, capsys: Caps
     assert (FOLDER / "fp32.json").read_bytes() == before
 
 
-def test_a_file_of_halves_is_widened(artifacts: Artifacts, file: Path) -> None:
-    shutil.copy(artifacts["fp16"], file)
-    assert main(["adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1"]) == 0
-    assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
-
-
-def test_quantised_files_are_refused(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
+def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
     shutil.copy(artifacts["int8"], "other.tflite")
     assert "constants of int8" in refusal(capsys, "adopt", "other.tflite", *MINE)
     assert "No such file" in refusal(capsys, "adopt", "none.tflite", *MINE, code=1)
-    assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
-    capsys.readouterr()
+    shutil.copy(artifacts["fp16"], file)
+    printed(capsys, "adopt", str(file), *MINE, "--schemes", "int8", "--episodes", "1")
+    assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
     shutil.copy(artifacts["fp32"], "other.tflite")
     message = refusal(capsys, "adopt", "other.tflite", *MINE)
     assert f"{FOLDER} holds another policy; give another --name" in message
@@ -170,11 +158,3 @@ def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypa
 
 def _crash(*_: Any) -> None:
     os.abort()
-
-
-def test_the_schemes_of_an_adopted_run_are_those_without_training() -> None:
-    run = Run("adopted", "CartPole-v1", 3, {"name": "mine", "head": "logits"})
-    assert run.run_id == "adopted-CartPole-v1-s3-mine"
-    assert run.default_schemes == ("fp32", "int8", *(f"ptq_w{bits}" for bits in range(8, 1, -1)))
-    assert all(Scheme.parse(name).post_training for name in run.default_schemes[1:])
-    assert Run.from_dict(run.to_dict()) == run

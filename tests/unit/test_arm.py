@@ -13,36 +13,29 @@ from quarl_tf import Policy
 from quarl_tf.foundation.seeding import environment_seed
 
 
-def test_actions_and_heads_are_compared_state_by_state() -> None:
+def test_heads_are_compared_state_by_state_in_steps_of_codes(artifacts: Artifacts) -> None:
     here = {"actions": np.array([1, 0, 0]), "heads": np.array([[1.0, 2.5], [3, 2], [1, 1]])}
     board = {"actions": np.array([1, 1, 0]), "heads": np.array([[1.0, 2.5], [2, 3], [1, 1]])}
     comparison = arm.comparison(here, board, unit=0.5)
     assert comparison == {"equal_actions": 2, "difference": 2, "lead": 2}
     assert arm.comparison(here, here, None) == {"equal_actions": 3, "difference": 0, "lead": 0}
     # An action of several numbers is equal where all are; it has no lead.
-    here, board = (
-        {"actions": np.array(heads), "heads": np.array(heads)}
-        for heads in ([[0.0, 1.0], [0.25, 0.5]], [[0.0, 1.0], [0.25, 0.0]])
-    )
+    heads, others = np.array([[0.0, 1.0], [0.25, 0.5]]), np.array([[0.0, 1.0], [0.25, 0.0]])
+    here, board = ({"actions": x, "heads": x} for x in (heads, others))
     assert arm.comparison(here, board, 0.25) == {"equal_actions": 1, "difference": 2}
-
-
-def test_a_head_has_steps_where_it_is_of_codes(artifacts: Artifacts) -> None:
     assert arm.step(artifacts["fp32"].read_bytes()) is None
     assert arm.step(artifacts["steering_int8_io"].read_bytes()) == 1 / 128
 
 
 @pytest.mark.parametrize("side", arm.HERE)
 def test_a_side_replays_through_policy(artifacts: Artifacts, tmp_path: Path, side: str) -> None:
-    path = artifacts["int8"]
-    policy = Policy.load(path)
-    states = np.random.default_rng(0).normal(size=(20, *policy.sidecar.observation_shape))
-    np.save(tmp_path / "states.npy", states.astype(np.float32))
+    path, policy = artifacts["int8"], Policy.load(artifacts["int8"])
+    states = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    np.save(tmp_path / "states.npy", states)
     jobs = [(path, tmp_path / "states.npy", tmp_path / "replayed.npz")]
-    versions = arm.replay(side, tmp_path, jobs)
-    assert versions["numpy"] == np.__version__
+    assert arm.replay(side, tmp_path, jobs)["numpy"] == np.__version__
     replayed, step = np.load(tmp_path / "replayed.npz"), arm.step(path.read_bytes())
-    heads = [policy.head(state) for state in states.astype(np.float32)]
+    heads = [policy.head(state) for state in states]
     np.testing.assert_allclose(replayed["heads"], heads, atol=(side == "built_in") * 1.01 * step)
     assert replayed["actions"].shape == (20,)
 

@@ -5,8 +5,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import compiled
 import pytest
-from samples import Capsys, Patch, refusal, silent
+from samples import Capsys, Patch, printed, refusal, silent
 
 from quarl_tf.cli import main, verbs
 from quarl_tf.evaluation import bench as benches
@@ -14,7 +15,7 @@ from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
 from quarl_tf.store.records import Evaluation
 
-ROOT = Path(__file__).parents[2]
+PUBLISHED = Path(__file__).parents[2] / "tflite_models/CartPole-v1/dqn/s0"
 CART_POLE = POLICIES / "CartPole-v1/dqn/s0/int8.tflite"
 CAR = POLICIES / "MountainCarContinuous-v0/ddpg/s0/int8.tflite"
 
@@ -35,9 +36,9 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(benches.Policy, "load", recorded)
     target = tmp_path / "new/bench.json"
-    assert main(["bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target)]) == 0
+    words = ("bench", str(CART_POLE), str(CAR), "--calls", "20", "--json", str(target))
+    output = printed(capsys, *words)
     assert order == [CART_POLE, CAR, *[CART_POLE, CART_POLE, CAR, CAR] * 5]
-    output = capsys.readouterr().out
     assert all(text in output for text in ("threads: 1", "threads: 2", "as C", str(target)))
     measurements = json.loads(target.read_text())
     assert measurements["calls"] == 20
@@ -55,8 +56,7 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
 
 def test_c_needs_an_int8_scheme_and_a_compiler(monkeypatch: Patch) -> None:
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0})
-    reference = ROOT / "tflite_models/CartPole-v1/dqn/s0/fp32.tflite"
-    measurements = benches.bench([reference, CART_POLE], 5, silent)
+    measurements = benches.bench([PUBLISHED / "fp32.tflite", CART_POLE], 5, silent)
     assert [list(entry["latency_us"]) for entry in measurements["artifacts"]] == [["1"], ["1", "C"]]
     monkeypatch.setattr(benches.shutil, "which", lambda _: None)
     (entry,) = benches.bench([CART_POLE], 5, silent)["artifacts"]
@@ -79,24 +79,19 @@ def test_a_busy_machine_is_told(
     assert ("not at rest" in capsys.readouterr().err) is not at_rest
 
 
-def test_latencies_in_evaluations_are_replaced(
-    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
-) -> None:
-    for path in (ROOT / "tflite_models/CartPole-v1/dqn/s0").glob("int8.*"):
-        shutil.copy(path, tmp_path)
-    file, target = tmp_path / CART_POLE.name, tmp_path / "int8.eval.json"
+def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Patch) -> None:
+    file = compiled.copied(PUBLISHED / "int8.tflite", tmp_path)
+    target = Path(shutil.copy(PUBLISHED / "int8.eval.json", tmp_path))
     played = Evaluation.load(target)
     measurements = benches.bench([file], 5, silent)
     measurements |= {"at_rest": True, "processor": played.processor}
     monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
-    assert main(["bench", str(file), "--save"]) == 0
-    assert str(target) in capsys.readouterr().out
+    assert str(target) in printed(capsys, "bench", str(file), "--save")
     expected = replace(played, latency_us=measurements["artifacts"][0]["latency_us"]["1"])
     assert Evaluation.load(target) == expected != played
     measurements["processor"] = "another"
-    assert "no greedy evaluation on this processor" in refusal(
-        capsys, "bench", str(file), "--save", code=1
-    )
+    message = refusal(capsys, "bench", str(file), "--save", code=1)
+    assert "no greedy evaluation on this processor" in message
     assert Evaluation.load(target) == expected
 
 

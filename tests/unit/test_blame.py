@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from samples import Artifacts, Capsys, Copy, Patch, refusal
+from samples import Artifacts, Capsys, Copy, Patch, printed, refusal
 
-from quarl_tf.cli import main
 from quarl_tf.evaluation.blame import _disagreement, blame
 from quarl_tf.evaluation.compare import mean_interval
 from quarl_tf.export import calibration
@@ -16,20 +15,6 @@ from quarl_tf.export.ptq import quantize
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
 from quarl_tf.store.workspace import Workspace, blame_path, sidecar_path
-
-
-def test_each_layer_has_its_share_of_the_error(artifacts: Artifacts) -> None:
-    path = artifacts["fp32"]
-    rows = blame(path.read_bytes(), Policy.load(path), episodes=2)
-    assert [row.layer for row in rows] == ["hidden_0", "hidden_1", "head"]
-    assert sum(row.share for row in rows) == pytest.approx(1)
-    for row in rows:
-        assert 1 < row.codes <= 256
-        assert row.low < row.high
-        assert 0 <= row.saturated < 0.1
-        assert row.noise > 30
-        assert 0 <= row.disagreement < 0.2
-        assert row.gain is not None
 
 
 def test_layers_before_a_tanh_are_judged_up_to_where_int8_ends() -> None:
@@ -83,15 +68,17 @@ def test_blame_takes_the_id_of_a_run_or_a_float_file_and_writes_a_table(
     words = ["blame", "--root", str(tmp_path), "--episodes", "2"]
     for policy in ("dqn-CartPole-v1-s0", str(path)):
         blame_path(path).unlink(missing_ok=True)
-        assert main([*words, policy]) == 0
-        output = capsys.readouterr().out
+        output = printed(capsys, *words, policy)
         assert f"blame     {blame_path(path)}" in output.replace("\n", "")
-        assert "hidden_1" in output
-        assert "[95 %]" in output
+        assert all(text in output for text in ("hidden_1", "[95 %]"))
         table = pd.read_csv(blame_path(path))
         assert table["layer"].tolist() == ["hidden_0", "hidden_1", "head"]
-        assert (table["gain_low"] <= table["gain"]).all()
-        assert (table["gain"] <= table["gain_high"]).all()
+        assert table["share"].sum() == pytest.approx(1)
+        assert (table["low"] < table["high"]).all()
+        limits = {"codes": (2, 257), "saturated": (0, 0.1), "noise": (30, 200)}
+        for column, ends in (limits | {"disagreement": (0, 0.2)}).items():
+            assert table[column].between(*ends, inclusive="left").all()
+        assert table["gain"].between(table["gain_low"], table["gain_high"]).all()
         assert set(table["sha256"]) == {Policy.load(path).sidecar.sha256}
     assert "s7/fp32.tflite" in refusal(capsys, *words, "dqn-CartPole-v1-s7", code=1)
     assert "scheme='int8'" in refusal(capsys, *words, str(artifacts["int8"]))

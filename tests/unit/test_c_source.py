@@ -11,9 +11,8 @@ import compiled
 import gymnasium as gym
 import numpy as np
 import pytest
-from samples import Copy, refusal, refused
+from samples import Artifacts, Capsys, Copy, Patch, printed, refusal, refused
 
-from quarl_tf.cli import main
 from quarl_tf.export import c_source
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
@@ -47,9 +46,7 @@ def described(content: bytes, sidecar: Sidecar, path: Path) -> Path:
         "MountainCarContinuous-v0/ppo/s0/int8",
     ],
 )
-def test_heads_of_dense_policies_are_those_of_the_reference_kernels(
-    name: str, tmp_path: Path
-) -> None:
+def test_dense_heads_are_those_of_the_reference_kernels(name: str, tmp_path: Path) -> None:
     artifact = compiled.copied(MODELS / f"{name}.tflite", tmp_path)
     compiled.check(artifact, compiled.around(artifact, 2000))
 
@@ -65,9 +62,7 @@ def test_heads_of_images_are_those_of_the_reference_kernels(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["CartPole-v1/a2c/s0", "MountainCarContinuous-v0/ddpg/s0"])
 @pytest.mark.parametrize("scheme", ["int8", "int8_tensor", "int8_head32"])
-def test_refined_features_single_scales_and_float_heads_sanitized(
-    name: str, scheme: str, tmp_path: Path
-) -> None:
+def test_all_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: Path) -> None:
     reference = compiled.copied(MODELS / name / "fp32.tflite", tmp_path)
     observations = compiled.around(reference, 300)
     content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
@@ -136,16 +131,13 @@ def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
 def test_multipliers_round_as_doubles(scale: float) -> None:
     sums = np.arange(-300_000, 300_001)
     multiplier, shift = c_source._multiplier(scale, 300_000)
-    product = np.abs(sums) * multiplier
-    rounded = np.copysign((product + (1 << shift >> 1)) >> shift, sums)
+    rounded = np.copysign((np.abs(sums) * multiplier + (1 << shift >> 1)) >> shift, sums)
     expected = np.copysign(np.floor(np.abs(sums * scale) + 0.5), sums)
     codes = np.abs(expected) <= 256
     np.testing.assert_array_equal(rounded[codes], expected[codes])
 
 
-def test_unsupported_policies_are_named(
-    artifacts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
     padded = Graph(PONG.read_bytes())
     padded.operators[1].builtinOptions.padding = 0
     padded_file = described(padded.pack(), Policy.load(PONG).sidecar, tmp_path / "padded.tflite")
@@ -155,9 +147,8 @@ def test_unsupported_policies_are_named(
     far.set_constant(far.operators[0].inputs[1], np.array([0, 1e5, 0, 0], np.float32))
     far_file = described(far.pack(), Policy.load(CARTPOLE).sidecar, tmp_path / "far.tflite")
     reference = MODELS / "MountainCarContinuous-v0/ddpg/s0/fp32.tflite"
-    content = quantized(
-        reference.read_bytes(), Scheme.parse("int8_head32"), compiled.around(reference, 100)
-    )
+    observations, scheme = compiled.around(reference, 100), Scheme.parse("int8_head32")
+    content = quantized(reference.read_bytes(), scheme, observations)
     float_file = described(content, Policy.load(reference).sidecar, tmp_path / "head32.tflite")
     for artifact, text, *options in (
         (artifacts["fp32"], "Received: FULLY_CONNECTED float32"),
@@ -189,10 +180,9 @@ def test_two_policies_share_a_program(tmp_path: Path) -> None:
     (tmp_path / "main.c").write_text(_MAIN.format(*numbers))
     words = ["gcc", *compiled.STRICT, "main.c", "pole.c", "land.c", "-o", "both"]
     subprocess.run(words, cwd=tmp_path, check=True)
-    printed = subprocess.check_output([tmp_path / "both"]).split()
-    assert [*map(int, printed)] == [policy.act(observation) for policy, observation in pairs]
-    message = refused(c_source.write, artifact, prefix="2nd", error=UsageError)
-    assert "prefix='2nd'" in message
+    answers = subprocess.check_output([tmp_path / "both"]).split()
+    assert [*map(int, answers)] == [policy.act(observation) for policy, observation in pairs]
+    assert "prefix='2nd'" in refused(c_source.write, artifact, prefix="2nd", error=UsageError)
 
 
 _MAIN = """
@@ -209,20 +199,19 @@ int main(void)
 
 
 def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shelf = tmp_path / "tflite_models/LunarLander-v3/ppo/s0"
-    export = ["export", "LunarLander-v3/ppo/int8", "--target", "c"]
-    assert main([*export, "--no-float"]) == 0
+    words = ["export", "LunarLander-v3/ppo/int8", "--target", "c"]
+    printed(capsys, *words, "--no-float")
     assert "int policy_act(const int32_t *observation)" in (shelf / "int8.h").read_text()
     # Without its training a run's exported file is there all the same.
-    assert main(["export", "ppo-LunarLander-v3-s0", "--target", "c"]) == 0
+    printed(capsys, "export", "ppo-LunarLander-v3-s0", "--target", "c")
     source = (shelf / "int8.c").read_bytes()
-    assert main(export) == 0
+    flash = f"{c_source.size(shelf / 'int8.tflite').constants:,} bytes"
+    assert f"int8.c  (flash: {flash}" in printed(capsys, *words)
     assert (shelf / "int8.c").read_bytes() == source
-    output = capsys.readouterr().out
-    assert f"int8.c  (flash: {c_source.size(shelf / 'int8.tflite').constants:,} bytes" in output
     shutil.copy(ROOT / "examples/main.c", shelf)
     subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
     observations = compiled.around(shelf / "int8.tflite", 20)
@@ -230,21 +219,18 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     actions = [int(line.split()[0]) for line in lines]
     policy = Policy.load(shelf / "int8.tflite")
     assert actions == [policy.act(observation) for observation in observations]
-    board = tmp_path / "Arduino.h"
-    board.write_text(_ARDUINO)
-    sketch = str(ROOT / "examples/arduino/arduino.ino")
+    (tmp_path / "Arduino.h").write_text(_ARDUINO)
     subprocess.run(["gcc", "-c", "int8.c"], cwd=shelf, check=True)
-    words = ["-Wall", "-Werror", "-include", str(board), f"-I{shelf}", "-o", "board"]
-    sources = ["-x", "c++", sketch, "-x", "none", "int8.o"]
-    subprocess.run(["g++", *words, *sources], cwd=shelf, check=True)
+    words = ["g++", "-Wall", "-Werror", "-include", str(tmp_path / "Arduino.h"), f"-I{shelf}"]
+    sketch = ("-x", "c++", str(ROOT / "examples/arduino/arduino.ino"), "-x", "none", "int8.o")
+    subprocess.run([*words, "-o", "board", *sketch], cwd=shelf, check=True)
     # Lines that are no observation have no action, and shift no other.
     lines = [" ".join(map(repr, observation.tolist())) for observation in observations]
     sent = [lines[0], "1 2 3", f"{lines[1]} 4", lines[2] + "\r", "nan " * 8, "1" * 999, lines[3]]
-    answers = subprocess.check_output(
-        [shelf / "board"], input="".join(f"{line}\n" for line in sent).encode()
-    )
-    printed = [line.split()[0] for line in answers.decode().splitlines()]
-    assert printed == [*map(str, actions[:1]), "?", "?", str(actions[2]), "?", "?", str(actions[3])]
+    text = "".join(f"{line}\n" for line in sent)
+    answers = subprocess.check_output([shelf / "board"], input=text, text=True).splitlines()
+    expected = [str(actions[0]), "?", "?", str(actions[2]), "?", "?", str(actions[3])]
+    assert [line.split()[0] for line in answers] == expected
 
 
 #: A board whose serial port is the standard input and output.

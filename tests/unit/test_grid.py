@@ -1,41 +1,37 @@
-"""Grids by hand and by their properties."""
+"""Grids by hand and by their properties, and kernels rounded by what their layer computes."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from samples import Patch
 
-from quarl_tf.quantization.grid import fake_quantize, grid_between, round_to_half
+from quarl_tf.quantization.gptq import best_grid, fitted, gptq
+from quarl_tf.quantization.grid import fake_quantize, grid_between, round_to_half, snap
 from quarl_tf.spec import TensorFormat
 
 quick = settings(max_examples=100)
 
 #: Everything but the bits.
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "runtime": {},
     "symmetric": {"symmetric": True},
     "paper": {"step": "paper"},
     "floor": {"step": "paper", "rounding": "floor"},
 }
-LARGEST = 1e30
 
 
 def form(kind: str, bits: int) -> TensorFormat:
     return TensorFormat(bits=bits, **KINDS[kind])
 
 
-def tensors(largest: float = LARGEST) -> st.SearchStrategy[np.ndarray]:
-    """Draw float32 tensors of rank 1 to 3."""
-    elements = st.floats(np.float32(-largest), np.float32(largest), width=32)
-    shapes = hnp.array_shapes(min_dims=1, max_dims=3, max_side=5)
-    return hnp.arrays(np.float32, shapes, elements=elements)
-
-
-all_bits = st.integers(2, 32)
-all_kinds = st.sampled_from(sorted(KINDS))
+forms = st.builds(form, st.sampled_from(sorted(KINDS)), st.integers(2, 32))
+numbers = st.floats(np.float32(-1e30), np.float32(1e30), width=32)
+tensors = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=5), elements=numbers)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +76,10 @@ def test_grids_have_as_many_values_as_codes(kind: str, bits: int, missing: int) 
 
 
 @quick
-@given(tensors(), all_bits, all_kinds)
-def test_zero_stays_zero_and_order_is_kept(values: np.ndarray, bits: int, kind: str) -> None:
+@given(tensors, forms)
+def test_zero_stays_zero_and_order_is_kept(values: np.ndarray, form: TensorFormat) -> None:
     ordered = np.sort(np.append(values, [0, -0.0]).astype(np.float32))
-    quantized = fake_quantize(ordered, form(kind, bits))
+    quantized = fake_quantize(ordered, form)
     assert quantized.dtype == np.float32
     assert np.isfinite(quantized).all()
     assert not quantized[ordered == 0].any()
@@ -91,26 +87,24 @@ def test_zero_stays_zero_and_order_is_kept(values: np.ndarray, bits: int, kind: 
 
 
 @quick
-@given(tensors(), all_bits, all_kinds)
-def test_the_error_is_half_a_step_but_for_floor(values: np.ndarray, bits: int, kind: str) -> None:
-    low, high = values.min().astype("f8"), values.max().astype("f8")
-    low, high, step = grid_between(low, high, form(kind, bits))
-    error = fake_quantize(values, form(kind, bits)).astype("f8") - values
+@given(tensors, forms)
+def test_the_error_is_half_a_step_but_for_floor(values: np.ndarray, form: TensorFormat) -> None:
+    low, high, step = grid_between(values.min().astype("f8"), values.max().astype("f8"), form)
+    error = fake_quantize(values, form).astype("f8") - values
     rounding = np.abs(values).max() * 2.0**-23 + step * 1e-6 + 1e-44
-    beyond = (values < low) | (values > high)
-    limit = np.where(beyond, step, step / 2)
-    lowest, highest = (-step, 0.0) if kind == "floor" else (-limit, limit)
+    limit = np.where((values < low) | (values > high), step, step / 2)
+    lowest, highest = (-step, 0.0) if form.rounding == "floor" else (-limit, limit)
     assert (error >= lowest - rounding).all()
     assert (error <= highest + rounding).all()
 
 
 @quick
-@given(tensors(), all_bits, all_kinds, st.data())
-def test_channels_are_slices(values: np.ndarray, bits: int, kind: str, data: st.DataObject) -> None:
+@given(tensors, forms, st.data())
+def test_channels_are_slices(values: np.ndarray, form: TensorFormat, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
-    quantized = fake_quantize(values, form(kind, bits), axis)
+    quantized = fake_quantize(values, form, axis)
     for i in range(values.shape[axis]):
-        channel = fake_quantize(values.take(i, axis), form(kind, bits))
+        channel = fake_quantize(values.take(i, axis), form)
         np.testing.assert_array_equal(quantized.take(i, axis), channel)
 
 
@@ -135,3 +129,54 @@ def test_half_overflow_names_the_largest_value(largest: float) -> None:
     assert round_to_half([65519.0]) == 65504
     with pytest.raises(ValueError, match=re.escape(f"largest value={np.float32(largest)}")):
         round_to_half([1.0, largest, 65000.0])
+
+
+FOUR = TensorFormat(bits=4, symmetric=True, per_channel=True)
+
+
+KERNEL = np.random.default_rng(0).normal(size=(16, 24)).astype(np.float32)
+
+
+def test_uncorrelated_inputs_round_to_the_nearest() -> None:
+    inputs = np.repeat(np.eye(24, dtype=np.float32), 4, axis=0)
+    grid = best_grid(KERNEL.astype(np.float64), np.full(24, 1 / 24), FOUR)
+    np.testing.assert_allclose(gptq(KERNEL, inputs, FOUR)[0], snap(KERNEL, grid, FOUR), atol=1e-6)
+
+
+def test_outputs_change_less_than_by_rounding_to_the_nearest() -> None:
+    rng = np.random.default_rng(1)
+    inputs = (rng.normal(size=(500, 6)) @ rng.normal(size=(6, 24))).astype(np.float32)
+    nearest, compensated = fake_quantize(KERNEL, FOUR, axis=0), gptq(KERNEL, inputs, FOUR)[0]
+    errors = [np.square(inputs @ (x - KERNEL).T).mean() for x in (compensated, nearest)]
+    assert errors[0] < 0.3 * errors[1]
+
+
+@pytest.mark.parametrize("name", ["_BATCH", "_BLOCK"])
+def test_steps_through_wide_kernels_change_nothing(name: str, monkeypatch: Patch) -> None:
+    rng = np.random.default_rng(2)
+    # The halves of the inputs are uncorrelated, so neither compensates for the other.
+    halves = rng.normal(size=(2, 400, 12)).astype(np.float32)
+    inputs = np.zeros((800, 24), np.float32)
+    inputs[:400, :12], inputs[400:, 12:] = halves
+    at_once, grid = gptq(KERNEL, inputs, FOUR)
+    monkeypatch.setattr(f"quarl_tf.quantization.gptq.{name}", 12)
+    stepped, stepped_grid = gptq(KERNEL, inputs, FOUR)
+    np.testing.assert_allclose(stepped, at_once, atol=1e-6)
+    np.testing.assert_array_equal(grid.step, stepped_grid.step)
+
+
+def test_kernels_on_a_grid_stay_as_they_are() -> None:
+    kernel = np.array([[-7, 3, 7, 0], [0.5, -3.5, 1, 2]], np.float32)
+    inputs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    np.testing.assert_allclose(gptq(kernel, inputs, FOUR)[0], kernel, atol=1e-6)
+
+
+def test_a_fitted_kernel_compensates_for_changed_inputs() -> None:
+    rng = np.random.default_rng(0)
+    inputs, kernel = rng.normal(size=(2000, 4)), rng.normal(size=(3, 4)).astype(np.float32)
+    unchanged, shift = fitted(kernel, inputs, inputs)
+    np.testing.assert_allclose(unchanged, kernel, atol=1e-6)
+    np.testing.assert_allclose(shift, 0, atol=1e-6)
+    halved, shift = fitted(kernel, 2 * inputs + 1, inputs)
+    np.testing.assert_allclose(halved, kernel / 2, atol=1e-3)
+    np.testing.assert_allclose(shift, -kernel.sum(axis=1) / 2, atol=1e-2)

@@ -1,19 +1,20 @@
-"""Quantised flatbuffers of float ones compute nearly the same."""
+"""Quantised flatbuffers of float ones, also as others build them, compute nearly the same."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import compiled
 import numpy as np
 import pytest
-from samples import SIDECAR, Artifacts
+from samples import SIDECAR, Artifacts, Describe, Patch, refused
 
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import activations, auto, integer, preparation, rounding
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, build_policy
 from quarl_tf.runtime import flatbuffer
@@ -22,7 +23,7 @@ from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat, actions
 from quarl_tf.spec.architectures import architecture
 
 INT8 = Scheme.parse("int8").recipe
-Heads = Callable[[bytes, np.ndarray], np.ndarray]
+OBSERVATIONS = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +31,12 @@ def content(artifacts: Artifacts) -> bytes:
     return artifacts["fp32"].read_bytes()
 
 
-@pytest.fixture(scope="module")
-def observations() -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def frames() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
-
-
-@pytest.fixture(scope="module")
-def heads(artifacts: Artifacts) -> Heads:
-    """Return a function that computes the heads of a flatbuffer."""
-    policy = Policy.load(artifacts["fp32"])
-    return lambda content, observations: auto.heads(content, policy, observations)
+def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray:
+    (head,) = flatbuffer.audit(content).outputs
+    shape, dtype = list(observations.shape[1:]), observations.dtype.name
+    sidecar = replace(SIDECAR, observation_shape=shape, observation_dtype=dtype)
+    policy = Policy(content, replace(sidecar, num_actions=head.shape[1]))
+    return auto.heads(content, policy, observations)
 
 
 def test_codes_and_scales_of_a_kernel() -> None:
@@ -68,15 +60,9 @@ def test_codes_and_scales_of_a_kernel() -> None:
     ],
 )
 def test_layers_are_integers_and_heads_stay_close(
-    heads: Heads,
-    content: bytes,
-    observations: np.ndarray,
-    name: str,
-    of_head: str,
-    ends: str,
-    error: float,
+    content: bytes, name: str, of_head: str, ends: str, error: float
 ) -> None:
-    int8 = quantized(content, Scheme.parse(name), observations)
+    int8 = quantized(content, Scheme.parse(name), OBSERVATIONS)
     audit = flatbuffer.audit(int8)
     *inside, head = [op for op in audit.operators if "CONNECTED" in op]
     assert set(inside) == {"FULLY_CONNECTED int8"}
@@ -87,13 +73,11 @@ def test_layers_are_integers_and_heads_stay_close(
         kernel = graph.tensors[operator.inputs[1]]
         if name in ("int8", "int8_tensor"):
             assert len(kernel.quantization.scale) == (kernel.shape[0] if name == "int8" else 1)
-    expected, actual = (heads(x, observations) for x in (content, int8))
+    expected, actual = heads(content), heads(int8)
     assert np.abs(actual - expected).max() < error * np.ptp(expected)
 
 
-def test_graphs_pack_again_after_unused_tensors_are_dropped(
-    heads: Heads, content: bytes, observations: np.ndarray
-) -> None:
+def test_graphs_pack_again_after_unused_tensors_are_dropped(content: bytes) -> None:
     graph = Graph(content)
     # A tensor before the others, so that their numbers change.
     graph.tensors.insert(0, graph.tensors[graph.layers()["head"].inputs[1]])
@@ -105,14 +89,14 @@ def test_graphs_pack_again_after_unused_tensors_are_dropped(
     graph.model.signatureDefs = []
     first = graph.pack()
     assert graph.pack() == first
-    np.testing.assert_array_equal(heads(first, observations), heads(content, observations))
+    np.testing.assert_array_equal(heads(first), heads(content))
 
 
-def _branching(kind: str) -> bytes:
-    """Return a flatbuffer whose layers are no chain, with channels of very different sizes."""
+@pytest.mark.parametrize("kind", ["residual", "branches", "concatenated", "shared"])
+def test_what_is_no_chain_of_layers_is_computed_alike(kind: str) -> None:
     random = np.random.default_rng(1)
 
-    def dense(*inputs: int) -> Any:
+    def dense(*inputs: int) -> Any:  # Channels of very different sizes.
         sizes = 10.0 ** random.uniform(-1.5, 1.5, inputs[1])
         return (random.normal(size=inputs) * sizes / np.sqrt(inputs[0])).astype(np.float32)
 
@@ -130,72 +114,55 @@ def _branching(kind: str) -> bytes:
             return tf.concat([hidden, beside], axis=1) @ wide
         return tf.nn.relu(beside @ second + 2 * bias) @ head  # The kernel is used twice.
 
-    return converted(of_function(network, (4,), "float32"))
-
-
-@pytest.mark.parametrize("kind", ["residual", "branches", "concatenated", "shared"])
-def test_what_is_no_chain_of_layers_is_computed_alike(
-    kind: str, observations: np.ndarray, heads: Heads
-) -> None:
-    content = _branching(kind)
-    expected = heads(content, observations)
+    content = converted(of_function(network, (4,), "float32"))
+    expected = heads(content)
     size = np.abs(expected).max()
-    for prepared in (preparation.equalised(content), preparation.smoothed(content, observations)):
-        actual = heads(prepared, observations)
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * size)
-    schemes = ["int8", "int8_head32", "ptq_opt_w8"]
-    if kind == "shared":  # A head without a bias; the converter's own has no other operators.
-        schemes.append("int8_stock")
-    for name in schemes:
-        actual = heads(quantized(content, Scheme.parse(name), observations), observations)
+    for prepared in (preparation.equalised(content), preparation.smoothed(content, OBSERVATIONS)):
+        np.testing.assert_allclose(heads(prepared), expected, rtol=0, atol=1e-5 * size)
+    # A head without a bias; the converter's own has no other operators.
+    stock = ["int8_stock"] if kind == "shared" else []
+    for name in ("int8", "int8_head32", "ptq_opt_w8", *stock):
+        actual = heads(quantized(content, Scheme.parse(name), OBSERVATIONS))
         assert np.abs(actual - expected).max() < 0.1 * size, name
 
 
-def test_equalised_networks_compute_the_same_with_equal_channels(
-    heads: Heads, content: bytes, observations: np.ndarray
-) -> None:
+def test_equalised_networks_compute_the_same_with_equal_channels(content: bytes) -> None:
     equalised = preparation.equalised(content)
-    expected, actual = (heads(x, observations) for x in (content, equalised))
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(heads(equalised), heads(content), rtol=1e-4, atol=1e-5)
     first, second, _ = (np.abs(kernel) for kernel in flatbuffer.weights(equalised).values())
     np.testing.assert_allclose(first.max(axis=1), second.max(axis=0), rtol=1e-3)
 
 
-def _of_images(edge: int) -> tuple[Any, np.ndarray, Callable[[bytes], np.ndarray]]:
-    """Return a convolutional network, images, and a function that computes their heads."""
+def _of_images(edge: int) -> tuple[Any, np.ndarray]:
+    """Return a convolutional network, and images."""
     spec = EnvSpec((edge, edge, 4), "uint8", 4)
-    network = build_policy(spec, Design(architecture("li"), 4), 0)
     images = np.random.default_rng(0).integers(0, 256, (50, *spec.observation_shape), np.uint8)
-    shape = list(spec.observation_shape)
-    sidecar = replace(SIDECAR, num_actions=4, observation_shape=shape, observation_dtype="uint8")
-    return network, images, lambda content: auto.heads(content, Policy(content, sidecar), images)
+    return build_policy(spec, Design(architecture("li"), 4), 0), images
 
 
 @pytest.mark.parametrize("choices", [None, 4])
 def test_images_of_one_point_behind_convolutions(choices: int | None) -> None:
-    network, images, heads = _of_images(20)
+    network, images = _of_images(20)
     content = converted(of_function(network, images.shape[1:], "uint8"))
     int8 = quantized(content, Scheme.parse("int8"), images, choices)
-    expected, actual = map(heads, (content, int8))
+    expected, actual = (heads(x, images) for x in (content, int8))
     if choices is not None:
         expected, actual = (actions.centred(x, choices) for x in (expected, actual))
     assert np.abs(actual - expected).max() < 0.1 * np.ptp(expected)
 
 
 def test_smoothed_networks_compute_the_same_and_lose_less_in_int8() -> None:
-    network, images, heads = _of_images(36)
+    network, images = _of_images(36)
     loud = np.float32(10) ** np.random.default_rng(0).uniform(-1, 1, 256)
     for layer in network.layers[:-1]:
         for variable in layer.weights:  # Kernels and biases, whose channels come last.
             variable.assign(variable.numpy() * loud[: variable.shape[-1]])
     content = converted(of_function(network, images.shape[1:], "uint8"))
-    expected = heads(content)
     smoothed = preparation.smoothed(content, images)
-    np.testing.assert_allclose(
-        heads(smoothed), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
-    )
+    expected, actual = (heads(x, images) for x in (content, smoothed))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     error, smoothed_error = (
-        np.square(heads(integer.quantized(x, images, INT8)) - expected).mean()
+        np.square(heads(integer.quantized(x, images, INT8), images) - expected).mean()
         for x in (content, smoothed)
     )
     assert smoothed_error < 0.5 * error
@@ -212,14 +179,13 @@ def normalised(deviation: list[float], weight: float) -> bytes:
 
 
 @pytest.mark.parametrize("weight", [1, 10, 100])
-def test_a_feature_that_hardly_moves_counts_in_int8(heads: Heads, weight: float) -> None:
+def test_a_feature_that_hardly_moves_counts_in_int8(weight: float) -> None:
     deviation = [1, 2, 0.3, 1e-4]
     content = normalised(deviation, weight)
     observations = np.random.default_rng(0).normal(0, deviation, (500, 4)).astype(np.float32)
     widened = preparation.widened(preparation.equalised(content), observations)
-    np.testing.assert_allclose(
-        heads(widened, observations), heads(content, observations), rtol=1e-4, atol=1e-5
-    )
+    expected, actual = (heads(x, observations) for x in (content, widened))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     # Observations that differ in that feature alone.
     probes = np.float32([0, 0, 0, 1]) * np.linspace(-3e-4, 3e-4, 61, dtype=np.float32)[:, None]
     expected = heads(content, probes)
@@ -232,80 +198,62 @@ def test_a_feature_that_hardly_moves_counts_in_int8(heads: Heads, weight: float)
         assert error < 0.3 * expected.std()
 
 
-@pytest.mark.parametrize("deviation", [[1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4])
-def test_features_that_never_moved_or_move_enough_are_unchanged(
-    deviation: list[float],
-) -> None:
-    content = normalised(deviation, 1)
-    observations = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
-    assert preparation.widened(content, observations) == content
-
-
-def test_a_refined_network_computes_the_same_and_its_int8_sees_more(
-    heads: Heads, content: bytes, observations: np.ndarray
-) -> None:
-    refined = preparation.refined(content, observations)
-    expected, actual = (heads(x, observations) for x in (content, refined))
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+def test_a_refined_network_computes_the_same_and_its_int8_sees_more(content: bytes) -> None:
+    refined = preparation.refined(content, OBSERVATIONS)
+    np.testing.assert_allclose(heads(refined), heads(content), rtol=1e-4, atol=1e-5)
     kernel, doubled = (next(iter(flatbuffer.weights(x).values())) for x in (content, refined))
     np.testing.assert_allclose(doubled, np.concatenate([kernel, kernel / 16], axis=1))
     # Two steps of the observation's grid in one feature.
-    close = observations[0] + np.float32([1, 0, 0, 0]) * np.linspace(0, 0.05, 40)[:, None]
+    shifts = np.linspace(0, 0.05, 40, dtype=np.float32)[:, None]
+    close = OBSERVATIONS[0] + np.float32([1, 0, 0, 0]) * shifts
     coarse, fine = (
-        len(np.unique(heads(integer.quantized(x, observations, INT8), close), axis=0))
+        len(np.unique(heads(integer.quantized(x, OBSERVATIONS, INT8), close), axis=0))
         for x in (content, refined)
     )
     assert coarse <= 3 < fine
 
 
-def test_bytes_are_not_refined(artifacts: Artifacts) -> None:
-    frames = artifacts["frames"].read_bytes()
-    assert preparation.refined(frames, np.zeros((1, 6, 6, 2), np.uint8)) == frames
-
-
-def test_a_spread_head_computes_the_same_and_ties_less_in_int8(
-    artifacts: Artifacts, frames: np.ndarray
-) -> None:
-    policy, content = Policy.load(artifacts["frames"]), artifacts["frames"].read_bytes()
+def test_a_spread_head_computes_the_same_and_ties_less_in_int8(artifacts: Artifacts) -> None:
+    content = artifacts["frames"].read_bytes()
+    frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
     spread = preparation.spread(content, frames)
-    expected, actual = (auto.heads(x, policy, frames) for x in (content, spread))
+    expected, actual = (heads(x, frames) for x in (content, spread))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-    graph = Graph(spread)
-    assert list(graph.layers()) == list(Graph(content).layers())
-    weights = [flatbuffer.weights(x) for x in (content, spread)]
-    assert [len(list(kernels.values())[-1]) for kernels in weights] == [2, 32]
+    assert list(Graph(spread).layers()) == list(Graph(content).layers())
     counts = []
     for source in (content, spread):
-        heads = auto.heads(integer.quantized(source, frames, INT8), policy, frames)
-        difference = actions.centred(heads, 2) - actions.centred(expected, 2)
+        actual = heads(integer.quantized(source, frames, INT8), frames)
+        difference = actions.centred(actual, 2) - actions.centred(expected, 2)
         assert np.abs(difference).max() < 0.05 * np.ptp(expected)
-        counts.append(len(np.unique(heads)))
+        counts.append(len(np.unique(actual)))
     assert counts[1] > 256 > counts[0]
+    files = {
+        name: quantized(content, Scheme.parse(name), frames, 2)
+        for name in ("int8", "int8_head32", "int8_tensor")
+    }
+    files |= {"fp32": content, "spread": spread}
+    sizes = {name: len([*flatbuffer.weights(x).values()][-1]) for name, x in files.items()}
+    assert sizes == {"int8": 32, "int8_head32": 2, "int8_tensor": 2, "fp32": 2, "spread": 32}
 
 
-@pytest.mark.parametrize(("scheme", "size"), [("int8", 32), ("int8_head32", 2), ("int8_tensor", 2)])
-def test_only_the_head_of_int8_is_spread(
-    artifacts: Artifacts, frames: np.ndarray, scheme: str, size: int
-) -> None:
-    int8 = quantized(artifacts["frames"].read_bytes(), Scheme.parse(scheme), frames, 2)
-    assert len(list(flatbuffer.weights(int8).values())[-1]) == size
+def test_networks_that_a_step_is_not_for_stay_as_they_are(content: bytes) -> None:
+    assert preparation.spread(content, OBSERVATIONS) == content
+
+    def network(images: Any, weight: float) -> Any:
+        flat = tf.reshape(tf.cast(images, tf.float32), (1, 8))
+        return flat @ np.full((8, 2), weight, np.float32)
+
+    for unfit in (lambda x: tf.tanh(network(x, 1)), lambda x: network(x, 0)):
+        file, images = converted(of_function(unfit, (2, 4), "uint8")), np.ones((3, 2, 4), np.uint8)
+        assert preparation.spread(file, images) == preparation.refined(file, images) == file
+    # Features that never moved, or move enough.
+    for deviation in ([1, 2, 0.3, 0], [1, 2, 0.3, 0.011], [1e-4] * 4):
+        observations = np.random.default_rng(0).normal(0, deviation, (50, 4)).astype(np.float32)
+        file = normalised(deviation, 1)
+        assert preparation.widened(file, observations) == file
 
 
-def test_only_heads_of_images_that_end_the_network_are_spread(
-    content: bytes, observations: np.ndarray
-) -> None:
-    assert preparation.spread(content, observations) == content
-    tanh = converted(of_function(lambda x: tf.tanh(_flat(x) @ np.ones((8, 2))), (2, 4), "uint8"))
-    assert preparation.spread(tanh, np.ones((3, 2, 4), np.uint8)) == tanh
-    zeros = converted(of_function(lambda x: _flat(x) @ np.zeros((8, 2)), (2, 4), "uint8"))
-    assert preparation.spread(zeros, np.ones((3, 2, 4), np.uint8)) == zeros
-
-
-def _flat(images: Any) -> Any:
-    return tf.reshape(tf.cast(images, tf.float32), (1, -1))
-
-
-def test_kernels_rounded_by_outputs_change_the_head_less(heads: Heads, content: bytes) -> None:
+def test_kernels_rounded_by_outputs_change_the_head_less(content: bytes) -> None:
     rng = np.random.default_rng(1)
     inputs = (rng.normal(size=(300, 2)) @ rng.normal(size=(2, 4))).astype(np.float32)
     nearest = Scheme.parse("qat_int8").recipe
@@ -317,20 +265,21 @@ def test_kernels_rounded_by_outputs_change_the_head_less(heads: Heads, content: 
     assert errors[0] < 0.8 * errors[1]
 
 
-def test_recipes_that_do_not_fit_are_refused(content: bytes, observations: np.ndarray) -> None:
-    by_layer = {"hiden_0": LayerFormat()}
-    with pytest.raises(UsageError, match="hidden_0"):
-        integer.quantized(content, observations, replace(INT8, by_layer=by_layer))
+def test_recipes_and_observations_that_do_not_fit_are_refused(content: bytes) -> None:
+    misspelt = replace(INT8, by_layer={"hiden_0": LayerFormat()})
+    message = refused(integer.quantized, content, OBSERVATIONS, misspelt, error=UsageError)
+    assert "hidden_0" in message
     four_bits = TensorFormat(bits=4, symmetric=True)
     recipe = Recipe(default=LayerFormat(weights=four_bits, activations=four_bits))
-    with pytest.raises(QuarlError, match="weights of 4 bits"):
-        integer.quantized(content, observations, recipe)
+    assert "weights of 4 bits" in refused(integer.quantized, content, OBSERVATIONS, recipe)
+    for shape in ((9, 8), (9,), (0, 4)):
+        others = np.zeros(shape, np.float32)
+        message = refused(quantized, content, Scheme.parse("int8"), others, error=UsageError)
+        assert f"[n, 4]. Received: shape={shape}" in message
 
 
 @pytest.mark.parametrize("scheme", ["ptq_opt_w3", "ptq_opt_w4", "ptq_opt_w4a4"])
-def test_fitted_kernels_change_the_head_less(
-    heads: Heads, content: bytes, scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fitted_kernels_change_heads_less(content: bytes, scheme: str, monkeypatch: Patch) -> None:
     observations = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
 
     def error() -> float:
@@ -343,19 +292,9 @@ def test_fitted_kernels_change_the_head_less(
     assert fitted_error < 0.8 * error()
 
 
-@pytest.mark.parametrize("shape", [(9, 8), (9,), (0, 4)])
-def test_observations_of_another_environment_are_refused(
-    content: bytes, shape: tuple[int, ...]
-) -> None:
-    with pytest.raises(UsageError, match=r"\[n, 4\]. Received: shape="):
-        quantized(content, Scheme.parse("int8"), np.zeros(shape, "f4"))
-
-
 @pytest.mark.parametrize("bits", [2, 4])
-def test_all_kernels_have_few_values_and_the_head_more(
-    content: bytes, observations: np.ndarray, bits: int
-) -> None:
-    few_bits = quantized(content, Scheme.parse(f"ptq_opt_w{bits}"), observations)
+def test_all_kernels_have_few_values_and_the_head_more(content: bytes, bits: int) -> None:
+    few_bits = quantized(content, Scheme.parse(f"ptq_opt_w{bits}"), OBSERVATIONS)
     *kernels, head = flatbuffer.weights(few_bits).values()
     for kernel in kernels:
         assert max(len(np.unique(channel)) for channel in kernel) < 2**bits
@@ -363,10 +302,8 @@ def test_all_kernels_have_few_values_and_the_head_more(
 
 
 @pytest.mark.parametrize(("name", "bits"), [("fp32", 4), ("fp32", 2), ("steering", 3)])
-def test_activations_have_few_values_and_the_ends_more(
-    artifacts: Artifacts, observations: np.ndarray, name: str, bits: int
-) -> None:
-    inputs = observations[:, :2] if name == "steering" else observations
+def test_inner_activations_have_few_values(artifacts: Artifacts, name: str, bits: int) -> None:
+    inputs = OBSERVATIONS[:, :2] if name == "steering" else OBSERVATIONS
     scheme = Scheme.parse(f"ptq_opt_w{bits}a{bits}")
     few_bits = quantized(artifacts[name].read_bytes(), scheme, inputs)
     graph = Graph(few_bits)
@@ -376,15 +313,160 @@ def test_activations_have_few_values_and_the_ends_more(
     *layers, head = graph.layers().values()
     first, *inner = (levels[layer.inputs[0]] for layer in (*layers, head))
     assert all(1 < len(values) <= 2**bits for values in inner)
-    for outer in (first, levels[rounded_output(graph, head)]):
+    rounded_head = head.outputs[0]
+    for operator in ("MINIMUM", "QUANTIZE", "DEQUANTIZE"):  # Behind the head itself.
+        (user,) = (op for op in graph.operators if rounded_head in op.inputs)
+        assert graph.name(user) == operator
+        rounded_head = user.outputs[0]
+    for outer in (first, levels[rounded_head]):
         assert 2**bits < len(outer) <= 256
 
 
-def rounded_output(graph: Graph, layer: Any) -> int:
-    """Return the tensor behind the MINIMUM, QUANTIZE and DEQUANTIZE of a layer's output."""
-    index = layer.outputs[0]
-    for name in ("MINIMUM", "QUANTIZE", "DEQUANTIZE"):
-        (user,) = (op for op in graph.operators if index in op.inputs)
-        assert graph.name(user) == name
-        index = user.outputs[0]
-    return int(index)
+#: Of networks as others build them.
+FEATURES = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
+INTEGERS = ("int8", "int8_tensor", "ptq_opt_w8a8")
+Network = Callable[[Any], Any]
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    scale = np.sqrt(1 / np.prod(shape[:-1]))
+    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
+
+
+def hidden(x: Any, seed: int = 1, width: int = 6) -> Any:
+    return x @ drawn(6, width, seed=seed) + 0.3 * drawn(width, seed=seed)
+
+
+def head(x: Any) -> Any:
+    return tf.nn.relu(x @ drawn(x.shape[-1], 16, seed=3) + 0.1) @ drawn(16, 3, seed=4)
+
+
+def by_rows(x: Any) -> Any:
+    rows = tf.nn.relu(tf.reshape(x, (1, 2, 3)) @ drawn(3, 8))
+    return head(tf.reshape(rows, (1, 16)))
+
+
+def on_a_small_image(x: Any, dilations: int = 1) -> Any:
+    image = tf.reshape(x, (1, 2, 3, 1))
+    features = tf.nn.relu(tf.nn.conv2d(image, drawn(3, 3, 1, 8), 1, "SAME", dilations=dilations))
+    return head(tf.reshape(features, (1, 48)))
+
+
+def grouped(x: Any) -> Any:
+    image = tf.reshape(x, (1, 3, 2, 1))
+    features = tf.nn.depthwise_conv2d(image, drawn(2, 2, 1, 4), (1, 1, 1, 1), "SAME")
+    return head(tf.reshape(features, (1, 24)))
+
+
+def products_of_a_batch(x: Any) -> Any:
+    return head(tf.reshape(tf.reshape(x, (2, 1, 3)) @ drawn(2, 3, 8), (1, 16)))
+
+
+def mostly_bias(x: Any) -> Any:
+    kernel, bias = drawn(6, 16), np.full(16, 0.1, np.float32)
+    kernel[:, 0] *= 1e-6
+    bias[0] = 0.3
+    return tf.nn.relu(x @ kernel + bias) @ drawn(16, 3, seed=4)
+
+
+ENDS = np.linspace(0.3, 0.8, 6, dtype=np.float32)
+NETWORKS: dict[str, Network] = {
+    "maximum of two layers": lambda x: head(tf.maximum(hidden(x), hidden(x, 5))),
+    "another end for each feature": lambda x: head(tf.clip_by_value(hidden(x), -ENDS, ENDS)),
+    "a floor above zero": lambda x: head(tf.maximum(np.float32(0.5), hidden(x))),
+    "whole numbers": lambda x: head(tf.cast(tf.cast(9 * hidden(x), tf.int32), tf.float32) / 3),
+    "tanh beside its input": lambda x: head(3 * hidden(x) + tf.tanh(3 * hidden(x))),
+    "half of a layer": lambda x: head(tf.split(hidden(x), 2, axis=1)[1]),
+    "a layer of several vectors": by_rows,
+    "an image smaller than a kernel": on_a_small_image,
+    "a channel that is mostly its bias": mostly_bias,
+    "the observation beside a layer": lambda x: head(tf.concat([x, tf.nn.relu(hidden(x))], axis=1)),
+}
+
+
+def error_of(network: Network, scheme: str) -> float:
+    """Return the largest difference of heads, in standard deviations of fp32's."""
+    content = converted(of_function(network, (6,), "float32"))
+    quantized_content = quantized(content, Scheme.parse(scheme), FEATURES)
+    expected, actual = (heads(file, FEATURES) for file in (content, quantized_content))
+    return float(np.abs(actual - expected).max() / expected.std())
+
+
+@pytest.mark.parametrize("scheme", INTEGERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_integers_compute_what_the_network_does(name: str, scheme: str) -> None:
+    assert error_of(NETWORKS[name], scheme) < 0.25
+
+
+def test_layers_of_several_vectors_become_c(describe: Describe) -> None:
+    content = converted(of_function(by_rows, (6,), "float32"))
+    int8 = quantized(content, Scheme.parse("int8_tensor"), FEATURES)
+    artifact = describe(int8, num_actions=3, observation_shape=[6])
+    compiled.check(artifact, FEATURES, compiled.SANITIZED)
+
+
+def test_flatbuffers_of_before_2021_name_their_operators() -> None:
+    graph = Graph(converted(of_function(head, (6,), "float32")))
+    names = [graph.name(operator) for operator in graph.operators]
+    for code in graph.model.operatorCodes:
+        code.builtinCode = 0
+    assert [graph.name(operator) for operator in Graph(graph.pack()).operators] == names
+
+
+def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:
+    small = drawn(16, 3, seed=4) * np.array([1, 1e-7, 1e-42], np.float32)
+    bias = np.array([0.1, 0.6, 0.2], np.float32)
+    assert error_of(lambda x: tf.nn.relu(hidden(x, width=16)) @ small + bias, "int8") < 0.25
+    # One scale for all of a kernel.
+    tiny = converted(of_function(lambda x: x @ drawn(6, 3) * 1e-9 + bias, (6,), "float32"))
+    int8 = quantized(tiny, Scheme.parse("int8_tensor"), FEATURES)
+    np.testing.assert_allclose(heads(int8, FEATURES), heads(tiny, FEATURES), atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("network", "schemes", "name"),
+    [
+        (grouped, ("int8", "ptq_opt_w4"), "DEPTHWISE_CONV_2D"),
+        (products_of_a_batch, ("int8_tensor", "ptq_w2"), "BATCH_MATMUL"),
+    ],
+)
+def test_weights_that_would_stay_in_float_are_refused(
+    network: Network, schemes: tuple[str, ...], name: str
+) -> None:
+    content = converted(of_function(network, (6,), "float32"))
+    for scheme in schemes:
+        message = refused(quantized, content, Scheme.parse(scheme), FEATURES, error=UsageError)
+        assert f"Received: operator={name}" in message
+
+
+def test_the_converters_own_int8_is_of_the_same_network_or_refused() -> None:
+    networks: list[Network] = [
+        lambda x: head(tf.nn.relu(np.float32(1) - x)),
+        lambda x: 2 * tf.tanh(head(x)) + 1,
+        lambda x: head(tf.nn.relu6(4 * hidden(x))),
+        lambda x: on_a_small_image(x, dilations=2),
+        lambda x: head(tf.reshape(tf.nn.relu(tf.reshape(x, (2, 3)) @ drawn(3, 8)), (1, 16))),
+    ]
+    assert max(error_of(network, "int8_stock") for network in networks) < 0.25
+    # What it would change is refused.
+    assert "operator=CAST" in refused(error_of, NETWORKS["whole numbers"], "int8_stock")
+
+
+def test_heads_are_centred_by_choice_and_only_where_nothing_follows() -> None:
+    offset = np.array([9, 9, 9, 1, 1], np.float32)
+
+    def several(x: Any) -> Any:
+        return tf.nn.relu(hidden(x, width=16)) @ drawn(16, 5) + offset
+
+    content = converted(of_function(several, (6,), "float32"))
+    for choices, ends in ((5, []), ([3, 2], [3])):
+        centred = preparation.centred(content, choices)
+        expected, actual = (heads(file, FEATURES) for file in (content, centred))
+        np.testing.assert_allclose(actual, actions.centred(expected, choices), atol=1e-5)
+        for part in np.split(actual, ends, axis=1):
+            np.testing.assert_allclose(part.mean(axis=1), 0, atol=1e-5)
+    for follows in (tf.nn.relu, tf.nn.softmax):
+        activated = converted(of_function(lambda x, f=follows: f(several(x)), (6,), "float32"))
+        assert not preparation.separable(Graph(activated))
+        assert preparation.centred(activated, choices) == activated
+    assert preparation.centred(content, None) == content

@@ -159,11 +159,11 @@ def test_a_snapshot_in_bfloat16_is_the_network_to_the_bit() -> None:
     random_weights(network)
     images, snapshot = observations_of(spec), Snapshot(network)
     before = snapshot(images)
-    np.testing.assert_array_equal(before, inference.forward(network)(images))
+    np.testing.assert_array_equal(before, forward(network)(images))
     random_weights(network, 1)
     np.testing.assert_array_equal(snapshot(images), before)
     snapshot.refresh()
-    np.testing.assert_array_equal(snapshot(images), inference.forward(network)(images))
+    np.testing.assert_array_equal(snapshot(images), forward(network)(images))
     assert not np.array_equal(snapshot(images), before)
 
 

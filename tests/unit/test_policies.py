@@ -14,12 +14,11 @@ from quarl_tf.runtime.policy import Policy, percentiles, time_calls
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
-DISCRETE = ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"]
 VECTORS = np.random.default_rng(1).normal(0, 1, (50, 4)).astype("f4")
 FRAMES = np.random.default_rng(1).integers(0, 256, (20, 6, 6, 2), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("name", DISCRETE)
+@pytest.mark.parametrize("name", ["fp32", "fp16", "dynamic_int8", "int8", "int8_io", "balancer"])
 def test_act_is_the_best_of_the_head(artifacts: Artifacts, name: str) -> None:
     policy = Policy.load(artifacts[name])
     actions = [policy.act(x) for x in VECTORS]
@@ -108,16 +107,12 @@ def test_continuous_actions_are_drawn_around_the_head(artifacts: Artifacts) -> N
     assert abs(np.std(drawn) - 0.3) < 4 * 0.3 / (2 * DRAWS) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("name", "head"), [("fp32", "q_values"), ("fp32", "advantages"), ("steering", "action")]
-)
-def test_a_head_that_is_no_distribution_is_not_sampled(
-    artifacts: Artifacts, name: str, head: str
-) -> None:
-    sidecar = replace(Sidecar.load(sidecar_path(artifacts[name])), head=head)
-    policy = Policy(artifacts[name].read_bytes(), sidecar)
-    zeros = np.zeros(sidecar.observation_shape, np.float32)
-    assert f"head={head!r}" in refused(policy.sample, zeros, np.random.default_rng(0))
+def test_a_head_that_is_no_distribution_is_not_sampled(artifacts: Artifacts) -> None:
+    for name, head in (("fp32", "q_values"), ("fp32", "advantages"), ("steering", "action")):
+        sidecar = replace(Sidecar.load(sidecar_path(artifacts[name])), head=head)
+        policy = Policy(artifacts[name].read_bytes(), sidecar)
+        zeros = np.zeros(sidecar.observation_shape, np.float32)
+        assert f"head={head!r}" in refused(policy.sample, zeros, np.random.default_rng(0))
 
 
 def test_ties_are_counted_and_calls_are_timed(artifacts: Artifacts) -> None:
@@ -159,9 +154,7 @@ def test_other_shapes_and_types(artifacts: Artifacts, observation: Any, received
         np.testing.assert_array_equal(policy.head(variant), policy.head(x))
 
 
-def test_infinite_observations_and_heads_are_refused(
-    artifacts: Artifacts, describe: Describe
-) -> None:
+def test_infinite_numbers_are_refused(artifacts: Artifacts, describe: Describe) -> None:
     for policy in (Policy.load(artifacts[name]) for name in ("fp32", "int8_io")):
         for value in (np.nan, np.inf, -np.inf):
             message = refused(policy.act, np.array([0, 0, value, 0], np.float32))
@@ -176,33 +169,32 @@ def test_infinite_observations_and_heads_are_refused(
 
 def test_foreign_and_damaged_files_are_refused(artifacts: Artifacts, copy_artifact: Copy) -> None:
     path = copy_artifact("fp32")
+    intact, sidecar = path.read_bytes(), sidecar_path(path)
+    document, values = sidecar.read_text(), json.loads(sidecar.read_text())
     assert "path=" in refused(Policy.load, path.with_name("fp23.tflite"))
-    path.write_text("a policy, honestly")
-    assert "identifier=" in refused(Policy.load, path)
-    intact, flipped = artifacts["fp32"].read_bytes(), bytearray(artifacts["fp32"].read_bytes())
-    flipped[499] ^= 1
+    # A damaged file with a new sidecar.
+    assert "scheme='fp32'" in refused(Policy, intact[:1000], Policy.load(path).sidecar)
+    flipped = intact[:499] + bytes([intact[499] ^ 1]) + intact[500:]
     for content in (artifacts["steering"].read_bytes(), intact[:-1], flipped):
         path.write_bytes(content)
         assert f"{len(content)} bytes" in refused(Policy.load, path)
-    sidecar_path(path).unlink()
-    assert "has no sidecar fp32.json beside it" in refused(Policy.load, path)
-
-
-def test_damaged_sidecars_are_refused(copy_artifact: Copy) -> None:
-    path = copy_artifact("fp32")
-    sidecar = sidecar_path(path)
-    content = sidecar.read_text()
-    sidecar.write_text(content[:200])
-    assert "cannot be read as JSON" in refused(Policy.load, path)
-    values = json.loads(content)
-    sidecar.write_text(json.dumps(values | {"trained_on": ["another processor"]}))
-    assert "fp32.json was changed or damaged" in refused(Policy.load, path)
+    path.write_text("a policy, honestly")
+    assert "identifier=" in refused(Policy.load, path)
+    path.write_bytes(intact)
+    for text, message in (
+        (document[:200], "cannot be read as JSON"),
+        (json.dumps(values | {"trained_on": ["another"]}), "fp32.json was changed or damaged"),
+    ):
+        sidecar.write_text(text)
+        assert message in refused(Policy.load, path)
     # Former versions wrote no checksum.
     del values["checksum"]
     sidecar.write_text(json.dumps(values))
     assert asdict(Policy.load(path).sidecar) == values
     sidecar.write_text(json.dumps(values | {"sha256": "0" * 64}))
     assert "fp32.tflite was changed or damaged" in refused(Policy.load, path)
+    sidecar.unlink()
+    assert "has no sidecar fp32.json beside it" in refused(Policy.load, path)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +211,5 @@ def test_damaged_sidecars_are_refused(copy_artifact: Copy) -> None:
 def test_sidecar_of_another_policy_is_refused(
     artifacts: Artifacts, describe: Describe, changes: dict[str, Any], message: str
 ) -> None:
-    content = artifacts["fp32"].read_bytes()
-    assert message in refused(Policy.load, describe(content, **changes))
-    # A damaged file with a new sidecar.
-    sidecar = Policy.load(artifacts["fp32"]).sidecar
-    assert "scheme='fp32'" in refused(Policy, content[:1000], sidecar)
+    path = describe(artifacts["fp32"].read_bytes(), **changes)
+    assert message in refused(Policy.load, path)

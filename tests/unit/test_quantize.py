@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import Artifacts, Copy, refused
+from samples import Artifacts, Copy, refused, snapshot
 
 from quarl_tf.cli import main
 from quarl_tf.export import converter
@@ -29,9 +29,8 @@ def test_kernels_are_put_on_grids_and_nothing_else_changes(artifacts: Artifacts,
     form = Scheme.parse(name).recipe.default.weights
     assert form is not None
     before, after = flatbuffer.weights(content), flatbuffer.weights(changed)
-    assert list(before) == list(after)
-    for kernel, rounded in zip(before.values(), after.values(), strict=True):
-        np.testing.assert_array_equal(rounded, fake_quantize(kernel, form))
+    expected = {name: fake_quantize(kernel, form) for name, kernel in before.items()}
+    np.testing.assert_equal(after, expected)
     size = sum(kernel.nbytes for kernel in before.values())
     differing = np.frombuffer(content, np.uint8) != np.frombuffer(changed, np.uint8)
     assert 0 < differing.sum() <= size
@@ -39,28 +38,22 @@ def test_kernels_are_put_on_grids_and_nothing_else_changes(artifacts: Artifacts,
 
 
 def test_convolutions_have_a_grid_for_each_output_channel() -> None:
-    random, scheme = np.random.default_rng(0), Scheme.parse("ptq_w4")
-    inputs = keras.Input((6, 6, 3))
-    layers = [keras.layers.Conv2D(4, 3), keras.layers.DepthwiseConv2D(3), keras.layers.Flatten()]
-    hidden = inputs
-    for layer in layers:
-        hidden = layer(hidden)
-    network = keras.Model(inputs, hidden)
+    random, layers = np.random.default_rng(0), keras.layers
+    network = keras.Sequential(
+        [keras.Input((6, 6, 3)), layers.Conv2D(4, 3), layers.DepthwiseConv2D(3), layers.Flatten()]
+    )
     for variable in network.trainable_variables:
-        # Channels of sizes far apart.
-        sizes = 10.0 ** random.integers(-2, 3, variable.shape[-1])
-        size = sizes if "depthwise" not in variable.name else sizes[0] * np.ones(1)
-        variable.assign(random.normal(0, 1, variable.shape) * size)
-    depthwise = next(v for v in network.trainable_variables if "depthwise_kernel" in v.name)
+        sizes = 10.0 ** random.integers(-2, 3, variable.shape[-1])  # Far apart.
+        variable.assign(random.normal(0, 1, variable.shape) * sizes)
+    depthwise = network.layers[1].depthwise_kernel
     depthwise.assign(depthwise * np.array([1e-2, 1, 10, 100])[:, None])
     content = converter.converted(converter.of_function(network, (6, 6, 3), "float32"))
-    weights = flatbuffer.weights(quantized(content, scheme)).values()
+    weights = flatbuffer.weights(quantized(content, Scheme.parse("ptq_w4"))).values()
     kernels = [kernel for kernel in weights if kernel.ndim > 1]
     assert [kernel.shape for kernel in kernels] == [(4, 3, 3, 3), (1, 3, 3, 4)]
     for kernel, axis in zip(kernels, (0, 3), strict=True):
-        for channel in range(4):
-            codes = np.unique(np.take(kernel, channel, axis))
-            assert 3 < len(codes) <= 16
+        counts = [len(np.unique(np.take(kernel, channel, axis))) for channel in range(4)]
+        assert 3 < min(counts) <= max(counts) <= 16
 
 
 def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
@@ -85,9 +78,8 @@ def test_halves_are_widened(artifacts: Artifacts) -> None:
     full = in_float32(half)
     assert "float16" in flatbuffer.audit(half).weight_dtypes
     assert "float16" not in flatbuffer.audit(full).tensor_dtypes
-    halves, floats = flatbuffer.weights(half), flatbuffer.weights(full)
-    for before, after in zip(halves.values(), floats.values(), strict=True):
-        np.testing.assert_array_equal(before, after)
+    halves, floats = ([*flatbuffer.weights(x).values()] for x in (half, full))
+    np.testing.assert_equal(floats, halves)
     policies = [Policy(content, Policy.load(artifacts["fp16"]).sidecar) for content in (half, full)]
     for observation in np.random.default_rng(0).normal(size=(20, 4)):
         np.testing.assert_allclose(*(policy.head(observation) for policy in policies), atol=1e-5)
@@ -112,25 +104,22 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
 
 
-@pytest.mark.parametrize(
-    ("name", "flaw"),
-    [
-        ("frames.tflite", "replace its source"),
-        ("frames.json", "ends in .tflite"),
-        (".", "ends in .tflite"),
-        ("other.tflite", "another scheme"),
-        ("foreign.tflite", "not ours"),
-    ],
-)
-def test_a_copy_replaces_no_other_file(copy_artifact: Copy, name: str, flaw: str) -> None:
+def test_a_copy_replaces_no_other_file(copy_artifact: Copy) -> None:
     path = copy_artifact("frames")
     quantize(path, Scheme.parse("ptq_w8"), path.with_name("other.tflite"))
     path.with_name("foreign.tflite").write_bytes(path.read_bytes())
     path.with_name("foreign.json").write_text('{"env_id": "CartPole-v1"}')
-    before = {file: file.read_bytes() for file in path.parent.iterdir()}
-    target = path.parent / name.replace("frames", path.stem)
-    assert flaw in refused(quantize, path, Scheme.parse("ptq_w4"), target, error=UsageError)
-    assert {file: file.read_bytes() for file in path.parent.iterdir()} == before
+    before = snapshot(path.parent)
+    flaws = {"frames.tflite": "replace its source", "other.tflite": "another scheme"}
+    flaws |= {
+        "frames.json": "ends in .tflite",
+        ".": "ends in .tflite",
+        "foreign.tflite": "not ours",
+    }
+    for name, flaw in flaws.items():
+        target = path.parent / name
+        assert flaw in refused(quantize, path, Scheme.parse("ptq_w4"), target, error=UsageError)
+    assert snapshot(path.parent) == before
 
 
 def test_the_index_has_commands_for_missing_files(copy_artifact: Copy) -> None:

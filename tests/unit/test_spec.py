@@ -219,7 +219,7 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
     assert [streams.of(name) for name in layers] == [two, eight]
     assert replace(streams, by_layer={"value": two}).of("value_hidden") == four
     float_head = replace(quantised().recipe, head=LayerFormat())
-    schedule = QatSchedule(delay=100)
+    schedule = spec.QatSchedule(delay=100)
     assert "head=" in refused(Quantization, recipe=float_head, schedule=schedule, error=UsageError)
     for name in ("ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"):
         named: Any = Scheme.parse(name).recipe
