@@ -2,6 +2,7 @@
 
 import weakref
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ from quarl_tf.spec import Quantization
 
 CART_POLE = environments.env_spec("CartPole-v1")
 STEERED = EnvSpec((3,), "float32", None, (-2.0, 0.0), (2.0, 10.0))
-BREAKOUT = "BreakoutNoFrameskip-v4"
 LOW, HIGH = STEERED.bounds
 
 
@@ -35,15 +35,10 @@ def build(
     return agents.build(algo, spec, preset, 0, watching(quantization))
 
 
-@pytest.mark.parametrize(
-    ("algo", "spec", "unfit_spec"), [("dqn", CART_POLE, STEERED), ("ddpg", STEERED, CART_POLE)]
-)
-def test_actions_that_do_not_fit_are_refused_and_what_is_forgotten_takes_no_memory(
-    algo: str, spec: EnvSpec, unfit_spec: EnvSpec
-) -> None:
-    with pytest.raises(UsageError, match=r"Received: actions='(discrete|continuous)'"):
-        build(algo, unfit_spec)
-    agent = build(algo, spec)
+def test_actions_that_do_not_fit_are_refused_and_what_is_forgotten_takes_no_memory() -> None:
+    for algo, unfit_spec, kind in (("dqn", STEERED, "continuous"), ("ddpg", CART_POLE, "discrete")):
+        assert f"Received: actions='{kind}'" in refused(build, algo, unfit_spec, error=UsageError)
+    agent = build("dqn")
     replay = weakref.ref(agent._replay)
     agent.forget()
     assert replay() is None
@@ -94,9 +89,7 @@ def explore(num_envs: int, **changes: Any) -> Any:
 
 
 def test_ddpg_acts_uniformly_until_the_replay_is_warm() -> None:
-    def never() -> Any:
-        raise AssertionError
-
+    never = Mock(side_effect=AssertionError)
     actions = explore(2000)(never, np.random.default_rng(0), 0.0, True)
     for drawn, low, high in zip(actions.T, LOW, HIGH, strict=True):
         assert stats.kstest(drawn, stats.uniform(low, high - low).cdf).pvalue > 1e-4
@@ -145,27 +138,22 @@ def test_continuous_actions_have_their_mean_deviation_and_density() -> None:
     assert (clipped[:, 1].min(), clipped[:, 1].max()) == (LOW[1], HIGH[1])
 
 
-def _estimates(
-    rewards: Any, values: Any, terminated: Any, starts: Any, discount: float, gae_lambda: float
-) -> np.ndarray:
-    changes = {"discount": discount, "gae_lambda": gae_lambda}
-    preset: Any = presets.load("ppo", "CartPole-v1", changes)
-    numbers = (np.array(x, np.float32)[:, None] for x in (rewards, values))
-    flags = (np.array(x, np.bool_)[:, None] for x in (terminated, starts))
-    return advantage_estimates(*numbers, *flags, preset)[:, 0]
-
-
 def test_advantages_by_hand() -> None:
-    """Two steps, termination, the tick of the reset, one more step."""
-    advantages = _estimates(
-        [1, 2, 0, 4], [10, 20, 99, 40, 50], [False, True, False, False], [1, 1, 0, 1], 0.5, 0.5
-    )
+    def estimated(discount: float, gae_lambda: float, *columns: Any) -> np.ndarray:
+        changes = {"discount": discount, "gae_lambda": gae_lambda}
+        preset: Any = presets.load("ppo", "CartPole-v1", changes)
+        kinds = np.float32, np.float32, np.bool_, np.bool_
+        arrays = (np.array(x, kind)[:, None] for x, kind in zip(columns, kinds, strict=True))
+        return advantage_estimates(*arrays, preset)[:, 0]
+
+    # Two steps, termination, the tick of the reset, one more step.
+    advantages = estimated(0.5, 0.5, [1, 2, 0, 4], [10, 20, 99, 40, 50], [0, 1, 0, 0], [1, 1, 0, 1])
     second, last = 2 - 20, 4 + 0.5 * 50 - 40
     first = (1 + 0.5 * 20 - 10) + 0.25 * second
     np.testing.assert_allclose(advantages[[0, 1, 3]], [first, second, last], rtol=1e-6)
     # Truncation bootstraps from the last observation; of the next episode (reward 5) nothing
     # reaches the one before.
-    advantages = _estimates([1, 0, 5], [10, 30, 7, 8], [False] * 3, [1, 0, 1], 0.9, 1.0)
+    advantages = estimated(0.9, 1.0, [1, 0, 5], [10, 30, 7, 8], [0, 0, 0], [1, 0, 1])
     np.testing.assert_allclose(advantages[0], 1 + 0.9 * 30 - 10, rtol=1e-6)
 
 
@@ -204,8 +192,8 @@ def test_loss_of_dqn_by_hand(double: bool) -> None:
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
 
 
-def values_of(model: Any) -> list[Any]:
-    return [variable.numpy() for variable in model.trainable_variables]
+def values_of(model: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(variable) for variable in model.trainable_variables])
 
 
 def test_a_gradient_step_of_ddpg_by_hand() -> None:
@@ -220,16 +208,15 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
     goal = rewards + agent._preset.discount * discounts * value
     estimates = critic([observations, actions]).numpy().ravel()
     climbed = critic([observations, agent.network(observations)]).numpy().mean()
-    before = [values_of(model) for model in (agent.targets[0], target_critic)]
+    pairs = ((agent.targets[0], agent.network), (target_critic, critic))
+    before = [values_of(target) for target, _ in pairs]
     loss = agent._gradient_step(batch)
     np.testing.assert_allclose(loss, ((goal - estimates) ** 2).mean(), rtol=1e-5)
     assert critic([observations, agent.network(observations)]).numpy().mean() > climbed + 1e-5
     # Targets take over a quarter of what has been learned.
-    pairs = ((agent.targets[0], agent.network), (target_critic, critic))
-    for old_values, (target, network) in zip(before, pairs, strict=True):
-        variables = zip(values_of(target), old_values, values_of(network), strict=True)
-        for new, old, learned in variables:
-            np.testing.assert_allclose(new, 0.75 * old + 0.25 * learned, rtol=1e-5, atol=1e-6)
+    for old, (target, network) in zip(before, pairs, strict=True):
+        expected = 0.75 * old + 0.25 * values_of(network)
+        np.testing.assert_allclose(values_of(target), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -242,8 +229,7 @@ def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec, precisi
         before = values_of(agent.network)
         loss = float(agent._gradient_step(batch))
         after = values_of(agent.network)
-        change = [new - old for new, old in zip(after, before, strict=True)]
-        return loss, *(np.concatenate([np.ravel(v) for v in values]) for values in (after, change))
+        return loss, after, after - before
 
     loss, weights, step = learned()
     reduced_loss, reduced_weights, reduced_step = learned(precision=precision)
@@ -277,20 +263,14 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     observations = transitions(spec)[0]
 
     def distance() -> float:
-        heads = agent.network(observations).numpy()
-        teacher_heads = agent.teacher(observations).numpy()
+        heads = [model(observations).numpy() for model in (agent.teacher, agent.network)]
         if algo == "dqn" or spec.num_actions is None:
-            return float(np.square(heads - teacher_heads).mean())
-        ends = [0, 2] if spec is CART_POLE else [0, 2, 5]
-        divergence = 0.0
-        for choice in map(slice, ends, ends[1:]):
-            student, teacher = (
-                log_softmax(logits[:, choice], axis=1) for logits in (heads, teacher_heads)
-            )
-            divergence += (np.exp(teacher) * (teacher - student)).sum(axis=1).mean()
-        return divergence
+            return float(np.square(heads[0] - heads[1]).mean())
+        choices = (np.split(np.exp(head), [2] * (spec is SEVERAL), axis=1) for head in heads)
+        # The Kullback-Leibler divergence of each choice.
+        return sum(stats.entropy(*pair, axis=1).mean() for pair in zip(*choices, strict=True))
 
-    before, start = distance(), [v.copy() for v in values_of(agent.teacher)]
+    before, start = distance(), values_of(agent.teacher)
     assert before > 0
     loss = float(agent._with_distillation(1.0, observations))
     assert loss == pytest.approx(1 + 1e3 * before, rel=1e-4)
@@ -302,7 +282,7 @@ def test_distance_from_a_teacher_by_hand_and_a_step_towards_it(algo: str, spec: 
     for _ in range(5):
         agent._gradient_step(*arguments)
     assert distance() < before
-    np.testing.assert_equal(values_of(agent.teacher), start)
+    np.testing.assert_array_equal(values_of(agent.teacher), start)
 
 
 ADVANTAGES = np.random.default_rng(2).normal(size=32)
@@ -333,41 +313,23 @@ def test_ppo_normalises_advantages_in_each_minibatch_and_clips_the_whole_gradien
     np.testing.assert_allclose(clipped, unclipped / 4, rtol=1e-4, atol=1e-7)
 
 
-IMAGES = EnvSpec((36, 36, 2), "uint8", 4)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Any:
-    """Return PPO's agent for images."""
+def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> None:
     changes = {"network": "li", "precision": "float32", "entropy_coefficient": 0.02}
     changes |= {"normalize_advantages": False, "gradient_clip": 1e9}
-    return agents.build("ppo", IMAGES, presets.load("ppo", BREAKOUT, changes), 0)
-
-
-@pytest.fixture(scope="module")
-def batch(shared: Any) -> list[Any]:
-    """Return observations, actions, log probabilities, returns and advantages."""
+    preset = presets.load("ppo", "BreakoutNoFrameskip-v4", changes)
+    agent: Any = agents.build("ppo", EnvSpec((36, 36, 2), "uint8", 4), preset, 0)
     random = np.random.default_rng(0)
     observations = random.integers(0, 256, (32, 36, 36, 2), np.uint8)
     actions = random.integers(4, size=32).astype(np.int32)
-    logits, _ = shared._model.predict(observations)
-    # Of another policy, so that the ratio is clipped on both sides.
-    predicted = log_softmax(logits, axis=1)
-    log_probabilities = np.take_along_axis(predicted, actions[:, None], axis=1)[:, 0]
-    log_probabilities = log_probabilities + random.normal(0, 0.3, 32)
-    returns, advantages = random.normal(size=(2, 32))
-    numbers = (x.astype(np.float32) for x in (log_probabilities, returns, advantages))
-    return [observations, actions, *numbers]
-
-
-def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -> None:
-    observations, actions, old_log_probabilities, returns, advantages = batch
-    logits, values = shared._model.predict(observations)
+    logits, values = agent._model.predict(observations)
     # The logits are those of the policy network.
-    np.testing.assert_allclose(logits, shared.network(observations).numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(logits, agent.network(observations).numpy(), rtol=1e-4, atol=1e-6)
     assert len(np.unique(values)) == 32
     log_probabilities = log_softmax(logits, axis=1)
     chosen = np.take_along_axis(log_probabilities, actions[:, None], axis=1)[:, 0]
+    # Of another policy, so that the ratio is clipped on both sides.
+    old_log_probabilities = (chosen + random.normal(0, 0.3, 32)).astype(np.float32)
+    returns, advantages = random.normal(size=(2, 32)).astype(np.float32)
     ratio = np.exp(chosen - old_log_probabilities)
     assert ratio.min() < 0.9
     assert ratio.max() > 1.1
@@ -375,25 +337,22 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand(shared: Any, batch: list[Any]) -
     entropy = -(np.exp(log_probabilities) * log_probabilities).sum(axis=1)
     error = (returns - values) ** 2
     expected = -gain.mean() + 0.5 * error.mean() - 0.02 * entropy.mean()
-    np.testing.assert_allclose(stepped(shared, batch)[0], expected, rtol=1e-4)
+    batch = (observations, actions, old_log_probabilities, returns, advantages)
+    loss, gradients = stepped(agent, batch)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
     # The variables are those of the policy network and of the value's head.
-    names = [variable.name for variable in shared._model.variables]
+    names = [variable.name for variable in agent._model.variables]
     assert len(set(names)) == len(names)
-    value_variables = set(names) - {variable.name for variable in shared.network.variables}
+    value_variables = set(names) - {variable.name for variable in agent.network.variables}
     assert value_variables == {"value/kernel:0", "value/bias:0"}
-
-
-def test_gradients_on_shared_layers_are_those_of_the_loss(shared: Any, batch: list[Any]) -> None:
-    gradients = stepped(shared, batch)[1]
     norm = tf.linalg.global_norm(gradients)
 
     def moved(distance: float) -> float:
-        for variable, gradient in zip(shared._model.trainable_variables, gradients, strict=True):
+        for variable, gradient in zip(agent._model.trainable_variables, gradients, strict=True):
             variable.assign_add(distance / norm * gradient)
-        return float(stepped(shared, batch)[0])
+        return float(stepped(agent, batch)[0])
 
-    # A step ahead, one back, and back to the start.
-    ahead, behind, _ = moved(1e-3), moved(-2e-3), moved(1e-3)
+    ahead, behind = moved(1e-3), moved(-2e-3)
     np.testing.assert_allclose((ahead - behind) / 2e-3, norm, rtol=0.02)
 
 

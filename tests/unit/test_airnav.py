@@ -159,7 +159,7 @@ def test_gymnasium_accepts_it_and_it_is_drawn() -> None:
     assert tuple(picture[240, 240]) != (0xF0, 0xF0, 0xF0)
 
 
-def test_training_begins_in_the_nearest_zone_and_evaluation_is_in_the_farthest() -> None:
+def test_training_begins_in_the_nearest_zone_and_rises_at_30_percent_of_a_window() -> None:
     distances = []
     for training, state in ((True, [1, 0, 0]), (False, [4])):
         envs: Any = make_vector("AirNav-v0", 2, training=training)
@@ -167,9 +167,7 @@ def test_training_begins_in_the_nearest_zone_and_evaluation_is_in_the_farthest()
         assert envs.unwrapped.training_state() == state
         distances.append(envs.reset(seed=0)[0][:, -1])
     assert distances[0].max() < 18 / 30 < 33 / 30 < distances[1].min()
-
-
-def test_the_zone_rises_at_30_percent_of_a_window() -> None:
+    envs = AirNavVector(2)
     for before, successes, missions, after in (
         ([1, 298, 500], 1, 3, [1, 299, 503]),
         ([1, 299, 500], 1, 3, [2, 0, 0]),
@@ -178,7 +176,6 @@ def test_the_zone_rises_at_30_percent_of_a_window() -> None:
         ([2, 100, 799], 0, 1, [2, 100, 800]),
         ([2, 100, 800], 0, 1, [2, 0, 0]),
     ):
-        envs = AirNavVector(2)
         envs.train_from(before)
         envs._rise(successes, missions)
         assert envs.training_state() == after

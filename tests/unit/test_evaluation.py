@@ -90,12 +90,6 @@ def test_continuous_actions_agree_within_a_hundredth_of_their_range(
     assert result.agreement == {"fraction": fraction, "states": 999}
 
 
-def test_reference_of_another_network_is_refused(artifacts: Artifacts, describe: Describe) -> None:
-    fp32 = artifacts["fp32"]
-    path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
-    assert "of another network than int8" in refused(evaluate, path, SEEDS, reference=fp32)
-
-
 @pytest.fixture
 def stochastic(artifacts: Artifacts, describe: Describe) -> Callable[..., Path]:
     """Return a function that writes a flatbuffer whose head is taken for logits."""
@@ -139,10 +133,9 @@ def test_an_episode_depends_on_its_seed_alone(stochastic: Describe, chance: Chan
 def test_continuous_actions_are_as_by_hand(artifacts: Artifacts, describe: Describe) -> None:
     changes = steered(artifacts) | {"action_std": [0.4]}
     path = describe(artifacts["steering"].read_bytes(), **changes)
-    greedy, sampled = (outcomes(evaluate(path, SEEDS[:2], chance)) for chance in (GREEDY, SAMPLED))
-    assert greedy == by_hand(path, GREEDY, SEEDS[:2])
-    assert sampled == by_hand(path, SAMPLED, SEEDS[:2])
-    assert greedy != sampled
+    results = [outcomes(evaluate(path, SEEDS[:2], chance)) for chance in (GREEDY, SAMPLED)]
+    assert results == [by_hand(path, chance, SEEDS[:2]) for chance in (GREEDY, SAMPLED)]
+    assert results[0] != results[1]
 
 
 def test_random_actions_follow_from_the_seed(artifacts: Artifacts, stochastic: Describe) -> None:
@@ -263,7 +256,10 @@ def test_equal_first_observations_are_recorded(stochastic: Describe, monkeypatch
     assert effective_n(result) == 2
 
 
-def test_environment_of_another_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:
+def test_what_does_not_fit_the_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:
+    path = describe(artifacts["int8"].read_bytes(), scheme="int8", network_sha256="1" * 64)
+    message = refused(evaluate, path, SEEDS, reference=artifacts["fp32"])
+    assert "of another network than int8" in message
     for name, changes, message in (
         ("fp32", {"env_id": "MountainCar-v0"}, "observation_shape=[2], the policy's is [4]"),
         ("fp32", {"env_id": "CartPole-v9"}, "Unknown environment: did you mean CartPole-v"),
