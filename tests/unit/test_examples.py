@@ -37,11 +37,10 @@ def test_the_node_publishes_the_action_of_each_observation(
 
     rclpy.spin = spin
     messages = SimpleNamespace(Float32MultiArray=SimpleNamespace)
-    for name, module in (("rclpy", rclpy), ("rclpy.qos", rclpy.qos)):
+    modules = {"rclpy": rclpy, "rclpy.qos": rclpy.qos, "std_msgs.msg": messages}
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, "std_msgs.msg", messages)
-    text = (EXAMPLES / "ros2_policy.py").read_text()
-    exec(compile(text, "ros2_policy.py", "exec"), {"__name__": "__main__"})
+    runpy.run_path(str(EXAMPLES / "ros2_policy.py"), run_name="__main__")
     rclpy.create_node.assert_called_once_with("policy")
     node.declare_parameter.assert_called_once_with("policy", "int8.tflite")
     policy = Policy.load(artifact)
