@@ -23,7 +23,7 @@ WORKSPACE = Workspace(Path(__file__).parents[2])
 KEPT = {REFERENCE, "int8", "qat_int8", "qat_w4a4", "qat_w2a2"}
 
 #: Larger files need not be kept.
-LARGE = 4_000_000
+LARGE = 2_700_000
 
 
 @pytest.mark.parametrize(
