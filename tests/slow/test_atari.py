@@ -1,6 +1,8 @@
 """Single games and vectors follow one protocol, written out here in plain NumPy."""
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import ale_py
@@ -12,8 +14,9 @@ from samples import Patch
 
 from quarl_tf.environments import GAME_OVER, RAW_REWARD, START, make, make_vector
 
-#: Two games with lives; Ms. Pac-Man has no FIRE.
-GAMES = "BreakoutNoFrameskip-v4", "MsPacmanNoFrameskip-v4"
+#: Two games with lives and their actions; Ms. Pac-Man has no FIRE.
+BREAKOUT, MS_PACMAN = "BreakoutNoFrameskip-v4", "MsPacmanNoFrameskip-v4"
+GAMES = {BREAKOUT: 4, MS_PACMAN: 9}
 NOOP, FIRE = 0, 1
 
 
@@ -28,91 +31,109 @@ class Reference:
     """The protocol on the bare emulator; the number of no-ops is given."""
 
     def __init__(self, env_id: str) -> None:
-        self.env_id = env_id
-        self.reset(0)
-
-    def reset(self, noops: int) -> None:
-        """Start a game on a new emulator by no-ops of one frame each; then steps are forced."""
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale = ale_py.ALEInterface()
         self.ale.setFloat("repeat_action_probability", 0.0)
-        self.ale.loadROM(roms.get_rom_path(gym.spec(self.env_id).kwargs["game"]))
-        self.ale.reset_game()
+        self.ale.loadROM(roms.get_rom_path(gym.spec(env_id).kwargs["game"]))
         self.actions = self.ale.getMinimalActionSet()
         self.opening = [FIRE, 2] if ale_py.Action.FIRE in self.actions else []
+
+    def reset(self, noops: int) -> np.ndarray:
+        """Start a new game with no-ops of one frame each, and the forced steps."""
+        self.ale.reset_game()
         for _ in range(noops):
             self.ale.act(self.actions[NOOP])
-        self.forced, self.stack = list(self.opening), []
-        self.show([self.ale.getScreenGrayscale()])
+        frame = self.look([self.ale.getScreenGrayscale()])
+        for action in self.opening:
+            frame, _ = self.act(action)
+        return self.begin(frame)
 
-    def tick(self, action: int) -> tuple[float, bool]:
-        """Play an action or a forced one; return the reward, and whether the game is over."""
-        reward, screens, lives = 0.0, [], self.ale.lives()
-        if self.forced:
-            action, self.stack = self.forced.pop(0), []
+    def begin(self, frame: np.ndarray) -> np.ndarray:
+        self.stack = [np.zeros((84, 84))] * 3 + [frame]
+        return np.stack(self.stack, axis=-1)
+
+    def act(self, action: int) -> tuple[np.ndarray, float]:
+        reward, screens = 0.0, []
         for _ in range(4):
             reward += self.ale.act(self.actions[action])
             screens.append(self.ale.getScreenGrayscale())
-        self.show(screens[2:])
+        return self.look(screens[2:]), reward
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool]:
+        lives = self.ale.lives()
+        frame, reward = self.act(action)
         if not self.ale.game_over() and 0 < self.ale.lives() < lives:
-            self.forced = [NOOP, *self.opening]
-        return reward, self.ale.game_over()
+            for forced in (NOOP, *self.opening):
+                frame, more = self.act(forced)
+                reward += more
+            return self.begin(frame), reward, self.ale.game_over()
+        self.stack = [*self.stack[1:], frame]
+        return np.stack(self.stack, axis=-1), reward, self.ale.game_over()
 
-    def play_forced(self, reward: float = 0.0, over: bool = False) -> tuple[float, bool]:
-        """Play what is forced; return the reward and the end, after those of a tick before."""
-        while self.forced and not over:
-            more, over = self.tick(NOOP)
-            reward += more
-        return reward, over
-
-    def show(self, screens: list[np.ndarray]) -> None:
-        frame = shrink(shrink(np.max(screens, axis=0), 0), 1)
-        self.stack = [*([np.zeros((84, 84))] * 4), *self.stack, frame][-4:]
-
-    def compare(self, observation: np.ndarray) -> None:
-        assert observation.dtype == np.uint8
-        # OpenCV's INTER_AREA rounds to whole grey levels.
-        assert np.abs(observation - np.stack(self.stack, axis=-1)).max() <= 0.51
+    def look(self, screens: list[np.ndarray]) -> np.ndarray:
+        return shrink(shrink(np.max(screens, axis=0), 0), 1)
 
 
-@pytest.mark.parametrize("env_id", GAMES)
-def test_games_follow_the_protocol_from_their_start_alone(env_id: str) -> None:
-    env, reference, random = make(env_id), Reference(env_id), np.random.default_rng(0)
-    for seed in range(2):
-        observation, info = env.reset(seed=seed)
-        assert 0 <= info[START] <= 30
-        reference.reset(info[START])
-        _, over = reference.play_forced()
-        # The last frame of a game is incomplete and not shown, as nobody acts on it.
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def single(env_id: str, random: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Yield (observation, frames played) for a start, (observation, action, reward, over) after."""
+    env = make(env_id)
+    while True:
+        observation, info = env.reset(seed=3)
+        yield observation, info[START]
+        over = False
         while not over:
-            reference.compare(observation)
-            action = random.integers(len(reference.actions))
+            action = int(random.integers(GAMES[env_id]))
             observation, reward, over, truncated, _ = env.step(action)
             assert not truncated
-            assert (reward, over) == reference.play_forced(*reference.tick(action))
+            yield observation, action, reward, over
 
 
-@pytest.mark.parametrize("env_id", GAMES)
-def test_one_of_a_vector_follows_the_protocol(env_id: str) -> None:
-    envs, reference, random = make_vector(env_id, 3), Reference(env_id), np.random.default_rng(0)
+def one_of_a_vector(env_id: str, random: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Yield as `single`; rewards of forced steps are added to the step before them."""
+    envs = make_vector(env_id, 3)
+    opening = 2 if ale_py.Action.FIRE in envs.unwrapped.ale.get_action_set() else 0
     observations, info = envs.reset(seed=3)
-    reference.reset(info["episode_frame_number"][1] - 4 * len(reference.opening))
-    _, over = reference.play_forced()
-    ends = 0
-    for _ in range(1000):
-        if not over:
-            reference.compare(observations[1])
-        actions = random.integers(len(reference.actions), size=3)
-        observations, rewards, terminated, truncated, info = envs.step(actions)
+    yield observations[1], info["episode_frame_number"][1] - 4 * opening
+    while True:
+        actions, lives = random.integers(GAMES[env_id], size=3), info["lives"][1]
+        observations, (_, total, _), (_, over, _), truncated, info = envs.step(actions)
         assert not truncated[1]
         if over:
-            assert 0 <= info["episode_frame_number"][1] <= 30
-            reference.reset(info["episode_frame_number"][1])
-        expected = (0, False) if over else reference.tick(actions[1])
-        assert (rewards[1], terminated[1]) == expected
-        over = terminated[1]
-        ends += over
-    assert ends
+            yield observations[1], actions[1], total, over
+        start = None
+        for _ in range((1 + opening) * (over or 0 < info["lives"][1] < lives)):
+            observations, (_, reward, _), *_, info = envs.step(random.integers(2, size=3))
+            total += reward
+            if over and start is None:
+                assert reward == 0
+                start = info["episode_frame_number"][1]
+        yield (observations[1], start) if over else (observations[1], actions[1], total, over)
+
+
+@pytest.mark.parametrize("plays", [single, one_of_a_vector])
+@pytest.mark.parametrize("env_id", GAMES)
+def test_games_follow_the_protocol(env_id: str, plays: Any, random: np.random.Generator) -> None:
+    reference, ended, over = Reference(env_id), 0, False
+    for observation, *play in islice(plays(env_id, random), 700):
+        if len(play) == 1:
+            assert 0 <= play[0] <= 30
+            expected, over = reference.reset(play[0]), False
+        else:
+            assert not over
+            expected, reward, over = reference.step(play[0])
+            assert play[1:] == [reward, over]
+            ended += over
+        assert observation.dtype == np.uint8
+        # The last frame of a game is incomplete and not shown, as nobody acts on it.
+        if not over:
+            # OpenCV's INTER_AREA rounds to whole grey levels.
+            assert np.abs(observation - expected).max() <= 0.51
+    assert ended
 
 
 class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
@@ -132,43 +153,59 @@ class Scripted(gym.vector.VectorEnv[Any, Any, Any]):
         self.actions: list[int] = []
 
     def get_action_set(self) -> list[ale_py.Action]:
-        second = ale_py.Action.FIRE if self.has_fire else ale_py.Action.UP
-        return [ale_py.Action.NOOP, second, ale_py.Action.DOWN]
+        Action = ale_py.Action  # noqa: N806
+        return [Action.NOOP, Action.FIRE if self.has_fire else Action.UP, Action.DOWN]
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
         self.remaining = iter([(0, 3, False)] * 2 * self.has_fire + list(self.script))
-        return np.zeros((1, 4, 84, 84), np.uint8), {"lives": np.array([3])}
+        self.frame = 0
+        return self.planes(), {"lives": np.array([3])}
+
+    def planes(self) -> np.ndarray:
+        """Return the last four frames, each of which shows its number from 101 on."""
+        self.frame += 1
+        numbers = self.frame + np.arange(97, 101).reshape(1, 4, 1, 1)
+        return np.broadcast_to(numbers, (1, 4, 84, 84)).astype(np.uint8)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.actions += actions.tolist()
-        reward, lives, terminated = (np.array([value]) for value in next(self.remaining))
-        planes = np.zeros((1, 4, 84, 84), np.uint8)
-        return planes, reward, terminated, np.array([False]), {"lives": lives}
+        reward, lives, terminated = ([value] for value in next(self.remaining))
+        ends = np.array(terminated), np.array([False])
+        return self.planes(), np.array(reward, np.int32), *ends, {"lives": np.array(lives)}
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    ("expected", "ends"),
-    [([NOOP, FIRE, 2], [1, 2, 3, 6, 7, 8]), ([NOOP], [1, 6])],  # The second game has no FIRE.
+    ("expected", "ends", "frames"),
+    [
+        ([NOOP, FIRE, 2], [1, 2, 3, 6, 7, 8], [1, 2, 3, 1, 1, 1, 2, 3, 1, 1, 1, 2]),
+        ([NOOP], [1, 6], [1, 2, 3, 1, 2, 3, 4, 4, 1, 2, 3, 4]),  # A game without FIRE.
+    ],
 )
-def test_ticks_after_a_lost_life_act_as_a_reset_in_training(
-    expected: list[int], ends: list[int], monkeypatch: Patch
+def test_ticks_after_a_lost_life_act_as_a_reset(
+    training: bool, expected: list[int], ends: list[int], frames: list[int], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(Scripted, "has_fire", FIRE in expected)
     monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv", Scripted)
-    envs = make_vector(GAMES[0], 1, training=True)
-    envs.reset()
+    envs = make_vector(BREAKOUT, 1, training=training)
+    first, _ = envs.reset()
     ticks = [envs.step(np.array([8])) for _ in Scripted.script]
-    _, rewards, terminated, _, info = zip(*ticks, strict=True)
-    actions, opening = [8] * 11, expected[1:]
+    actions = [8] * 11
     for start in (2, 7):
         actions[start : start + len(expected)] = expected
+    opening = expected[1:]
     assert envs.unwrapped.actions == opening + actions
-    raw = [reward for reward, *_ in Scripted.script]
-    assert [tick[RAW_REWARD][0] for tick in info] == raw
-    assert [tick[GAME_OVER][0] for tick in info] == [i == 6 for i in range(11)]
-    # Forced actions earn nothing.
-    assert np.ravel(rewards).tolist() == (np.sign(raw) * (np.array(actions) == 8)).tolist()
-    assert np.flatnonzero(terminated).tolist() == ends
+    # Frames of a life that is over, or of forced steps, are not shown.
+    stacks = [first, *(tick[0] for tick in ticks)]
+    assert [np.count_nonzero(stack[0, 0, 0]) for stack in stacks] == frames
+    rewards = raw = [reward for reward, *_ in Scripted.script]
+    if training:
+        # Forced actions earn nothing.
+        rewards = [int(np.sign(r)) if a == 8 else 0 for r, a in zip(raw, actions, strict=True)]
+        assert [info[RAW_REWARD][0] for *_, info in ticks] == raw
+        assert [info[GAME_OVER][0] for *_, info in ticks] == [i == 6 for i in range(11)]
+    assert [tick[1][0] for tick in ticks] == rewards
+    assert [i for i, tick in enumerate(ticks) if tick[2][0]] == (ends if training else [6])
     # A reset forgets a life lost just before it.
     for _ in range(2):
         envs.reset()
@@ -177,12 +214,32 @@ def test_ticks_after_a_lost_life_act_as_a_reset_in_training(
     assert envs.unwrapped.actions[len(opening) + 11 :] == [*opening, 8, 8] * 2
 
 
-def test_sticky_games_repeat_actions_by_the_seed_alone() -> None:
+def test_games_from_one_start_are_equal(random: np.random.Generator) -> None:
+    envs = make(MS_PACMAN), make(MS_PACMAN)
+    envs[1].reset(seed=100)
+    for _ in range(50):  # The other has played before.
+        envs[1].step(random.integers(9))
+    seeds: dict[int, int] = {}
+    starts = [(seed, envs[0].reset(seed=seed)[1][START]) for seed in range(60)]
+    other, start = next((seed, s) for seed, s in starts if seeds.setdefault(s, seed) != seed)
+    assert len(seeds) <= 30
+    first, second = envs[0].reset(seed=seeds[start])[0], envs[1].reset(seed=other)[0]
+    np.testing.assert_array_equal(first, second)
+    for _ in range(400):
+        action = random.integers(9)
+        (first, *outcome), (second, *other_outcome) = (env.step(action) for env in envs)
+        np.testing.assert_array_equal(first, second)
+        assert outcome[:3] == other_outcome[:3]
+        if outcome[1]:
+            break
+
+
+def test_sticky_games_repeat_actions_by_the_seed_alone(random: np.random.Generator) -> None:
     def play(sticky: float, actions: np.ndarray) -> np.ndarray:
-        env = make(GAMES[0], sticky=sticky)
+        env = make(BREAKOUT, sticky=sticky)
         return np.stack([env.reset(seed=5)[0], *(env.step(action)[0] for action in actions)])
 
-    choices, other_choices = np.random.default_rng(0).integers(4, size=(2, 80))
+    choices, other_choices = random.integers(4, size=(2, 80))
     np.testing.assert_array_equal(play(0.25, choices), play(0.25, choices))
     assert not np.array_equal(play(0.25, choices), play(0.0, choices))
     # An action that is always repeated stays the same.

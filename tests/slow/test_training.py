@@ -1,4 +1,4 @@
-"""What a training learns and writes, and what it refuses."""
+"""What a training writes, how it resumes, and what it refuses."""
 
 import errno
 import math
@@ -8,128 +8,101 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pandas
 import pytest
-from gymnasium.envs.registration import EnvSpec
-from samples import Patch, products, refused, silent, snapshot
+from samples import Capsys, Patch, products, refusal, refused, silent, snapshot
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
+from quarl_tf.networks.layers import unwrap
+from quarl_tf.pipeline import evaluate, export
 from quarl_tf.quantization import quantizing
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run
-from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.records import Sidecar, TrainingRecord
+from quarl_tf.store.state import finished_training, starting_from
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training import checkpoint, loop
 from quarl_tf.training.loop import CALIBRATION_OBSERVATIONS, train
 from quarl_tf.training.rollout import rollout
 
-LENGTH = 6
 
-
-class Corridor(gym.Env[Any, Any]):
-    """Every step costs 1 until the right end; the place is shown as one of six."""
-
-    observation_space = gym.spaces.Box(0, 1, (LENGTH,))
-    action_space = gym.spaces.Discrete(2)
-
-    def _observation(self) -> np.ndarray:
-        return np.eye(LENGTH, dtype=np.float32)[min(self.place, LENGTH - 1)]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.place = 0
-        return self._observation(), {}
-
-    def step(self, action: Any) -> Any:
-        self.place = max(0, self.place + 2 * int(action) - 1)
-        return self._observation(), -1.0, self.place == LENGTH, False, {}
-
-
-_COMMON: dict[str, Any] = {"steps": 3000, "num_envs": 4, "network": [32], "discount": 0.95}
-_COMMON |= {"evaluation_every": 1000, "evaluation_episodes": 2, "checkpoint_every": 1000}
-_COMMON |= {"learning_rate": 0.003, "learning_rate_decay": False}
-_DQN = {"learning_starts": 200, "buffer_size": 3000, "batch_size": 32, "n_step": 1}
-_DQN |= {"train_frequency": 32, "gradient_steps": 16, "target_update": 32}
-_PPO = {"train_frequency": 128, "minibatch_size": 64, "epochs": 10, "gae_lambda": 0.95}
-_A2C = {"train_frequency": 32, "minibatch_size": 32, "gae_lambda": 1.0, "steps": 6000}
-
-
-@pytest.mark.parametrize(
-    ("algo", "changes"),
-    [("dqn", {**_DQN, "exploration_fraction": 0.5}), ("ppo", _PPO), ("a2c", _A2C)],
-)
-def test_every_one_learns_what_comes_later(
-    algo: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: Patch
-) -> None:
-    spec = EnvSpec("Corridor-v0", Corridor, max_episode_steps=40)
-    monkeypatch.setitem(gym.registry, spec.id, spec)
-    preset = presets.load(algo, "CartPole-v1", {**_COMMON, **changes})
-    run, workspace = Run(algo, spec.id, 0), Workspace(tmp_path)
-    assert train(workspace, run, silent, preset).selection_return == -LENGTH
-    network = trained_network(run, preset, workspace)
-    heads = inference.forward(network)(np.eye(LENGTH, dtype=np.float32))
-    assert (heads.argmax(axis=1) == 1).all()
-    if algo == "dqn":
-        # It also knows what every place is worth: its steps to the end, discounted.
-        exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
-        np.testing.assert_allclose(heads.max(axis=1), exact, atol=0.25)
-
-
-def trained_network(run: Run, preset: presets.Preset, workspace: Workspace) -> Any:
-    network = agents.build_network(run.algo, environments.env_spec(run.env_id), preset, 0)
-    weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
-    networks.set_weights(network, weights)
-    return network
+def curves(workspace: Workspace, run: Run) -> pandas.DataFrame:
+    return pandas.read_csv(workspace.run_dir(run.run_id) / "progress.csv")
 
 
 @pytest.fixture
-def folder(trained: Workspace, tiny_run: Run) -> Path:
-    """Return the folder of a finished training."""
-    return trained.run_dir(tiny_run.run_id)
-
-
-def curves(folder: Path) -> pandas.DataFrame:
-    return pandas.read_csv(folder / "progress.csv")
-
-
-@pytest.fixture
-def cut_off(tiny_run: Run, tmp_path: Path) -> Workspace:
-    """Return the workspace of a training that was killed after its last step."""
-
-    def kill(step: int, steps: int, _: str) -> None:
-        if step >= steps:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(Workspace(tmp_path), tiny_run, kill)
+def copy(trained: Workspace, tmp_path: Path) -> Workspace:
+    """Return a copy of the trained workspace, to be damaged."""
+    shutil.copytree(trained.root, tmp_path, dirs_exist_ok=True)
     return Workspace(tmp_path)
 
 
-def test_kept_network_is_the_best_on_selection_seeds(tiny_run: Run, folder: Path) -> None:
+def with_weights(run: Run, folder: Path) -> Any:
+    """Return a network in float32 with what a training in this folder has kept."""
+    preset = presets.load(run.algo, run.env_id, run.overrides | {"precision": "float32"})
+    network = agents.build_network(run.algo, environments.env_spec(run.env_id), preset, 0)
+    networks.set_weights(network, networks.load_weights(folder / "network.npz"))
+    return network
+
+
+def train_and_cut(workspace: Workspace, run: Run, cut: Path) -> None:
+    """Train, and copy the run as a kill after the last step leaves it."""
+
+    def keep(step: int, steps: int, _: str) -> None:
+        if step >= steps:
+            shutil.copytree(workspace.root / "runs", cut / "runs")
+
+    train(workspace, run, keep)
+
+
+@pytest.fixture(scope="module")
+def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cut = tmp_path_factory.mktemp("killed")
+    train_and_cut(Workspace(tmp_path_factory.mktemp("uncut")), tiny_run, cut)
+    return cut
+
+
+@pytest.fixture
+def cut_off(killed: Path, tmp_path: Path) -> Workspace:
+    """Return a workspace of a killed training, to be damaged or resumed."""
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    return Workspace(tmp_path)
+
+
+def test_record_says_what_was_trained_and_is_found_again(trained: Workspace, tiny_run: Run) -> None:
+    folder = trained.run_dir(tiny_run.run_id)
     record = TrainingRecord.load(folder / "training.json")
-    evaluated = curves(folder).dropna(subset="greedy_return")
+    record.verify(folder)
+    assert Run.from_dict(record.run) == tiny_run
+    assert record.run_id == tiny_run.run_id == folder.name
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    assert presets.restore("dqn", record.preset) == preset
+    assert finished_training(trained, tiny_run, preset) == record
+    assert any((folder / "tensorboard").iterdir())
+
+
+def test_kept_network_is_the_best_on_selection_seeds(trained: Workspace, tiny_run: Run) -> None:
+    record = TrainingRecord.load(trained.run_dir(tiny_run.run_id) / "training.json")
+    evaluated = curves(trained, tiny_run).dropna(subset="greedy_return")
     assert len(evaluated) >= tiny_run.overrides["steps"] // tiny_run.overrides["evaluation_every"]
     # The later of two that are equally good.
     best = max(zip(evaluated.greedy_return, evaluated.step, strict=True))
     assert (record.selection_return, record.best_step) == best
-    assert evaluated.seconds.iloc[-1] <= record.seconds
 
 
-def test_curves_have_a_row_per_hundredth_of_the_training(tiny_run: Run, folder: Path) -> None:
-    curve, overrides = curves(folder), tiny_run.overrides
+def test_curves_have_a_row_per_hundredth_of_the_training(trained: Workspace, tiny_run: Run) -> None:
+    curve, overrides = curves(trained, tiny_run), tiny_run.overrides
     columns = ["step", "seconds", "episodes", "episode_return", "greedy_return", "loss"]
     assert list(curve) == columns
-    assert any((folder / "tensorboard").iterdir())
     last = curve.step.iloc[-1]
     assert overrides["steps"] <= last < overrides["steps"] + overrides["train_frequency"]
     # A hundredth is less than a burst here, so every burst has its row; resets are no steps.
     assert np.diff(curve.step, prepend=0).min() > 0
     assert np.diff(curve.step, prepend=0).max() <= overrides["train_frequency"]
-    assert (np.diff(curve.seconds, prepend=0) >= 0).all()
     # CartPole pays 1 a step, and an episode is 1 to 500 steps long.
     assert curve.episode_return.dropna().between(1, 500).all()
     assert 1 <= last / curve.episodes.iloc[-1] <= 500
@@ -142,23 +115,22 @@ def test_training_stops_at_the_return_that_was_asked_for(tiny_run: Run, tmp_path
     # Any policy reaches this return at the first evaluation.
     run = replace(tiny_run, overrides={**tiny_run.overrides, "until": 1})
     record = train(Workspace(tmp_path), run, silent)
-    last = curves(Workspace(tmp_path).run_dir(run.run_id)).iloc[-1]
+    last = curves(Workspace(tmp_path), run).iloc[-1]
     assert record.best_step == last.step < run.overrides["steps"]
     assert record.selection_return == last.greedy_return >= 1
 
 
-def test_calibration_is_of_what_the_kept_network_sees(
-    trained: Workspace, tiny_run: Run, folder: Path
-) -> None:
+def test_calibration_is_of_what_the_kept_network_sees(trained: Workspace, tiny_run: Run) -> None:
+    folder, limit = trained.run_dir(tiny_run.run_id), CALIBRATION_OBSERVATIONS
     observations = networks.load_weights(folder / "calibration.npz")["observations"]
-    assert 0 < len(observations) <= CALIBRATION_OBSERVATIONS
+    assert 0 < len(observations) <= limit
     assert observations.dtype == np.float32
-    preset = presets.load("dqn", "CartPole-v1", tiny_run.overrides)
-    head = inference.Snapshot(trained_network(tiny_run, preset, trained))
-    envs = environments.make_vector("CartPole-v1", preset.evaluation_episodes)
-    seed = environment_seed(tiny_run.seed, "calibration", int(curves(folder).step.iloc[-1]))
-    played = rollout(envs, lambda x, _: head(x).argmax(axis=1), seed, CALIBRATION_OBSERVATIONS)
-    np.testing.assert_allclose(observations, played.observations, rtol=1e-6)
+    head = inference.Snapshot(with_weights(tiny_run, folder))
+    envs = environments.make_vector("CartPole-v1", tiny_run.overrides["evaluation_episodes"])
+    final = int(curves(trained, tiny_run).step.iloc[-1])
+    seed = environment_seed(tiny_run.seed, "calibration", final)
+    expected = rollout(envs, lambda batch, _: head(batch).argmax(axis=1), seed, limit).observations
+    np.testing.assert_allclose(observations, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("change", ["a variable less", "another shape", "a state less"])
@@ -178,28 +150,21 @@ def test_checkpoints_of_others_are_kept(cut_off: Workspace, tiny_run: Run, chang
     assert newest.read_bytes() == content
 
 
-def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
-    other = replace(tiny_run, overrides={**tiny_run.overrides, "discount": 0.5})
-    cut_off.run_dir(tiny_run.run_id).rename(cut_off.run_dir(other.run_id))
-    before = snapshot(cut_off.root)
-    assert "discount=0.5 for 0." in refused(train, cut_off, other, silent)
-    assert snapshot(cut_off.root) == before
-
-
 def test_damage_costs_a_checkpoint_and_a_record_names_all_commits_and_processors(
-    cut_off: Workspace, tiny_run: Run, folder: Path, monkeypatch: Patch
+    cut_off: Workspace, trained: Workspace, tiny_run: Run, monkeypatch: Patch
 ) -> None:
-    resumed = cut_off.run_dir(tiny_run.run_id)
-    before, newest = sorted((resumed / "checkpoints").glob("*.npz"))
-    newest.write_bytes(newest.read_bytes()[:-9])
+    folder, uncut = (workspace.run_dir(tiny_run.run_id) for workspace in (cut_off, trained))
+    saved = sorted((folder / "checkpoints").glob("*.npz"))
+    assert len(saved) == 2
+    saved[-1].write_bytes(saved[-1].read_bytes()[:-9])
     monkeypatch.setattr(loop.provenance, "source_commit", lambda: "fedcba987654")
     monkeypatch.setattr(loop.provenance, "processor", lambda: "Beta with asimd")
     steps = []
     record = train(cut_off, tiny_run, lambda step, *_: steps.append(step))
     # It resumed the checkpoint before the damaged one.
-    assert int(before.stem) < steps[0] <= int(newest.stem)
-    assert products(resumed) == products(folder)
-    expected = TrainingRecord.load(folder / "training.json")
+    assert int(saved[0].stem) < steps[0] <= int(saved[1].stem)
+    assert products(folder) == products(uncut)
+    expected = TrainingRecord.load(uncut / "training.json")
     assert record.commits == [*expected.commits, "fedcba987654"]
     assert record.processors == [*expected.processors, "Beta with asimd"]
 
@@ -213,37 +178,35 @@ def test_a_run_that_another_process_trains_is_refused(tiny_run: Run, tmp_path: P
 
 
 def test_full_disk_is_one_line_and_training_goes_on_later(
-    tiny_run: Run, folder: Path, tmp_path: Path, monkeypatch: Patch
+    trained: Workspace, tiny_run: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    workspace, fsync = Workspace(tmp_path), os.fsync
+    workspace = Workspace(tmp_path)
+    folder = workspace.run_dir(tiny_run.run_id)
+    fsync = os.fsync
     # A run folder half written, without a checkpoint to resume.
-    unfinished = workspace.run_dir(tiny_run.run_id)
-    (unfinished / "checkpoints").mkdir(parents=True)
-    (unfinished / "progress.csv").write_text("step,episode_return\n64,1")
-    (unfinished / "network.npz").write_bytes(b"PK\x03\x04")
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "progress.csv").write_text("step,episode_return\n64,1")
+    (folder / "network.npz").write_bytes(b"PK\x03\x04")
 
     def fills_up(handle: int) -> None:
         # The disk is full after the first checkpoint.
-        if any((unfinished / "checkpoints").glob("*.npz")):
+        if any((folder / "checkpoints").glob("*.npz")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fills_up)
         assert "No space left" in refused(train, workspace, tiny_run, silent)
-    assert not list(unfinished.rglob("*.tmp"))
-    assert not (unfinished / "training.json").exists()
+    assert not list(folder.rglob("*.tmp"))
+    assert not (folder / "training.json").exists()
     steps: list[int] = []
     train(workspace, tiny_run, lambda done, *_: steps.append(done))
     assert steps[0] > tiny_run.overrides["checkpoint_every"]
-    assert products(unfinished) == products(folder)
+    assert products(folder) == products(trained.run_dir(tiny_run.run_id))
 
 
 @pytest.mark.parametrize("name", ["network.npz", "calibration.npz"])
-def test_changed_network_is_refused(
-    trained: Workspace, tiny_run: Run, tmp_path: Path, name: str
-) -> None:
-    copy = Workspace(shutil.copytree(trained.root, tmp_path / "copy"))
+def test_changed_network_is_refused(copy: Workspace, tiny_run: Run, name: str) -> None:
     path = copy.run_dir(tiny_run.run_id) / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -256,18 +219,27 @@ def test_changed_network_is_refused(
     assert snapshot(copy.root) == before
 
 
-@pytest.mark.parametrize("steps_between_evaluations", [64, 5000])
-def test_a_reward_that_is_not_finite_is_not_called_divergence(
-    steps_between_evaluations: int, tiny_run: Run, broken_reward: str, tmp_path: Path
-) -> None:
-    overrides = {**tiny_run.overrides, "evaluation_every": steps_between_evaluations}
-    preset = presets.load("dqn", "CartPole-v1", overrides)
-    run = Run("dqn", broken_reward, 0)
-    assert "return=nan" in refused(train, Workspace(tmp_path), run, silent, preset)
+def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_run: Run) -> None:
+    folder = cut_off.run_dir(tiny_run.run_id)
+    other = replace(tiny_run, overrides={**tiny_run.overrides, "discount": 0.5})
+    folder.rename(cut_off.run_dir(other.run_id))
+    before = snapshot(cut_off.root)
+    assert "discount=0.5 for 0." in refused(train, cut_off, other, silent)
+    assert snapshot(cut_off.root) == before
 
 
 def begun(folder: Path, run: Run) -> loop._Training:
     return loop._Training(folder, run, presets.load(run.algo, run.env_id, run.overrides))
+
+
+@pytest.mark.parametrize("steps_between_evaluations", [64, 5000])
+def test_a_reward_that_is_not_finite_is_not_called_divergence(
+    steps_between_evaluations: int, tiny_run: Run, broken_reward: str, tmp_path: Path
+) -> None:
+    changes = {"evaluation_every": steps_between_evaluations}
+    preset = presets.load("dqn", "CartPole-v1", {**tiny_run.overrides, **changes})
+    run = Run("dqn", broken_reward, 0)
+    assert "return=nan" in refused(train, Workspace(tmp_path), run, silent, preset)
 
 
 def test_actions_and_heads_beyond_numbers_are_divergence(tiny_run: Run, tmp_path: Path) -> None:
@@ -288,6 +260,105 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
     assert sum(map(len, state._variances)) == sum(lengths)
 
 
+def require_start(workspace: Workspace, run: Run, weights: networks.Weights) -> None:
+    """Check that a run starts from these weights."""
+    state = begun(workspace.run_dir("unused"), run)
+    assert run.origin is not None
+    state.start_from(workspace, run.origin)
+    start = {name: state.best.weights[name] for name in weights}
+    np.testing.assert_equal(start, weights)
+
+
+def test_the_value_network_sees_what_the_network_to_start_from_saw(tmp_path: Path) -> None:
+    run = Run("ppo", "CartPole-v1", 0, {"network": [8]})
+    first, second = begun(tmp_path, run).agent, begun(tmp_path, run).agent
+    first._statistics.update(np.random.default_rng(0).normal(3, 2, (50, 4)).astype(np.float32))
+    first._statistics.apply_to(first._model.normalised_networks)
+    second.start_from(networks.weights(first.network), 50)
+    models = second._model.normalised_networks
+    policy, value = (unwrap(model.get_layer("normalizer")) for model in models)
+    assert value.mean.numpy() == pytest.approx(first._statistics.mean, rel=1e-5)
+    np.testing.assert_array_equal(value.mean, policy.mean)
+    # Rounded once more, from the statistics that are taken from the policy.
+    np.testing.assert_allclose(value.inverse_deviation, policy.inverse_deviation, rtol=1e-5)
+
+
+def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
+    copy: Workspace, tiny_run: Run, tmp_path: Path
+) -> None:
+    quantization = Quantization.from_mapping({"bits": 4, "delay": 450})
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    run = starting_from(copy, tiny_run.run_id, replace(tiny_run, quantization=quantization), preset)
+    weights = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
+    require_start(copy, run, weights)
+    cut = Workspace(tmp_path / "cut")
+    train_and_cut(copy, run, cut.root)
+    started: list[int] = []
+    train(cut, run, lambda done, *_: started.append(done))
+    assert started[0] > preset.checkpoint_every
+    assert products(cut.run_dir(run.run_id)) == products(copy.run_dir(run.run_id))
+    # Its reference is the network that it started from.
+    export(tiny_run.run_id, ["fp32"], root=copy.root)
+    (artifact,) = export(run.run_id, ["qat_w4a4"], root=copy.root)
+    fp32 = Sidecar.load(copy.artifact(tiny_run.run_id, "fp32").with_suffix(".json"))
+    assert evaluate(artifact, 2).reference_sha256 == fp32.sha256
+    other = replace(run, origin=replace(run.origin, network_sha256="another"))
+    assert "trained again since" in refused(train, copy, other, silent)
+
+
+def test_a_flatbuffer_stands_in_for_a_run_to_start_from(copy: Workspace, tiny_run: Run) -> None:
+    preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
+    weights = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
+    (fp32,) = export(tiny_run.run_id, ["fp32"], root=copy.root)
+    shutil.rmtree(copy.root / "runs")
+    arguments = copy, tiny_run.run_id, tiny_run, preset
+    run = starting_from(*arguments)
+    require_start(copy, run, weights)
+    assert run.origin.network_sha256 == Sidecar.load(fp32.with_suffix(".json")).sha256
+    content = bytearray(fp32.read_bytes())
+    content[-100] ^= 1
+    fp32.write_bytes(content)
+    assert f"Received: path='{fp32}" in refused(starting_from, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("origin", "options", "code", "message"),
+    [
+        ("dqn-CartPole-v1-s9", [], 1, "Received: run='dqn-CartPole-v1-s9'"),
+        (None, ["-p", "network=[3]"], 2, "Received: network=[3] for "),
+        (None, ["-p", "dueling=true"], 2, "Received: dueling=True for False"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_one_line(
+    trained: Workspace,
+    tiny_run: Run,
+    origin: Any,
+    options: list[str],
+    code: int,
+    message: str,
+    capsys: Capsys,
+) -> None:
+    network = f"network={list(tiny_run.overrides['network'])}"
+    words = ["train", "--algo", "dqn", "--env", "CartPole-v1", "-p", network, *options]
+    where = ["--root", f"{trained.root}", "--from", origin or tiny_run.run_id, "--dry-run"]
+    assert message in refusal(capsys, *words, *where, code=code)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_policy_trained_in_reduced_precision_is_exported_like_any_other(
+    precision: str, tiny_run: Run, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path)
+    run = replace(tiny_run, overrides={**tiny_run.overrides, "precision": precision})
+    train(workspace, run, silent)
+    folder = workspace.run_dir(run.run_id)
+    fp32, *_ = export(run.run_id, ["fp32", "int8", "ptq_w4"], root=tmp_path)
+    observations = networks.load_weights(folder / "calibration.npz")["observations"][:200]
+    policy, network = Policy.load(fp32), with_weights(run, folder)
+    heads = np.stack([policy.head(observation) for observation in observations])
+    np.testing.assert_allclose(heads, network(observations), rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatch: Patch) -> None:
     overrides = {"network": "li", "precision": "bfloat16", "evaluation_episodes": 1}
     quantization = Quantization.from_mapping({"bits": 3, "delay": 1})
@@ -297,11 +368,13 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
     state.agent.network(frames, training=True)
     state._start_quantization(1)
 
-    played = np.ones(len(frames), np.bool_)
-    monkeypatch.setattr(loop.rollout, "rollout", lambda _, act, *__: act(frames, played))
+    def act_on_frames(_: Any, act: Any, *__: Any) -> Any:
+        return act(frames, np.ones(len(frames), np.bool_))
+
+    monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
     preset = replace(state._preset, precision="float32")
-    network = agents.build_network(run.algo, state._spec, preset, run.seed)
-    network = quantizing(quantization)(network)
+    plain_network = agents.build_network(run.algo, state._spec, preset, run.seed)
+    network = quantizing(quantization)(plain_network)
     networks.set_weights(network, networks.weights(state.agent.network))
     heads = inference.forward(network)(frames)
     np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))

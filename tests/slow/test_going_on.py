@@ -1,0 +1,149 @@
+"""A saved training resumes in another workspace, as a run of its own."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import Capsys, Patch, refusal, silent
+
+from quarl_tf import networks, pipeline, presets
+from quarl_tf.cli import verbs
+from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.files import sha256
+from quarl_tf.spec import Origin, Run
+from quarl_tf.store.records import TrainingRecord
+from quarl_tf.store.workspace import Workspace, checkpoint_dir
+from quarl_tf.training import checkpoint, loop
+
+_BRIEF: dict[str, Any] = {"steps": 512, "num_envs": 2, "network": [8], "train_frequency": 64}
+_BRIEF |= {"evaluation_every": 128, "evaluation_episodes": 2, "checkpoint_every": 256}
+_DQN = {**_BRIEF, "learning_starts": 64, "batch_size": 16, "gradient_steps": 4, "target_update": 6}
+_OFF_POLICY = {"learning_starts": 200, "batch_size": 16, "gradient_steps": 4}
+_DDPG = {**_BRIEF, **_OFF_POLICY, "noise": 0.0, "correlated_noise": False}
+_FOUR_BITS = presets.quantization("dqn", {"bits": 4, "delay": 100})
+RUNS = {
+    "ppo": Run("ppo", "CartPole-v1", 3, {**_BRIEF, "minibatch_size": 32, "epochs": 2}),
+    "dqn": Run("dqn", "CartPole-v1", 3, _DQN),
+    "ddpg": Run("ddpg", "MountainCarContinuous-v0", 3, _DDPG),
+    "dqn at 4 bits": Run("dqn", "CartPole-v1", 3, _DQN, _FOUR_BITS),
+}
+
+
+def saved(run: Run, folder: Path, file: Path) -> tuple[dict[str, np.ndarray], Any]:
+    """Train, and save the checkpoint in the middle to a file; return its content."""
+    content: list[Any] = []
+    checkpoints = checkpoint_dir(Workspace(folder).run_dir(run.run_id))
+
+    def save(step: int, *_: object) -> None:
+        if not content and step > 256:
+            words = ["checkpoint", "save", run.run_id, str(file), "--root", str(folder)]
+            assert verbs.main(words) == 0
+            content.extend(checkpoint.load_newest(checkpoints) or ())
+
+    loop.train(Workspace(folder), run, save)
+    arrays, state = content
+    return arrays, state
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys: Capsys) -> None:
+    run, file = RUNS[kind], tmp_path / "saved.npz"
+    arrays, state = saved(run, tmp_path / "here", file)
+    command = shlex.split(capsys.readouterr().out.partition("resume by ")[2].splitlines()[0])[1:]
+    origin = Origin(run, sha256(file), state["step"], str(file))
+    expected = Run(run.algo, run.env_id, 3, run.overrides, run.quantization, origin=origin)
+    assert expected.run_id.startswith(f"{run.run_id}-from")
+    assert expected.plain == (expected if run.quantization is None else run.plain)
+    # What it starts with.
+    preset = presets.load(run.algo, run.env_id, run.overrides)
+    elsewhere = Workspace(tmp_path / "elsewhere")
+    training = loop._Training(elsewhere.run_dir("begun"), expected, preset)
+    training.resume()
+    assert training.step == state["step"] >= 256
+    assert training.collector.episodes == state["episodes"]
+    copies, agent_arrays = set(state["copies"]), training.agent.arrays()
+    assert bool(copies) == (run.algo != "ppo")
+    for name in arrays.keys() - copies:
+        if not name.startswith(("replay/", "best/")):
+            np.testing.assert_array_equal(agent_arrays[name], arrays[name], err_msg=name)
+    for target in training.agent.targets:
+        for name, value in networks.weights(target).items():
+            np.testing.assert_array_equal(value, networks.weights(training.agent.network)[name])
+    # It acts by its network, also while a new replay warms up.
+    if run.algo == "ddpg":
+        observations = training.collector.observations
+        heads = networks.inference.Snapshot(training.agent.network)(observations)
+        np.testing.assert_array_equal(
+            training.agent.act(observations, 0.5), training._spec.greedy(heads)
+        )
+    # As the command that was printed has it, to the end.
+    assert verbs.main([*command, "--root", str(elsewhere.root)]) == 0
+    record = TrainingRecord.load(elsewhere.run_dir(expected.run_id) / "training.json")
+    assert record.run == expected.to_dict()
+    assert record.best_step > state["step"]
+    lines, continued = (
+        (folder / "progress.csv").read_text().splitlines()
+        for folder in (tmp_path / "here/runs" / run.run_id, elsewhere.run_dir(expected.run_id))
+    )
+    shared = len(state["rows"]) + 1
+    assert continued[:shared] == lines[:shared]
+    assert [line.split(",")[0] for line in continued] == [line.split(",")[0] for line in lines]
+
+
+def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Capsys) -> None:
+    first, overrides = RUNS["dqn"], {**_DQN, "distillation": 0.5}
+    run = Run("dqn", "CartPole-v1", 3, overrides)
+    preset = presets.load("dqn", "CartPole-v1", overrides)
+    message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
+    assert "name it (--from RUN). Received: distillation=0.5" in message
+    with pytest.raises(UsageError, match="--from RUN"):
+        loop.train(Workspace(tmp_path), run, silent)
+    assert not list(tmp_path.iterdir())
+    loop.train(Workspace(tmp_path), first, silent)
+    run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
+    arrays, state = saved(run, tmp_path, tmp_path / "saved.npz")
+    # Elsewhere, where that network is not.
+    file = str(tmp_path / "saved.npz")
+    continued = pipeline.with_origin(
+        Workspace(tmp_path / "elsewhere"), file, replace(run, origin=None), preset
+    )
+    training = loop._Training(tmp_path / "elsewhere/runs/begun", continued, preset)
+    training.resume()
+    assert training.step == state["step"]
+    weights = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
+    teacher = networks.weights(training.agent.teacher)
+    for name, value in weights.items():
+        np.testing.assert_array_equal(teacher[name], value)
+        np.testing.assert_array_equal(arrays[f"teacher/{name}"], value)
+    assert not np.array_equal(weights["head/kernel:0"], arrays["best/head/kernel:0"])
+
+
+def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
+    run, file = RUNS["ppo"], tmp_path / "saved.npz"
+    saved(run, tmp_path, file)
+    capsys.readouterr()
+    words = ["checkpoint", "save", run.run_id, "--root", str(tmp_path)]
+    assert "has no checkpoint" in refusal(capsys, *words, str(file), code=1)
+    assert "ends in .npz" in refusal(capsys, *words, "saved.zip")
+    task = [*shlex.split(run.command("train"))[1:], "--from", str(file), "--dry-run"]
+    assert verbs.main(task) == 0
+    capsys.readouterr()
+    message = refusal(capsys, *task, "-p", "discount=0.5", code=1)
+    assert "with other settings; give the same ones. Received: discount=0.5 for 0.98" in message
+    arrays, state = checkpoint.load_to_go_on(file)
+    monkeypatch.setattr(checkpoint, "LIMIT", 1000)
+    large = checkpoint.save(tmp_path / "large", 256, arrays, state)
+    with pytest.raises(checkpoint.QuarlError, match="larger than 1,000 bytes"):
+        checkpoint.save_to_go_on(large.parent, tmp_path / "large.npz")
+    assert not (tmp_path / "large.npz").exists()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255  # Within a compressed array.
+    file.write_bytes(content)
+    assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)
+    file.write_bytes(content[:-100])
+    assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)

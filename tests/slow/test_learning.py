@@ -1,0 +1,107 @@
+"""Does it learn? Every algorithm, end to end, on a task of seconds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from samples import silent
+
+from quarl_tf import agents, environments, networks, presets
+from quarl_tf.networks import inference
+from quarl_tf.spec import Run
+from quarl_tf.store.workspace import Workspace
+from quarl_tf.training.loop import train
+
+LENGTH = 6
+
+
+class Corridor(gym.Env[Any, Any]):
+    """Every step costs 1 until the right end; the place is shown as one of six."""
+
+    observation_space = gym.spaces.Box(0, 1, (LENGTH,))
+    action_space = gym.spaces.Discrete(2)
+
+    def _observation(self) -> np.ndarray:
+        return np.eye(LENGTH, dtype=np.float32)[min(self.place, LENGTH - 1)]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.place = max(0, self.place + 2 * int(action) - 1)
+        return self._observation(), -1.0, self.place == LENGTH, False, {}
+
+
+class Approach(gym.Env[Any, Any]):
+    """Every step costs the distance from 0, which the action changes."""
+
+    observation_space = gym.spaces.Box(-2, 2, (1,))
+    action_space = gym.spaces.Box(-0.5, 0.5, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.np_random.choice([-1.0, 1.0])
+        return np.array([self.place], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.place = float(np.clip(self.place + action[0], -2, 2))
+        return np.array([self.place], np.float32), -abs(self.place), False, False, {}
+
+
+@pytest.fixture(autouse=True)
+def tasks() -> Iterator[None]:
+    gym.register("Corridor-v0", Corridor, max_episode_steps=40)
+    gym.register("Approach-v0", Approach, max_episode_steps=10)
+    yield
+    del gym.registry["Corridor-v0"], gym.registry["Approach-v0"]
+
+
+_COMMON: dict[str, Any] = {"steps": 3000, "num_envs": 4, "network": [32], "discount": 0.95}
+_COMMON |= {"evaluation_every": 1000, "evaluation_episodes": 2, "checkpoint_every": 1000}
+_COMMON |= {"learning_rate": 0.003, "learning_rate_decay": False}
+_OFF_POLICY = {"learning_starts": 200, "buffer_size": 3000, "batch_size": 32, "n_step": 1}
+_OFF_POLICY |= {"train_frequency": 32, "gradient_steps": 16}
+_DQN = {"target_update": 32, "exploration_fraction": 0.5}
+_DDPG = {"critic_learning_rate": 0.003, "target_tau": 0.05, "noise": 0.2, "layer_norm": False}
+_PPO = {"train_frequency": 128, "minibatch_size": 64, "epochs": 10, "gae_lambda": 0.95}
+_A2C = {"train_frequency": 32, "minibatch_size": 32, "gae_lambda": 1.0, "steps": 6000}
+
+
+@pytest.mark.parametrize(
+    ("algo", "env_id", "changes"),
+    [
+        ("dqn", "Corridor-v0", {**_OFF_POLICY, **_DQN}),
+        ("ppo", "Corridor-v0", _PPO),
+        ("a2c", "Corridor-v0", _A2C),
+        ("ddpg", "Approach-v0", {**_OFF_POLICY, **_DDPG}),
+        ("ppo", "Approach-v0", _PPO),
+    ],
+)
+def test_every_one_learns(algo: str, env_id: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    preset_of = "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1"
+    preset = presets.load(algo, preset_of, {**_COMMON, **changes})
+    run, workspace = Run(algo, env_id, 0), Workspace(tmp_path)
+    record = train(workspace, run, silent, preset)
+    network = agents.build_network(algo, environments.env_spec(env_id), preset, seed=0)
+    weights = networks.load_weights(workspace.run_dir(run.run_id) / "network.npz")
+    networks.set_weights(network, weights)
+    head = inference.forward(network)
+    if env_id == "Approach-v0":
+        # The best is -0.5; to stay costs 10.
+        assert record.selection_return > -1.5
+        steps = head(np.array([[-1], [1]], np.float32)).ravel()
+        assert steps[0] > 0.3
+        assert steps[1] < -0.3
+        return
+    assert record.selection_return == -LENGTH
+    heads = head(np.eye(LENGTH, dtype=np.float32))
+    assert (heads.argmax(axis=1) == 1).all()
+    if algo == "dqn":
+        # It also knows what every place is worth: its steps to the end, discounted.
+        exact = [-sum(0.95**i for i in range(LENGTH - place)) for place in range(LENGTH)]
+        np.testing.assert_allclose(heads.max(axis=1), exact, atol=0.25)
