@@ -351,9 +351,8 @@ def _counts(statuses: Sequence[Status]) -> str:
 
 def _chosen_engine(args: argparse.Namespace) -> engine.Engine:
     """Return the engine of `--engine`; a UsageError for an option of the other one."""
-    local, ray = ("jobs", "shard"), ("address", "cores", "gather")
-    foreign_options = local if args.engine == "ray" else ray
-    for name in foreign_options:
+    foreign_options = {"ray": ("jobs", "shard"), "local": ("address", "cores", "gather")}
+    for name in foreign_options[args.engine]:
         if value := getattr(args, name):
             raise UsageError(
                 f"Engine {args.engine} has no option --{name}; leave it out. "

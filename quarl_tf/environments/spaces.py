@@ -72,8 +72,8 @@ def _is_of_numbers(space: Space[Any]) -> bool:
     return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
 
 
-def _rounded(values: NDArray[Any]) -> bool:
-    """Tell whether numbers are others in float32."""
+def _is_rounded(values: NDArray[Any]) -> bool:
+    """Tell whether float32 rounds any of these numbers."""
     return not np.array_equal(values, values.astype(np.float32))
 
 
@@ -86,7 +86,7 @@ def _action(space: Space[Any]) -> _Change | None:
         flat_space = MultiDiscrete(space.nvec.flatten())
     elif isinstance(space, MultiBinary):
         flat_space = MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
-    elif isinstance(space, Box) and (_rounded(space.low), _rounded(space.high)) != (False, False):
+    elif isinstance(space, Box) and (_is_rounded(space.low) or _is_rounded(space.high)):
         low, high = (end.flatten().astype(np.float32) for end in (space.low, space.high))
         # An end that is rounded to float32 may lie beyond that of the space.
         return Box(low, high), lambda action: np.clip(

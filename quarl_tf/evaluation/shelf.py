@@ -130,10 +130,11 @@ def _selection_return(entry: Entry) -> float:
     Up to the delay it was another network.
     """
     path, quantization = entry.artifact.with_name("progress.csv"), entry.run.quantization
-    rows = csv.DictReader(path.read_text().splitlines()) if path.exists() else ()
     delay = 0 if quantization is None else quantization.delay
     returns = [-math.inf]
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # Not a learning curve, or cut off.
+    # Missing, not a learning curve, or cut off.
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+        rows = csv.DictReader(path.read_text().splitlines())
         greedy_returns = (row["greedy_return"] for row in rows if int(row["step"]) > delay)
         returns += [float(value) for value in greedy_returns if value]
     return max(returns)

@@ -22,8 +22,8 @@ BETWEEN_ONES = schema.ActivationFunctionType.RELU_N1_TO_1
 #: power of two, so that floats add them up without rounding.
 UNIT_STEP = 1 / 128
 
-#: Operators with a kernel of weights.
-WEIGHTED = ("FULLY_CONNECTED", "CONV_2D")
+#: Operators that are layers of recipes.
+LAYERS = ("FULLY_CONNECTED", "CONV_2D")
 
 _OPERATORS = vars(schema.BuiltinOperator)
 _NAMES = {code: name for name, code in _OPERATORS.items() if not name.startswith("_")}
@@ -57,13 +57,13 @@ class Graph:
     def _separate(self) -> None:
         """Give each layer constants of its own, which change without those of others."""
         used_buffers: set[int] = set()
-        for operator in sorted(self.operators, key=lambda op: self.name(op) in WEIGHTED):
+        for operator in sorted(self.operators, key=lambda op: self.name(op) in LAYERS):
             operator.inputs = list(operator.inputs)
             for position, index in enumerate(operator.inputs):
                 values = self.constant(index)
                 if values is None:
                     continue
-                if self.tensors[index].buffer in used_buffers and self.name(operator) in WEIGHTED:
+                if self.tensors[index].buffer in used_buffers and self.name(operator) in LAYERS:
                     operator.inputs[position] = self.add(index, b"_own", values=values)
                 used_buffers.add(self.tensors[operator.inputs[position]].buffer)
 
@@ -82,7 +82,7 @@ class Graph:
         The head is the last one with as many outputs as the flatbuffer: in a dueling network the
         value of the state may follow it.
         """
-        kernel_operators = [op for op in self.operators if self.name(op) in WEIGHTED]
+        kernel_operators = [op for op in self.operators if self.name(op) in LAYERS]
         size = self._size(self.outputs[0])
         heads = [op for op in kernel_operators if self._size(op.outputs[0]) == size]
         head, layers = (heads or kernel_operators)[-1], dict[str, Any]()

@@ -14,10 +14,10 @@ import numpy as np
 from quarl_tf.export.activations import ranges
 from quarl_tf.export.graph import (
     BETWEEN_ONES,
+    LAYERS,
     LOWEST,
     UINT8,
     UNIT_STEP,
-    WEIGHTED,
     Graph,
     fused_activation,
 )
@@ -93,7 +93,7 @@ def _fold_byte_scaling(graph: Graph) -> None:
         while graph.name(layer) in _MOVING:
             tensors.append(layer.outputs[0])
             layer = users[layer.outputs[0]]
-        kernel = graph.constant(layer.inputs[1]) if graph.name(layer) in WEIGHTED else None
+        kernel = graph.constant(layer.inputs[1]) if graph.name(layer) in LAYERS else None
         if kernel is not None and all(graph.readers(index) == 1 for index in tensors):
             first.inputs[0] = cast.outputs[0]
             graph.set_constant(layer.inputs[1], kernel * factor)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from quarl_tf.export import auto, calibration, integer, preparation, rounding
-from quarl_tf.export.graph import WEIGHTED, Graph, in_float32
+from quarl_tf.export.graph import LAYERS, Graph, in_float32
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import write_bytes
@@ -54,7 +54,6 @@ def quantized(
         _require_fitting(content, observations)
         if scheme.calibrated:
             return _calibrated(content, scheme, observations, choices)
-    _require_quantisable(content, flatbuffer.WEIGHTED)
     form = scheme.recipe.default.weights
     if form is None or scheme.calibrated or not scheme.post_training:
         raise UsageError(
@@ -62,7 +61,7 @@ def quantized(
             f"ptq_opt_wN and ptq_paper_wN for N = 2 ... 32, of all layers. "
             f"Received: scheme={scheme.name!r}"
         )
-
+    _require_quantisable(content, flatbuffer.WEIGHTED)
     axes = {"FULLY_CONNECTED": None, "DEPTHWISE_CONV_2D": 3}
 
     def change(operator: str, kernel: Array) -> Array:
@@ -78,8 +77,8 @@ def _require_quantisable(content: bytes, names: Collection[str]) -> None:
             has_weights = any(graph.tensors[i].data is not None for i in operator.inputs[:2])
             if operator.name in _PRODUCTS and operator.name not in names and has_weights:
                 raise UsageError(
-                    f"The weights of this operator cannot be quantised so, only those of "
-                    f"{', '.join(sorted(names))}. Received: operator={operator.name}"
+                    f"This scheme quantises the weights of {', '.join(sorted(names))} alone; "
+                    f"name another scheme. Received: operator={operator.name}"
                 )
 
 
@@ -100,7 +99,7 @@ def _require_free(target: Path, source: Path, scheme: Scheme, made_from: str) ->
         flaw = "A flatbuffer's name ends in .tflite"
     elif target.resolve() == source.resolve():
         flaw = "The copy would replace its source"
-    elif target != _default_target(source, scheme) and target.exists() and not has_sidecar(target):
+    elif target != _default_target(source, scheme) and _is_foreign(target):
         flaw = "The copy would replace a file that is not ours"
     else:
         with contextlib.suppress(QuarlError):  # A damaged or missing sidecar is replaced.
@@ -111,6 +110,10 @@ def _require_free(target: Path, source: Path, scheme: Scheme, made_from: str) ->
                 flaw = f"The copy would replace one that was not made from {made_from}"
     if flaw is not None:
         raise UsageError(f"{flaw}; give another path. Received: {str(target)!r}")
+
+
+def _is_foreign(target: Path) -> bool:
+    return any(map(Path.exists, (target, sidecar_path(target)))) and not has_sidecar(target)
 
 
 def _default_target(source: Path, scheme: Scheme) -> Path:
@@ -124,7 +127,7 @@ def _calibrated(
         from quarl_tf.export import converter  # Loads TensorFlow, which the others do not need.
 
         return converter.stock_int8(content, observations)
-    _require_quantisable(content, WEIGHTED)
+    _require_quantisable(content, LAYERS)
     is_integer = scheme.name in CALIBRATED
     if is_integer and scheme.name != "int8_tensor":
         float_head = scheme.recipe.head.activations is None

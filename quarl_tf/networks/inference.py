@@ -47,21 +47,22 @@ def forward(network: keras.Model) -> Callable[[npt.NDArray[Any]], Any]:
 
 
 def _in_its_precision(network: keras.Model) -> keras.Model | None:
-    """Return a copy with variables in the precision that its layers compute in, of zeros.
+    """Return a copy, of zeros, with kernels in the precision that their layers compute in.
 
     None where they have it already, and for layers that are not built from their configuration.
     """
-    if any(
-        unwrap(layer) is not layer or isinstance(layer, ActionScaling) for layer in network.layers
-    ):
+    layers = network.layers
+    if all(layer.compute_dtype == layer.variable_dtype for layer in layers):
         return None
-    if all(layer.compute_dtype == layer.variable_dtype for layer in network.layers):
+    if any(unwrap(layer) is not layer or isinstance(layer, ActionScaling) for layer in layers):
         return None
 
     def copy(layer: Any) -> Any:
-        settings = layer.get_config() | {"dtype": layer.compute_dtype}
-        if "kernel_initializer" in settings:
-            settings["kernel_initializer"] = "zeros"  # Orthogonal ones exist in float32 alone.
+        settings = layer.get_config()
+        # Layer normalisation computes with float32 weights in every precision.
+        if hasattr(layer, "kernel"):
+            # Orthogonal initial weights exist in float32 alone.
+            settings |= {"dtype": layer.compute_dtype, "kernel_initializer": "zeros"}
         return type(layer).from_config(settings)
 
     return keras.models.clone_model(network, clone_function=copy)
@@ -72,28 +73,28 @@ class Snapshot:
 
     Float32 networks without convolutions are evaluated by NumPy: a call into TensorFlow costs 150
     us, ten times the arithmetic of a few observations. Others are compiled, in the arithmetic that
-    learns: in a lower precision with weights that `refresh` casts, which takes as long as a third
-    of the arithmetic, else always with the current ones.
+    learns: in a lower precision with weights that `refresh` casts, else with the current ones.
     """
 
     def __init__(self, network: keras.Model) -> None:
         copy = _in_its_precision(network)
+        sources = [] if copy is None else list(zip(copy.variables, network.variables, strict=True))
+
+        def cast() -> None:
+            for variable, source in sources:
+                variable.assign(tf.cast(source, variable.dtype))
+
+        self._cast = compiled(cast, network) if sources else None
         self._compiled = None if _is_dense_float32(network) else forward(copy or network)
         # Kept, since Keras searches all layers whenever it lists variables.
         self.variables: Sequence[Any] = list(network.variables)
-        self._pairs = [] if copy is None else list(zip(copy.variables, self.variables, strict=True))
-        self._cast = compiled(self._cast_all, network)
         self._layers = network.layers[1:]
         self._steps: list[Forward] = []
         self.refresh()
 
-    def _cast_all(self) -> None:
-        for variable, source in self._pairs:
-            variable.assign(tf.cast(source, variable.dtype))
-
     def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
         """Take the current weights or, which saves reading them, these values of all variables."""
-        if self._pairs:
+        if self._cast is not None:
             self._cast()
         if self._compiled is not None:
             return

@@ -454,34 +454,30 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     Trainings that several cells have count once. A game that one training plays without chance is
     too few different episodes, and left out.
     """
-    scheme_cells: dict[str, dict[str, dict[str, Paired]]] = {}
-    first_runs = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
-    titles = Counter(cell.title for cell in first_runs.values())
+    first_cells = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
+    titles = Counter(cell.title for cell in first_cells.values())
+    names = {
+        key: cell.title + f" ({cell.references[0].run_id})" * (titles[cell.title] > 1)
+        for key, cell in first_cells.items()
+    }
+    #: Trainings by scheme, cell and run.
+    paired: dict[str, dict[str, dict[str, Paired]]] = {}
     for cell in cells:
-        name = cell.cell.references[0].seedless_id
+        name = names[cell.cell.references[0].seedless_id]
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.delay is None and row.normalised_error_percent is not None:
-                trainings = scheme_cells.setdefault(row.scheme, {}).setdefault(name, {})
+                trainings = paired.setdefault(row.scheme, {}).setdefault(name, {})
                 trainings.update(_paired(cell.references, entries))
-
-    def heading(name: str) -> str:
-        first = first_runs[name]
-        return (
-            first.title
-            if titles[first.title] == 1
-            else f"{first.title} ({first.references[0].run_id})"
-        )
-
-    decidable = {
+    enough = {
         scheme: {
-            heading(name): list(trainings.values())
-            for name, trainings in named_trainings.items()
+            name: list(trainings.values())
+            for name, trainings in by_cell.items()
             if len(trainings) > 1
             or min(run.observations for run in trainings.values()) >= compare.MIN_EPISODES
         }
-        for scheme, named_trainings in scheme_cells.items()
+        for scheme, by_cell in paired.items()
     }
-    return [aggregate(scheme, named) for scheme, named in decidable.items() if len(named) > 1]
+    return [aggregate(scheme, by_cell) for scheme, by_cell in enough.items() if len(by_cell) > 1]
 
 
 def _paired(
@@ -490,13 +486,11 @@ def _paired(
     for fp32, entry in zip(references, entries, strict=True):
         if isinstance(entry, Result) and fp32.baseline is not None:
             returns = entry.evaluation.returns
-            yield (
-                fp32.sidecar.run_id,
-                Paired(
-                    np.array(returns),
-                    np.array(fp32.evaluation.returns),
-                    float(np.mean(fp32.baseline.returns)),
-                    compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
-                    fp32.skipped,
-                ),
+            paired = Paired(
+                np.array(returns),
+                np.array(fp32.evaluation.returns),
+                float(np.mean(fp32.baseline.returns)),
+                compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
+                fp32.skipped,
             )
+            yield fp32.sidecar.run_id, paired

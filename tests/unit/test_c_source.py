@@ -68,6 +68,9 @@ def test_all_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: Pat
     content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
     artifact = described(content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite")
     compiled.check(artifact, observations, compiled.SANITIZED)
+    # A float head has no codes.
+    header = artifact.with_suffix(".h").read_text()
+    assert ("codes: none" in header) == (scheme == "int8_head32")
 
 
 @pytest.mark.parametrize("run", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ddpg/s0"])

@@ -152,19 +152,29 @@ def test_snapshot_is_the_network_as_it_stood_at_the_last_refresh(kind: str) -> N
         assert ("log_deviation" in variable.name) == np.array_equal(snapshot(observations), before)
 
 
-def test_a_snapshot_in_bfloat16_is_the_network_to_the_bit() -> None:
-    layers = Architecture((5,), (Convolution(3, 8, 4), Convolution(4, 3, 1)))
-    spec = EnvSpec((24, 20, 2), "uint8", 6)
-    network = build_policy(spec, Design(layers, 6, precision="bfloat16"), seed=0)
+LOW_PRECISIONS = {
+    "images": (
+        EnvSpec((24, 20, 2), "uint8", 6),
+        Design(Architecture((5,), (Convolution(3, 8, 4),)), 6, precision="bfloat16"),
+    ),
+    "features": (SPEC, Design(Architecture((5,)), 3, precision="float16")),
+    "norms": (SPEC, Design(Architecture((5,)), 3, layer_norm=True, precision="bfloat16")),
+}
+
+
+@pytest.mark.parametrize("kind", LOW_PRECISIONS)
+def test_a_snapshot_in_low_precision_is_the_network_to_the_bit(kind: str) -> None:
+    spec, design = LOW_PRECISIONS[kind]
+    network, observations = build_policy(spec, design, seed=0), observations_of(spec)
     random_weights(network)
-    images, snapshot = observations_of(spec), Snapshot(network)
-    before = snapshot(images)
-    np.testing.assert_array_equal(before, forward(network)(images))
+    snapshot = Snapshot(network)
+    before = snapshot(observations)
+    np.testing.assert_array_equal(before, forward(network)(observations))
     random_weights(network, 1)
-    np.testing.assert_array_equal(snapshot(images), before)
+    np.testing.assert_array_equal(snapshot(observations), before)
     snapshot.refresh()
-    np.testing.assert_array_equal(snapshot(images), forward(network)(images))
-    assert not np.array_equal(snapshot(images), before)
+    np.testing.assert_array_equal(snapshot(observations), forward(network)(observations))
+    assert not np.array_equal(snapshot(observations), before)
 
 
 def test_dueling_values_are_those_of_the_two_streams_by_hand() -> None:

@@ -109,12 +109,14 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy) -> None:
     quantize(path, Scheme.parse("ptq_w8"), path.with_name("other.tflite"))
     path.with_name("foreign.tflite").write_bytes(path.read_bytes())
     path.with_name("foreign.json").write_text('{"env_id": "CartPole-v1"}')
+    path.with_name("package.json").write_text('{"mine": 1}')
     before = snapshot(path.parent)
     flaws = {"frames.tflite": "replace its source", "other.tflite": "another scheme"}
     flaws |= {
         "frames.json": "ends in .tflite",
         ".": "ends in .tflite",
         "foreign.tflite": "not ours",
+        "package.tflite": "not ours",
     }
     for name, flaw in flaws.items():
         target = path.parent / name

@@ -41,9 +41,11 @@ def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
     assert take(NAME, models, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
 
 
-@pytest.mark.parametrize("rows", ["step,loss\n1,2\n", "step,greedy_return\nten,500\n", "step\n"])
-def test_without_a_learning_curve_a_policy_comes_last(models: Path, rows: str) -> None:
-    (models / "CartPole-v1/dqn/s1/progress.csv").write_text(rows)
+@pytest.mark.parametrize(
+    "rows", [b"step,loss\n1,2\n", b"step,greedy_return\nten,500\n", b"step\n", b"step,\xe9"]
+)
+def test_without_a_learning_curve_a_policy_comes_last(models: Path, rows: bytes) -> None:
+    (models / "CartPole-v1/dqn/s1/progress.csv").write_bytes(rows)
     assert [entry.run.seed for entry in shelf(models)] == [0]
 
 

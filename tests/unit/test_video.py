@@ -88,6 +88,8 @@ def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch)
     target.unlink()
     monkeypatch.setattr(video, "GIF_LIMIT", 100)
     assert "the limit is 100" in refused(video.record, scene, target)
+    monkeypatch.setattr(video, "_MOST_FRAMES", 5)
+    assert "more than 5 frames" in refused(video.record, scene, target)
     assert list(target.parent.iterdir()) == []
 
 
