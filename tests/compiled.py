@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from quarl_tf.export import c_source
 from quarl_tf.export.graph import Graph
+from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.policy import Policy
+from quarl_tf.store.records import Sidecar
+from quarl_tf.store.workspace import sidecar_path
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2")
 SANITIZED = (*STRICT, "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
@@ -39,6 +43,13 @@ def copied(artifact: Path, folder: Path) -> Path:
     for suffix in (".tflite", ".json"):
         shutil.copy(artifact.with_suffix(suffix), folder)
     return folder / artifact.name
+
+
+def described(content: bytes, sidecar: Sidecar, path: Path) -> Path:
+    """Write a flatbuffer with the sidecar of another."""
+    path.write_bytes(content)
+    replace(sidecar, sha256=sha256(path)).save(sidecar_path(path))
+    return path
 
 
 def run(

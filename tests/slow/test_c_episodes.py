@@ -12,7 +12,9 @@ import pytest
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import ticks
+from quarl_tf.export.ptq import quantized
 from quarl_tf.runtime.policy import Policy
+from quarl_tf.spec import Scheme
 
 MODELS = Path(__file__).parents[2] / "tflite_models"
 PONG = MODELS / "PongNoFrameskip-v4"
@@ -50,17 +52,29 @@ def test_policies_of_images_in_500_states(tmp_path: Path) -> None:
     assert leads[unequal].max(initial=0) < 2.5 * np.diff(np.unique(heads)).min()
 
 
+def grey_squares() -> np.ndarray:
+    """Return images that excite the first layer; noise alone does so like no environment."""
+    random = np.random.default_rng(1)
+    squares = random.integers(0, 256, (100, 12, 12, 4)).repeat(7, axis=1).repeat(7, axis=2)
+    return squares.astype(np.uint8)
+
+
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
-        ("a2c/s0/int8_tensor", compiled.STRICT),
         ("dqn/s0-e062e97a/int8", compiled.SANITIZED),
         ("ppo/s0-cc080679-q8d1000000-0d58268f/qat_int8", compiled.STRICT),
     ],
 )
 def test_heads_of_grey_squares(name: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     artifact = compiled.copied(PONG / f"{name}.tflite", tmp_path)
-    random = np.random.default_rng(1)
-    # Noise alone excites the first layer like no environment.
-    images = random.integers(0, 256, (100, 12, 12, 4)).repeat(7, axis=1).repeat(7, axis=2)
-    compiled.check(artifact, images.astype(np.uint8), flags)
+    compiled.check(artifact, grey_squares(), flags)
+
+
+def test_heads_of_images_with_one_scale_per_kernel(tmp_path: Path) -> None:
+    reference = compiled.copied(PONG / "ppo/s0-cc080679/fp32.tflite", tmp_path)
+    scheme = Scheme.parse("int8_tensor")
+    content = quantized(reference.read_bytes(), scheme, grey_squares())
+    target = tmp_path / f"{scheme.name}.tflite"
+    artifact = compiled.described(content, Policy.load(reference).sidecar, target)
+    compiled.check(artifact, grey_squares(), compiled.STRICT)

@@ -17,23 +17,13 @@ from quarl_tf.export import c_source
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
-from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import sidecar_path
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tflite_models"
 CARTPOLE = MODELS / "CartPole-v1/dqn/s0/int8.tflite"
 PONG = MODELS / "PongNoFrameskip-v4/ppo/s0-cc080679/int8.tflite"
-
-
-def described(content: bytes, sidecar: Sidecar, path: Path) -> Path:
-    """Write a flatbuffer with the sidecar of another."""
-    path.write_bytes(content)
-    replace(sidecar, sha256=sha256(path)).save(sidecar_path(path))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -66,7 +56,9 @@ def test_all_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: Pat
     reference = compiled.copied(MODELS / name / "fp32.tflite", tmp_path)
     observations = compiled.around(reference, 300)
     content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
-    artifact = described(content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite")
+    artifact = compiled.described(
+        content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite"
+    )
     compiled.check(artifact, observations, compiled.SANITIZED)
     # A float head has no codes.
     header = artifact.with_suffix(".h").read_text()
@@ -84,7 +76,7 @@ def test_actions_without_floats_are_the_same_but_near_ties(run: str, tmp_path: P
     # Floats get the same multiples of 1/65536; some lie where the normaliser clips.
     integers = np.rint(np.array([*states, *compiled.around(reference, 200) * 20]) * 65536)
     content = quantized(reference.read_bytes(), Scheme.parse("int8"), np.array(states))
-    artifact = described(content, policy.sidecar, tmp_path / "int8.tflite")
+    artifact = compiled.described(content, policy.sidecar, tmp_path / "int8.tflite")
     heads, actions = compiled.run(artifact, integers / 65536)
     multiples = compiled.run(artifact, integers, compiled.SANITIZED, fixed=True)
     fixed_heads, fixed_actions = multiples / 65536
@@ -143,16 +135,22 @@ def test_multipliers_round_as_doubles(scale: float) -> None:
 def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
     padded = Graph(PONG.read_bytes())
     padded.operators[1].builtinOptions.padding = 0
-    padded_file = described(padded.pack(), Policy.load(PONG).sidecar, tmp_path / "padded.tflite")
+    padded_file = compiled.described(
+        padded.pack(), Policy.load(PONG).sidecar, tmp_path / "padded.tflite"
+    )
     several = replace(Policy.load(CARTPOLE).sidecar, head="logits", num_actions=[1, 1])
-    several_file = described(CARTPOLE.read_bytes(), several, tmp_path / "several.tflite")
+    several_file = compiled.described(CARTPOLE.read_bytes(), several, tmp_path / "several.tflite")
     far = Graph(CARTPOLE.read_bytes())
     far.set_constant(far.operators[0].inputs[1], np.array([0, 1e5, 0, 0], np.float32))
-    far_file = described(far.pack(), Policy.load(CARTPOLE).sidecar, tmp_path / "far.tflite")
+    far_file = compiled.described(
+        far.pack(), Policy.load(CARTPOLE).sidecar, tmp_path / "far.tflite"
+    )
     reference = MODELS / "MountainCarContinuous-v0/ddpg/s0/fp32.tflite"
     observations, scheme = compiled.around(reference, 100), Scheme.parse("int8_head32")
     content = quantized(reference.read_bytes(), scheme, observations)
-    float_file = described(content, Policy.load(reference).sidecar, tmp_path / "head32.tflite")
+    float_file = compiled.described(
+        content, Policy.load(reference).sidecar, tmp_path / "head32.tflite"
+    )
     for artifact, text, *options in (
         (artifacts["fp32"], "Received: FULLY_CONNECTED float32"),
         (artifacts["dynamic_int8"], "FULLY_CONNECTED float32\N{MULTIPLICATION SIGN}int8"),
