@@ -36,6 +36,7 @@ from quarl_tf.presets import Preset, tables
 from quarl_tf.runtime import POLICIES, flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import (
+    ADOPTED,
     CALIBRATED,
     DEFAULT_SCHEMES,
     REFERENCE,
@@ -226,7 +227,7 @@ def _bench(args: argparse.Namespace) -> None:
     with progress_bar("bench") as update:
         measurements = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(measurements))
-    if not measurements["at_rest"]:
+    if not (measurements["at_rest"] or args.save):  # Which refuses.
         _warn(
             f"this machine is not at rest (load average {measurements['load_average']:.2f} of a "
             f"core; the 95th percentile of a fixed loop is {measurements['spread']:.2f} times its "
@@ -487,7 +488,8 @@ def _list(args: argparse.Namespace) -> None:
     on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
     for run_id in workspace.run_ids():
         folder = workspace.run_dir(run_id)
-        if on_shelf and not folder.exists():
+        adopted = run_id.startswith(f"{ADOPTED}-")
+        if on_shelf and not (folder.exists() or adopted):
             continue
         artifacts = list(workspace.artifact_dir(run_id).glob("*.tflite"))
         runs.add_row(

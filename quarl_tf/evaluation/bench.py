@@ -87,8 +87,14 @@ def save_latencies(result: dict[str, Any]) -> list[Path]:
     """Replace the latencies of greedy evaluations by those of `bench`; return the changed files.
 
     Raises:
-        QuarlError: This processor played no evaluation of a file; then nothing is changed.
+        QuarlError: The machine was not at rest, or this processor played no evaluation of a file;
+            then nothing is changed.
     """
+    if not result["at_rest"]:
+        raise QuarlError(
+            "Latencies of a machine that is not at rest are not saved; end what else runs, and "
+            f"measure again. Received: a load average of {result['load_average']:.2f} of a core"
+        )
     evaluations: dict[Path, Evaluation] = {}
     for row in result["artifacts"]:
         path = Path(row["artifact"])

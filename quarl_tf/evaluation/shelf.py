@@ -5,10 +5,12 @@ A shelf is a folder of flatbuffers by environment, algorithm and run, such as `t
 
 import contextlib
 import csv
+import glob
 import math
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 from quarl_tf.evaluation.compare import Comparison, compare_saved
 from quarl_tf.foundation.errors import QuarlError, unknown
@@ -29,8 +31,8 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Its name: task, algorithm and scheme."""
-        return "/".join((self.run.env_id, self.run.algo, self.sidecar.scheme))
+        """Its name: the folders of its task and algorithm, and its scheme."""
+        return _name(self.artifact)
 
     def evaluation(self) -> Evaluation | None:
         """Return its greedy evaluation, if there is one of this flatbuffer."""
@@ -54,31 +56,49 @@ class Entry:
         return f"{self.run.command('run')} --schemes {scheme.name}"
 
 
-def entries(models: Path) -> list[Entry]:
-    """Return all policies of a folder, by name, the best on selection seeds first."""
+def entries(models: Path, name: str = "*/*/*") -> list[Entry]:
+    """Return the policies of a folder by name, the best on selection seeds first.
+
+    A QuarlError where a sidecar is damaged.
+    """
     policies = []
-    for path in sorted(models.glob("*/*/*/*.json")):
-        if path.name.endswith(".eval.json") or not has_sidecar(path):
-            continue
-        sidecar = Sidecar.load(path)
-        policies.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
-    scores = {entry.artifact.parent: _selection_return(entry) for entry in policies}
-    return sorted(policies, key=lambda entry: (entry.name, -scores[entry.artifact.parent]))
+    for path in _sidecar_paths(models, name):
+        if has_sidecar(path):
+            sidecar = Sidecar.load(path)
+            policies.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
+    ranks = {entry.artifact.parent: _selection_returns(entry) for entry in policies}
+    best_first = sorted(policies, key=lambda entry: ranks[entry.artifact.parent], reverse=True)
+    return sorted(best_first, key=lambda entry: entry.name)
 
 
-def shelf(models: Path) -> list[Entry]:
+def _sidecar_paths(models: Path, name: str) -> list[Path]:
+    *folders, scheme = name.split("/")
+    paths = sorted(models.glob("/".join([*folders, "*", f"{scheme}.json"])))
+    return [path for path in paths if not path.name.endswith(".eval.json")]
+
+
+def _name(artifact: Path) -> str:
+    return "/".join([*artifact.parts[-4:-2], artifact.stem])
+
+
+def shelf(models: Path, name: str = "*/*/*") -> list[Entry]:
     """Return one policy for each task, algorithm and scheme: the best on selection seeds."""
-    groups = groupby(entries(models), key=lambda entry: entry.name)
+    groups = groupby(entries(models, name), key=lambda entry: entry.name)
     return [next(group) for _, group in groups]
 
 
 def available(models: Path) -> list[Entry]:
-    """Return the policies of a folder and of the package whose files are kept."""
-    return [entry for _, entry in sorted(_by_name(models).items()) if entry.artifact.exists()]
+    """Return the policies of a folder and of the package that `find` returns."""
+    policies = []
+    for name in _names(models):
+        with contextlib.suppress(QuarlError):
+            policies.append(find(name, models))
+    return policies
 
 
-def _by_name(models: Path) -> dict[str, Entry]:
-    return {entry.name: entry for folder in (POLICIES, models) for entry in shelf(folder)}
+def _names(models: Path) -> list[str]:
+    paths = [path for folder in (POLICIES, models) for path in _sidecar_paths(folder, "*/*/*")]
+    return sorted(set(map(_name, paths)))
 
 
 def find(name: str, models: Path) -> Entry:
@@ -86,10 +106,11 @@ def find(name: str, models: Path) -> Entry:
 
     Its name is such as CartPole-v1/dqn/int8: task, algorithm and scheme.
     """
-    policies = _by_name(models)
-    if name not in policies:
-        raise unknown("policy on the shelf", name, policies)
-    entry = policies[name]
+    pattern = glob.escape(name)
+    found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
+    if not found:
+        raise unknown("policy on the shelf", name, _names(models))
+    entry = found[0]
     if not entry.artifact.exists():
         raise QuarlError(
             f"The file of {name} is not kept; `{entry.command()}` makes it. "
@@ -124,17 +145,18 @@ def take(name: str, models: Path, default: Path) -> Path:
     return target
 
 
-def _selection_return(entry: Entry) -> float:
-    """Return the highest greedy return on selection seeds in the curve beside a file.
+def _selection_returns(entry: Entry) -> tuple[float, float]:
+    """Return the highest and the mean greedy return on selection seeds in the curve beside a file.
 
-    Up to the delay it was another network.
+    Of equally good networks, that of the steadier training comes first. Up to the delay it was
+    another network.
     """
     path, quantization = entry.artifact.with_name("progress.csv"), entry.run.quantization
     delay = 0 if quantization is None else quantization.delay
-    returns = [-math.inf]
+    returns = []
     # Missing, not a learning curve, or cut off.
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
         rows = csv.DictReader(path.read_text().splitlines())
         greedy_returns = (row["greedy_return"] for row in rows if int(row["step"]) > delay)
-        returns += [float(value) for value in greedy_returns if value]
-    return max(returns)
+        returns = [float(value) for value in greedy_returns if value]
+    return (max(returns), fmean(returns)) if returns else (-math.inf, -math.inf)

@@ -37,8 +37,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.close(handle)
         temporary = Path(name)
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         # mkstemp creates private files.
         temporary.chmod(0o644)
         temporary.replace(path)
@@ -57,6 +56,12 @@ def _remove_stale_temporaries(path: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - temporary.stat().st_mtime > _STALE_AFTER:
                 temporary.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def unwritable(path: Path, error: OSError) -> QuarlError:
@@ -109,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any]:
     content = read_bytes(path)
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise QuarlError(
             f"{path} cannot be read as JSON ({error}); delete it and run again what made it. "
             f"Received: path={str(path)!r}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.files import atomic_path, read_json
+from quarl_tf.foundation.files import atomic_path, read_json, sync
 from quarl_tf.spec import GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Sidecar
 
@@ -140,4 +140,5 @@ def write_artifact(path: Path, content: bytes, sidecar: Sidecar) -> None:
     with atomic_path(old_sidecar) as new_sidecar, atomic_path(path) as temporary:
         sidecar.save(new_sidecar)
         temporary.write_bytes(content)
+        sync(temporary)
         old_sidecar.unlink(missing_ok=True)

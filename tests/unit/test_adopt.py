@@ -53,6 +53,7 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     assert main(["export", RUN, "--schemes", "fp32,ptq_w3"]) == 0
     assert main(["quantize", str(FOLDER / "fp32.tflite"), "--scheme", "ptq_w2"]) == 0
     assert main(["evaluate", "CartPole-v1/adopted/ptq_w3", "--episodes", "20"]) == 0
+    assert RUN in printed(capsys, "list")
     assert main(["report", RUN]) == 0
     page = Path(f"reports/{RUN}/report.md").read_text()
     command = "quarl adopt FILE.tflite --env CartPole-v1 --seed 0 --name mine --head logits"

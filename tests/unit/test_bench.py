@@ -84,8 +84,12 @@ def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Pat
     target = Path(shutil.copy(PUBLISHED / "int8.eval.json", tmp_path))
     played = Evaluation.load(target)
     measurements = benches.bench([file], 5, silent)
-    measurements |= {"at_rest": True, "processor": played.processor}
+    measurements |= {"at_rest": False, "processor": played.processor}
     monkeypatch.setattr(verbs, "bench", lambda *_: measurements)
+    message = refusal(capsys, "bench", str(file), "--save", code=1)
+    assert "not at rest are not saved" in message
+    assert Evaluation.load(target) == played
+    measurements["at_rest"] = True
     assert str(target) in printed(capsys, "bench", str(file), "--save")
     expected = replace(played, latency_us=measurements["artifacts"][0]["latency_us"]["1"])
     assert Evaluation.load(target) == expected != played

@@ -9,7 +9,7 @@ import pytest
 from samples import EVALUATION, SIDECAR, refused
 
 from quarl_tf.evaluation.compare import compare_saved
-from quarl_tf.evaluation.shelf import shelf, take
+from quarl_tf.evaluation.shelf import available, shelf, take
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.runtime import POLICIES
@@ -47,6 +47,28 @@ def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
 def test_without_a_learning_curve_a_policy_comes_last(models: Path, rows: bytes) -> None:
     (models / "CartPole-v1/dqn/s1/progress.csv").write_bytes(rows)
     assert [entry.run.seed for entry in shelf(models)] == [0]
+
+
+def test_of_equally_good_policies_the_steadier_training_comes_first(models: Path) -> None:
+    rows = "step,greedy_return\n1000,450.0\n2000,\n3000,500.0\n"
+    (models / "CartPole-v1/dqn/s0/progress.csv").write_text(rows)
+    assert [entry.run.seed for entry in shelf(models)] == [0]
+
+
+def test_a_damaged_policy_is_refused_and_hides_no_other(models: Path) -> None:
+    names = [entry.name for entry in available(models)]
+    (models / "CartPole-v1/dqn/s1/int8.json").write_text("{")
+    (models / "CartPole-v1/dqn/s1/fp16.json").write_text('{"run_id": 1}')
+    assert [entry.name for entry in available(models)] == [name for name in names if name != NAME]
+    assert "s1/int8.json cannot be read as JSON" in refused(take, NAME, models, models)
+    other = "LunarLander-v3/ppo/int8"
+    assert take(other, models, models).exists()
+
+
+def test_a_task_in_a_namespace_is_named_as_its_folder(models: Path) -> None:
+    (models / "CartPole-v1").rename(models / "mine_CartPole-v1")
+    name = f"mine_{NAME}"
+    assert take(name, models, models) == models / "mine_CartPole-v1/dqn/s1/int8.tflite"
 
 
 def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> None:
