@@ -13,7 +13,7 @@ _TITLE = """# Policies
 
 Of each task, algorithm and scheme the run that did best on selection seeds. Mean returns of greedy
 actions; errors against fp32, in percent of its return. Files that are not kept have their size in
-brackets; their command makes them again.
+brackets; their command makes them again, a training in another folder, DIR.
 
 | task | algorithm | scheme | run | return | error | verdict | kB | µs | sha256 | command |
 |---|---|---|---|--:|--:|---|--:|--:|---|---|

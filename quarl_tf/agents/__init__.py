@@ -109,12 +109,15 @@ class Agent(ABC):
         teachers = [] if self.teacher is None else [self.teacher]
         for network in (self.network, *self.targets, *teachers):
             variables = {variable.name: variable for variable in network.variables}
+            # Bytes have no normaliser.
+            both_normalised = ("normalizer/mean:0" in variables) == ("normalizer/mean:0" in weights)
             for name, value in weights.items():
-                if variables[name].shape != value.shape:
+                shape = tuple(variables[name].shape) if name in variables else None
+                if shape != value.shape or not both_normalised:
                     raise QuarlError(
                         "The network to start from has other observations or actions than this "
                         f"environment; train from scratch. Received: {name} of {value.shape}, "
-                        f"the environment's is {tuple(variables[name].shape)}"
+                        f"the environment's is {shape}, normalised={both_normalised}"
                     )
                 variables[name].assign(value)
         self._statistics.start_from(self.network, count)

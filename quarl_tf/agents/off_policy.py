@@ -33,7 +33,7 @@ class Learner:
     """TF-Agents' agent with its networks, losses and gradient steps."""
 
     agent: Any
-    #: Networks that take normalised observations; the first is exported.
+    #: Networks that normalise observations; the first is exported.
     networks: Sequence[ModelNetwork]
     #: Target networks of the exported one.
     targets: Sequence[ModelNetwork]

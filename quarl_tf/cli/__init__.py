@@ -30,6 +30,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return verbs.main(words)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
+        if name == "ai_edge_litert":
+            print(
+                "quarl: commands need ai-edge-litert, which this platform may lack; where it does, "
+                f"act from Python (quarl_tf.Policy). Received: no module {name!r}",
+                file=sys.stderr,
+            )
+            return 1
         extra = _EXTRAS.get(name, "train")
         print(
             "quarl: this needs more than acting does; install it in the folder of quarl_tf: "

@@ -46,7 +46,8 @@ def _version(package: str) -> str | None:
 def _requirements(package: str, extra: str) -> Iterator[Finding]:
     """Check what a package requires; with an extra, only what that extra adds."""
     if _version(package) is None:
-        yield Finding(package, False, "not installed", f"pip install {package}")
+        source = "." if package == PACKAGE else package
+        yield Finding(package, False, "not installed", f"pip install {source}")
         return
     for line in metadata.requires(package) or []:
         requirement = Requirement(line)

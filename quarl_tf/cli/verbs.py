@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 130 interr
 
 import argparse
 import atexit
+import contextlib
 import os
 import shlex
 import signal
@@ -159,6 +160,10 @@ def _export(args: argparse.Namespace) -> None:
     if (args.no_float or args.prefix is not None) and not to_c:
         raise UsageError("--no-float and --prefix are for C; add --target c. Received: no C")
     if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
+        if args.schemes is not None:
+            raise UsageError(
+                f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
+            )
         _write_c(_artifact(file, args.shelf, read_only=args.dry_run), args)
         return
     _schemes(args)  # Refuses unknown names, whatever the run.
@@ -434,12 +439,12 @@ def _inspect(args: argparse.Namespace) -> None:
             text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
             if tensor.scale is not None:
                 text += f", scale {tensor.scale:g}, zero point {tensor.zero_point}"
-            table.add_row(kind, text)
-    table.add_row("operators", "\n".join(audit.operators))
+            table.add_row(kind, escape(text))
+    table.add_row("operators", escape("\n".join(audit.operators)))
     table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
     for name, value in _provenance(artifact):
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     fits = [] if args.board is None else boards.fits(artifact, args.board)
     _say(str(artifact))
     _console.print(table)
@@ -508,7 +513,9 @@ def _list(args: argparse.Namespace) -> None:
 def _shelf_table(models: Path) -> Table:
     table = Table("policy", "run", "return", "error", "verdict", "bytes")
     for entry in shelf.available(models):
-        comparison = entry.comparison()
+        comparison = None
+        with contextlib.suppress(QuarlError):  # A damaged evaluation hides no other policy.
+            comparison = entry.comparison()
         error = comparison and comparison.reward_error
         reference = entry.sidecar.scheme == REFERENCE
         table.add_row(

@@ -30,6 +30,7 @@ from quarl_tf.store.workspace import sidecar_path
 _TURNS = 5
 #: Limits of a machine at rest: load of a core by others, and spread of a fixed loop.
 _REST_LOAD, _REST_SPREAD = 0.25, 1.1
+_RUNTIME = "ai-edge-litert"
 _LOOP = "sum(range(20_000))"
 _TIMER = Path(c_source.__file__).with_name("c") / "timer.c"
 
@@ -104,11 +105,12 @@ def save_latencies(result: dict[str, Any]) -> list[Path]:
             if (evaluation := Evaluation.load(target)).protocol.actions == GREEDY.actions
             and evaluation.artifact_sha256 == row["sha256"]
             and evaluation.processor == result["processor"]
+            and evaluation.versions.get(_RUNTIME) == result["versions"].get(_RUNTIME)
         }
         if not changed:
             raise QuarlError(
-                "This file has no greedy evaluation on this processor; evaluate it here first. "
-                f"Received: path={str(path)!r} on {result['processor']}"
+                f"This file has no greedy evaluation on this processor by this {_RUNTIME}; "
+                f"evaluate it here first. Received: path={str(path)!r} on {result['processor']}"
             )
         evaluations |= changed
     for target, evaluation in evaluations.items():

@@ -53,7 +53,8 @@ class Entry:
         reference = self.artifact.with_name(f"{REFERENCE}.tflite")
         if reference.exists() and scheme.post_training:
             return f"quarl quantize {reference} --scheme {scheme.name}"
-        return f"{self.run.command('run')} --schemes {scheme.name}"
+        # Beside other files of a training that is not here, it would be refused.
+        return f"{self.run.command('run')} --schemes {scheme.name} --root DIR"
 
 
 def entries(models: Path, name: str = "*/*/*") -> list[Entry]:

@@ -30,7 +30,11 @@ _KERNELS = frozenset(_MICRO.split())
 _ALIASES = {"pico": "rp2040", "pico2": "rp2350"}
 
 #: Processors that copy constants to RAM.
-_COPYING_CHIPS = ("AVR", "ESP8266")
+_COPYING_CHIPS = ("AVR", "ESP8266", "RT1062")
+
+#: Most bytes of RAM for data beside code, of chips where the rest is for other uses: a Teensy 4's
+#: RAM2 has the heap.
+_DATA_BYTES = {"RT1062": 480 << 10}
 
 #: Most bytes of code of the C export: 1.3 kB, and 32-bit floats in software.
 _CODE_BYTES = 4096
@@ -76,7 +80,8 @@ def fits(artifact: Path, name: str) -> list[Fit]:
     if name not in boards:
         raise unknown("board", name, boards)
     board = boards[name]
-    memory = Memory(board.flash_bytes, board.usable_sram_bytes)
+    limits = [size for chip, size in _DATA_BYTES.items() if chip in board.chip]
+    memory = Memory(board.flash_bytes, min([board.usable_sram_bytes, *limits]))
     copies = any(chip in board.chip for chip in _COPYING_CHIPS)
     return [_by_micro(artifact, board, memory, copies), _as_c(artifact, memory, copies)]
 

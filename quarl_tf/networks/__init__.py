@@ -82,11 +82,12 @@ def build_actor(
 def build_critic(spec: EnvSpec, design: Design, seed: int) -> keras.Model:
     """Build a network from observation and action to a value."""
     low, high = spec.bounds
-    half_range = (high - low) / 2
+    middle, half_range = (high + low) / 2, (high - low) / 2
     observation, layers = _observation(spec), _Layers(design, seed, "initial critic weights")
     action = keras.Input(half_range.shape, name="action")
     features = tf.cast(layers.features(observation), tf.float32)
-    value = layers.fully_connected(tf.concat([features, action / half_range], axis=-1))
+    scaled_action = (action - middle) / half_range
+    value = layers.fully_connected(tf.concat([features, scaled_action], axis=-1))
     return keras.Model([observation, action], value, name="critic")
 
 

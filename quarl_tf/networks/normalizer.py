@@ -16,7 +16,7 @@ _GROWTH = 1.01
 
 
 class RunningStatistics:
-    """Mean and variance of all observations so far, by Chan's parallel update.
+    """Mean and variance of the observations it was given, by Chan's parallel update.
 
     Bytes have none: `ByteScaling` knows their range.
     """

@@ -48,7 +48,7 @@ def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> kera
             return layer
         formats = recipe.of(layer.name)
         form = formats.activations
-        if isinstance(layer, ByteScaling) and form is not None and form.bits == BYTE.bits:
+        if isinstance(layer, ByteScaling) and form == BYTE:
             return layer  # Bytes are on this grid already.
         if not isinstance(layer, _QUANTIZED):
             raise UsageError(

@@ -20,7 +20,7 @@ from quarl_tf.evaluation.aggregate import Aggregate, Paired, aggregate
 from quarl_tf.evaluation.compare import Comparison, Interval, mean_of_all
 from quarl_tf.presets import settings
 from quarl_tf.report.figures.curves import Curve
-from quarl_tf.report.figures.style import family
+from quarl_tf.report.figures.style import family, form
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import baseline, evaluate_command, export_command, state
@@ -208,24 +208,26 @@ class CellResults:
     @property
     def smallest(self) -> Row | None:
         """Return the smallest native scheme that keeps the reward."""
-        rows = [row for row in self.rows if row.native and row.verdict in _KEEPING_VERDICTS]
-        return min(rows, key=lambda row: row.size_bytes or math.inf) if rows else None
+        keeping = (row for row in self.rows if row.native and row.verdict in _KEEPING_VERDICTS)
+        smaller = [row for row in keeping if (row.compression or 0) > 1]
+        return min(smaller, key=lambda row: row.size_bytes or math.inf) if smaller else None
 
     @property
     def fewest(self) -> list[tuple[str, Row | None]]:
         """Return the fewest bits of each simulated family down to which all keep the reward.
 
-        Families are named with the delay where there are several.
+        Families are named with their form or the delay where there are several.
         """
-        sweeps: dict[tuple[str, int | None], list[Row]] = {}
+        sweeps: dict[tuple[str, str, int | None], list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: -row.weight_bits):
             if kind := family(Scheme.parse(row.scheme)):
-                sweeps.setdefault((kind, row.delay), []).append(row)
-        kinds = Counter(kind for kind, _ in sweeps)
+                sweeps.setdefault((kind, form(row.scheme), row.delay), []).append(row)
+        kinds = Counter(kind for kind, *_ in sweeps)
         fewest: list[tuple[str, Row | None]] = []
-        for (kind, delay), rows in sweeps.items():
+        for (kind, shape, delay), rows in sweeps.items():
             keeping = takewhile(lambda row: row.verdict in _KEEPING_VERDICTS, rows)
-            name = kind if kinds[kind] == 1 else f"{kind} from {delay:,}"
+            several = shape if delay is None else f"{kind} from {delay:,}"
+            name = kind if kinds[kind] == 1 else several
             fewest.append((name, [None, *keeping][-1]))
         return fewest
 

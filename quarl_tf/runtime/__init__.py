@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-#: Three policies that come with the package, `<algorithm>-<environment>.tflite`.
+#: Three policies that come with the package, `<environment>/<algorithm>/s0/int8.tflite`.
 POLICIES = Path(__file__).parent / "policies"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from quarl_tf.environments import registry
 from quarl_tf.foundation import provenance
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import atomic_path, digest, sha256
 from quarl_tf.presets import Preset
 from quarl_tf.spec import Origin, Run
@@ -34,6 +34,11 @@ _BEGINNING_LIMIT = 500_000_000
 #: Checkpoints in a folder.
 _COUNT = 2
 _STATE = "state.json"
+#: Variables of the environment by which TensorFlow computes otherwise.
+_ARITHMETIC = (
+    *("TF_ENABLE_ONEDNN_OPTS", "TF_SET_ONEDNN_FPMATH_MODE"),
+    *("ONEDNN_MAX_CPU_ISA", "XLA_FLAGS"),
+)
 #: Arrays and state.
 Content = tuple[dict[str, npt.NDArray[Any]], Any]
 
@@ -102,8 +107,13 @@ def going_on(file: Path, run: Run, preset: Preset) -> Run:
     """Return the run that continues a saved one; a QuarlError if settings differ."""
     _, state = load_to_go_on(file)
     require_same_settings(file, state, run, preset, "give the same ones")
-    origin = Origin(Run.from_dict(state["run"]), sha256(file), state["step"], str(file))
-    return replace(run, origin=origin)
+    saved_run = Run.from_dict(state["run"])
+    if run.seed != saved_run.seed:
+        raise UsageError(
+            f"A saved training continues with its own seed; give --seed {saved_run.seed}. "
+            f"Received: seed={run.seed}"
+        )
+    return replace(run, origin=Origin(saved_run, sha256(file), state["step"], str(file)))
 
 
 def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path | None:
@@ -121,6 +131,7 @@ def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path
         "preset": asdict(preset),
         "shapes": [list(variable.shape) for variable in network.variables],
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", len(os.sched_getaffinity(0))),
+        "arithmetic": {name: os.environ.get(name) for name in _ARITHMETIC},
     }
     program = {
         "sources": provenance.sources(),
@@ -157,8 +168,20 @@ def load_beginning(path: Path) -> Content | None:
 
 
 def load_newest(folder: Path) -> Content | None:
-    """Return the content of the newest undamaged checkpoint, or None."""
-    return next(filter(None, map(load, _newest_first(folder))), None)
+    """Return the content of the newest undamaged checkpoint, or None.
+
+    A QuarlError if one cannot be opened: passed over, it would be deleted by the next `save`.
+    """
+    paths = _newest_first(folder)
+    for path in paths:
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise QuarlError(
+                f"A checkpoint cannot be opened ({error.strerror or error}); repeat the command, "
+                f"or delete the file to resume from an earlier one. Received: path={str(path)!r}"
+            ) from error
+    return next(filter(None, map(load, paths)), None)
 
 
 def load(path: Path) -> Content | None:

@@ -18,6 +18,7 @@ from samples import Artifacts, Capsys, Copy, Patch, printed, products, python, r
 
 from quarl_tf import presets
 from quarl_tf.cli import arguments, doctor, verbs
+from quarl_tf.export.graph import Graph
 from quarl_tf.foundation import display
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256, write_bytes
@@ -386,6 +387,10 @@ def test_inspect_tells_contents_and_mismatch(loose: Path, capsys: Capsys) -> Non
         if text == "not match":
             shutil.copy(loose / "fp32.tflite", artifact)
         assert text in printed(capsys, "inspect", str(artifact))
+    graph = Graph((loose / "fp32.tflite").read_bytes())
+    graph.tensors[graph.inputs[0]].name = b"state[/a]"
+    artifact.write_bytes(graph.pack())
+    assert "state[/a]" in printed(capsys, "inspect", str(artifact))
 
 
 def test_list_shows_presets_and_runs(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
@@ -398,6 +403,10 @@ def test_list_shows_presets_and_runs(finished: Finished, tmp_path: Path, capsys:
         assert "study-mine" not in output
         assert "CartPole-v1" in output
         assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(output.split())
+    # A damaged evaluation hides no policy.
+    models = tmp_path / "tflite_models"
+    next(models.glob("*/*/*/fp32.eval.json")).write_text("{")
+    assert "CartPole-v1/dqn/fp32" in printed(capsys, "list", "--shelf", str(models))
 
 
 def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:

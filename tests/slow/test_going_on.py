@@ -135,6 +135,8 @@ def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
     capsys.readouterr()
     message = refusal(capsys, *task, "-p", "discount=0.5", code=1)
     assert "with other settings; give the same ones. Received: discount=0.5 for 0.98" in message
+    message = refusal(capsys, *task, "--seed", "4")
+    assert "continues with its own seed; give --seed 3. Received: seed=4" in message
     arrays, state = checkpoint.load_to_go_on(file)
     monkeypatch.setattr(checkpoint, "LIMIT", 1000)
     large = checkpoint.save(tmp_path / "large", 256, arrays, state)

@@ -322,6 +322,14 @@ def test_every_layers_output_has_its_width(name: str, widths: dict[str, int]) ->
     assert qat.kernel_grids(network) == expected
 
 
+@pytest.mark.parametrize(("options", "rounded"), [({}, False), ({"rule": "paper"}, True)])
+def test_bytes_are_on_the_grid_of_8_bits_but_not_on_the_published_one(
+    options: dict[str, Any], rounded: bool
+) -> None:
+    network = frozen("images", aware(8, edge_bits=8, **options))
+    assert ("byte_scaling" in [layer.name for layer in qat.quantized_layers(network)]) == rounded
+
+
 def test_single_layers_may_have_bits_of_their_own() -> None:
     network = frozen("tanh", aware(4, **{"hidden_0.bits": 2, "head.bits": 6}))
     counts = {k: len(np.unique(v)) for k, v in layers_of(network, "tanh").items()}

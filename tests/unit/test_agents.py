@@ -1,6 +1,7 @@
 """Exploration, losses and gradient steps of each algorithm, by hand."""
 
 import weakref
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -357,8 +358,15 @@ def test_loss_on_shared_layers_is_ppo_s_by_hand_and_its_gradient_is_taken() -> N
 
 
 def test_networks_of_other_observations_are_no_start() -> None:
-    spec = environments.env_spec("CartPole-v1")
-    agent = agents.build("ppo", spec, presets.load("ppo", "CartPole-v1"), 0)
-    weights = networks.weights(agent.network) | {"normalizer/mean:0": np.zeros(6, np.float32)}
-    message = refused(agent.start_from, weights, 10)
-    assert message.endswith("normalizer/mean:0 of (6,), the environment's is (4,)")
+    preset = presets.load("ppo", "CartPole-v1")
+    floats, integers = (
+        agents.build("ppo", replace(CART_POLE, observation_dtype=dtype), preset, 0)
+        for dtype in ("float32", "uint8")
+    )
+    weights = networks.weights(floats.network)
+    wider = weights | {"normalizer/mean:0": np.zeros(6, np.float32)}
+    message = refused(floats.start_from, wider, 10)
+    assert "normalizer/mean:0 of (6,), the environment's is (4,)" in message
+    of_integers = networks.weights(integers.network)
+    for agent, other_weights in ((integers, weights), (floats, of_integers)):
+        assert "has other observations" in refused(agent.start_from, other_weights, 10)

@@ -37,6 +37,8 @@ def test_c_takes_its_constants_code_buffers_and_ends() -> None:
     esp8266 = boards.fits(LANDER, "esp8266")
     needs = [micro.taken.ram + LANDER.stat().st_size, ram + constants]
     assert [fit.taken and fit.taken.ram for fit in esp8266] == needs
+    _, c = boards.fits(LANDER, "teensy41")
+    assert (c.taken and c.taken.ram, c.there.ram) == (ram + constants, 480 << 10)
     assert boards.fits(LANDER, "pico") == boards.fits(LANDER, "rp2040")
 
 

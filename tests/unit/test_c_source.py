@@ -199,6 +199,11 @@ int main(void)
 """
 
 
+def test_a_file_has_its_scheme(capsys: Capsys) -> None:
+    words = ["export", "LunarLander-v3/ppo/int8", "--target", "c", "--schemes", "int8_tensor"]
+    assert "leave out --schemes. Received: --schemes int8_tensor" in refusal(capsys, *words)
+
+
 def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     tmp_path: Path, monkeypatch: Patch, capsys: Capsys
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import refused
 
 from quarl_tf.training import checkpoint
 
@@ -47,6 +48,15 @@ def folder(tmp_path: Path) -> Path:
     save(tmp_path, 10)
     save(tmp_path, 20)
     return tmp_path
+
+
+def test_one_that_cannot_be_opened_is_not_passed_over(folder: Path) -> None:
+    unreadable = folder / "000000000030.npz"
+    unreadable.mkdir()
+    message = refused(checkpoint.load_newest, folder)
+    assert "cannot be opened (Is a directory)" in message
+    unreadable.rmdir()
+    assert loaded(folder) == 20
 
 
 def test_the_newest_two_are_kept_and_loaded_as_they_were_saved(tmp_path: Path) -> None:

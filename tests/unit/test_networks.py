@@ -88,7 +88,7 @@ def test_images_go_through_convolutions_by_hand() -> None:
     np.testing.assert_allclose(Snapshot(network)(images), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_critics_see_images_beside_actions_in_half_ranges() -> None:
+def test_critics_see_images_beside_actions_between_ones() -> None:
     spec = EnvSpec((8, 8, 1), "uint8", None, (-2.0, 0.0), (2.0, 10.0))
     layers = Architecture((5,), (Convolution(3, 4, 2),))
     network = networks.build_critic(spec, Design(layers, 1), seed=0)
@@ -97,7 +97,7 @@ def test_critics_see_images_beside_actions_in_half_ranges() -> None:
     images = random.integers(0, 256, (7, 8, 8, 1), np.uint8)
     actions = random.uniform([-2, 0], [2, 10], (7, 2)).astype(np.float32)
     maps = np.maximum(convolve(images / 255, values, "convolution_0", 2), 0).reshape(7, -1)
-    joined = np.concatenate([maps, actions / [2, 5]], axis=1)
+    joined = np.concatenate([maps, (actions - [0, 5]) / [2, 5]], axis=1)
     expected = dense(np.maximum(dense(joined, values, "hidden_0"), 0), values, "head")
     np.testing.assert_allclose(network([images, actions]), expected, rtol=1e-4, atol=1e-5)
 

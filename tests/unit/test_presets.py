@@ -75,6 +75,7 @@ def test_values_of_another_kind_are_refused(name: str, values: list[Any]) -> Non
         (DQN, {"buffer_size": 1001}, "buffer_size=1001"),
         (DDPG, {"steps": 1000, "learning_starts": 900, "train_frequency": 200}, "steps=1000"),
         (("ppo", "CartPole-v1"), {"minibatch_size": 100}, "minibatch_size=100"),
+        (("ppo", "CartPole-v1"), {"minibatch_size": 1}, "minibatch_size=1"),
         (("a2c", "CartPole-v1"), {"epochs": 2}, "epochs=2"),
         (("a2c", "CartPole-v1"), {"minibatch_size": 64}, "minibatch_size=64"),
     ],

@@ -364,6 +364,21 @@ def test_the_headline_names_what_keeps_the_reward(workspace: Workspace) -> None:
         assert (cell["smallest"], cell["fewest"]) == (smallest, {"ptq_w": fewest})
 
 
+def test_a_file_larger_than_fp32_is_not_the_smallest(
+    workspace: Workspace, monkeypatch: Patch
+) -> None:
+    monkeypatch.setitem(SIZES, "fp16", SIZES["fp32"] + 1)
+    (cell,) = results_of(write(workspace, add_run(workspace, schemes=("fp32", "fp16"))))["cells"]
+    assert cell["smallest"] is None
+
+
+def test_each_form_of_a_family_has_fewest_bits_of_its_own(workspace: Workspace) -> None:
+    run = add_run(workspace, schemes=("fp32", "ptq_opt_w4", "ptq_opt_w4a4", "ptq_opt_w3"))
+    evaluate(workspace, run, "ptq_opt_w4a4", [450.0] * EPISODES)
+    (cell,) = results_of(write(workspace, run))["cells"]
+    assert cell["fewest"] == {"ptq_opt_wN": "ptq_opt_w3", "ptq_opt_wNaN": None}
+
+
 def test_schemes_are_compared_on_the_episodes_that_all_have(workspace: Workspace) -> None:
     run = add_run(workspace)
     before = write(workspace, run, name="before")

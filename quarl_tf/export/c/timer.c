@@ -1,6 +1,5 @@
 /* Behind the header of a policy, with TYPE that of its observations, which come by the standard
  * input: nanoseconds of policy_head, one line a call, after 100 calls that are not timed. */
-#define _POSIX_C_SOURCE 199309L
 #include <stdio.h>
 #include <time.h>
 

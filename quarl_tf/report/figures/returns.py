@@ -69,7 +69,7 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
     rows = cell.rows
     places = [widths.index(row.weight_bits) + _dodge(row, rows) for row in rows]
     missing: dict[int, list[float]] = {}
-    lines: dict[tuple[str, int | None], list[int]] = {}
+    lines: dict[tuple[str, str, int | None], list[int]] = {}
     for number, row in enumerate(rows):
         if row.returns is None:
             missing.setdefault(row.weight_bits, []).append(places[number])
@@ -77,8 +77,8 @@ def _draw_cell(axes: Axes, cell: CellResults, widths: Sequence[int]) -> None:
             _draw_point(axes, places[number], row, row.returns)
         if kind := style.family(Scheme.parse(row.scheme)):
             # Every line starts at fp32.
-            lines.setdefault((kind, row.delay), [0]).append(number)
-    for (kind, _), numbers in lines.items():
+            lines.setdefault((kind, style.form(row.scheme), row.delay), [0]).append(number)
+    for (kind, *_), numbers in lines.items():
         numbers.sort(key=lambda number: places[number])
         x, dashes = [places[number] for number in numbers], style.FAMILIES[kind].line
         means = [math.nan if (r := rows[number].returns) is None else r.mean for number in numbers]

@@ -79,6 +79,11 @@ def family(scheme: Scheme) -> str | None:
     return None if scheme.native else re.split(r"\d", scheme.name, maxsplit=1)[0]
 
 
+def form(name: str) -> str:
+    """Return a scheme's name with N for its widths: ptq_opt_wN is another than ptq_opt_wNaN."""
+    return re.sub(r"(?<=[wa])\d+", "N", name)
+
+
 def scheme_colour(name: str) -> str:
     """Return a scheme's colour as `#rrggbb`, the same in every figure; `BASELINE` is grey."""
     if name == BASELINE:
