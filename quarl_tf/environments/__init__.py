@@ -21,7 +21,7 @@ import quarl_tf.environments.airnav  # Registers AirNav-v0.
 from quarl_tf.environments import atari, loops, registry, spaces, wrappers
 from quarl_tf.environments.atari import GAME_OVER, RAW_REWARD, START, channels_last, rules
 from quarl_tf.environments.registry import canonical_id, import_environments
-from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, require_known
 from quarl_tf.presets import ALGORITHMS
 from quarl_tf.spec import Chance, actions
 
@@ -80,8 +80,7 @@ class Rising(Protocol):
 
 def require_actions(algo: str, spec: EnvSpec) -> None:
     """Raise a UsageError for actions that an algorithm does not support."""
-    if algo not in ALGORITHMS:
-        raise unknown("algorithm", algo, ALGORITHMS)
+    require_known("algorithm", algo, ALGORITHMS)
     kinds = {int: "discrete", tuple: "multi-discrete", type(None): "continuous"}
     kind = kinds[type(spec.num_actions)]
     needed_kinds = {name: preset.ACTIONS or kind for name, preset in ALGORITHMS.items()}

@@ -17,7 +17,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError, require_known
 
 Floats = NDArray[Any]
 Flags = NDArray[np.bool_]
@@ -190,8 +190,7 @@ class AirNavVector(gym.vector.VectorEnv[Any, Any, Any]):
         self._choose(arena, zone)
 
     def _choose(self, arena: str, zone: int) -> None:
-        if arena not in ARENAS:
-            raise unknown("arena", str(arena), ARENAS)
+        require_known("arena", str(arena), ARENAS)
         if zone not in range(1, ZONES + 1):
             raise UsageError(f"Zones are 1 to {ZONES}. Received: zone={zone!r}")
         self._arena_name, self.arena, self._zone = arena, ARENAS[arena], zone

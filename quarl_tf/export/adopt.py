@@ -24,7 +24,7 @@ from quarl_tf.export import calibration
 from quarl_tf.export.graph import in_float32
 from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
-from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require_known
 from quarl_tf.foundation.files import read_json, sha256
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import FlatbufferAudit
@@ -74,8 +74,7 @@ def adopt(
         )
     env_id = environments.canonical_id(env_id)
     spec = environments.env_spec(env_id)
-    if head not in (heads := _HEADS[spec.num_actions is not None]):
-        raise unknown(f"head of a policy for {env_id}", head, heads)
+    require_known(f"head of a policy for {env_id}", head, _HEADS[spec.num_actions is not None])
     if file.suffix in _KERAS or file.is_dir():
         crash = f"TensorFlow crashed on the model; save it again. Received: {file}"
         shape, dtype = spec.observation_shape, spec.observation_dtype

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quarl_tf.export import c_source
-from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, require_known
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import byte_size
 from quarl_tf.store.workspace import has_sidecar
@@ -77,8 +77,7 @@ def fits(artifact: Path, name: str) -> list[Fit]:
 
     boards = {board.id: board for board in YamlBoardRepository().list()}
     boards |= {alias: boards[chip] for alias, chip in _ALIASES.items()}
-    if name not in boards:
-        raise unknown("board", name, boards)
+    require_known("board", name, boards)
     board = boards[name]
     limits = [size for chip, size in _DATA_BYTES.items() if chip in board.chip]
     memory = Memory(board.flash_bytes, min([board.usable_sram_bytes, *limits]))

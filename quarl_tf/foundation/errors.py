@@ -1,6 +1,6 @@
 """Errors that a user can fix; the command line shows each as one line, without a traceback."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -41,6 +41,12 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
         advice = f"did you mean {' or '.join(matches)}?"
     advice = f"{advice} {hint}".strip()
     return UsageError(f"Unknown {kind}: {advice} Received: {kind}={name!r}")
+
+
+def require_known(kind: str, name: str, known: Collection[str], hint: str = "") -> None:
+    """Raise the error of `unknown` for a name that is not known."""
+    if name not in known:
+        raise unknown(kind, name, known, hint)
 
 
 def one_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError, require_known
 
 
 class Kind(NamedTuple):
@@ -51,6 +51,5 @@ MAPPING = Kind("a mapping", lambda value: type(value) is dict and all(map(NAME.f
 def require_all(values: Mapping[str, Any], kinds: Mapping[str, Kind], what: str) -> None:
     """Raise a UsageError for a key that is unknown in `what`, or a value of another kind."""
     for name, value in values.items():
-        if name not in kinds:
-            raise unknown(what, name, kinds)
+        require_known(what, name, kinds)
         kinds[name].require(name, value)

@@ -12,7 +12,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError, require_known, unknown
 from quarl_tf.foundation.kinds import COUNT, FLAG, Kind, number, one_of
 from quarl_tf.presets import tables
 from quarl_tf.spec import Quantization, Run
@@ -101,8 +101,7 @@ class Preset(ABC):
         """Build from raw values; a UsageError names `where` they are from."""
         names = {f.name for f in fields(cls)}
         for name in values:
-            if name not in names:
-                raise unknown("preset key", name, names)
+            require_known("preset key", name, names)
         required = {f.name for f in fields(cls) if f.default is MISSING}
         if missing := sorted(required - set(values)):
             raise UsageError(f"{where} lacks {', '.join(missing)}. Received: {sorted(values)}")
@@ -278,9 +277,8 @@ def load(
         UsageError: There is none, the file is invalid, or a value is.
     """
     table = _table(algo, file)
-    if env_id not in table:
-        hint = "Any other needs an entry in a file of yours, given with --presets."
-        raise unknown(f"{algo} preset", env_id, table, hint)
+    hint = "Any other needs an entry in a file of yours, given with --presets."
+    require_known(f"{algo} preset", env_id, table, hint)
     values = {**table[env_id], **(overrides or {})}
     return ALGORITHMS[algo].from_mapping(values, where=f"The {algo} preset of {env_id}")
 
@@ -326,8 +324,7 @@ _BY_ROBUSTNESS = ("ppo", "a2c", "ddpg", "dqn")
 
 
 def _table(algo: str, file: Path | None = None) -> tables.Table:
-    if algo not in ALGORITHMS:
-        raise unknown("algorithm", algo, ALGORITHMS)
+    require_known("algorithm", algo, ALGORITHMS)
     return tables.shipped(algo) | own_table(algo, file)
 
 

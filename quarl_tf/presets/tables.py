@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from quarl_tf.foundation.errors import UsageError, one_line, unknown
+from quarl_tf.foundation.errors import UsageError, one_line, require_known
 
 #: Raw values by key, by environment.
 Table = dict[str, dict[str, Any]]
@@ -88,8 +88,7 @@ def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
     """Read a file of presets: by algorithm, environment and key."""
     content = parse_file(path, "presets")
     for algo, table in mapping(content, f"The top of {path}", "algorithms").items():
-        if algo not in algorithms:
-            raise unknown(f"algorithm at the top of {path}", algo, algorithms)
+        require_known(f"algorithm at the top of {path}", algo, algorithms)
         for env_id, values in mapping(table, f"{algo} in {path}", "environments").items():
             if env_id == "quantization":
                 raise UsageError(

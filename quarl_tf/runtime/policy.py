@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_tf.foundation import native_output
-from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require_known
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import actions
 from quarl_tf.store.records import Sidecar
@@ -257,10 +257,8 @@ def time_calls(
 
 def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the details of the input and the output; a QuarlError where they do not match."""
-    if sidecar.head not in HEADS:
-        raise unknown("head", sidecar.head, HEADS)
-    if sidecar.observation_dtype not in _OBSERVATION_DTYPES:
-        raise unknown("observation dtype", sidecar.observation_dtype, _OBSERVATION_DTYPES)
+    require_known("head", sidecar.head, HEADS)
+    require_known("observation dtype", sidecar.observation_dtype, _OBSERVATION_DTYPES)
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     expected = [[1, *sidecar.observation_shape]], [[1, _head_size(sidecar)]]
     received = [i["shape"].tolist() for i in inputs], [o["shape"].tolist() for o in outputs]

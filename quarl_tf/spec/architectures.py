@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from quarl_tf.foundation.errors import unknown
+from quarl_tf.foundation.errors import require_known
 
 #: Lower bound of the deviation that features are normalised by, for features that hardly vary.
 LEAST_DEVIATION = 1e-2
@@ -49,6 +49,5 @@ def architecture(network: str | Sequence[int]) -> Architecture:
     """Return an architecture by name (UsageError if unknown) or by the units of its layers."""
     if not isinstance(network, str):
         return Architecture(tuple(network))
-    if network not in NAMED:
-        raise unknown("network", network, NAMED)
+    require_known("network", network, NAMED)
     return NAMED[network]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from quarl_tf.foundation.errors import UsageError, unknown
+from quarl_tf.foundation.errors import UsageError, require_known
 from quarl_tf.foundation.files import digest
 from quarl_tf.foundation.kinds import FLAG, INTEGER, NAME, Kind, require_all
 
@@ -47,7 +47,7 @@ class TensorFormat:
         """Raise a UsageError for values that are unknown or contradict each other."""
         if self.bits not in PTQ_BITS:
             raise UsageError(f"bits must be 2 to 32. Received: bits={self.bits}")
-        _require_known(self, rounding=("nearest", "floor", "gptq"), step=("runtime", "paper"))
+        _require_choices(self, rounding=("nearest", "floor", "gptq"), step=("runtime", "paper"))
         if self.symmetric and self.step == "paper":
             raise UsageError("The papers' grids are not symmetric. Received: symmetric=True")
         if self.rounding == "floor" and self.step != "paper":
@@ -121,8 +121,7 @@ class Recipe:
 def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
     """Raise a UsageError for a recipe that names a layer which is not there."""
     for name in recipe.by_layer:
-        if name not in layers:
-            raise unknown("layer", name, layers)
+        require_known("layer", name, layers)
 
 
 def _layer(values: Mapping[str, Any]) -> LayerFormat:
@@ -138,10 +137,9 @@ def _without_defaults(value: Any) -> Any:
     return {f.name: _without_defaults(item) for f, item in pairs if item not in (f.default, {})}
 
 
-def _require_known(owner: Any, **choices: tuple[str, ...]) -> None:
+def _require_choices(owner: Any, **choices: tuple[str, ...]) -> None:
     for name, values in choices.items():
-        if (value := getattr(owner, name)) not in values:
-            raise unknown(name, value, values)
+        require_known(name, getattr(owner, name), values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,7 @@ class QatSchedule:
                 f"Received: delay={self.delay}"
             )
         ranges = ("extremes", "moving_average", "percentile", "following")
-        _require_known(self, ranges=ranges, gradient=("straight_through", "clipped"))
+        _require_choices(self, ranges=ranges, gradient=("straight_through", "clipped"))
         if self.learned_steps and (self.ranges == "following" or self.gradient != "clipped"):
             raise UsageError(
                 "Steps are learned only where gradients are clipped and ranges frozen; leave "
@@ -259,8 +257,7 @@ class Quantization:
         if missing := " and no ".join(name for name in ("bits", "delay") if name not in values):
             raise UsageError(f"A quantisation needs bits and a delay. Received: no {missing}")
         bits, rule = values["bits"], values.get("rule", "nearest")
-        if rule not in _RULES:
-            raise unknown("rule", rule, _RULES)
+        require_known("rule", rule, _RULES)
         few = bits <= _FEW_BITS and rule != "paper"
         # Integer kernels have 8 bits and a grid per output.
         per_channel = values.get("per_channel", few or (bits == 8 and rule != "paper"))

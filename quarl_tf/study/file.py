@@ -7,20 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quarl_tf import environments, presets
+from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.kinds import (
-    COUNT,
-    FLAG,
-    MAPPING,
-    NAME,
-    PROBABILITY,
-    TEXT,
-    WHOLE,
-    Kind,
-    listed,
-    one_of,
-    require_all,
-)
 from quarl_tf.presets import Preset, tables
 from quarl_tf.spec import (
     DEFAULT_EPISODES,
@@ -43,26 +31,26 @@ _DELAY_RULE = "A delay is a number of steps, or a share of the training between 
 
 #: Keys of a cell that may also be at the top of a file, for all cells without them.
 _SHARED_KEYS = {
-    "seeds": listed("whole numbers", (int,)),
-    "schemes": listed("names", (str,)),
-    "bits": listed("whole numbers", (int,), least=0),
-    "delays": listed("numbers", (int, float)),
-    "quantization": MAPPING,
-    "overrides": MAPPING,
+    "seeds": kinds.listed("whole numbers", (int,)),
+    "schemes": kinds.listed("names", (str,)),
+    "bits": kinds.listed("whole numbers", (int,), least=0),
+    "delays": kinds.listed("numbers", (int, float)),
+    "quantization": kinds.MAPPING,
+    "overrides": kinds.MAPPING,
 }
 #: What may be random in the episodes, as options of the command line.
-_CHANCES = {"sample": FLAG, "sticky": PROBABILITY, "epsilon": PROBABILITY}
-_CELL_KEYS = {"algo": NAME, "env": NAME, "remark": TEXT, **_SHARED_KEYS}
+_CHANCES = {"sample": kinds.FLAG, "sticky": kinds.PROBABILITY, "epsilon": kinds.PROBABILITY}
+_CELL_KEYS = {"algo": kinds.NAME, "env": kinds.NAME, "remark": kinds.TEXT, **_SHARED_KEYS}
 _STUDY_KEYS = {
-    "name": Kind("a name", lambda _: True),  # See `checked_report_name`.
-    "title": TEXT,
-    "cells": listed("cells", (dict,)),
-    "episodes": COUNT,
-    "skip_episodes": WHOLE,
-    "presets": TEXT,
-    "import": listed("names", (str,), least=0),
-    "memory": FLAG,
-    "x": one_of(X_AXES),
+    "name": kinds.Kind("a name", lambda _: True),  # See `checked_report_name`.
+    "title": kinds.TEXT,
+    "cells": kinds.listed("cells", (dict,)),
+    "episodes": kinds.COUNT,
+    "skip_episodes": kinds.WHOLE,
+    "presets": kinds.TEXT,
+    "import": kinds.listed("names", (str,), least=0),
+    "memory": kinds.FLAG,
+    "x": kinds.one_of(X_AXES),
     **_CHANCES,
     **_SHARED_KEYS,
 }
@@ -183,10 +171,10 @@ def _study(content: Any, folder: Path) -> Study:
 
 
 def _checked(
-    content: Any, what: str, kinds: Mapping[str, Kind], needed: Sequence[str]
+    content: Any, what: str, keys: Mapping[str, kinds.Kind], needed: Sequence[str]
 ) -> dict[str, Any]:
     values = tables.mapping(content, what)
-    require_all(values, kinds, f"key of {what}")
+    kinds.require_all(values, keys, f"key of {what}")
     for key in needed:
         if key not in values:
             raise UsageError(f"{what} needs {key}. Received: {', '.join(values) or 'nothing'}")
