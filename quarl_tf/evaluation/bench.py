@@ -94,7 +94,8 @@ def save_latencies(result: dict[str, Any]) -> list[Path]:
     if not result["at_rest"]:
         raise QuarlError(
             "Latencies of a machine that is not at rest are not saved; end what else runs, and "
-            f"measure again. Received: a load average of {result['load_average']:.2f} of a core"
+            f"measure again. Received: a load of {result['load_average']:.2f} of a core, loops of "
+            f"{result['spread']:.2f} times their median"
         )
     evaluations: dict[Path, Evaluation] = {}
     for row in result["artifacts"]:
