@@ -109,15 +109,15 @@ class Agent(ABC):
         teachers = [] if self.teacher is None else [self.teacher]
         for network in (self.network, *self.targets, *teachers):
             variables = {variable.name: variable for variable in network.variables}
-            # Bytes have no normaliser.
-            both_normalised = ("normalizer/mean:0" in variables) == ("normalizer/mean:0" in weights)
+            mean = "normalizer/mean:0"  # Networks on bytes have none.
+            normalised_alike = (mean in variables) == (mean in weights)
             for name, value in weights.items():
                 shape = tuple(variables[name].shape) if name in variables else None
-                if shape != value.shape or not both_normalised:
+                if shape != value.shape or not normalised_alike:
                     raise QuarlError(
                         "The network to start from has other observations or actions than this "
                         f"environment; train from scratch. Received: {name} of {value.shape}, "
-                        f"the environment's is {shape}, normalised={both_normalised}"
+                        f"the environment's is {shape}; normalised alike: {normalised_alike}"
                     )
                 variables[name].assign(value)
         self._statistics.start_from(self.network, count)

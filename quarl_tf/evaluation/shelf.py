@@ -20,6 +20,9 @@ from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import evaluation_path, has_sidecar, sidecar_path, write_artifact
 
+#: The pattern of all names.
+_ANY = "*/*/*"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -57,7 +60,7 @@ class Entry:
         return f"{self.run.command('run')} --schemes {scheme.name} --root DIR"
 
 
-def entries(models: Path, name: str = "*/*/*") -> list[Entry]:
+def entries(models: Path, name: str = _ANY) -> list[Entry]:
     """Return the policies of a folder by name, the best on selection seeds first.
 
     A QuarlError where a sidecar is damaged.
@@ -82,7 +85,7 @@ def _name(artifact: Path) -> str:
     return "/".join([*artifact.parts[-4:-2], artifact.stem])
 
 
-def shelf(models: Path, name: str = "*/*/*") -> list[Entry]:
+def shelf(models: Path, name: str = _ANY) -> list[Entry]:
     """Return one policy for each task, algorithm and scheme: the best on selection seeds."""
     groups = groupby(entries(models, name), key=lambda entry: entry.name)
     return [next(group) for _, group in groups]
@@ -98,7 +101,7 @@ def available(models: Path) -> list[Entry]:
 
 
 def _names(models: Path) -> list[str]:
-    paths = [path for folder in (POLICIES, models) for path in _sidecar_paths(folder, "*/*/*")]
+    paths = [path for folder in (POLICIES, models) for path in _sidecar_paths(folder, _ANY)]
     return sorted(set(map(_name, paths)))
 
 
