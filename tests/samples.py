@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -179,6 +182,51 @@ def products(folder: Path) -> list[bytes]:
         rows = [{**row, "seconds": ""} for row in csv.DictReader(file)]
     names = ("network.npz", "calibration.npz")
     return [*((folder / name).read_bytes() for name in names), repr(rows).encode()]
+
+
+class Drawn(gym.Env[Any, Any]):
+    """Observes draws of its observation space, and reports actions."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        # A copy, as draws follow the space's seed.
+        self.observation_space = deepcopy(observation_space)
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert np.shape(action) == self.action_space.shape
+        assert np.asarray(action).dtype == self.action_space.dtype
+        self.steps += 1
+        observation = self.observation_space.sample()
+        return observation, 1.0, self.steps == 3, False, {"received": action}
+
+
+#: Spaces of environments of draws, and whose presets they take.
+DRAWN = {
+    "Steering-v0": (
+        gym.spaces.Box(-1, 1, (3,)),
+        gym.spaces.Box(np.float32([-2, 0]), np.float32([2, 0.6])),
+        "MountainCarContinuous-v0",
+    ),
+    "Bytes-v0": (
+        gym.spaces.Box(0, 255, (6,), np.uint8),
+        gym.spaces.Discrete(3),
+        "CartPole-v1",
+    ),
+}
+for _name, (*_spaces, _) in DRAWN.items():
+    gym.register(_name, partial(Drawn, *_spaces))
+
+
+def preset(run: Run, **changes: Any) -> presets.Preset:
+    """Return the preset of a run, of which the environment may be one of draws."""
+    *_, env_id = DRAWN.get(run.env_id, (run.env_id,))
+    return presets.load(run.algo, env_id, {**run.overrides, **changes})
 
 
 def observed(env_id: str, num_envs: int, ticks: int) -> np.ndarray:

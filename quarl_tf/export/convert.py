@@ -16,12 +16,14 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.environments import EnvSpec
 from quarl_tf.export import int4, integer, ptq
 from quarl_tf.export.converter import converted, of_function
+from quarl_tf.export.graph import with_scaled_head
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
-from quarl_tf.networks.layers import Floats
+from quarl_tf.networks.layers import ActionScaling, Floats
 from quarl_tf.quantization import qat, quantizing
 from quarl_tf.quantization.grid import fake_quantize, round_to_half
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import REFERENCE, Recipe, Run, Scheme, actions, require_layers
 from quarl_tf.store.records import Sidecar, TrainingRecord
@@ -63,9 +65,20 @@ class TrainedNetwork:
         networks.set_weights(network, weights)
         return network
 
-    def converter(self, call: Callable[[Any], Any]) -> Any:
-        """Return a converter of a function of one observation, as a network is."""
-        return of_function(call, self.spec.observation_shape, self.spec.observation_dtype)
+    def converted(self, unscaled: Callable[[Any], Any], **settings: Any) -> bytes:
+        """Convert a policy without the scaling of its action, which is added in float32.
+
+        The converter would fold it into the head's kernel, which is then on no grid of its own.
+        `settings` are the converter's.
+        """
+        converter = of_function(unscaled, self.spec.observation_shape, self.spec.observation_dtype)
+        for name, value in settings.items():
+            setattr(converter, name, value)
+        content = converted(converter)
+        scaling = self.build().layers[-1]
+        if not isinstance(scaling, ActionScaling) or scaling.is_identity:
+            return content
+        return with_scaled_head(content, scaling.half, scaling.middle)
 
 
 def load(workspace: Workspace, run: Run) -> TrainedNetwork:
@@ -143,19 +156,22 @@ class _Conversion(NamedTuple):
 
 def _convert_plain(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Convert to fp32, fp16 or dynamic_int8, which need the converter alone."""
-    converter, weights = training.converter(training.network(training.weights)), training.weights
+    settings: dict[str, Any] = {}
     if scheme.name != REFERENCE:
-        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        settings["optimizations"] = [tf.lite.Optimize.DEFAULT]
     if scheme.name == "fp16":
-        converter.target_spec.supported_types = [tf.float16]
+        settings["target_spec"] = tf.lite.TargetSpec(supported_types=[tf.float16])
+    network, weights = training.network(training.weights), training.weights
+    content = training.converted(networks.unscaled(network), **settings)
+    if scheme.name == "fp16":
         try:
-            weights = _as_stored(training, half_weights)
+            weights = _as_stored(training, content, half_weights)
         except ValueError as error:
             raise QuarlError(
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
             ) from error
-    return _Conversion(converted(converter), training.network(weights))
+    return _Conversion(content, training.network(weights))
 
 
 def _convert_simulated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
@@ -163,11 +179,10 @@ def _convert_simulated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
         return quantize_weights(weights, scheme.recipe)
 
     if scheme.single_layers:  # A flatbuffer does not have the names of its layers.
-        weights = change(training.weights)
-        converter = training.converter(training.network(weights))
-        return _Conversion(converted(converter), training.network(weights))
+        network = training.network(change(training.weights))
+        return _Conversion(training.converted(networks.unscaled(network)), network)
     content = _convert_plain(training, Scheme.parse(REFERENCE)).content
-    expected = training.network(_as_stored(training, change))
+    expected = training.network(_as_stored(training, content, change))
     return _Conversion(ptq.quantized(content, scheme), expected)
 
 
@@ -177,12 +192,12 @@ def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
     As in the papers, a fully-connected kernel has one grid, a convolution one per output channel
     (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
     """
-    layers = {name: name.partition("/")[0] for name in weights}
-    require_layers(recipe, set(layers.values()))
+    layers = {name: name.removesuffix("/kernel:0") for name in weights if "/kernel:" in name}
+    require_layers(recipe, layers.values())
 
     def quantize(name: str, kernel: Floats) -> Floats:
-        form = recipe.of(layers[name]).weights
-        if form is None or not name.partition(":")[0].endswith("/kernel"):
+        form = recipe.of(layers[name]).weights if name in layers else None
+        if form is None:
             return kernel
         one_grid = kernel.ndim == _FULLY_CONNECTED_RANK and not form.per_channel
         return fake_quantize(kernel, form, None if one_grid else -1)
@@ -195,11 +210,14 @@ def half_weights(weights: Weights) -> Weights:
     return {name: round_to_half(value) for name, value in weights.items()}
 
 
-def _as_stored(training: TrainedNetwork, change: Callable[[Weights], Weights]) -> Weights:
-    """Change weights as a flatbuffer has them: bytes are scaled within the first kernel."""
-    first, scale = "convolution_0/kernel:0", np.float32(255)
-    if training.spec.observation_dtype != "uint8" or first not in training.weights:
+def _as_stored(
+    training: TrainedNetwork, content: bytes, change: Callable[[Weights], Weights]
+) -> Weights:
+    """Change weights as a flatbuffer has them: its first kernel may scale bytes."""
+    if not flatbuffer.kernel_scales_bytes(flatbuffer.parsed(content)[0]):
         return change(training.weights)
+    first = next(name for name in training.weights if name.endswith("/kernel:0"))
+    scale = np.float32(255)
     new_weights = change({**training.weights, first: training.weights[first] / scale})
     return {**new_weights, first: new_weights[first] * scale}
 
@@ -207,7 +225,7 @@ def _as_stored(training: TrainedNetwork, change: Callable[[Weights], Weights]) -
 def _convert_calibrated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Quantise with the ranges over the calibration observations."""
     expected = networks.acting(training.network(training.weights))
-    content = converted(training.converter(expected))
+    content = training.converted(networks.unscaled(expected))
     policy = Policy(content, _describe(training, Scheme.parse(REFERENCE), content))
     content, choice = ptq.calibrated(content, scheme, training.observations, policy)
     return _Conversion(content, expected, choice)
@@ -217,7 +235,7 @@ def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Convert a quantisation-aware network with the ranges and codes of its training."""
     network, quantization = training.network(training.weights), training.run.quantization
     recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
-    content = converted(training.converter(qat.exported(network, rounded=recipe is None)))
+    content = training.converted(qat.exported(network, rounded=recipe is None))
     expected = networks.acting(training.network(training.weights))
     if recipe is not None:
         content = integer.trained(content, recipe, qat.grids(network))

@@ -254,6 +254,25 @@ def in_float32(content: bytes) -> bytes:
     return graph.pack() if wideners else content
 
 
+def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:
+    """Return a flatbuffer whose output is multiplied by a factor, then added to an offset."""
+    graph = Graph(content)
+    (output,) = graph.outputs
+    head, product = graph.add(output, b"_unscaled"), graph.add(output, b"_product")
+    producer = graph.producers()[output]
+    producer.outputs = [head]
+    for name, inputs, result in (
+        ("MUL", (head, factor), product),
+        ("ADD", (product, offset), output),
+    ):
+        source, values = inputs
+        constant = graph.add(
+            output, b"_" + name.lower().encode(), shape=values.shape, values=values
+        )
+        graph.operators.append(graph.operator(name, [source, constant], [result]))
+    return graph.pack()
+
+
 def fused_activation(operator: Any) -> int:
     """Return the activation that an operator applies to its output."""
     return int(getattr(operator.builtinOptions, "fusedActivationFunction", NONE))

@@ -182,6 +182,14 @@ def acting(network: keras.Model) -> keras.Model:
     return keras.Model(network.input, network.get_layer("head").output, name=NAME)
 
 
+def unscaled(network: keras.Model) -> keras.Model:
+    """Return the part of a policy before the scaling of its action, unless that is the identity."""
+    scaling = network.layers[-1]
+    if not isinstance(scaling, ActionScaling) or scaling.is_identity:
+        return network
+    return keras.Model(network.input, scaling.input, name=NAME)
+
+
 def weights(network: keras.Model) -> Weights:
     """Return copies of all variables by name, including the normaliser's."""
     return {variable.name: variable.numpy() for variable in network.variables}

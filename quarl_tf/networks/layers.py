@@ -73,8 +73,13 @@ class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, low: Floats, high: Floats, *, stochastic: bool, name: str) -> None:
         super().__init__(name=name)
         self.half: Floats = (high - low) / np.float32(2)
-        self._middle: Floats = (high + low) / np.float32(2)
+        self.middle: Floats = (high + low) / np.float32(2)
         self._stochastic = stochastic
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the bounds are ±1."""
+        return bool((self.half == 1).all() and (self.middle == 0).all())
 
     def build(self, input_shape: Any) -> None:
         """Create the deviation, half the action's range at first."""
@@ -88,9 +93,9 @@ class ActionScaling(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         """Scale a batch."""
-        return inputs * self.half + self._middle
+        return inputs * self.half + self.middle
 
     def in_numpy(self, read: Read) -> Forward:
         """Return the function of arrays."""
         del read
-        return lambda x: x * self.half + self._middle
+        return lambda x: x * self.half + self.middle

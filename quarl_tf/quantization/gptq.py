@@ -51,10 +51,16 @@ def fitted(kernel: Array, inputs: Array, float_inputs: Array) -> tuple[Array, Ar
     weights, mean = kernel.astype(np.float64), inputs.mean(axis=0, dtype=np.float64)
     float_mean, deviations = float_inputs.mean(axis=0, dtype=np.float64), inputs - mean
     errors = (float_inputs - float_mean - deviations) @ weights.T
-    moments = deviations.T @ deviations
+    # The same solution by the smaller system: of the inputs, or of the observations.
+    count, size = inputs.shape
+    products = deviations @ deviations.T if size > count else deviations.T @ deviations
     # The fewer observations for the weights, the stronger the damping.
-    damping = _FIT_DAMPING * len(moments) * max(np.diag(moments).mean(), 1e-12) / len(inputs)
-    change = np.linalg.solve(moments + np.eye(len(moments)) * damping, deviations.T @ errors).T
+    damping = _FIT_DAMPING * size * max(np.trace(products) / size, 1e-12) / count
+    products += np.eye(len(products)) * damping
+    if size > count:
+        change = (deviations.T @ np.linalg.solve(products, errors)).T
+    else:
+        change = np.linalg.solve(products, deviations.T @ errors).T
     shift = float_mean @ weights.T - mean @ (weights + change).T
     return (weights + change).astype(np.float32), shift.astype(np.float32)
 

@@ -36,9 +36,10 @@ def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> kera
 
     It shares the layers of `network`. A UsageError where a layer cannot be quantised.
     """
-    require_layers(recipe, {layer.name for layer in network.layers})
     # No choice depends on the others: a dueling network's value.
     acting_layers = {layer.name for layer in acting(network).layers}
+    quantized_layers = [layer for layer in network.layers if isinstance(layer, _QUANTIZED)]
+    require_layers(recipe, acting_layers & {layer.name for layer in quantized_layers})
     before_tanh = {
         layer.inbound_nodes[0].inbound_layers.name for layer in network.layers if _is_tanh(layer)
     }
@@ -118,10 +119,14 @@ def quantized_layers(network: keras.Model) -> list[QuantizedLayer]:
 
 
 def exported(network: keras.Model, *, rounded: bool) -> Callable[[Any], Any]:
-    """Return the forward pass with constants, for the converter; `rounded` rounds activations."""
+    """Return the forward pass with constants, for the converter; `rounded` rounds activations.
+
+    It ends before the scaling of an action, as in `networks.unscaled`.
+    """
     steps = [
         layer.exported(rounded=rounded) if isinstance(layer, QuantizedLayer) else layer
         for layer in acting(network).layers[1:]
+        if not isinstance(layer, ActionScaling) or layer.is_identity
     ]
 
     def call(hidden: Any) -> Any:

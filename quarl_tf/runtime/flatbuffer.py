@@ -119,7 +119,9 @@ class _Operator(NamedTuple):
     outputs: list[int]
 
 
-class _Graph(NamedTuple):
+class Graph(NamedTuple):
+    """The tensors and operators of one graph, and the indices of its inputs and outputs."""
+
     tensors: list[_Tensor]
     operators: list[_Operator]
     inputs: list[int]
@@ -184,9 +186,7 @@ def variables(
     if action_std is not None:
         arrays["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
     graph = parsed(source)[0]
-    # Bytes are scaled within the first kernel or by an operator.
-    first, second = (op.name for op in graph.operators[:2])
-    scales_bytes = first == "CAST" and second != "MUL"
+    scales_bytes = kernel_scales_bytes(graph)
     for op in graph.operators:
         constants = [graph.tensors[i] for i in op.inputs[1:]]
         values = [_decode(t, t.data) for t in constants if t.data is not None and t.shape]
@@ -201,6 +201,13 @@ def variables(
             name = {"SUB": "mean", "MUL": "inverse_deviation"}[op.name]
             arrays[f"normalizer/{name}:0"] = values[0]
     return arrays
+
+
+def kernel_scales_bytes(graph: Graph) -> bool:
+    """Return whether bytes are scaled within the first kernel, and not by an operator."""
+    casts = {i for op in graph.operators if op.name == "CAST" for i in op.outputs}
+    scaled = {i for op in graph.operators if op.name == "MUL" for i in op.inputs}
+    return bool(casts - scaled)
 
 
 def with_kernels(
@@ -256,7 +263,7 @@ def byte_size(dtype: str, elements: int) -> int:
     return math.ceil(elements * bits / 8)
 
 
-def parsed(source: Path | bytes | bytearray) -> list[_Graph]:
+def parsed(source: Path | bytes | bytearray) -> list[Graph]:
     """Return the graphs of a flatbuffer, the main one first; a QuarlError where it is damaged."""
     name = str(source) if isinstance(source, Path) else "The content"
     content = read(source) if isinstance(source, Path) else source
@@ -288,14 +295,14 @@ def _items(owner: Any, name: str) -> list[Any]:
     return [getattr(owner, name)(i) for i in range(getattr(owner, f"{name}Length")())]
 
 
-def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -> _Graph:
+def _graph(model: Any, subgraph: Any, buffers: list[NDArray[np.uint8] | None]) -> Graph:
     tensors = [_tensor(tensor, buffers) for tensor in _items(subgraph, "Tensors")]
     operators = [_operator(model, operator) for operator in _items(subgraph, "Operators")]
     inputs, outputs = _items(subgraph, "Inputs"), _items(subgraph, "Outputs")
     indices = [i for op in operators for i in (*op.inputs, *op.outputs)]
     if not all(0 <= i < len(tensors) for i in (*inputs, *outputs, *indices)):
         raise IndexError("a tensor that is not there is used")
-    return _Graph(tensors, operators, inputs, outputs)
+    return Graph(tensors, operators, inputs, outputs)
 
 
 def _tensor(tensor: Any, buffers: list[NDArray[np.uint8] | None]) -> _Tensor:
@@ -337,14 +344,14 @@ def _interface(tensor: _Tensor) -> TensorSpec:
     return TensorSpec(tensor.name, tensor.shape, tensor.dtype, scale, zero_point)
 
 
-def _describe(operator: _Operator, graph: _Graph) -> str:
+def _describe(operator: _Operator, graph: Graph) -> str:
     kernel = operator.inputs[1:2] if operator.name in WEIGHTED else []
     dtypes = dict.fromkeys(graph.tensors[i].dtype for i in (*operator.outputs[:1], *kernel))
     types = "\N{MULTIPLICATION SIGN}".join(dtypes)
     return f"{operator.name} {types}".rstrip()
 
 
-def _tensors_in_use(graph: _Graph) -> Iterator[int]:
+def _tensors_in_use(graph: Graph) -> Iterator[int]:
     # fp16 files dequantise all weights first, in any order: the use of the results counts.
     sources: dict[int, int] = {}
     for operator in graph.operators:

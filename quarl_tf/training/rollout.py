@@ -51,9 +51,10 @@ def rollout(
 class _Sample:
     """Keeps at most `size` of the observations it is given.
 
-    These are the observations with the smallest or largest value of a feature (up to a quarter),
-    half of all from the beginning, and others evenly spread over the rest. A trained policy spends
-    most time near its goal; the way there, with the largest observations, is short.
+    These are the observations with the smallest or largest value of a feature (up to a quarter, if
+    there is room for those of all features), half of all from the beginning, and others evenly
+    spread over the rest. A trained policy spends most time near its goal; the way there, with the
+    largest observations, is short.
     """
 
     def __init__(self, size: int) -> None:
@@ -66,7 +67,7 @@ class _Sample:
     def add(self, observations: npt.NDArray[Any]) -> None:
         if not self._size:
             return
-        if observations[0].ndim == 1:
+        if observations[0].ndim == 1 and 2 * observations.shape[1] <= self._size // 4:
             rows = np.concatenate([*self._extremes, observations])
             self._extremes = [rows[np.concatenate([rows.argmin(axis=0), rows.argmax(axis=0)])]]
         if _count(self._beginning) < self._size // 2:

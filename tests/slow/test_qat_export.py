@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch, observed, refused, settle, write_training
+from samples import Patch, observed, preset, refused, settle, write_training
 
-from quarl_tf import agents, networks, pipeline, presets
+from quarl_tf import agents, networks, pipeline
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert, int4
 from quarl_tf.export.graph import Graph
@@ -29,6 +29,7 @@ KINDS: Mapping[str, Run] = {
     "dueling": Run("dqn", POLE, 1, {"network": [32, 32], "dueling": True}),
     "logits": Run("ppo", POLE, 0, {"network": [32, 32]}),
     "action": Run("ddpg", CARS, 0, {"network": [32, 32]}),
+    "steering": Run("ppo", "Steering-v0", 0, {"network": [32, 32]}),
     "images": Run("dqn", GAME, 0, {"network": "li"}),
 }
 
@@ -57,16 +58,15 @@ class Bench:
 
     def build(self, run: Run) -> Any:
         """Build the network of a run with biases, and statistics of the observations."""
-        preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
-        network = agents.build_network(run.algo, env_spec(run.env_id), preset, run.seed)
+        settings = preset(run, precision="float32")
+        network = agents.build_network(run.algo, env_spec(run.env_id), settings, run.seed)
         settle(network, self.observations(run.env_id), run.seed)
         return network
 
     def write(self, run: Run, network: Any) -> None:
         """Write a finished training of a network."""
-        preset = presets.load(run.algo, run.env_id, run.overrides)
-        observations = self.observations(run.env_id)
-        write_training(self.workspace, run, preset, networks.weights(network), observations)
+        weights, observations = networks.weights(network), self.observations(run.env_id)
+        write_training(self.workspace, run, preset(run), weights, observations)
 
     def export(self, run: Run, scheme: str) -> Path:
         return pipeline.export(run.run_id, [scheme], root=self.workspace.root)[0]

@@ -13,7 +13,7 @@ from samples import Patch, refused
 from quarl_tf import environments
 from quarl_tf.environments import make_vector
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.training.rollout import Rollout, rollout
+from quarl_tf.training.rollout import Rollout, _Sample, rollout
 
 ENV_ID, LIMIT = "LimitedCartPole-v0", 40
 
@@ -96,3 +96,11 @@ def test_half_is_from_the_beginning_and_the_rest_is_spread(length: int, keep: in
     gaps = np.diff(ticks[half:])
     if len(gaps):
         assert length - ticks[-1] <= gaps.max() <= 2 * gaps.min()
+
+
+def test_extremes_of_more_features_than_fit_are_left_out() -> None:
+    sample = _Sample(2000)
+    for value in range(3):
+        sample.add(np.full((400, 6000), value, np.float32))
+    assert not sample._extremes
+    assert len(sample.observations()) == 1200

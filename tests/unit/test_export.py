@@ -9,9 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
-from samples import Artifacts, observed, refused, settle, snapshot, write_network, write_training
+from samples import (
+    Artifacts,
+    observed,
+    preset,
+    refused,
+    settle,
+    snapshot,
+    write_network,
+    write_training,
+)
 
-from quarl_tf import networks, pipeline, presets
+from quarl_tf import networks, pipeline
 from quarl_tf.agents import build_network
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
@@ -102,6 +111,9 @@ KINDS = {
     "images, layer norm": Run("dqn", BREAKOUT, 3, {**IMAGES, "layer_norm": True}),
     "dueling": Run("dqn", POLE, 0, {**SMALL, "dueling": True}),
     "continuous": Run("ppo", CARS, 0, SMALL),
+    "steering": Run("ppo", "Steering-v0", 0, SMALL),
+    "squashed steering": Run("ddpg", "Steering-v0", 0, SMALL),
+    "bytes": Run("dqn", "Bytes-v0", 0, SMALL),
     "layer norm": Run("ddpg", CARS, 0, {**SMALL, "layer_norm": True}),
 }
 
@@ -117,8 +129,8 @@ class Bench:
     def build(kind: str) -> Any:
         """Build a network as it is exported: float32, whatever it was trained in."""
         run = KINDS[kind]
-        preset = presets.load(run.algo, run.env_id, {**run.overrides, "precision": "float32"})
-        return build_network(run.algo, env_spec(run.env_id), preset, run.seed)
+        settings = preset(run, precision="float32")
+        return build_network(run.algo, env_spec(run.env_id), settings, run.seed)
 
     def export(self, kind: str, scheme: str) -> Path:
         """Return a flatbuffer."""
@@ -144,12 +156,13 @@ class Bench:
             observations = np.clip(observations, 40, 200)
             observations[::2] = noise
         settle(network, observations, run.seed)
-        if kind == "continuous":
-            network.get_layer("action").log_deviation.assign(np.log([0.3]))
+        if run.algo == "ppo":
+            deviation = network.get_layer("action").log_deviation
+            deviation.assign(np.full(deviation.shape, np.log(0.3)))
             head = network.get_layer("head").kernel
             head.assign(300 * head)  # As large as after a training.
-        preset = presets.load(run.algo, run.env_id, run.overrides)
-        write_training(self._workspace, run, preset, networks.weights(network), observations)
+        weights = networks.weights(network)
+        write_training(self._workspace, run, preset(run), weights, observations)
         return network, observations
 
 
@@ -166,6 +179,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         ("dueling images", "fp32"),
         *(("dueling", scheme) for scheme in ("fp32", "fp16", "ptq_w4")),
         ("continuous", "fp32"),
+        *(
+            (kind, s)
+            for kind in ("steering", "squashed steering")
+            for s in ("fp32", "fp16", "ptq_w4")
+        ),
         *(("layer norm", scheme) for scheme in ("fp32", "fp16")),
     ],
 )
@@ -192,8 +210,8 @@ def test_a_flatbuffer_does_not_depend_on_networks_built_before(bench: Bench) -> 
     assert bench.export("dueling", "fp32").read_bytes() == before
 
 
-@pytest.mark.parametrize("kind", ["images", "dueling images", "flat images"])
-def test_fp16_of_images_is_nearly_the_network(bench: Bench, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["images", "dueling images", "flat images", "bytes"])
+def test_fp16_of_bytes_is_nearly_the_network(bench: Bench, kind: str) -> None:
     path, expected, actual = bench.compared(kind, "fp16")
     np.testing.assert_allclose(actual, expected, atol=2e-3 * np.abs(expected).max())
     parameters = bench.network(kind)[0].count_params()
@@ -220,12 +238,12 @@ def test_int8_of_any_kind_is_close_to_the_network(bench: Bench, kind: str) -> No
     # Layer normalisation is eight operations, each with a rounding of its own.
     steps = 12 if "layer norm" in kind else 3
     assert error.mean() < steps * np.ptp(expected) / 255
-    if expected.shape[1] > 1:
+    if KINDS[kind].algo == "dqn":
         clear = np.diff(np.sort(expected, axis=1)[:, -2:])[:, 0] > 0.1 * np.ptp(expected)
         assert np.count_nonzero(clear) > 10
         np.testing.assert_array_equal(actual.argmax(axis=1)[clear], expected.argmax(axis=1)[clear])
     sidecar = Sidecar.load(sidecar_path(path))
-    assert sidecar.head == ("advantages" if expected.shape[1] > 1 else "action")
+    assert sidecar.head == ("advantages" if KINDS[kind].algo == "dqn" else "action")
     # The sidecar compares the same, not Q-values with advantages.
     assert sidecar.check["max_abs_difference"] == pytest.approx(error.max(), rel=1e-3)
     if "images" in kind and "norm" not in kind:  # Integers from the bytes on.

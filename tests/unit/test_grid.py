@@ -180,3 +180,18 @@ def test_a_fitted_kernel_compensates_for_changed_inputs() -> None:
     halved, shift = fitted(kernel, 2 * inputs + 1, inputs)
     np.testing.assert_allclose(halved, kernel / 2, atol=1e-3)
     np.testing.assert_allclose(shift, -kernel.sum(axis=1) / 2, atol=1e-2)
+
+
+def test_wide_kernels_are_fitted_by_a_system_of_the_observations() -> None:
+    rng = np.random.default_rng(0)
+    inputs, kernel = rng.normal(size=(20, 5000)), rng.normal(size=(3, 5000)).astype(np.float32)
+    other_inputs = inputs + rng.normal(0, 0.1, inputs.shape)
+    deviations = other_inputs - other_inputs.mean(axis=0)
+    errors = (inputs - inputs.mean(axis=0) - deviations) @ kernel.T.astype(np.float64)
+    damping = 0.02 * np.square(deviations).sum() / 20
+    # By the identity (X'X + d)^-1 X' = X' (XX' + d)^-1, here with the inverse of a singular value.
+    u, s, vt = np.linalg.svd(deviations, full_matrices=False)
+    change = vt.T @ np.diag(s / (s**2 + damping)) @ u.T @ errors
+    np.testing.assert_allclose(
+        fitted(kernel, other_inputs, inputs)[0], kernel + change.T, atol=1e-6
+    )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import Network
 from gymnasium import spaces
-from samples import refused
+from samples import Drawn, refused
 from scipy.special import log_softmax
 
 from quarl_tf.agents.distributions import Categorical
@@ -52,28 +52,6 @@ ACTION_SPACES = [
     (HAND, None, [([0, 1, 2, 3], [[0, 1], [2, 3]])]),
     (spaces.Box(-1, 1, (), np.float64), None, [([0.5], 0.5)]),
 ]
-
-
-class Drawn(gym.Env[Any, Any]):
-    """Observes draws of its observation space, and reports actions."""
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        # A copy, as draws follow the space's seed.
-        self.observation_space = deepcopy(observation_space)
-        self.action_space = action_space
-
-    def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
-        if seed is not None:
-            self.observation_space.seed(seed)
-        self.steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert np.shape(action) == self.action_space.shape
-        assert np.asarray(action).dtype == self.action_space.dtype
-        self.steps += 1
-        observation = self.observation_space.sample()
-        return observation, 1.0, self.steps == 3, False, {"received": action}
 
 
 Register = Callable[..., str]
