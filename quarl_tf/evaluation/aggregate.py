@@ -14,7 +14,13 @@ import numpy as np
 import scipy  # Its `stats`, a second of loading, at the first use.
 from numpy.typing import NDArray
 
-from quarl_tf.evaluation.compare import CONFIDENCE, Interval, mean_of_all, normalised_error
+from quarl_tf.evaluation.compare import (
+    CONFIDENCE,
+    Interval,
+    differences,
+    mean_of_all,
+    normalised_error,
+)
 
 _RESAMPLES = 2000
 _SEED = 0
@@ -41,13 +47,13 @@ class Paired:
     def errors(self) -> Floats:
         """Return the normalised error of each episode, in percent."""
         scale = abs(self.reference.mean() - self.baseline)
-        errors: Floats = 100 * (self.reference - self.scheme) / scale
+        errors: Floats = 100 * differences(self.reference, self.scheme) / scale
         return errors
 
     @property
     def wins(self) -> Floats:
         """Return 100 for each episode that earns more than under fp32, 50 for the same."""
-        wins: Floats = 50 * (1 + np.sign(self.scheme - self.reference))
+        wins: Floats = 50 * (1 + np.sign(differences(self.scheme, self.reference)))
         return wins
 
     @property
@@ -147,7 +153,7 @@ def _iqm(cells: Sequence[_Runs], mean_errors: Floats) -> Interval:
     low, high = np.percentile(iqms, [tail, 100 - tail])
     mean = float(scipy.stats.trim_mean(mean_errors, 0.25))
     if low == high:
-        return Interval(mean, alike=len(mean_errors))
+        return Interval(mean, alike=0 if np.ptp(mean_errors) else len(mean_errors))
     return Interval(mean, float(low), float(high))
 
 

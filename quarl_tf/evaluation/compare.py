@@ -37,6 +37,9 @@ CONFIDENCE = 0.95
 #: More observations than these are no plan.
 _MOST_NEEDED = 1e6
 
+#: Relative difference of sums of the same rewards in another order.
+_ROUNDING = 1e-9
+
 _RESAMPLES = 9999
 _SEED = 0
 # Resampled values held at a time: 8 MB.
@@ -92,7 +95,7 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
     Fewer than `MIN_EPISODES` equal observations that were repeated are no evidence.
     """
     sample = np.asarray(values, dtype=np.float64)
-    count, constant = observations or sample.size, sample.min() == sample.max()
+    count, constant = observations or sample.size, _is_constant(sample)
     if constant and count < min(sample.size, MIN_EPISODES):
         return Interval(float(sample[0]))
     if constant or count < max(sample.size, MIN_EPISODES):
@@ -117,7 +120,7 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
     """
     sample = np.asarray(values, dtype=np.float64)
     count = observations or sample.size
-    if sample.min() == sample.max():
+    if _is_constant(sample):
         # Not the mean, which rounding may make another value.
         return Interval(float(sample[0]), alike=int(count) if count > 1 else 0)
     mean = float(sample.mean())
@@ -127,6 +130,17 @@ def student_interval(values: npt.ArrayLike, observations: float | None = None) -
     error = sample.std(ddof=sample.size / count) / math.sqrt(count)
     low, high = scipy.stats.t.interval(CONFIDENCE, count - 1, loc=mean, scale=error)
     return Interval(mean, float(low), float(high))
+
+
+def _is_constant(sample: npt.NDArray[np.float64]) -> bool:
+    """Tell whether values differ by no more than sums of rewards in another order."""
+    return bool(np.ptp(sample) <= _ROUNDING * np.abs(sample).max())
+
+
+def differences(returns: npt.ArrayLike, reference: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return returns - reference [n], 0 where they differ by rounding only."""
+    first, second = np.asarray(returns, np.float64), np.asarray(reference, np.float64)
+    return np.where(np.isclose(first, second, rtol=_ROUNDING, atol=0), 0.0, first - second)
 
 
 def unseen_percent(observations: int, seen: int = 0) -> float:
@@ -218,7 +232,7 @@ def compare(
             f"`quarl evaluate` on both with the same --episodes. Received: {first} and {second}"
         )
     observations = effective_n(reference, scheme)
-    difference = mean_interval(np.subtract(scheme.returns, reference.returns), observations)
+    difference = mean_interval(differences(scheme.returns, reference.returns), observations)
     returns, episodes = mean_return(scheme), len(scheme.returns)
     reference_mean = float(np.mean(reference.returns))
     baseline_mean = None if baseline is None else float(np.mean(baseline.returns))

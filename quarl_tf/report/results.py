@@ -193,8 +193,8 @@ class CellResults:
 
     @property
     def episodes(self) -> int | None:
-        """Return the episodes per flatbuffer, of the seed with fewest."""
-        return min((len(fp32.evaluation.seeds) for fp32 in self.references), default=None)
+        """Return the episodes per flatbuffer."""
+        return next((len(fp32.evaluation.seeds) for fp32 in self.references), None)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -220,7 +220,7 @@ class CellResults:
         """
         sweeps: dict[tuple[str, str, int | None], list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: -row.weight_bits):
-            if kind := family(Scheme.parse(row.scheme)):
+            if row.verdict and (kind := family(Scheme.parse(row.scheme))):
                 sweeps.setdefault((kind, form(row.scheme), row.delay), []).append(row)
         kinds = Counter(kind for kind, *_ in sweeps)
         fewest: list[tuple[str, Row | None]] = []
@@ -235,12 +235,15 @@ class CellResults:
 def load_cell(source: Source, cell: Cell) -> CellResults:
     """Load the results of a cell.
 
-    Each scheme is compared with fp32 of the same seed, on the episodes that all schemes have.
+    Each scheme is compared with fp32 of the same seed, on as many episodes as all of them have.
     """
     seeds, columns = range(len(cell.references)), range(len(cell.columns))
     entries = [_load_seed(source, cell, seed) for seed in seeds]
     missing = [entry for row in entries for entry in row if isinstance(entry, Missing)]
     references = [fp32 for fp32, *_ in entries if isinstance(fp32, Result)]
+    counts = {len(fp32.evaluation.seeds) for fp32 in references}
+    if len(counts) > 1:
+        return load_cell(replace(source, episodes=min(counts)), cell)
     for fp32 in references:
         if fp32.baseline is None:
             run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes

@@ -263,11 +263,15 @@ def test_gate_lets_a_scheme_pass_or_exits_with_3(loose: Path, capsys: Capsys) ->
         ([1, 0.85, 1, 0.85, 1], [], 0),
         ([1, 0.85, 1, 0.85, 1], ["--confident"], 3),
         ([0.8] * 5, [], 3),
+        # Five equal ones have no interval.
+        ([1] * 5, ["--confident"], 3),
     ):
         returns = [value * share for value, share in zip(reference.returns, shares, strict=True)]
         replace(played, returns=returns).save(loose / "int8.eval.json")
         assert verbs.main([*gate, "10", *confident]) == code
-        assert ("int8" in capsys.readouterr().err) == (code == 3)
+        assert ("int8" in (error := capsys.readouterr().err)) == (code == 3)
+        assert ("no interval" in error) == (shares == [1] * 5)
+        assert "inf %" not in error
 
 
 def test_gate_does_not_hold_against_fp32_by_other_rules(loose: Path, capsys: Capsys) -> None:

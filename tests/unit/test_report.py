@@ -379,6 +379,24 @@ def test_each_form_of_a_family_has_fewest_bits_of_its_own(workspace: Workspace) 
     assert cell["fewest"] == {"ptq_opt_wN": "ptq_opt_w3", "ptq_opt_wNaN": None}
 
 
+def test_widths_that_were_not_measured_end_no_sweep(workspace: Workspace) -> None:
+    run = add_run(workspace, schemes=("fp32", "ptq_opt_w4", "ptq_opt_w3"))
+    evaluation_path(workspace.artifact(run.run_id, "ptq_opt_w4")).unlink()
+    (cell,) = results_of(write(workspace, run))["cells"]
+    assert cell["fewest"] == {"ptq_opt_w": "ptq_opt_w3"}
+
+
+def test_trainings_are_compared_on_equally_many_episodes(workspace: Workspace) -> None:
+    runs = [add_run(workspace, replace(RUN, seed=seed)) for seed in (0, 1)]
+    for scheme in ("fp32", "int8"):
+        path = evaluation_path(workspace.artifact(runs[1].run_id, scheme))
+        Evaluation.load(path).first(EPISODES - 5).save(path)
+    results = results_of(write(workspace, *runs))
+    (cell,) = results["cells"]
+    assert cell["episodes"] == EPISODES - 5
+    assert {row["episodes"] for row in results["runs"]} == {EPISODES - 5}
+
+
 def test_schemes_are_compared_on_the_episodes_that_all_have(workspace: Workspace) -> None:
     run = add_run(workspace)
     before = write(workspace, run, name="before")

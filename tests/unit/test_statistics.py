@@ -45,6 +45,7 @@ def test_what_both_intervals_have_in_common(interval_of: Callable[..., Interval]
     assert interval_of([0.1] * 3) == Interval(0.1, -math.inf, math.inf, alike=3)
     assert interval_of([0.1] * 100).alike == 100
     assert interval_of([0.1, 0.2]).alike == 0
+    assert interval_of([0.1 + 0.2, 0.3] * 15).alike == 30  # Sums in another order.
     # Nor has one value.
     assert limits(interval_of([7.0])) == (7.0, -math.inf, math.inf)
     assert not interval_of([7.0]).bounded
@@ -146,6 +147,17 @@ def test_compare_by_hand() -> None:
     message = refused(compare.compare, *others, None)
     assert "fp32 with 2 episodes from seed 0" in message
     assert "int8 with 2 episodes from seed 5" in message
+
+
+def test_sums_of_rewards_in_another_order_are_no_difference() -> None:
+    rewards = [0.1] * 30 + [0.2] * 30
+    draws = np.random.default_rng(0)
+    before, after = ([sum(draws.permutation(rewards)) for _ in range(25)] for _ in range(2))
+    assert len({*before, *after}) > 2
+    comparison = compare.compare(*pair(before, after), None)
+    assert comparison.verdict == "no difference seen"
+    loss = compare.compare(*pair(before, [value - 3 for value in after]), None)
+    assert (loss.verdict, loss.difference.alike) == ("loss", 25)
 
 
 def test_repeated_games_are_few_observations() -> None:
@@ -373,6 +385,10 @@ def test_aggregates_by_hand() -> None:
         assert (interval.bounded, interval.alike) == (False, 3)
     assert (result.improvement.mean, result.losses) == (50, [])
     assert result.noise == pytest.approx((5 + 10) / 2)
+    # One of many trainings differs, which the interquartile mean leaves out.
+    others = {str(i): [cell(0.0)] * 3 for i in range(5)}
+    result = aggregate("int8", {**others, "a": [cell(0.0), cell(0.0), cell(-150.0)]})
+    assert (result.iqm.mean, result.iqm.alike, result.iqm.bounded) == (0, 0, False)
 
 
 def test_each_draw_of_a_training_has_new_episodes() -> None:
