@@ -42,7 +42,8 @@ def make_loop(
     registration: Registration, create: _Factory, num_envs: int, *, once: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """Make a vector of environments; `once` if only one episode of each counts."""
-    factories = [(lambda: _OneEpisode(create())) if once else create] * num_envs
+    wrapper = _OneEpisode if once else _WithoutInfo
+    factories = [lambda: wrapper(create())] * num_envs
     processes = min(len(os.sched_getaffinity(0)), num_envs // _SMALLEST_SHARE)
     quick = not str(registration.entry_point).startswith(_SLOW)
     # A worker of multiprocessing.Pool may not start processes.
@@ -51,7 +52,19 @@ def make_loop(
     return Divided(factories, processes)
 
 
-class _OneEpisode(gym.Wrapper[Any, Any, Any, Any]):
+class _WithoutInfo(gym.Wrapper[Any, Any, Any, Any]):
+    """Gives empty infos: none is read, and Gymnasium's vector fails where their shapes vary."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        observation, _ = self.env.reset(seed=seed, options=options)
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        return observation, reward, terminated, truncated, {}
+
+
+class _OneEpisode(_WithoutInfo):
     """Stands still from the end of an episode to the next seeded reset."""
 
     _over = False
@@ -61,12 +74,12 @@ class _OneEpisode(gym.Wrapper[Any, Any, Any, Any]):
         if seed is None and self._over:
             return self._last_observation, {}
         self._over = False
-        return self.env.reset(seed=seed, options=options)
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self._over:
             return self._last_observation, 0.0, False, False, {}
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = super().step(action)
         self._last_observation, self._over = observation, terminated or truncated
         return observation, reward, terminated, truncated, info
 

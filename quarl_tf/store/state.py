@@ -205,7 +205,7 @@ def require_same_settings(
     settings = presets.settings(run, asdict(preset))
     try:
         old_settings = presets.settings(Run.from_dict(recorded["run"]), recorded["preset"])
-    except (KeyError, UsageError) as error:
+    except (KeyError, TypeError, UsageError) as error:
         raise QuarlError(
             f"{path} was trained by another version; move it away or use another --root. "
             f"Received: {error}"

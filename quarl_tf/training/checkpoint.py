@@ -23,7 +23,7 @@ from quarl_tf.environments import registry
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import atomic_path, digest, sha256
-from quarl_tf.presets import Preset
+from quarl_tf.presets import OffPolicyPreset, Preset
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.state import require_same_settings
 
@@ -112,6 +112,13 @@ def going_on(file: Path, run: Run, preset: Preset) -> Run:
         raise UsageError(
             f"A saved training continues with its own seed; give --seed {saved_run.seed}. "
             f"Received: seed={run.seed}"
+        )
+    steps_left = preset.steps - state["step"]
+    if isinstance(preset, OffPolicyPreset) and steps_left <= preset.learning_starts:
+        raise UsageError(
+            "A saved training fills its replay anew and would end before it learns again; save an "
+            f"earlier checkpoint. Received: {steps_left} steps left, of which learning_starts="
+            f"{preset.learning_starts} fill the replay"
         )
     return replace(run, origin=Origin(saved_run, sha256(file), state["step"], str(file)))
 

@@ -1,5 +1,6 @@
 """Collect experience: the agent's steps in a vector of environments."""
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,6 @@ class Collector:
         self.recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
         self.observations: npt.NDArray[Any] = np.empty(0)
         self._agent, self._steps, self._seed = agent, preset.steps, seed
-        self._actions: npt.NDArray[Any] = np.empty(0)
         self._running_returns = np.zeros(preset.num_envs)
 
     def restart(self) -> None:
@@ -44,8 +44,12 @@ class Collector:
     def tick(self) -> None:
         """Let the agent act once in every environment and observe the results."""
         tick = next(self._ticks)
+        total = float(tick.rewards.sum())
+        # Of actions that are not finite the training is to blame, which its loss will tell.
+        if not math.isfinite(total) and np.isfinite(tick.actions).all():
+            environments.require_finite(total, f"step={self.step}")
         self._agent.observe(tick)
-        self._actions, self.observations = tick.actions, tick.following
+        self.observations = tick.following
         # In Atari an episode is a life with clipped rewards; the score of the game is reported.
         self._running_returns += tick.info.get(environments.RAW_REWARD, tick.rewards)
         ended = tick.info.get(environments.GAME_OVER, tick.done)
@@ -58,12 +62,6 @@ class Collector:
     def mean_return(self) -> float | None:
         """Return the mean return of the latest episodes; None before the first has ended."""
         return float(np.mean(self.recent_returns)) if self.recent_returns else None
-
-    def require_finite_returns(self) -> None:
-        """Refuse rewards that are not finite (QuarlError), unless the actions are not either."""
-        if np.isfinite(self._actions).all():
-            for episode_return in (*self.recent_returns, *self._running_returns.tolist()):
-                environments.require_finite(episode_return, f"step={self.step}")
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, without the current episodes."""

@@ -332,7 +332,6 @@ class _Training:
 
     def _require_finite_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
-            self.collector.require_finite_returns()
             raise self._diverged(f"loss={loss}")
 
     def _diverged(self, received: str) -> QuarlError:
