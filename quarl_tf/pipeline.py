@@ -98,13 +98,13 @@ def export(
     parsed_schemes = [Scheme.parse(name) for name in schemes or run.default_schemes]
     require_possible(run, parsed_schemes)
     missing = not_exported(workspace, run_id, [scheme.name for scheme in parsed_schemes])
+    copy_curve(workspace, run_id)
     if missing:
         if run.adopted:
             from quarl_tf.export.adopt import exporter
         else:
             from quarl_tf.export.convert import exporter
         _export_all(exporter(workspace, run), missing, update)
-    copy_curve(workspace, run_id)
     return [workspace.artifact(run_id, scheme.name) for scheme in parsed_schemes]
 
 

@@ -1,6 +1,6 @@
 """The verbs of the command `quarl`, one function each.
 
-Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 130 interrupted.
 """
 
 import argparse
@@ -617,7 +617,8 @@ def _check_network(run: Run, preset: Preset, schemes: Iterable[str] = ()) -> Non
     spec = environments.env_spec(run.env_id)
     network = watching(run.quantization)(agents.build_network(run.algo, spec, preset, run.seed))
     for scheme in map(Scheme.parse, schemes):
-        require_layers(scheme.recipe, {layer.name for layer in network.layers})
+        kernels = (layer.name for layer in network.layers if hasattr(layer, "kernel"))
+        require_layers(scheme.recipe, set(kernels))
 
 
 def _quantization(args: argparse.Namespace, algo: str, preset: Preset) -> Quantization | None:

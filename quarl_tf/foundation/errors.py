@@ -22,6 +22,12 @@ class GateError(QuarlError):
     exit_code = 3
 
 
+class BusyError(QuarlError):
+    """Another process works in the same folder."""
+
+    exit_code = 4
+
+
 #: Number of names that fit on a line.
 _FEW = 20
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import BusyError, QuarlError
 
 #: Age in seconds at which a temporary file is abandoned.
 _STALE_AFTER = 3600
@@ -131,7 +131,7 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None]:
-    """Create and lock a folder while the block runs; a QuarlError(`refusal`) if it is locked.
+    """Create and lock a folder while the block runs; a BusyError(`refusal`) if it is locked.
 
     The lock ends with the process at the latest. `shared` locks exclude only others.
     """
@@ -144,7 +144,7 @@ def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise QuarlError(refusal) from error
+            raise BusyError(refusal) from error
         except OSError:
             pass  # Some file systems, such as NFS, cannot lock folders: work unlocked.
         yield

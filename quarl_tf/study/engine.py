@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import BusyError, QuarlError
 from quarl_tf.foundation.files import is_locked, locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
@@ -190,9 +190,12 @@ class _Pool:
         """Record the jobs that have ended."""
         for job, code in self._engine.ended():
             self.running.remove(job.run_id)
-            self._say(_ending(job, code))
             if self._sharing:
                 self._claims.release(job.log.parent)
+            if code == BusyError.exit_code:  # Another process began to train it meanwhile.
+                self.waiting.append(job)
+                continue
+            self._say(_ending(job, code))
             self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
 
     def _settle(self, job: Job, statuses: Sequence[Status], *, failed: bool) -> None:
@@ -293,7 +296,7 @@ def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subproce
         if cores:
             os.sched_setaffinity(0, cores)
 
-    with job.log.open("wb") as log:
+    with job.log.open("ab") as log:  # Of another process as well, if that came first.
         return subprocess.Popen(
             [sys.executable, *job.command],
             stdin=subprocess.DEVNULL,
@@ -404,6 +407,8 @@ class RayEngine:
             with suppress(OSError):
                 os.chdir(folder)
             if files is None:
+                if not job.log.parent.is_dir():
+                    raise FileNotFoundError(f"this node lacks {job.log.parent}; add --gather")
                 return start_process(job, cores).wait()
 
             def call(method: str, argument: Any) -> Any:
@@ -415,6 +420,7 @@ class RayEngine:
 
     def start(self, job: Job) -> None:
         """Hand a job to the cluster."""
+        job.log.parent.mkdir(parents=True, exist_ok=True)
         self._running[self._task.remote(job)] = job
 
     def ended(self) -> list[tuple[Job, int]]:
@@ -423,13 +429,16 @@ class RayEngine:
             return []
         tasks = list(self._running)
         ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0)
-        return [(self._running.pop(task), self._code(task)) for task in ended]
+        jobs = [(self._running.pop(task), task) for task in ended]
+        return [(job, self._code(job, task)) for job, task in jobs]
 
-    def _code(self, task: Any) -> int:
-        """Return the exit code of a task that has ended; 1 where the cluster lost it."""
+    def _code(self, job: Job, task: Any) -> int:
+        """Return the exit code of a task that has ended; 1, and why in its log, without one."""
         try:
             return int(self._ray.get(task))
-        except self._ray.exceptions.RayError:
+        except self._ray.exceptions.RayError as error:
+            with job.log.open("a") as log:
+                log.write(f"{error}\n")
             return 1
 
     def stop(self) -> None:

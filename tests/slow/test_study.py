@@ -12,12 +12,14 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from samples import STUDY, Capsys, Patch, printed, refusal, silent, write_study
 
 from quarl_tf.cli import verbs
+from quarl_tf.foundation.errors import BusyError
 from quarl_tf.foundation.files import locked
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store import records
@@ -346,6 +348,37 @@ def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:
         engine.run(Workspace(tmp_path), study, recorder, print, update)
     assert started[:3] == [[]] * 3
     assert recorder.started == [plain_id, aware_id]
+
+
+def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> None:
+    study = read(write_study(tmp_path, STUDY))
+    (run_id,) = dict.fromkeys(run.run_id for run, _ in study.experiments())
+    (tmp_path / "runs" / run_id).mkdir(parents=True)
+    codes = [BusyError.exit_code, 0]
+
+    class Busy(_Recorder):
+        def ended(self) -> list[tuple[engine.Job, int]]:
+            return [(job, codes.pop(0)) for job, _ in super().ended()]
+
+    recorder, said = Busy(1), list[str]()
+    engine.run(Workspace(tmp_path), study, recorder, said.append, print)
+    assert recorder.started == [run_id] * 2
+    assert said == [f"done      {run_id}"]
+
+
+def test_a_task_that_a_cluster_lost_says_why_in_its_log(tmp_path: Path) -> None:
+    class LostError(Exception):
+        pass
+
+    def get(_: object) -> int:
+        raise LostError("the node died")
+
+    cluster = object.__new__(engine.RayEngine)
+    exceptions = SimpleNamespace(RayError=LostError)
+    cluster._ray = SimpleNamespace(get=get, exceptions=exceptions)
+    job = engine.Job("a", (), tmp_path / "run.log", None)
+    assert cluster._code(job, None) == 1
+    assert job.log.read_text() == "the node died\n"
 
 
 def test_a_killed_process_is_a_failure_with_its_signal(tmp_path: Path, monkeypatch: Patch) -> None:
