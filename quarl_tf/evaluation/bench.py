@@ -66,6 +66,7 @@ def bench(artifacts: Sequence[Path], calls: int, update: Update) -> dict[str, An
                 "artifact": str(path),
                 "run_id": sidecar.run_id,
                 "scheme": sidecar.scheme,
+                "native": sidecar.native,
                 "sha256": sidecar.sha256,
                 "load_ms": median(loads[path]),
                 "latency_us": {
@@ -146,5 +147,9 @@ def _program(artifact: Path, sidecar: Sidecar, parent: str) -> Path | None:
     command: list[str | Path] = ["cc", "-O2", f"-DTYPE={c_type}"]
     command += ["-include", copy.with_suffix(".h"), _TIMER, copy.with_suffix(".c")]
     command += ["-lm", "-o", program]
-    process = shutil.which("cc") and subprocess.run(command, capture_output=True, check=False)
-    return program if process and process.returncode == 0 else None
+    try:
+        subprocess.run(command, capture_output=True, check=True)
+        subprocess.run([program], input=b"", capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # No compiler, or a folder without programs.
+        return None
+    return program

@@ -43,14 +43,15 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
 
     `content` is the fp32 flatbuffer that `policy` was loaded from.
     """
-    observations = calibration.observations(policy)[: auto.SEEN]
+    observations = calibration.observations(policy)
     content = prepared(content, observations, policy.sidecar.num_actions)
-    reference_heads = auto.heads(content, policy, observations)
+    seen = auto.seen(observations)
+    reference_heads = auto.heads(content, policy, seen)
     graph = Graph(content)
     layers = graph.layers()
 
     def heads(recipe: Recipe) -> Array:
-        return auto.heads(integer.quantized(content, observations, recipe), policy, observations)
+        return auto.heads(integer.quantized(content, observations, recipe), policy, seen)
 
     errors = {name: np.square(heads(auto.only(name)) - reference_heads).mean() for name in layers}
     effects = [

@@ -1,5 +1,6 @@
 """Choose the int8 recipe of a policy by return: `int8_auto`."""
 
+import math
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,8 @@ from quarl_tf.quantization.grid import Array
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import LayerFormat, Recipe, Scheme
 
-#: Most observations that layers are compared on.
-SEEN = 1000
+#: About how many observations layers are compared on at most.
+_SEEN = 1000
 
 #: Rollouts that each recipe plays.
 _ROLLOUTS = 20
@@ -31,12 +32,12 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     int8_content = prepared(content, observations, choices)
     centred_content = centred(content, choices)
     float_head_content = prepared(content, observations, choices, float_head=True)
-    reference_heads = heads(int8_content, policy, observations[:SEEN])
+    reference_heads = heads(int8_content, policy, seen(observations))
     layers = list(Graph(int8_content).layers())
 
     def error(layer: str) -> float:
         file = integer.quantized(int8_content, observations, only(layer))
-        return float(np.square(heads(file, policy, observations[:SEEN]) - reference_heads).mean())
+        return float(np.square(heads(file, policy, seen(observations)) - reference_heads).mean())
 
     worst = max([layer for layer in layers if layer != "head"] or layers, key=error)
     recipes = {
@@ -54,6 +55,11 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
         mean_returns[name] = statistics.fmean(returns)
     best = max(mean_returns, key=lambda name: mean_returns[name])
     return files[best], {"recipe": best, "selection_returns": mean_returns}
+
+
+def seen(observations: Array) -> Array:
+    """Return evenly spread observations to compare layers on."""
+    return observations[:: math.ceil(len(observations) / _SEEN)]
 
 
 def without(recipe: Recipe, layer: str) -> Recipe:

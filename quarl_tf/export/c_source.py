@@ -97,6 +97,12 @@ def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> 
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
     prefix = prefix or "policy"
+    for path in (file.with_suffix(suffix) for suffix in (".h", ".c")):
+        if path.exists() and b"Written by quarl_tf" not in path.read_bytes()[:100]:
+            raise UsageError(
+                f"{path} was not written by this program; name another --prefix, or move that "
+                f"file. Received: path={str(path)!r}"
+            )
     for suffix in (".h", ".c"):
         text = _template(f"policy{suffix}").substitute(names)
         text = re.sub(r"\bpolicy_(?=head\b|act\b)", f"{prefix}_", text)

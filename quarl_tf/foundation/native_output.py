@@ -3,7 +3,6 @@
 import ctypes
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,8 +10,11 @@ from contextlib import contextmanager
 @contextmanager
 def caught() -> Iterator[Callable[[], str]]:
     """Catch standard error in the block; yield a function that returns it on one line."""
+    if getattr(sys, "stderr", None) is None:  # A daemon may have closed it.
+        yield str
+        return
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
+    with os.fdopen(os.memfd_create("stderr"), "w+b") as file:  # No folder may be writable.
         stderr_handle = os.dup(2)
         os.dup2(file.fileno(), 2)
 

@@ -26,11 +26,14 @@ def processor() -> str:
 
 def describe_processor(information: str) -> str:
     """Return the same from the content of /proc/cpuinfo."""
-    fields = [line.partition(":") for line in information.splitlines()]
-    names = [value.strip() for name, _, value in fields if name.strip() == "model name"]
+    fields = (line.partition(":") for line in information.splitlines())
+    first = {name.strip(): value.strip() for name, _, value in reversed(list(fields))}
+    # Arm has numbers instead.
+    numbers = [first[key] for key in ("CPU implementer", "CPU part", "CPU variant") if key in first]
+    name = first.get("model name") or " ".join([platform.machine(), *numbers])
     words = set(information.split())
     suffix = next((f" with {extension}" for extension in _EXTENSIONS if extension in words), "")
-    return next(iter(names), platform.machine()) + suffix
+    return name + suffix
 
 
 _RECORDED_PACKAGES = (

@@ -18,7 +18,7 @@ from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import actions
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.workspace import sidecar_path
+from quarl_tf.store.workspace import has_sidecar, sidecar_path
 
 try:
     from ai_edge_litert.interpreter import Interpreter
@@ -82,10 +82,11 @@ class Policy:
         """
         path = Path(path)
         content, source = flatbuffer.read(path), sidecar_path(path)
-        if not source.is_file():
+        if not has_sidecar(path):
             raise QuarlError(
                 f"{path} has no sidecar {source.name} beside it; copy both files, or export it "
-                f"again. Received: path={str(path)!r}"
+                "again; a policy of another library is adopted first (quarl adopt). "
+                f"Received: path={str(path)!r}"
             )
         sidecar = Sidecar.load(source)
         digest = hashlib.sha256(content).hexdigest()

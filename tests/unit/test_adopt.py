@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Network
-from samples import Artifacts, Capsys, Patch, printed, refusal
+from samples import Artifacts, Capsys, Patch, printed, refusal, refused
 
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
@@ -107,7 +107,8 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
         ({}, f"{LOGITS} --name mine --schemes fp16", "Received: scheme='fp16'"),
         ({}, f"{LOGITS} --name mine --import absent_module", "--import 'absent_module'"),
         ({"action_std": "x"}, LOGITS, "does not describe a policy to adopt; correct it"),
-        ({"observation_shape": [8]}, LOGITS, "Received: observation_shape=[8.0], expected [4]"),
+        ({"observation_shape": [8]}, LOGITS, "Received: observation_shape=[8], expected [4]"),
+        ({"trained_on": ["a machine"]}, LOGITS, "trained_on=['a machine'], expected []"),
         ({"action_low": [-1e300]}, LOGITS, "expected None"),
         ({"sha256": "0"}, LOGITS, "flatbuffer or environment than these. Received: sha256"),
         ({"heads": "logits"}, LOGITS, "Received: fields that differ heads"),
@@ -120,6 +121,13 @@ def test_unfit_options_and_sidecars_are_refused(
         describe(file, **fields)
     assert message in refusal(capsys, "adopt", str(file), *words.split())
     assert not Path("tflite_models").exists()
+
+
+def test_a_policy_is_adopted_before_it_acts(file: Path) -> None:
+    describe(file, env_id="CartPole-v1", head="logits")
+    message = refused(Policy.load, file)
+    assert "quarl adopt" in message
+    assert "delete" not in message
 
 
 def test_another_meaning_of_the_head_needs_another_name(file: Path, capsys: Capsys) -> None:

@@ -54,13 +54,16 @@ def test_files_are_timed_in_turns(tmp_path: Path, capsys: Capsys, monkeypatch: P
             assert 0 < latency["median"] <= latency["p95"] <= latency["p99"]
 
 
-def test_c_needs_an_int8_scheme_and_a_compiler(monkeypatch: Patch) -> None:
+def test_c_needs_an_int8_scheme_and_a_compiler(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(benches.os, "sched_getaffinity", lambda _: {0})
     measurements = benches.bench([PUBLISHED / "fp32.tflite", CART_POLE], 5, silent)
     assert [list(entry["latency_us"]) for entry in measurements["artifacts"]] == [["1"], ["1", "C"]]
-    monkeypatch.setattr(benches.shutil, "which", lambda _: None)
-    (entry,) = benches.bench([CART_POLE], 5, silent)["artifacts"]
-    assert list(entry["latency_us"]) == ["1"]
+    for compiler in ("none", "true"):  # The second one writes no program.
+        monkeypatch.setenv("PATH", str(tmp_path))
+        (tmp_path / "cc").symlink_to(f"/bin/{compiler}")
+        (entry,) = benches.bench([CART_POLE], 5, silent)["artifacts"]
+        assert list(entry["latency_us"]) == ["1"]
+        (tmp_path / "cc").unlink()
 
 
 @pytest.mark.parametrize(("load", "slow", "at_rest"), [(0, 1, True), (2, 1, False), (0, 3, False)])

@@ -10,7 +10,7 @@ from samples import Artifacts, Capsys, Copy, Patch, printed, refusal
 
 from quarl_tf.evaluation.blame import _disagreement, blame
 from quarl_tf.evaluation.compare import mean_interval
-from quarl_tf.export import calibration
+from quarl_tf.export import calibration, integer
 from quarl_tf.export.ptq import quantize
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
@@ -29,13 +29,20 @@ def test_actions_beyond_their_bounds_agree(artifacts: Artifacts) -> None:
     assert _disagreement(heads, reference_heads, policy) == pytest.approx(1 / 3)
 
 
-def test_gains_are_paired_with_an_interval(artifacts: Artifacts, monkeypatch: Patch) -> None:
+def test_gains_are_paired_with_an_interval(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: Patch
+) -> None:
     base, steady = np.arange(20.0) ** 2, np.tile([2.0, 4.0], 10)
     # Of int8 first, then of the layers by their share of the error.
     returns = [base, base + steady, base, base + 1]
     monkeypatch.setattr(calibration, "selection_returns", lambda *_: list(returns.pop(0)))
     path = artifacts["fp32"]
+    files: list[bytes] = []
+    write = integer.quantized
+    monkeypatch.setattr(integer, "quantized", lambda *a: files.append(write(*a)) or files[-1])
     rows = sorted(blame(path.read_bytes(), Policy.load(path), 20), key=lambda row: -row.share)
+    # One of them is the int8 file that users get.
+    assert quantize(path, Scheme.parse("int8"), tmp_path / "int8.tflite").read_bytes() in files
     steady_gain, no_gain, gain_of_one = (row.gain for row in rows if row.gain)
     assert steady_gain == mean_interval(steady)
     assert 2 < steady_gain.low < steady_gain.mean == 3 < steady_gain.high < 4

@@ -183,6 +183,9 @@ def test_two_policies_share_a_program(tmp_path: Path) -> None:
     subprocess.run(words, cwd=tmp_path, check=True)
     answers = subprocess.check_output([tmp_path / "both"]).split()
     assert [*map(int, answers)] == [policy.act(observation) for policy, observation in pairs]
+    (artifact.parent / "main.c").write_text("int main(void) {}")
+    assert "name another --prefix" in refused(c_source.write, artifact, prefix="main")
+    assert not (artifact.parent / "main.h").exists()
     assert "prefix='2nd'" in refused(c_source.write, artifact, prefix="2nd", error=UsageError)
 
 

@@ -1,6 +1,9 @@
 """Policies act by their flatbuffers, and refuse other files and observations."""
 
 import json
+import shlex
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -213,3 +216,15 @@ def test_sidecar_of_another_policy_is_refused(
 ) -> None:
     path = describe(artifacts["fp32"].read_bytes(), **changes)
     assert message in refused(Policy.load, path)
+
+
+def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Artifacts) -> None:
+    code = (
+        "import tempfile; tempfile._candidate_tempdir_list = lambda: []\n"
+        "from quarl_tf import Policy\n"
+        f"print(Policy.load({str(artifacts['fp32'])!r}).act([0.0] * 4))"
+    )
+    for redirection in ("", "2>&-"):
+        command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {redirection}"
+        printed = subprocess.check_output(command, shell=True, text=True)
+        assert printed.strip() in ("0", "1")

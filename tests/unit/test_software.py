@@ -41,8 +41,8 @@ _ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm{}\nCPU part\t: 0xd03\n"
         (_AMD.format("avx512f avx512bw"), "AMD EPYC with avx512bw"),
         (_AMD.format("avx512f avx512bw avx512_bf16"), "AMD EPYC with avx512_bf16"),
         (_AMD.format("amx_bf16 avx512_bf16"), "AMD EPYC with amx_bf16"),
-        (_ARM.format(""), f"{platform.machine()} with asimd"),
-        (_ARM.format(" i8mm bf16"), f"{platform.machine()} with bf16"),
+        (_ARM.format(""), f"{platform.machine()} 0xd03 with asimd"),
+        (_ARM.format(" i8mm bf16"), f"{platform.machine()} 0xd03 with bf16"),
         ("", platform.machine()),
     ],
 )

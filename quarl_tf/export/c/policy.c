@@ -1,4 +1,4 @@
-/* $run_id in $scheme, sha256 $sha256: see the header. */
+/* Written by quarl_tf of $run_id in $scheme, sha256 $sha256: see the header. */
 #include "$stem.h"
 #include $include
 
