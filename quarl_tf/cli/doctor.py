@@ -24,9 +24,11 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Run all checks; those of packages for training only where TensorFlow is installed."""
-    extras = ("", "evaluate", "report")
-    findings = [finding for extra in extras for finding in _requirements(PACKAGE, extra)]
+    """Run all checks; those of packages for reports and training only where these are installed."""
+    findings = [*_requirements(PACKAGE, extra=""), *_requirements(PACKAGE, extra="evaluate")]
+    if _version("jinja2") is None:
+        return [*findings, Finding("reports", True, "not installed: this machine can evaluate")]
+    findings += _requirements(PACKAGE, extra="report")
     if _version("tensorflow") is None:
         observation = "not installed: this machine can evaluate and report"
         return [*findings, Finding("training", True, observation)]

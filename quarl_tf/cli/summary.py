@@ -141,7 +141,7 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
             error = compare.reward_error(reference, reference + low) if math.isfinite(low) else None
         if error is None or error > args.gate:
             text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
-            if not math.isfinite(low) and args.confident:
+            if error is None and comparison.reward_error is not None:
                 text = "no interval, which takes more episodes that differ (--episodes, --sticky)"
             failures.append(f"{path.stem} {text}")
     if failures:

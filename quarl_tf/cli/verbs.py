@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,12 @@ def main(words: Sequence[str] | None = None) -> int:
         # The reader (head, less) has closed the pipe; Python would report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        _warn(
+            f"A file or folder cannot be used ({error.strerror or error}); change its permissions, "
+            f"or work in another folder (--root DIR). Received: path={str(error.filename)!r}"
+        )
+        return 1
     return 0
 
 
@@ -159,7 +165,12 @@ def _export(args: argparse.Namespace) -> None:
     file, to_c = Path(args.run), args.target == "c"
     if (args.no_float or args.prefix is not None) and not to_c:
         raise UsageError("--no-float and --prefix are for C; add --target c. Received: no C")
-    if to_c and (file.suffix == ".tflite" or len(file.parts) == 3):
+    if file.suffix == ".tflite" or len(file.parts) == 3:
+        if not to_c:
+            raise UsageError(
+                "A file is exported to C alone, a run to all schemes; add --target c, or give a "
+                f"run id (quarl list). Received: run={args.run!r}"
+            )
         if args.schemes is not None:
             raise UsageError(
                 f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
@@ -190,7 +201,7 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _write_c(artifact: Path, args: argparse.Namespace) -> None:
-    source = artifact.with_name(f"{args.prefix or artifact.stem}.c")
+    source = c_source.source_path(artifact, args.prefix)
     if args.dry_run:
         _say(f"export   {_copied_path(source)}")
         return
@@ -228,7 +239,8 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    artifacts = [_artifact(path, args.shelf) for path in args.artifacts]
+    read_only = not args.save
+    artifacts = [_artifact(path, args.shelf, read_only=read_only) for path in args.artifacts]
     with progress_bar("bench") as update:
         measurements = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(measurements))
@@ -261,13 +273,16 @@ def _watch(args: argparse.Namespace) -> None:
 
 def _policies(args: argparse.Namespace) -> list[Policy]:
     schemes = _schemes(args)
-    return [Policy.load(path) for name in args.policies for path in _files(name, args, schemes)]
+    files = (_files(name, args, schemes, read_only=True) for name in args.policies)
+    return [Policy.load(path) for path in chain.from_iterable(files)]
 
 
-def _files(name: str, args: argparse.Namespace, schemes: Iterable[str]) -> list[Path]:
+def _files(
+    name: str, args: argparse.Namespace, schemes: Iterable[str], *, read_only: bool = False
+) -> list[Path]:
     """Return the file of this name or, where it is a run id, those of its schemes."""
     if "/" in name or name.endswith(".tflite"):
-        return [_artifact(Path(name), args.shelf)]
+        return [_artifact(Path(name), args.shelf, read_only=read_only)]
     return [Workspace(args.root).artifact(name, scheme) for scheme in schemes]
 
 
@@ -296,7 +311,7 @@ def _artifact(path: Path, models: Path, *, read_only: bool = False) -> Path:
     """
     if path.is_file() or path.suffix:
         return path
-    if path.is_dir() or len(path.parts) != 3:
+    if path.is_dir() or path.is_absolute() or len(path.parts) != 3:
         raise UsageError(
             "Name a .tflite file, or a policy on the shelf (`quarl list`) as "
             f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {str(path)!r}"
@@ -477,7 +492,9 @@ def _provenance(artifact: Path) -> list[tuple[str, str]]:
 
 
 def _list(args: argparse.Namespace) -> None:
-    _console.print(_shelf_table(args.shelf))
+    with spinner("list"):
+        shelf_table = _shelf_table(args.shelf)
+    _console.print(shelf_table)
     table = Table("algorithm", "environments with a preset")
     for algo, pairs in groupby(presets.available(), key=itemgetter(0)):
         table.add_row(algo, ", ".join(env_id for _, env_id in pairs))
@@ -548,13 +565,13 @@ def _doctor(args: argparse.Namespace) -> None:
 
 
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
-    given_id = args.task or args.env
+    given_id = args.env if args.task is None else args.task
     env_id = environments.canonical_id(given_id)
     _warn_renamed({given_id: env_id})
     overrides = dict(_override(text) for text in args.overrides)
     options = {"until": args.until, "precision": args.precision}
     overrides |= {name: value for name, value in options.items() if value is not None}
-    algo = args.algo or presets.best(env_id, args.presets)
+    algo = presets.best(env_id, args.presets) if args.algo is None else args.algo
     if args.algo is None:
         _say(f"algorithm {algo}  (its preset of {env_id}; --algo takes another)")
     environments.require_actions(algo, environments.env_spec(env_id))

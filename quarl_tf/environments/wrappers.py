@@ -78,6 +78,7 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
         """Take one step."""
         with self._naming_errors("step"):
             observation, reward, terminated, truncated, info = self.env.step(action)
+            reward = float(reward)
         return self._checked(observation, "step"), reward, terminated, truncated, info
 
     @contextmanager
@@ -107,6 +108,9 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
             raise self._error(f"{flaw} of another shape than its space", received)
         if source.dtype.kind == "f" and values.dtype.kind in "iu":
             raise self._error(f"{flaw} of floats, its space has integers", f"dtype={source.dtype}")
+        if values.dtype.kind in "iu" and (values != source).any():
+            received = f"observation={source.tolist()}"[:200]
+            raise self._error(f"{flaw} with integers beyond {values.dtype}", received)
         if not np.isfinite(values).all():
             received = f"observation={values.tolist()}"[:200]
             raise self._error(f"{flaw} that is not finite", received)

@@ -20,6 +20,7 @@ from quarl_tf.environments.acting import Episode, play
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.files import require_writable
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy, percentiles, time_calls
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run
@@ -145,6 +146,7 @@ def evaluate_and_save(
         if evaluation_flaw(saved_evaluation, sidecar, reference, seeds, chance) is None:
             evaluation = saved_evaluation
     if evaluation is None:
+        require_writable(path.parent)  # Before the episodes are played.
         guide = reference if reference.exists() else None
         evaluation = evaluate(artifact, seeds, chance, reference=guide, update=update)
         evaluation.save(path)

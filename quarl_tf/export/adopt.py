@@ -63,6 +63,7 @@ def adopt(
     Raises:
         QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
     """
+    file = file.resolve() if file.is_dir() else file  # The current folder has a name as well.
     source = sidecar_path(file)
     fields = read_json(source) if source.exists() else {}
     default_id, default_head = fields.pop("env_id", None), fields.pop("head", None)

@@ -63,6 +63,15 @@ def size(artifact: Path) -> Size:
     return _make_writer(artifact, fixed=False)[0].size()
 
 
+def source_path(artifact: Path, prefix: str | None = None) -> Path:
+    """Return the path of a flatbuffer's C code; a UsageError for a prefix that C does not take."""
+    if prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII):
+        raise UsageError(
+            f"A prefix is a letter, then letters, digits and '_'. Received: prefix={prefix!r}"
+        )
+    return artifact.with_name(f"{prefix or artifact.stem}.c")
+
+
 def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> str:
     """Write a flatbuffer as .h and .c beside it, and return a line on its size.
 
@@ -73,10 +82,7 @@ def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> 
         UsageError: An operator is not supported, or C takes no such name.
         QuarlError: The flatbuffer is damaged.
     """
-    if prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII):
-        raise UsageError(
-            f"A prefix is a letter, then letters, digits and '_'. Received: prefix={prefix!r}"
-        )
+    file = source_path(artifact, prefix)
     writer, sidecar = _make_writer(artifact, fixed=fixed)
     (source,), (head,) = writer.audit.inputs, writer.audit.outputs
     total, discrete = writer.size(), sidecar.num_actions is not None
@@ -90,7 +96,6 @@ def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> 
     names = vars(sidecar) | writer.scales | {"summary": summary, "body": body}
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
-    file = artifact if prefix is None else artifact.with_name(f"{prefix}.c")
     names.update(algo=sidecar.run["algo"], stem=file.stem, numbers=_NUMBERS[writer.number])
     names.update(type=writer.observation_type, number=writer.number)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))

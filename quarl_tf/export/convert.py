@@ -75,8 +75,10 @@ class TrainedNetwork:
         for name, value in settings.items():
             setattr(converter, name, value)
         content = converted(converter)
-        scaling = self.build().layers[-1]
-        if not isinstance(scaling, ActionScaling) or scaling.is_identity:
+        if self.spec.num_actions is not None:
+            return content
+        scaling = ActionScaling(*self.spec.bounds, stochastic=False, name="action")
+        if scaling.is_identity:
             return content
         return with_scaled_head(content, scaling.half, scaling.middle)
 

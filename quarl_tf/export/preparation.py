@@ -230,8 +230,8 @@ def spread(content: bytes, observations: Array) -> bytes:
     The range of the head is cut into `_SPREAD` equal pieces, and a part is the output within one of
     them, scaled to [-1, 1]. The step of one int8 number is wider than the difference of the best
     two actions in many states; after convolutions, the products of the parts are few. As 1 is no
-    code of int8 on this grid, all outputs of an integer head are a little lower by the same amount,
-    which changes no choice between them.
+    code of int8 on this grid, an integer head is lower by a code for each piece below the output,
+    which keeps the order of outputs, but for those of neighbouring codes at the end of a piece.
     """
     graph = Graph(content)
     layers = graph.layers()

@@ -64,6 +64,15 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def require_writable(folder: Path) -> None:
+    """Raise a QuarlError for a folder in which no file can be written."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
 def unwritable(path: Path, error: OSError) -> QuarlError:
     """Return the error for a file or folder that cannot be written."""
     return QuarlError(

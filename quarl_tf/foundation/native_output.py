@@ -3,8 +3,10 @@
 import ctypes
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 
 @contextmanager
@@ -14,7 +16,7 @@ def caught() -> Iterator[Callable[[], str]]:
         yield str
         return
     sys.stderr.flush()
-    with os.fdopen(os.memfd_create("stderr"), "w+b") as file:  # No folder may be writable.
+    with _memory_file() as file:
         stderr_handle = os.dup(2)
         os.dup2(file.fileno(), 2)
 
@@ -28,6 +30,12 @@ def caught() -> Iterator[Callable[[], str]]:
             sys.stderr.flush()
             os.dup2(stderr_handle, 2)
             os.close(stderr_handle)
+
+
+def _memory_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):  # No folder may be writable.
+        return os.fdopen(os.memfd_create("stderr"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def state(
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
         if preset is not None and record is None and _is_begun(workspace, run.run_id):
-            return Status(State.MISSING, "was not trained", run.command("run"))
+            return Status(State.MISSING, "was not trained", _rooted(workspace, run.command("run")))
         sidecar = _exported(workspace, run, scheme, record)
         if isinstance(sidecar, Status):
             return sidecar
@@ -85,7 +85,9 @@ def _exported(
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
     previous = State.TRAINED if trained else State.MISSING
-    command = export_command(workspace, run.run_id, scheme) if trained else run.command("run")
+    command = _rooted(workspace, run.command("run"))
+    if trained:
+        command = export_command(workspace, run.run_id, scheme)
     exists = artifact.exists()
     if not sidecar_path(artifact).exists() or not (exists or is_evaluated(artifact)):
         return Status(previous, "was not exported" if trained else "was not trained", command)
@@ -323,6 +325,10 @@ def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
 def export_command(workspace: Workspace, run_id: str, *schemes: str) -> str:
     """Return the command line that exports a run from the current folder."""
     command = f"quarl export {run_id}" + f" --schemes {','.join(schemes)}" * bool(schemes)
+    return _rooted(workspace, command)
+
+
+def _rooted(workspace: Workspace, command: str) -> str:
     root = workspace.root
     return command if root.resolve() == Path.cwd() else f"{command} --root {shlex.quote(str(root))}"
 

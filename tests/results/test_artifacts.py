@@ -1,6 +1,7 @@
 """Published flatbuffers match their records."""
 
 import hashlib
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from quarl_tf import agents, environments, networks, presets
+from quarl_tf.cli import arguments, verbs
 from quarl_tf.evaluation.play import evaluate
+from quarl_tf.evaluation.shelf import shelf
 from quarl_tf.export.ptq import quantized
 from quarl_tf.networks import inference
 from quarl_tf.runtime import POLICIES, flatbuffer
@@ -55,6 +58,18 @@ def test_kept_files_exist_and_others_have_the_hash_of_their_record_when_made() -
             assert hashlib.sha256(content).hexdigest() == sidecar.sha256, path
         elif sidecar.scheme in KEPT:
             assert sidecar.size_bytes > LARGE, path
+
+
+def test_trainings_of_the_shelf_are_made_by_their_commands() -> None:
+    models = WORKSPACE.root / "tflite_models"
+    trained = [entry for entry in shelf(models) if entry.command().startswith("quarl run")]
+    assert trained
+    for entry in trained:
+        args = arguments.build().parse_args(shlex.split(entry.command())[1:])
+        # Of another root, where a run to start from would have to be trained first.
+        args.origin, args.presets = None, args.presets and WORKSPACE.root / args.presets
+        run, _ = verbs._requested_run(args)
+        assert replace(run, origin=entry.run.origin) == entry.run, entry.name
 
 
 CELLS = ("AirNav-v0/dqn", "HalfCheetahBulletEnv-v0/ppo", "MountainCarContinuous-v0/ddpg")

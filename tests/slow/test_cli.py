@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import random
@@ -204,6 +205,11 @@ PERCENT, WHOLE = "a percentage is 0 or more", "a whole number of 1 or more is ne
         (["fly"], "invalid choice"),
         (["train"], "--env"),
         (["train", "CartPole-v9"], "did you mean CartPole-v1"),
+        (["run", ""], "environment with a preset=''"),
+        (["train", "CartPole-v1", "--algo", ""], "algorithm=''"),
+        (["evaluate", "/data/int8"], "'/data/int8'"),
+        (["export", "CartPole-v1/dqn/int8"], "add --target c"),
+        (["export", "CartPole-v1/dqn/int8", "--target", "c", "--prefix", "a/b"], "prefix='a/b'"),
         (["evaluate", "CartPole-v1/dqn/int9"], "did you mean CartPole-v1/dqn/int8"),
         (["train", "--algo", "dqm", "--env", "CartPole-v1"], "did you mean dqn"),
         (["train", "--algo", "dqn", "--env", "MountainCar-v0"], "preset"),
@@ -571,6 +577,14 @@ def test_who_has_read_enough_is_not_told_of_a_failure() -> None:
     with os.fdopen(writer, "wb") as closed:
         completed = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
     assert (completed.returncode, completed.stderr) == (0, b"")
+
+
+def test_a_folder_that_cannot_be_entered_is_one_line(monkeypatch: Patch, capsys: Capsys) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/closed")
+
+    monkeypatch.setattr(verbs.shelf, "available", refuse)
+    assert "(Permission denied); change its permissions" in refusal(capsys, "list", code=1)
 
 
 def test_doctor_tells_what_is_sound_and_what_is_not(monkeypatch: Patch, capsys: Capsys) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from typing import Any
 
 import gymnasium as gym
@@ -269,15 +269,17 @@ class Drawing(Faulty):
     def __init__(self, kind: Any, drawn: Any) -> None:
         super().__init__(tuple)
         self.observation_space = spaces.Box(0, 255, (3,), kind)
-        self._drawn = np.arange(3, dtype=drawn)
+        self._drawn = np.arange(3, dtype=drawn) + 255 * (drawn == np.int16)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return self._drawn, {}
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.uint8])
-@pytest.mark.parametrize("drawn", [np.int64, np.float64])
+@pytest.mark.parametrize(
+    ("kind", "drawn"),
+    [*product([np.float32, np.uint8], [np.int64, np.float64]), (np.uint8, np.int16)],
+)
 def test_observations_have_the_type_of_their_space(kind: Any, drawn: Any) -> None:
     gym.register("Drawing-v0", partial(Drawing, kind, drawn), max_episode_steps=9)
     try:
@@ -285,6 +287,9 @@ def test_observations_have_the_type_of_their_space(kind: Any, drawn: Any) -> Non
             envs = create("Drawing-v0")
             if (kind, drawn) == (np.uint8, np.float64):
                 assert "floats, its space has integers" in refused(envs.reset, seed=0)
+                continue
+            if drawn == np.int16:
+                assert "integers beyond uint8" in refused(envs.reset, seed=0)
                 continue
             observations = envs.reset(seed=0)[0]
             assert observations.dtype == kind
@@ -302,6 +307,7 @@ def test_observations_have_the_type_of_their_space(kind: Any, drawn: Any) -> Non
         (lambda: ([0, float("nan"), 0], 1.0, False, False, {}), "in step .*not finite.*nan"),
         (lambda: ([0, [1], 0], 1.0, False, False, {}), "in step .*no array of numbers"),
         (lambda: (["a", "b", "c"], 1.0, False, False, {}), "in step .*no array of numbers"),
+        (lambda: (np.zeros(3), None, False, False, {}), "raised TypeError in step .*NoneType"),
         (lambda: random.choice([]), r"raised IndexError in step \(.*test_environments.py:\d+\)"),
     ],
 )

@@ -1,5 +1,6 @@
 """Episodes replayed by the evaluator are those that stepping Gymnasium by hand gives."""
 
+import errno
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
 from quarl_tf.evaluation.compare import effective_n
 from quarl_tf.evaluation.play import evaluate, evaluate_and_save, evaluate_random
-from quarl_tf.foundation import provenance
+from quarl_tf.foundation import files, provenance
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds, generator
@@ -163,6 +164,17 @@ def test_agreement_is_of_greedy_actions(stochastic: Describe, chance: Chance) ->
     assert chance != GREEDY or result.ties == sum(result.lengths)
     self_comparison = evaluate(balancer, SEEDS, chance, reference=balancer)
     assert self_comparison.agreement == {"fraction": 1.0, "states": len(greedy)}
+
+
+def test_nothing_is_played_that_cannot_be_saved(stochastic: Describe, monkeypatch: Patch) -> None:
+    path = stochastic("fp32", "fp32")
+
+    def refuse(**_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(play, "evaluate", lambda *_, **__: pytest.fail("played"))
+    assert "make the folder writable" in refused(evaluate_and_save, path, 2)
 
 
 def test_saved_evaluations_are_reused(stochastic: Describe) -> None:

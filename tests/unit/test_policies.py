@@ -1,6 +1,7 @@
 """Policies act by their flatbuffers, and refuse other files and observations."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from conftest import Network
-from samples import Artifacts, Copy, Describe, refused
+from samples import Artifacts, Copy, Describe, Patch, refused
 
 from quarl_tf.runtime.policy import Policy, percentiles, time_calls
 from quarl_tf.store.records import Sidecar
@@ -228,3 +229,8 @@ def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Arti
         command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} {redirection}"
         printed = subprocess.check_output(command, shell=True, text=True)
         assert printed.strip() in ("0", "1")
+
+
+def test_a_python_without_files_in_memory_acts(artifacts: Artifacts, monkeypatch: Patch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    assert Policy.load(artifacts["fp32"]).act(VECTORS[0]) in (0, 1)

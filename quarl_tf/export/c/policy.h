@@ -3,7 +3,7 @@
  * environment  $env_id
  * algorithm    $algo
  * flatbuffer   sha256 $sha256
- * observation  $observation_size of $observation_dtype; codes: $first
+ * observation  $observation_size of $type; codes: $first
  * head         $head_size of $head; codes: $last
  * $summary
  * Static buffers: one call at a time. $numbers
