@@ -15,6 +15,7 @@ from quarl_tf.spec import (
     GREEDY,
     REFERENCE,
     Chance,
+    Origin,
     Quantization,
     Run,
     Scheme,
@@ -40,7 +41,15 @@ _SHARED_KEYS = {
 }
 #: What may be random in the episodes, as options of the command line.
 _CHANCES = {"sample": kinds.FLAG, "sticky": kinds.PROBABILITY, "epsilon": kinds.PROBABILITY}
-_CELL_KEYS = {"algo": kinds.NAME, "env": kinds.NAME, "remark": kinds.TEXT, **_SHARED_KEYS}
+_CELL_KEYS = {
+    "algo": kinds.NAME,
+    "env": kinds.NAME,
+    "remark": kinds.TEXT,
+    "from": kinds.MAPPING,
+    **_SHARED_KEYS,
+}
+#: Of a training whose network others start from: its overrides, and the hash of its network.
+_FROM_KEYS = {"overrides": kinds.MAPPING, "sha256": kinds.TEXT}
 _STUDY_KEYS = {
     "name": kinds.Kind("a name", lambda _: True),  # See `checked_report_name`.
     "title": kinds.TEXT,
@@ -243,8 +252,16 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
             )
     options = values.get("quantization", {})
     quantizations = tuple(_quantizations(values, options, preset))
+    base = Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file)
+    if "from" in values:
+        base = replace(base, origin=_origin(values["from"], replace(base, seed=seeds[0])))
+        if len(seeds) > 1 or quantizations:
+            raise UsageError(
+                "A cell of a training that starts from a network has one seed and no bits. "
+                f"Received: seeds={list(seeds)}, bits={[q.bits for q in quantizations]}"
+            )
     return Cell(
-        base=Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file),
+        base=base,
         given_env_id=values["env"],
         seeds=seeds,
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
@@ -252,6 +269,12 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
         quantizations=quantizations,
         remark=values.get("remark", ""),
     )
+
+
+def _origin(entry: Mapping[str, Any], run: Run) -> Origin:
+    """Return the training whose network a run starts from."""
+    values = _checked(entry, "from", _FROM_KEYS, ("sha256",))
+    return Origin(replace(run, overrides=values.get("overrides", {})), values["sha256"])
 
 
 def _quantizations(

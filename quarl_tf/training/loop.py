@@ -206,8 +206,8 @@ class _Training:
         run_id = origin.run.run_id
         if starting_from(workspace, run_id, self._run, self._preset) != self._run:
             raise QuarlError(
-                "The run to start from was trained again, or its folder deleted, since this training "
-                "began; delete this run's folder to begin anew. "
+                "The run to start from was trained again, or its folder deleted, since this "
+                "training began; delete this run's folder to begin anew. "
                 f"Received: run={self._run.run_id!r} from {run_id!r}"
             )
         path, record = origin_network(workspace, run_id)

@@ -9,6 +9,7 @@ from samples import STUDY, Capsys, refusal, refused, write_study
 
 from quarl_tf.cli import main
 from quarl_tf.foundation.errors import UsageError
+from quarl_tf.spec import Origin, Run
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import State, plan, read
 
@@ -135,6 +136,12 @@ cells:
         (STUDY + "epsilon: 1\nsample: true", "Received: sample, epsilon"),
         (STUDY + "sticky: 0.25", "leave out --sticky. Received: environment='CartPole-v1'"),
         (STUDY + "import: [no_such_module]", "no_such_module"),
+        (STUDY.replace("v1}", "v1, from: {}}"), "from needs sha256"),
+        (STUDY.replace("v1}", "v1, from: {sha: a}}"), "did you mean sha256"),
+        (
+            STUDY.replace("v1}", "v1, seeds: [0, 1], from: {sha256: a}}"),
+            "one seed and no bits. Received: seeds=[0, 1]",
+        ),
         (STUDY + "presets: none.yaml", "none.yaml"),
     ],
 )
@@ -143,6 +150,15 @@ def test_a_wrong_file_is_one_line_with_its_name(text: str, words: str, tmp_path:
     message = refused(read, path, error=UsageError)
     assert words in message
     assert str(path) in message
+
+
+def test_a_training_may_start_from_the_network_of_another(tmp_path: Path) -> None:
+    origin = "v1, seeds: [3], from: {sha256: abc, overrides: {steps: 4000}}}"
+    study = read(write_study(tmp_path, STUDY.replace("v1}", origin)))
+    start = Run("ppo", "CartPole-v1", 3, {"steps": 4000})
+    run = Run("ppo", "CartPole-v1", 3, origin=Origin(start, "abc"))
+    assert [experiment.run for experiment in study.experiments()] == [run, run]
+    assert f"--from {start.run_id}" in run.command("run")
 
 
 def test_an_entry_that_is_missing_in_its_own_presets_is_reported(
