@@ -111,6 +111,8 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
+        if error.filename is None:  # Not of a file.
+            raise
         _warn(
             f"A file or folder cannot be used ({error.strerror or error}); change its permissions, "
             f"or work in another folder (--root DIR). Received: path={str(error.filename)!r}"

@@ -101,17 +101,17 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
             source = np.asarray(observation)
             with np.errstate(all="ignore"):  # What is beyond the type is not finite in it.
                 values: NDArray[Any] = source.astype(space.dtype, copy=False)
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise self._error(f"{flaw} that is no array of numbers", one_line(error)) from error
         if values.shape != space.shape:
             received = f"{values.shape}, the space has {space.shape}"
             raise self._error(f"{flaw} of another shape than its space", received)
         if source.dtype.kind == "f" and values.dtype.kind in "iu":
             raise self._error(f"{flaw} of floats, its space has integers", f"dtype={source.dtype}")
-        if values.dtype.kind in "iu" and (values != source).any():
+        if values.dtype.kind != "f" and values is not source and (values != source).any():
             received = f"observation={source.tolist()}"[:200]
             raise self._error(f"{flaw} with integers beyond {values.dtype}", received)
-        if not np.isfinite(values).all():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
             received = f"observation={values.tolist()}"[:200]
             raise self._error(f"{flaw} that is not finite", received)
         return values

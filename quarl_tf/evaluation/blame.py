@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from quarl_tf import environments
-from quarl_tf.evaluation.compare import Interval, effective_games, mean_interval
+from quarl_tf.evaluation.compare import (
+    Interval,
+    differences,
+    effective_games,
+    mean_interval,
+)
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values
@@ -73,7 +78,7 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     for effect in sorted(effects, key=lambda effect: -effect.share)[:_WORST]:
         returns = selection_returns(auto.without(auto.INT8, effect.layer))
         effective_n = effective_games(game, returns, int8_returns)
-        gains[effect.layer] = mean_interval(np.subtract(returns, int8_returns), effective_n)
+        gains[effect.layer] = mean_interval(differences(returns, int8_returns), effective_n)
     return [replace(effect, gain=gains.get(effect.layer)) for effect in effects]
 
 

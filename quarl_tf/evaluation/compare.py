@@ -236,7 +236,9 @@ def compare(
     returns, episodes = mean_return(scheme), len(scheme.returns)
     reference_mean = float(np.mean(reference.returns))
     baseline_mean = None if baseline is None else float(np.mean(baseline.returns))
-    error = reward_error(reference_mean, returns.mean)
+    # Of equal returns, means may differ by rounding.
+    mean = reference_mean if difference.alike and not difference.mean else returns.mean
+    error = reward_error(reference_mean, mean)
     comparison = Comparison(
         scheme=scheme.scheme,
         episodes=episodes,
@@ -245,7 +247,7 @@ def compare(
         reference_mean=reference_mean,
         reward_error=error,
         absolute_reward_error=None if error is None else abs(error),
-        normalised_error=normalised_error(reference_mean, returns.mean, baseline_mean),
+        normalised_error=normalised_error(reference_mean, mean, baseline_mean),
         margin_percent=margin_percent,
         verdict=verdict(difference, reference_mean, margin_percent, episodes),
     )

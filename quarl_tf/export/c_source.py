@@ -63,6 +63,10 @@ def size(artifact: Path) -> Size:
     return _make_writer(artifact, fixed=False)[0].size()
 
 
+#: What files of this version, and of the one before, begin with.
+_MARKS = ("Written by quarl_tf", ": see the header. */")
+
+
 def source_path(artifact: Path, prefix: str | None = None) -> Path:
     """Return the path of a flatbuffer's C code; a UsageError for a prefix that C does not take."""
     if prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII):
@@ -103,7 +107,8 @@ def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> 
     names["prototype"] = names["act"].partition("\n")[0]
     prefix = prefix or "policy"
     for path in (file.with_suffix(suffix) for suffix in (".h", ".c")):
-        if path.exists() and b"Written by quarl_tf" not in path.read_bytes()[:100]:
+        start = path.read_text(errors="replace")[:200] if path.exists() else _MARKS[0]
+        if not any(mark in start for mark in _MARKS):
             raise UsageError(
                 f"{path} was not written by this program; name another --prefix, or move that "
                 f"file. Received: path={str(path)!r}"

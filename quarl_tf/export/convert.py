@@ -65,7 +65,7 @@ class TrainedNetwork:
         networks.set_weights(network, weights)
         return network
 
-    def converted(self, unscaled: Callable[[Any], Any], **settings: Any) -> bytes:
+    def convert(self, unscaled: Callable[[Any], Any], **settings: Any) -> bytes:
         """Convert a policy without the scaling of its action, which is added in float32.
 
         The converter would fold it into the head's kernel, which is then on no grid of its own.
@@ -164,7 +164,7 @@ def _convert_plain(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     if scheme.name == "fp16":
         settings["target_spec"] = tf.lite.TargetSpec(supported_types=[tf.float16])
     network, weights = training.network(training.weights), training.weights
-    content = training.converted(networks.unscaled(network), **settings)
+    content = training.convert(networks.unscaled(network), **settings)
     if scheme.name == "fp16":
         try:
             weights = _as_stored(training, content, half_weights)
@@ -182,7 +182,7 @@ def _convert_simulated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
 
     if scheme.single_layers:  # A flatbuffer does not have the names of its layers.
         network = training.network(change(training.weights))
-        return _Conversion(training.converted(networks.unscaled(network)), network)
+        return _Conversion(training.convert(networks.unscaled(network)), network)
     content = _convert_plain(training, Scheme.parse(REFERENCE)).content
     expected = training.network(_as_stored(training, content, change))
     return _Conversion(ptq.quantized(content, scheme), expected)
@@ -227,7 +227,7 @@ def _as_stored(
 def _convert_calibrated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Quantise with the ranges over the calibration observations."""
     expected = networks.acting(training.network(training.weights))
-    content = training.converted(networks.unscaled(expected))
+    content = training.convert(networks.unscaled(expected))
     policy = Policy(content, _describe(training, Scheme.parse(REFERENCE), content))
     content, choice = ptq.calibrated(content, scheme, training.observations, policy)
     return _Conversion(content, expected, choice)
@@ -237,7 +237,7 @@ def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
     """Convert a quantisation-aware network with the ranges and codes of its training."""
     network, quantization = training.network(training.weights), training.run.quantization
     recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
-    content = training.converted(qat.exported(network, rounded=recipe is None))
+    content = training.convert(qat.exported(network, rounded=recipe is None))
     expected = networks.acting(training.network(training.weights))
     if recipe is not None:
         content = integer.trained(content, recipe, qat.grids(network))

@@ -259,16 +259,13 @@ def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:
     graph = Graph(content)
     (output,) = graph.outputs
     head, product = graph.add(output, b"_unscaled"), graph.add(output, b"_product")
-    producer = graph.producers()[output]
-    producer.outputs = [head]
-    for name, inputs, result in (
-        ("MUL", (head, factor), product),
-        ("ADD", (product, offset), output),
+    graph.producers()[output].outputs = [head]
+    for name, source, values, result in (
+        ("MUL", head, factor, product),
+        ("ADD", product, offset, output),
     ):
-        source, values = inputs
-        constant = graph.add(
-            output, b"_" + name.lower().encode(), shape=values.shape, values=values
-        )
+        suffix = b"_" + name.lower().encode()
+        constant = graph.add(output, suffix, shape=values.shape, values=values)
         graph.operators.append(graph.operator(name, [source, constant], [result]))
     return graph.pack()
 

@@ -38,8 +38,8 @@ def watched(network: keras.Model, recipe: Recipe, schedule: QatSchedule) -> kera
     """
     # No choice depends on the others: a dueling network's value.
     acting_layers = {layer.name for layer in acting(network).layers}
-    quantized_layers = [layer for layer in network.layers if isinstance(layer, _QUANTIZED)]
-    require_layers(recipe, acting_layers & {layer.name for layer in quantized_layers})
+    with_formats = {layer.name for layer in network.layers if isinstance(layer, _QUANTIZED)}
+    require_layers(recipe, acting_layers & with_formats)
     before_tanh = {
         layer.inbound_nodes[0].inbound_layers.name for layer in network.layers if _is_tanh(layer)
     }

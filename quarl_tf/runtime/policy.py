@@ -82,13 +82,16 @@ class Policy:
         """
         path = Path(path)
         content, source = flatbuffer.read(path), sidecar_path(path)
-        if not has_sidecar(path):
+        try:
+            sidecar = Sidecar.load(source)
+        except QuarlError as error:
+            if has_sidecar(path):
+                raise
             raise QuarlError(
                 f"{path} has no sidecar {source.name} beside it; copy both files, or export it "
                 "again; a policy of another library is adopted first (quarl adopt). "
                 f"Received: path={str(path)!r}"
-            )
-        sidecar = Sidecar.load(source)
+            ) from error
         digest = hashlib.sha256(content).hexdigest()
         if digest != sidecar.sha256:
             raise QuarlError(

@@ -85,9 +85,10 @@ def _exported(
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
     previous = State.TRAINED if trained else State.MISSING
-    command = _rooted(workspace, run.command("run"))
     if trained:
         command = export_command(workspace, run.run_id, scheme)
+    else:
+        command = _rooted(workspace, run.command("run"))
     exists = artifact.exists()
     if not sidecar_path(artifact).exists() or not (exists or is_evaluated(artifact)):
         return Status(previous, "was not exported" if trained else "was not trained", command)
@@ -249,6 +250,21 @@ def starting_from(workspace: Workspace, origin: str, run: Run, preset: Preset) -
                 f"it. Received: {name}={settings[name]!r} for {origin_settings[name]!r}"
             )
     return run
+
+
+def require_origin(workspace: Workspace, origin: Origin) -> None:
+    """Refuse another network than the one that a training starts from; a missing one may come."""
+    run_id = origin.run.run_id
+    try:
+        path, _ = origin_network(workspace, run_id)
+    except QuarlError:
+        return
+    if (received := sha256(path)) != origin.network_sha256:
+        raise QuarlError(
+            f"A training starts from another network of {run_id} than the one that is here; train "
+            f"that one here, or correct its hash. Received: {received}, expected "
+            f"{origin.network_sha256}"
+        )
 
 
 def origin_network(workspace: Workspace, run_id: str) -> tuple[Path, TrainingRecord | Sidecar]:

@@ -24,7 +24,7 @@ from quarl_tf.foundation.errors import BusyError, QuarlError
 from quarl_tf.foundation.files import is_locked, locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
-from quarl_tf.store.state import State
+from quarl_tf.store.state import State, require_origin
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.study import Status, failure_path, plan
 from quarl_tf.study.claims import Claims
@@ -57,7 +57,8 @@ class Job:
     Attributes:
         command: Command line without the interpreter.
         log: File of its output.
-        reference_id: The plain run that has to end first; None where its fp32 is evaluated.
+        reference_id: The plain run, or the one to start from, that has to end first; None where its
+            fp32 is evaluated.
         folders: Folders it reads and writes, below the root; its own first.
     """
 
@@ -192,7 +193,8 @@ class _Pool:
             self.running.remove(job.run_id)
             if self._sharing:
                 self._claims.release(job.log.parent)
-            if code == BusyError.exit_code:  # Another process began to train it meanwhile.
+            # Another process began to train it meanwhile.
+            if code == BusyError.exit_code and is_locked(job.log.parent):
                 self.waiting.append(job)
                 continue
             self._say(_ending(job, code))
@@ -221,23 +223,30 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
     Those that wait for no reference come first; of those that begin alike, one comes before the
     others, which continue from its beginning.
     """
-    beginnings = Counter[Any]()
+    beginnings, run_ids = Counter[Any](), {status.run.run_id for status in statuses}
     evaluated = {(s.run.run_id, s.scheme.name) for s in statuses if s.state == State.EVALUATED}
     jobs: list[tuple[bool, int, Job]] = []
     for run_id, run in {status.run.run_id: status.run for status in statuses}.items():
         schemes = [status.scheme.name for status in statuses if status.run.run_id == run_id]
         if all((run_id, scheme) in evaluated for scheme in schemes):
             continue
+        if run.origin is not None:
+            require_origin(workspace, run.origin)
         words = [*shlex.split(run.command("run"))[1:], "--schemes", ",".join(schemes)]
         words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
         words += study.chance.option.split()
         command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
-        plain_id = run.plain.run_id
-        waits = run.quantization is not None and (plain_id, REFERENCE) not in evaluated
+        needed_id = run.plain.run_id
+        paths = [workspace.run_dir(run_id), workspace.artifact_dir(run_id)]
+        if run.origin is not None:
+            needed_id = run.origin.run.run_id
+            paths.append(workspace.run_dir(needed_id))
+        if needed_id != run_id:
+            paths.append(workspace.artifact_dir(needed_id))
+        waits = needed_id in run_ids - {run_id} and (needed_id, REFERENCE) not in evaluated
         log = failure_path(workspace, run).with_name("run.log")
-        artifact_dirs = [workspace.artifact_dir(id_) for id_ in dict.fromkeys((run_id, plain_id))]
-        folders = [path.relative_to(workspace.root) for path in (log.parent, *artifact_dirs)]
-        job = Job(run_id, command, log, plain_id if waits else None, tuple(folders))
+        folders = tuple(path.relative_to(workspace.root) for path in paths)
+        job = Job(run_id, command, log, needed_id if waits else None, folders)
         jobs.append((waits, beginnings[run.beginning], job))
         beginnings[run.beginning] += 1
     return [job for *_, job in sorted(jobs, key=lambda entry: entry[:2])]
@@ -296,7 +305,7 @@ def start_process(job: Job, threads: int, cores: Sequence[int] = ()) -> subproce
         if cores:
             os.sched_setaffinity(0, cores)
 
-    with job.log.open("ab") as log:  # Of another process as well, if that came first.
+    with job.log.open("ab") as log:  # A process that came first may write to it.
         return subprocess.Popen(
             [sys.executable, *job.command],
             stdin=subprocess.DEVNULL,

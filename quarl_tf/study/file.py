@@ -219,7 +219,9 @@ def _titled(cells: Sequence[Cell], describe: Callable[[Cell], Mapping[str, Any]]
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    return {**cell.base.overrides, **cell.options}
+    origin = cell.base.origin
+    start = {} if origin is None else {"from": origin.run.run_id}
+    return {**cell.base.overrides, **cell.options, **start}
 
 
 def _extent(cell: Cell) -> dict[str, str]:

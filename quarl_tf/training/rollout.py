@@ -85,8 +85,7 @@ class _Sample:
             return np.empty(0)
         if _count(batches) <= self._size and self._stride == 1:
             return np.concatenate(batches)
-        extremes = [_thin(rows, self._size // 4) for rows in self._extremes]
-        chosen = np.concatenate([*extremes, *self._beginning, batches[0][:0]])[: self._size]
+        chosen = np.concatenate([*self._extremes, *self._beginning, batches[0][:0]])[: self._size]
         spread = _thin(np.concatenate([chosen[:0], *self._batches]), self._size - len(chosen))
         return np.concatenate([chosen, spread])
 

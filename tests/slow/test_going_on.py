@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Capsys, Patch, refusal, silent
+from samples import Capsys, Patch, refusal, refused, silent
 
 from quarl_tf import networks, pipeline, presets
 from quarl_tf.cli import verbs
@@ -91,6 +91,13 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     shared = len(state["rows"]) + 1
     assert continued[:shared] == lines[:shared]
     assert [line.split(",")[0] for line in continued] == [line.split(",")[0] for line in lines]
+
+
+def test_a_training_that_would_learn_no_more_is_not_gone_on(tmp_path: Path) -> None:
+    run, file = Run("dqn", "CartPole-v1", 3, {**_DQN, "learning_starts": 300}), tmp_path / "a.npz"
+    saved(run, tmp_path, file)
+    message = refused(checkpoint.going_on, file, run, pipeline.preset_of(run))
+    assert "steps left, of which learning_starts=300" in message
 
 
 def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Capsys) -> None:

@@ -15,13 +15,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from samples import STUDY, Capsys, Patch, printed, refusal, silent, write_study
+from samples import (
+    PRESET,
+    STUDY,
+    Capsys,
+    Patch,
+    printed,
+    refusal,
+    refused,
+    silent,
+    write_study,
+    write_training,
+)
 
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import BusyError
 from quarl_tf.foundation.files import locked
-from quarl_tf.spec import REFERENCE
+from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store import records
 from quarl_tf.store.workspace import Workspace, evaluation_path
 from quarl_tf.study import State, Status, Study, engine, failure_path, plan, read
@@ -350,18 +362,35 @@ def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:
     assert recorder.started == [plain_id, aware_id]
 
 
+def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
+    cell = "{algo: ppo, env: CartPole-v1, overrides: {steps: 4000}}"
+    start = "from: {sha256: abc, overrides: {steps: 4000}}}"
+    text = STUDY.replace("v1}]", f"v1, {start}, {cell}]")
+    study = read(write_study(tmp_path, text))
+    assert len({cell.title for cell in study.cells}) == 2
+    later_id, origin_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
+    recorder = _Recorder(2)
+    play(tmp_path, study, recorder)
+    assert recorder.started == [origin_id, later_id]
+    origin = Run("ppo", "CartPole-v1", 0, {"steps": 4000})
+    write_training(Workspace(tmp_path), origin, PRESET, {}, np.zeros((2, 4)))
+    assert "expected abc" in refused(engine.commands, Workspace(tmp_path), study)
+
+
 def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> None:
     study = read(write_study(tmp_path, STUDY))
     (run_id,) = dict.fromkeys(run.run_id for run, _ in study.experiments())
-    (tmp_path / "runs" / run_id).mkdir(parents=True)
-    codes = [BusyError.exit_code, 0]
+    codes, elsewhere = [BusyError.exit_code, 0], ExitStack()
 
     class Busy(_Recorder):
         def ended(self) -> list[tuple[engine.Job, int]]:
-            return [(job, codes.pop(0)) for job, _ in super().ended()]
+            jobs = [job for job, _ in super().ended()]
+            if len(codes) > 1:
+                elsewhere.enter_context(locked(jobs[0].log.parent, "held by the test"))
+            return [(job, codes.pop(0)) for job in jobs]
 
     recorder, said = Busy(1), list[str]()
-    engine.run(Workspace(tmp_path), study, recorder, said.append, print)
+    engine.run(Workspace(tmp_path), study, recorder, said.append, lambda *_: elsewhere.close())
     assert recorder.started == [run_id] * 2
     assert said == [f"done      {run_id}"]
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from quarl_tf.evaluation.compare import Interval
+from quarl_tf.evaluation.compare import Interval, differences
 from quarl_tf.report.figures import style
 from quarl_tf.report.figures.style import GREY, Floats, grid, legend_below, styled
 from quarl_tf.report.results import CellResults, Row
@@ -169,7 +169,8 @@ def paired_returns(pairs: Mapping[str, tuple[Floats, Floats]], title: str = "") 
         axes.vlines(episodes, ring_y, dot_y, color=colour, lw=width, alpha=0.6, snap=False)
         axes.scatter(episodes, ring_y, s=2 * size, facecolor="none", edgecolor=GREY, linewidth=0.6)
         axes.scatter(episodes, dot_y, s=size, color=colour, linewidth=0)
-        worse, better = int((other < reference).sum()), int((other > reference).sum())
+        gains = differences(other, reference)
+        worse, better = int((gains < 0).sum()), int((gains > 0).sum())
         counts = f"↓ {worse}    = {len(order) - worse - better}    ↑ {better}"
         axes.set_title(name, color=colour, pad=16)
         axes.text(0.5, 1.02, counts, transform=axes.transAxes, ha="center", fontsize="small")
