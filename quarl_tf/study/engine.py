@@ -104,7 +104,8 @@ def run(
     of the runs, continues with unclaimed ones, and waits until all are done.
 
     Raises:
-        QuarlError: Another process is running this study, or the workspace is not writable.
+        BusyError: Another process is running this study.
+        QuarlError: The workspace is not writable.
     """
     message = (
         "Another process is running this study; wait for it, or follow it with `quarl study "

@@ -19,6 +19,7 @@ from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Design, build_actor, build_policy, inference
 from quarl_tf.networks.inference import Snapshot
+from quarl_tf.networks.layers import ActionScaling
 from quarl_tf.quantization import qat, watching
 from quarl_tf.quantization.fake_quantizer import FakeQuantizer
 from quarl_tf.quantization.grid import grid_between, snap
@@ -371,7 +372,9 @@ def test_every_way_of_computing_a_quantised_network_is_the_same(
     observations = observations_of(name, 1000)
     in_tensorflow = network(observations).numpy()
     step = qat.head_step(network)
-    ways = [Snapshot(network), qat.exported(network, rounded=True)]
+    unscaled, scaling = qat.exported(network, rounded=True), network.layers[-1]
+    is_scaled = isinstance(scaling, ActionScaling) and not scaling.is_identity
+    ways = [Snapshot(network), lambda x: scaling(unscaled(x)) if is_scaled else unscaled(x)]
     if options in ({}, {"learned_steps": True}):
         ways.append(inference.forward(network))  # By XLA.
     for way in ways:

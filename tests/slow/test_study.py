@@ -200,7 +200,7 @@ def test_status_and_plan_show_states_and_failures(finished: Finished, capsys: Ca
 def test_two_at_once_are_refused(finished: Finished, capsys: Capsys, shared: bool) -> None:
     path, root, _ = finished
     with locked(root / "runs" / ".study-tiny", "held by the test", shared=shared):
-        line = refusal(capsys, "study", "run", str(path), "--root", str(root), code=1)
+        line = refusal(capsys, "study", "run", str(path), "--root", str(root), code=4)
     assert "Another process is running this study" in line
 
 
