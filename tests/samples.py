@@ -185,7 +185,7 @@ def products(folder: Path) -> list[bytes]:
 
 
 class Drawn(gym.Env[Any, Any]):
-    """Observes draws of its observation space, and reports actions."""
+    """Observes draws of its observation space, and keeps the last action."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         # A copy, as draws follow the space's seed.
@@ -202,8 +202,8 @@ class Drawn(gym.Env[Any, Any]):
         assert np.shape(action) == self.action_space.shape
         assert np.asarray(action).dtype == self.action_space.dtype
         self.steps += 1
-        observation = self.observation_space.sample()
-        return observation, 1.0, self.steps == 3, False, {"received": action}
+        self.received = action
+        return self.observation_space.sample(), 1.0, self.steps == 3, False, {}
 
 
 #: Spaces of environments of draws, and whose presets they take.

@@ -129,11 +129,18 @@ def test_actions_become_the_environment_s_in_single_and_vector(
     for action, expected in pairs:
         env.reset(seed=0)
         envs.reset(seed=0)
-        singles = [env.step(np.array(action))[-1]["received"]]
-        for received in [*singles, *envs.step(np.array([action] * 2))[-1]["received"]]:
+        for received in actions_of(env, envs, np.array(action)):
             np.testing.assert_array_equal(received, np.array(expected, space.dtype))
     env.reset(seed=0)
-    assert np.asarray(env.step(env.action_space.sample())[-1]["received"]) in space
+    env.step(env.action_space.sample())
+    assert np.asarray(env.unwrapped.received) in space
+
+
+def actions_of(env: Any, envs: Any, action: np.ndarray) -> list[Any]:
+    """Step an environment and a vector of two; return what their environments received."""
+    env.step(action)
+    envs.step(np.array([action] * 2))
+    return [single.unwrapped.received for single in (env, *envs.unwrapped.envs)]
 
 
 def test_no_action_is_beyond_ends_that_float32_rounds(register: Register) -> None:
@@ -143,8 +150,7 @@ def test_no_action_is_beyond_ends_that_float32_rounds(register: Register) -> Non
     env, envs = make(env_id), make_vector(env_id, 2)
     env.reset(seed=0)
     envs.reset(seed=0)
-    assert env.step(bound)[-1]["received"].tolist() == [0.1, 0.1]
-    assert envs.step(np.array([bound] * 2))[-1]["received"].tolist() == [[0.1, 0.1]] * 2
+    assert [received.tolist() for received in actions_of(env, envs, bound)] == [[0.1, 0.1]] * 3
 
 
 def test_plain_spaces_are_not_wrapped_as_wrappers_take_time_at_every_step() -> None:
