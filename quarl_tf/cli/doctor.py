@@ -26,7 +26,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Run all checks; those of packages for reports and training only where these are installed."""
     findings = [*_requirements(PACKAGE, extra=""), *_requirements(PACKAGE, extra="evaluate")]
-    if _version("jinja2") is _version("tensorflow") is None:
+    if _version("jinja2") is None and _version("tensorflow") is None:
         return [*findings, Finding("reports", True, "not installed: this machine can evaluate")]
     findings += _requirements(PACKAGE, extra="report")
     if _version("tensorflow") is None:

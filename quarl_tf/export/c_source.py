@@ -63,7 +63,7 @@ def size(artifact: Path) -> Size:
     return _make_writer(artifact, fixed=False)[0].size()
 
 
-#: What files of this version, and of the one before, begin with.
+#: What generated files begin with; a header has the first, its C file may have the second alone.
 _MARKS = ("Written by quarl_tf", ": see the header. */")
 
 

@@ -39,6 +39,9 @@ _SAMPLE = 200
 
 _FULLY_CONNECTED_RANK = 2
 
+#: How the name of a kernel ends, behind that of its layer.
+_KERNEL = "/kernel:0"
+
 #: Largest mean error of a head's value after a quantisation-aware training, in steps, of at most
 #: one per observation: in a file with explicit quantisers, and in integer kernels, which round
 #: biases and sums. Rounding a value to its grid changes it by 0.25 on average.
@@ -194,7 +197,7 @@ def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
     As in the papers, a fully-connected kernel has one grid, a convolution one per output channel
     (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
     """
-    layers = {name: name.removesuffix("/kernel:0") for name in weights if "/kernel:" in name}
+    layers = {name: name.removesuffix(_KERNEL) for name in weights if name.endswith(_KERNEL)}
     require_layers(recipe, layers.values())
 
     def quantize(name: str, kernel: Floats) -> Floats:
@@ -218,7 +221,7 @@ def _as_stored(
     """Change weights as a flatbuffer has them: its first kernel may scale bytes."""
     if not flatbuffer.kernel_scales_bytes(flatbuffer.parsed(content)[0]):
         return change(training.weights)
-    first = next(name for name in training.weights if name.endswith("/kernel:0"))
+    first = next(name for name in training.weights if name.endswith(_KERNEL))
     scale = np.float32(255)
     new_weights = change({**training.weights, first: training.weights[first] / scale})
     return {**new_weights, first: new_weights[first] * scale}
