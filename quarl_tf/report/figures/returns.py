@@ -34,7 +34,7 @@ def return_against_bits(cells: Sequence[CellResults]) -> Figure:
         if values:
             room = 0.08 * (max(values) - min(values)) or 1.0
             axes.set_ylim(min(values) - room, max(values) + room)
-        axes.set_title(style.wrapped(cell.cell.title, columns))
+        axes.set_title(style.wrapped(cell.cell.title, columns), fontsize="small")
     marks: dict[str, Any] = {"ms": 6, "mec": "white"}
     handles = [
         Line2D([], [], color=style.scheme_colour(name), label=name, ls="", marker="o", **marks)
