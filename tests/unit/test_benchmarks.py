@@ -1,62 +1,13 @@
-"""What the benchmarks measure and summarise; nothing is timed."""
+"""How the benchmarks summarise what pages publish; nothing is timed."""
 
-import sys
-from itertools import product
-from pathlib import Path
-
-import memory_limit
+import arm
 import mixed_precision
 import numpy as np
 import ours
 import peers
 import time_to_solve
 import training_throughput
-from compiled import reference_heads
-from memory_limit import LIMITS_MIB, draw, float_policy
-from samples import Capsys, Patch
-
-from quarl_tf.export import integer
-from quarl_tf.runtime import flatbuffer
-from quarl_tf.spec import Scheme
-
-
-def test_the_network_is_a_perceptron_with_relu_and_becomes_int8(tmp_path: Path) -> None:
-    content, path = float_policy((32, 64, 16, 3)), tmp_path / "policy.tflite"
-    first, second, last = (k for k in flatbuffer.weights(content).values() if k.ndim == 2)
-    observations = np.random.default_rng(0).standard_normal((64, 32), np.float32)
-    hidden = np.maximum(np.maximum(observations @ first.T, 0) @ second.T, 0)
-    path.write_bytes(content)
-    float_heads = reference_heads(path, observations)
-    np.testing.assert_allclose(float_heads, hidden @ last.T, atol=1e-6)
-    int8 = integer.quantized(content, observations, Scheme.parse("int8").recipe)
-    assert flatbuffer.audit(int8).weight_dtypes["int8"] == 32 * 64 + 64 * 16 + 16 * 3
-    path.write_bytes(int8)
-    int8_heads = reference_heads(path, observations)
-    assert np.abs(int8_heads - float_heads).max() < 0.1 * np.abs(float_heads).max()
-
-
-def test_limits_without_a_measurement_are_not_drawn() -> None:
-    row = {"file_bytes": 10**6, "median_ms": 1.0}
-    cases = product((32, 39_427), ("fp32", "int8"), LIMITS_MIB)
-    rows = [{"inputs": n, "scheme": s, "limit_mib": limit, **row} for n, s, limit in cases]
-    del rows[-1]["median_ms"]
-    lines = [line for axes in draw(rows).axes for line in axes.lines]
-    assert [len(line.get_xdata()) for line in lines] == [9, 9, 9, 8]
-
-
-def test_limits_that_are_too_low_or_cannot_be_set_are_reported(
-    monkeypatch: Patch, tmp_path: Path, capsys: Capsys
-) -> None:
-    monkeypatch.setattr(memory_limit, "_WORKER", "import os; os.kill(os.getpid(), 9)")
-    assert memory_limit.measure(tmp_path, None)["failure"].startswith("killed: the limit is below")
-    monkeypatch.setattr(memory_limit, "_SWAP_MIB", 1)
-    monkeypatch.setattr(memory_limit, "_GROUPS", tmp_path / "no groups")
-    monkeypatch.setattr(memory_limit, "make", lambda _: {})
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sys, "argv", ["", "--json", str(tmp_path / "it.json")])
-    memory_limit.main()
-    assert capsys.readouterr().out.startswith("Limits are left out: control groups and swap need")
-    assert [path.name for path in tmp_path.iterdir()] == ["it.json"]
+from samples import Artifacts
 
 
 def test_the_warm_up_is_not_counted() -> None:
@@ -127,3 +78,17 @@ def test_entries_of_the_zoo_become_arguments() -> None:
     arguments = peers.zoo_arguments({"n_envs": 8, "n_steps": 32, "clip_range": "lin_0.2"})
     assert arguments.keys() == {"n_steps", "clip_range"}
     assert [arguments["clip_range"](remaining) for remaining in (1.0, 0.5)] == [0.2, 0.1]
+
+
+def test_heads_are_compared_state_by_state_in_steps_of_codes(artifacts: Artifacts) -> None:
+    here = {"actions": np.array([1, 0, 0]), "heads": np.array([[1.0, 2.5], [3, 2], [1, 1]])}
+    board = {"actions": np.array([1, 1, 0]), "heads": np.array([[1.0, 2.5], [2, 3], [1, 1]])}
+    comparison = arm.comparison(here, board, unit=0.5)
+    assert comparison == {"equal_actions": 2, "difference": 2, "lead": 2}
+    assert arm.comparison(here, here, None) == {"equal_actions": 3, "difference": 0, "lead": 0}
+    # An action of several numbers is equal where all are; it has no lead.
+    heads, others = np.array([[0.0, 1.0], [0.25, 0.5]]), np.array([[0.0, 1.0], [0.25, 0.0]])
+    here, board = ({"actions": x, "heads": x} for x in (heads, others))
+    assert arm.comparison(here, board, 0.25) == {"equal_actions": 1, "difference": 2}
+    assert arm.step(artifacts["fp32"].read_bytes()) is None
+    assert arm.step(artifacts["steering_int8_io"].read_bytes()) == 1 / 128
