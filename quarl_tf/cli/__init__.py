@@ -8,7 +8,6 @@ from collections.abc import Sequence
 _EXTRAS = {
     **dict.fromkeys(("gymnasium", "rich", "scipy", "yaml"), "evaluate"),
     **dict.fromkeys(("jinja2", "matplotlib", "pandas", "PIL", "seaborn"), "report"),
-    "imageio_ffmpeg": "video",
     "litert_quantizer": "int4",
     "mcufit": "boards",
     "pygame": "video",

@@ -196,14 +196,13 @@ _EVALUATION = (
     _option("--confident", action="store_true", help="apply the gate to the interval's worse end"),
 )
 _TARGET_HELP = "c: C99 of int8 schemes; RUN may be an int8 file, or its name on the shelf"
-_PREFIX_HELP = "C: name of its files and functions (default: the scheme, and policy)"
 _NO_FLOAT_HELP = "C in integers alone: observations, heads and actions in Q16.16 (65536 is 1)"
 _HEADS = ("logits", "q_values", "action")
 _PTQ_NAMES = "ptq_wN, ptq_opt_wN, ptq_opt_wNaN, ptq_paper_wN"
 _SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _POLICY_HELP = "a run id, an fp32 file or its name on the shelf"
-_OUT_HELP = "what to write, .gif (below 2 MB) or .mp4 (default: %(default)s)"
+_OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
 _COMMANDS_HELP = "print a command for each unfinished run, those with --bits last"
 _COMMANDS = _option("--commands", action="store_true", help=_COMMANDS_HELP)
 _ENGINE = (
@@ -245,7 +244,6 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
         _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET_HELP),
         _option("--no-float", action="store_true", help=_NO_FLOAT_HELP),
-        _option("--prefix", metavar="NAME", help=_PREFIX_HELP),
         *(_SHELF, _DRY_RUN),
     ),
     ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),

@@ -165,8 +165,8 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace) -> None:
     file, to_c = Path(args.run), args.target == "c"
-    if (args.no_float or args.prefix is not None) and not to_c:
-        raise UsageError("--no-float and --prefix are for C; add --target c. Received: no C")
+    if args.no_float and not to_c:
+        raise UsageError("--no-float is for C; add --target c. Received: no C")
     if file.suffix == ".tflite" or len(file.parts) == 3:
         if not to_c:
             raise UsageError(
@@ -192,8 +192,6 @@ def _export(args: argparse.Namespace) -> None:
     if args.dry_run:
         environments.env_spec(run.env_id)  # Refuses an environment that is not registered.
     artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
-    if args.prefix is not None and len(schemes) > 1:
-        raise UsageError(f"A --prefix is for one scheme. Received: --schemes {','.join(schemes)}")
     if cloned and not all(path.exists() for path in artifacts):
         state.known_run(workspace, args.run)  # Says how to train it.
     if not cloned:
@@ -203,11 +201,11 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _write_c(artifact: Path, args: argparse.Namespace) -> None:
-    source = c_source.source_path(artifact, args.prefix)
+    source = artifact.with_suffix(".c")
     if args.dry_run:
         _say(f"export   {_copied_path(source)}")
         return
-    size = c_source.write(artifact, fixed=args.no_float, prefix=args.prefix)
+    size = c_source.write(artifact, fixed=args.no_float)
     _say(f"wrote     {source}  ({size})")
 
 

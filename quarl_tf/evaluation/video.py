@@ -5,7 +5,7 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from quarl_tf.environments.acting import ticks
 from quarl_tf.environments.registry import making
 from quarl_tf.evaluation.play import matching_env
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line
-from quarl_tf.foundation.files import atomic_path, write_bytes
+from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime.policy import Policy
 
 #: Limit of a GIF in bytes, and attempts to meet it: colours, every how many-th frame, scale.
 GIF_LIMIT = 2_000_000
 _MOST_FRAMES = 3000  #: Of a GIF, which has them all in memory.
-_TOO_LONG = "The episode is too long for a GIF; stop it earlier (--max-steps) or write .mp4."
+_TOO_LONG = "The episode is too long for a GIF; stop it earlier (--max-steps)."
 _ATTEMPTS = ((128, 1, 1.0), (64, 1, 0.8), (32, 1, 0.6), (32, 2, 0.6), (32, 3, 0.5), (16, 6, 0.5))
 
 _GIF_HEIGHT, _HEIGHT = 300, 400  #: Height of a screen in pixels.
@@ -100,13 +100,10 @@ def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
 
 
 def record(scene: Scene, path: Path) -> None:
-    """Write a scene as .mp4, or as .gif (a QuarlError if it is too long), atomically."""
-    if path.suffix == ".mp4":
-        _write_mp4(scene, path)
-    elif path.suffix == ".gif":
-        write_bytes(path, gif(scene, GIF_LIMIT))
-    else:
-        raise UsageError(f"A film ends in .gif or .mp4. Received: path={str(path)!r}")
+    """Write a scene as .gif; a QuarlError if it is too long."""
+    if path.suffix != ".gif":
+        raise UsageError(f"A film ends in .gif. Received: path={str(path)!r}")
+    write_bytes(path, gif(scene, GIF_LIMIT))
 
 
 def gif(scene: Scene, limit: int, rate: int = 25) -> bytes:
@@ -191,16 +188,3 @@ def _gif(images: Sequence[Image.Image], rate: float, colours: int, scale: float)
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
     return buffer.getvalue()
-
-
-def _write_mp4(scene: Scene, path: Path) -> None:
-    from imageio_ffmpeg import write_frames
-
-    images = scene.images(_HEIGHT)
-    first = next(images)
-    with atomic_path(path) as temporary:
-        options = {"macro_block_size": 2, "output_params": ["-f", "mp4"]}
-        with closing(write_frames(str(temporary), first.size, fps=scene.rate, **options)) as film:
-            film.send(None)
-            for image in chain([first], images):
-                film.send(image.tobytes())

@@ -67,26 +67,15 @@ def size(artifact: Path) -> Size:
 _MARKS = ("Written by quarl_tf", ": see the header. */")
 
 
-def source_path(artifact: Path, prefix: str | None = None) -> Path:
-    """Return the path of a flatbuffer's C code; a UsageError for a prefix that C does not take."""
-    if prefix is not None and not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII):
-        raise UsageError(
-            f"A prefix is a letter, then letters, digits and '_'. Received: prefix={prefix!r}"
-        )
-    return artifact.with_name(f"{prefix or artifact.stem}.c")
-
-
-def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> str:
+def write(artifact: Path, *, fixed: bool = False) -> str:
     """Write a flatbuffer as .h and .c beside it, and return a line on its size.
 
-    `fixed` replaces the floats of observations, heads and actions by integers of Q16.16. A `prefix`
-    names the files and the functions, so that several policies fit into one program.
+    `fixed` replaces the floats of observations, heads and actions by integers of Q16.16.
 
     Raises:
-        UsageError: An operator is not supported, or C takes no such name.
+        UsageError: An operator is not supported, or one of the files is not ours.
         QuarlError: The flatbuffer is damaged.
     """
-    file = source_path(artifact, prefix)
     writer, sidecar = _make_writer(artifact, fixed=fixed)
     (source,), (head,) = writer.audit.inputs, writer.audit.outputs
     total, discrete = writer.size(), sidecar.num_actions is not None
@@ -100,23 +89,20 @@ def write(artifact: Path, *, fixed: bool = False, prefix: str | None = None) -> 
     names = vars(sidecar) | writer.scales | {"summary": summary, "body": body}
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
-    names.update(algo=sidecar.run["algo"], stem=file.stem, numbers=_NUMBERS[writer.number])
+    names.update(algo=sidecar.run["algo"], stem=artifact.stem, numbers=_NUMBERS[writer.number])
     names.update(type=writer.observation_type, number=writer.number)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()
     names["prototype"] = names["act"].partition("\n")[0]
-    prefix = prefix or "policy"
-    for path in (file.with_suffix(suffix) for suffix in (".h", ".c")):
+    files = {artifact.with_suffix(suffix): f"policy{suffix}" for suffix in (".h", ".c")}
+    for path in files:
         start = path.read_text(errors="replace")[:200] if path.exists() else _MARKS[0]
         if not any(mark in start for mark in _MARKS):
             raise UsageError(
-                f"{path} was not written by this program; name another --prefix, or move that "
-                f"file. Received: path={str(path)!r}"
+                f"{path} was not written by this program. Received: path={str(path)!r}"
             )
-    for suffix in (".h", ".c"):
-        text = _template(f"policy{suffix}").substitute(names)
-        text = re.sub(r"\bpolicy_(?=head\b|act\b)", f"{prefix}_", text)
-        write_text(file.with_suffix(suffix), re.sub(r"\bPOLICY_", f"{prefix.upper()}_", text))
+    for path, template in files.items():
+        write_text(path, _template(template).substitute(names))
     return summary
 
 

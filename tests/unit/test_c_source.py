@@ -11,12 +11,11 @@ import compiled
 import gymnasium as gym
 import numpy as np
 import pytest
-from samples import Artifacts, Capsys, Copy, Patch, printed, refusal, refused
+from samples import Artifacts, Capsys, Copy, Patch, printed, refusal
 
 from quarl_tf.export import c_source
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import quantized
-from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
 
@@ -122,16 +121,6 @@ def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
     assert "#define POLICY_OBSERVATION_SIZE 4\n#define POLICY_HEAD_SIZE 2\n" in header
 
 
-@pytest.mark.parametrize("scale", [0.5, 0.3, 1.0, 3.7, 0.00123456789, 1e-5])
-def test_multipliers_round_as_doubles(scale: float) -> None:
-    sums = np.arange(-300_000, 300_001)
-    multiplier, shift = c_source._multiplier(scale, 300_000)
-    rounded = np.copysign((np.abs(sums) * multiplier + (1 << shift >> 1)) >> shift, sums)
-    expected = np.copysign(np.floor(np.abs(sums * scale) + 0.5), sums)
-    codes = np.abs(expected) <= 256
-    np.testing.assert_array_equal(rounded[codes], expected[codes])
-
-
 def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
     padded = Graph(PONG.read_bytes())
     padded.operators[1].builtinOptions.padding = 0
@@ -164,42 +153,7 @@ def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: 
         assert text in line
         assert line.count("Received: ") == 1
         assert not artifact.with_suffix(".c").exists()
-    for option in (["--no-float"], ["--prefix", "a"]):
-        assert "add --target c" in refusal(capsys, "export", str(far_file), *option)
-
-
-def test_two_policies_share_a_program(tmp_path: Path) -> None:
-    pairs = []
-    for prefix, run in (("pole", "CartPole-v1/dqn/s0"), ("land", "LunarLander-v3/ppo/s0")):
-        (folder := tmp_path / prefix).mkdir()
-        artifact = compiled.copied(MODELS / run / "int8.tflite", folder)
-        c_source.write(artifact, prefix=prefix)
-        pairs.append((Policy.load(artifact), compiled.around(artifact, 1)[0]))
-        for suffix in (".h", ".c"):
-            shutil.move(folder / f"{prefix}{suffix}", tmp_path)
-    numbers = [", ".join(map(str, observation)) for _, observation in pairs]
-    (tmp_path / "main.c").write_text(_MAIN.format(*numbers))
-    words = ["gcc", *compiled.STRICT, "main.c", "pole.c", "land.c", "-o", "both"]
-    subprocess.run(words, cwd=tmp_path, check=True)
-    answers = subprocess.check_output([tmp_path / "both"]).split()
-    assert [*map(int, answers)] == [policy.act(observation) for policy, observation in pairs]
-    (artifact.parent / "main.c").write_text("int main(void) {}")
-    assert "name another --prefix" in refused(c_source.write, artifact, prefix="main")
-    assert not (artifact.parent / "main.h").exists()
-    assert "prefix='2nd'" in refused(c_source.write, artifact, prefix="2nd", error=UsageError)
-
-
-_MAIN = """
-#include <stdio.h>
-#include "pole.h"
-#include "land.h"
-int main(void)
-{{
-    const float pole[POLE_OBSERVATION_SIZE] = {{{}}}, land[LAND_OBSERVATION_SIZE] = {{{}}};
-    printf("%d %d", pole_act(pole), land_act(land));
-    return 0;
-}}
-"""
+    assert "add --target c" in refusal(capsys, "export", str(far_file), "--no-float")
 
 
 def test_a_file_has_its_scheme(capsys: Capsys) -> None:
@@ -221,6 +175,11 @@ def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
     flash = f"{c_source.size(shelf / 'int8.tflite').constants:,} bytes"
     assert f"int8.c  (flash: {flash}" in printed(capsys, *words)
     assert (shelf / "int8.c").read_bytes() == source
+    (shelf / "int8.h").write_text("mine")
+    assert "was not written by this program" in refusal(capsys, *words)
+    assert (shelf / "int8.h").read_text() == "mine"
+    (shelf / "int8.h").unlink()
+    printed(capsys, *words)
     shutil.copy(ROOT / "examples/main.c", shelf)
     subprocess.run(["gcc", *compiled.STRICT, "main.c", "int8.c", "-o", "a"], cwd=shelf, check=True)
     observations = compiled.around(shelf / "int8.tflite", 20)
