@@ -6,21 +6,16 @@ So a file that exists is complete.
 import contextlib
 import csv
 import fcntl
-import glob
 import hashlib
 import io
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quarl_tf.foundation.errors import BusyError, QuarlError
-
-#: Age in seconds at which a temporary file is abandoned.
-_STALE_AFTER = 3600
 
 
 @contextlib.contextmanager
@@ -32,7 +27,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale_temporaries(path)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)
         temporary = Path(name)
@@ -47,15 +41,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-
-
-def _remove_stale_temporaries(path: Path) -> None:
-    """Remove temporary files of killed processes."""
-    # As `mkstemp` names them: eight characters, so that no other file matches.
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - temporary.stat().st_mtime > _STALE_AFTER:
-                temporary.unlink()
 
 
 def sync(path: Path) -> None:

@@ -20,7 +20,6 @@ from samples import Artifacts, Capsys, Copy, Patch, printed, products, python, r
 from quarl_tf import presets
 from quarl_tf.cli import arguments, doctor, verbs
 from quarl_tf.export.graph import Graph
-from quarl_tf.foundation import display
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, Chance, Run
@@ -209,7 +208,6 @@ PERCENT, WHOLE = "a percentage is 0 or more", "a whole number of 1 or more is ne
         (["train", "CartPole-v1", "--algo", ""], "algorithm=''"),
         (["evaluate", "/data/int8"], "'/data/int8'"),
         (["export", "CartPole-v1/dqn/int8"], "add --target c"),
-        (["export", "CartPole-v1/dqn/int8", "--target", "c", "--prefix", "a/b"], "prefix='a/b'"),
         (["evaluate", "CartPole-v1/dqn/int9"], "did you mean CartPole-v1/dqn/int8"),
         (["train", "--algo", "dqm", "--env", "CartPole-v1"], "did you mean dqn"),
         (["train", "--algo", "dqn", "--env", "MountainCar-v0"], "preset"),
@@ -560,14 +558,6 @@ def test_piped_output_has_paths_as_they_are(
     assert printed(capsys, "inspect", str(artifact)).startswith(f"{artifact}\n")
     empty = root / "empty"
     assert f"no runs in {empty}\n" in printed(capsys, "list", "--root", str(empty))
-
-
-def test_without_a_terminal_long_work_says_how_far(capsys: Capsys, monkeypatch: Patch) -> None:
-    for pause, output in ((60.0, ""), (0.0, "train x: 2,000 of 4,000  return 3\n")):
-        monkeypatch.setattr(display, "_SECONDS_BETWEEN", pause)
-        with display.progress_bar("train x") as update:
-            update(2000, 4000, "return 3")
-        assert capsys.readouterr().err == output
 
 
 def test_who_has_read_enough_is_not_told_of_a_failure() -> None:

@@ -4,7 +4,6 @@ import csv
 import errno
 import os
 import stat
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -47,19 +46,6 @@ def test_what_fails_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: Patch
     assert f"Cannot write {path}: No space left on device" in message
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_temporary_files_of_killed_processes_are_removed_in_time(tmp_path: Path) -> None:
-    path = tmp_path / "file[1].json"
-    long_ago = time.time() - 2 * 3600
-    old, young = (tmp_path / f".file[1].json.{end}.tmp" for end in ("abcd_123", "efgh_456"))
-    foreign = [tmp_path / name for name in (".file1.json.abcd_123.tmp", ".file[1].abcd_123.tmp")]
-    for file in (old, young, *foreign):
-        file.write_bytes(b"half")
-        if file != young:
-            os.utime(file, (long_ago, long_ago))
-    files.write_bytes(path, b"whole")
-    assert sorted(tmp_path.iterdir()) == sorted([path, young, *foreign])
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/deeper", "/proc", "/proc/quarl"])
