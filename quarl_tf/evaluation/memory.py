@@ -1,16 +1,13 @@
 """Measure the memory of a flatbuffer: its weights, its file, the runtime's arena and a process.
 
-`python -m quarl_tf.evaluation.memory [FILE]` prints the resident bytes of a process, which has run
-FILE if given.
+`python -m quarl_tf.evaluation.memory FILE` prints by how many bytes it grows when it runs FILE.
 """
 
 import gc
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from ai_edge_litert.interpreter import Interpreter
@@ -21,7 +18,6 @@ from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import Activation
 
 _ALIGNMENT = 64  #: Of tensors in the arena, in bytes.
-_PROCESSES = 5
 
 
 def measure(path: Path) -> dict[str, int]:
@@ -79,53 +75,41 @@ def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:
 
 
 def process_bytes(path: Path) -> int:
-    """Return by how much a new Python process grows when it loads and runs a flatbuffer.
-
-    The baseline only imports the interpreter; each is the median of five processes.
-    """
+    """Return by how much a new Python process grows when it loads and runs a flatbuffer."""
     flatbuffer.read(path)
-    return _resident(path) - _baseline()
-
-
-@cache
-def _baseline() -> int:
-    return _resident(None)
-
-
-def _resident(path: Path | None) -> int:
     # -P ignores packages of this name in the current folder.
-    command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory"]
-    command += [] if path is None else [str(path)]
+    command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory", str(path)]
     env = {**os.environ, "PYTHONPATH": import_path()}
-    sizes = []
-    for _ in range(_PROCESSES):
-        process = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-        if process.returncode:
-            output = (process.stdout.strip() or process.stderr.strip()).splitlines()
-            raise QuarlError(
-                f"LiteRT cannot run the flatbuffer ({output[-1] if output else 'no output'}); "
-                f"export it again. Received: path={str(path)!r}, exit code {process.returncode}"
-            )
-        sizes.append(int(process.stdout))
-    return int(statistics.median(sizes))
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    if process.returncode:
+        output = (process.stdout.strip() or process.stderr.strip()).splitlines()
+        raise QuarlError(
+            f"LiteRT cannot run the flatbuffer ({output[-1] if output else 'no output'}); "
+            f"export it again. Received: path={str(path)!r}, exit code {process.returncode}"
+        )
+    return int(process.stdout)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the resident bytes of this process, after running the flatbuffer if given."""
-    if arguments:
-        try:
-            interpreter = Interpreter(model_path=arguments[0], num_threads=1)
-            interpreter.allocate_tensors()
-            interpreter.invoke()
-        except (ValueError, RuntimeError) as error:
-            print(one_line(error))
-            return 1
+def _resident() -> int:
     gc.collect()
     # The current size: the maximum would include temporary memory.
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    print(pages * os.sysconf("SC_PAGE_SIZE"))
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main(path: str) -> int:
+    """Print by how many bytes this process grows when it runs a flatbuffer."""
+    before = _resident()
+    try:
+        interpreter = Interpreter(model_path=path, num_threads=1)
+        interpreter.allocate_tensors()
+        interpreter.invoke()
+    except (ValueError, RuntimeError) as error:
+        print(one_line(error))
+        return 1
+    print(_resident() - before)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))
