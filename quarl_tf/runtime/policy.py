@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quarl_tf.foundation import native_output
-from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require_known
+from quarl_tf.foundation.errors import QuarlError, UsageError, one_line
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import actions
 from quarl_tf.store.records import Sidecar
@@ -24,10 +24,6 @@ try:
     from ai_edge_litert.interpreter import Interpreter
 except ModuleNotFoundError:  # LiteRT's former name, on boards without a wheel of the new one.
     from tflite_runtime.interpreter import Interpreter
-
-HEADS = ("q_values", "advantages", "logits", "action")
-
-_OBSERVATION_DTYPES: dict[str, np.dtype[Any]] = {n: np.dtype(n) for n in ("float32", "uint8")}
 
 _WARM_UP_CALLS = 100
 
@@ -57,7 +53,7 @@ class Policy:
         self.ties = 0
         self._interpreter = interpreter
         self._shape = tuple(sidecar.observation_shape)
-        self._dtype = _OBSERVATION_DTYPES[sidecar.observation_dtype]
+        self._dtype = np.dtype(sidecar.observation_dtype)
         self._may_be_infinite = self._dtype.kind == "f"
         self._input = np.zeros(source["shape"], source["dtype"])
         self._input_index = source["index"]
@@ -65,10 +61,10 @@ class Policy:
         self._output_index, self._size = target["index"], int(target["shape"][1])
         self._scale, self._zero_point = target["quantization"]
         self._bounds: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
-        if sidecar.head == "action":
+        choices = sidecar.num_actions
+        if choices is None:
             low, high = sidecar.action_low, sidecar.action_high
             self._bounds = np.array(low, np.float32), np.array(high, np.float32)
-        choices = sidecar.num_actions
         #: The sizes of several choices at once.
         self._choices = choices if isinstance(choices, list) else []
         self._std = np.array(sidecar.action_std or [], np.float32)
@@ -88,16 +84,14 @@ class Policy:
             if has_sidecar(path):
                 raise
             raise QuarlError(
-                f"{path} has no sidecar {source.name} beside it; copy both files, or export it "
-                "again; a policy of another library is adopted first (quarl adopt). "
-                f"Received: path={str(path)!r}"
+                f"{path} has no sidecar {source.name} beside it; copy both files, or adopt it "
+                f"(quarl adopt). Received: path={str(path)!r}"
             ) from error
         digest = hashlib.sha256(content).hexdigest()
         if digest != sidecar.sha256:
             raise QuarlError(
                 f"{path} was changed or damaged after export; export it again. Received: "
-                f"{len(content)} bytes, sha256={digest!r}; its sidecar says {sidecar.size_bytes} "
-                f"bytes, sha256={sidecar.sha256!r}"
+                f"{len(content)} bytes, sha256={digest!r}; expected {sidecar.sha256!r}"
             )
         return cls(content, sidecar, threads)
 
@@ -187,9 +181,8 @@ class Policy:
             if infinite.size:
                 index = tuple(infinite[0].tolist())
                 raise QuarlError(
-                    f"{len(infinite)} of the observation's {array.size} numbers are not finite; "
-                    "check the environment or the sensor. Received: "
-                    f"observation{list(index)}={array[index]}"
+                    f"{len(infinite)} of the observation's {array.size} numbers are not finite. "
+                    f"Received: observation{list(index)}={array[index]}"
                 )
         self._encode(array)
         interpreter = self._interpreter
@@ -261,10 +254,10 @@ def time_calls(
 
 def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the details of the input and the output; a QuarlError where they do not match."""
-    require_known("head", sidecar.head, HEADS)
-    require_known("observation dtype", sidecar.observation_dtype, _OBSERVATION_DTYPES)
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-    expected = [[1, *sidecar.observation_shape]], [[1, _head_size(sidecar)]]
+    choices = sidecar.num_actions
+    head_size = len(sidecar.action_low or ()) if choices is None else int(np.sum(choices))
+    expected = [[1, *sidecar.observation_shape]], [[1, head_size]]
     received = [i["shape"].tolist() for i in inputs], [o["shape"].tolist() for o in outputs]
     if received != expected:
         raise QuarlError(
@@ -272,29 +265,7 @@ def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, An
             f"Received: input shapes {received[0]}, expected {expected[0]}; "
             f"output shapes {received[1]}, expected {expected[1]}"
         )
-    for detail in (*inputs, *outputs):
-        dtype = np.dtype(detail["dtype"])
-        is_integer = dtype.kind in "iu" and detail["quantization"][0]
-        takes_bytes = sidecar.observation_dtype == "uint8" and detail is inputs[0]
-        if not (dtype == np.float32 or is_integer or (takes_bytes and dtype == np.uint8)):
-            raise QuarlError(
-                "Inputs and outputs must be float32, or integers with a scale; export the policy "
-                f"again. Received: {detail['name']} of type {dtype}"
-            )
     return inputs[0], outputs[0]
-
-
-def _head_size(sidecar: Sidecar) -> int:
-    """Return the number of values of the head; a QuarlError where its fields do not match."""
-    bounds = sidecar.action_low, sidecar.action_high
-    if sidecar.head == "action" and None not in bounds and sidecar.num_actions is None:
-        return len(sidecar.action_low or ())
-    if sidecar.head != "action" and bounds == (None, None) and sidecar.num_actions is not None:
-        return int(np.sum(sidecar.num_actions))
-    raise QuarlError(
-        "The sidecar's head does not fit its actions; export the policy again. Received: "
-        f"head={sidecar.head!r}, num_actions={sidecar.num_actions}, bounds={bounds}"
-    )
 
 
 def _encoder(
