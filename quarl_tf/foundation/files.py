@@ -98,8 +98,7 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise QuarlError(
-            f"{path} cannot be read ({error.strerror or error}); name a file that was made. "
-            f"Received: path={str(path)!r}"
+            f"{path} cannot be read ({error.strerror or error}). Received: path={str(path)!r}"
         ) from error
 
 

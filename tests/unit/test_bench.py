@@ -100,17 +100,3 @@ def test_latencies_are_replaced(tmp_path: Path, capsys: Capsys, monkeypatch: Pat
     message = refusal(capsys, "bench", str(file), "--save", code=1)
     assert "no greedy evaluation on this processor" in message
     assert Evaluation.load(target) == expected
-
-
-def test_what_cannot_be_timed_gets_one_line(tmp_path: Path, capsys: Capsys) -> None:
-    damaged, target = tmp_path / "int8.tflite", tmp_path / "bench.json"
-    damaged.write_bytes(CART_POLE.read_bytes()[:-100] + b"damaged" + CART_POLE.read_bytes()[-93:])
-    shutil.copy(CART_POLE.with_suffix(".json"), tmp_path)
-    for words, code, message in (
-        ([str(tmp_path / "no.tflite")], 1, "cannot be read"),
-        ([str(CART_POLE), str(damaged), "--json", str(target)], 1, "changed or damaged"),
-        ([str(CART_POLE), "--calls", "0"], 2, "--calls: a whole number of 1 or more"),
-        (["CartPole-v1/dqn/int9"], 2, "did you mean"),
-    ):
-        assert message in refusal(capsys, "bench", *words, code=code)
-    assert not target.exists()

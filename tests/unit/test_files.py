@@ -66,7 +66,7 @@ def test_csv_is_read_back_by_the_csv_module(tmp_path: Path) -> None:
 def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
     assert f"path='{tmp_path}'" in refused(files.sha256, tmp_path)
     path = tmp_path / "nothing.json"
-    message = f"No such file or directory); name a file that was made. Received: path='{path}'"
+    message = f"No such file or directory). Received: path='{path}'"
     for function in (files.sha256, files.read_json, TrainingRecord.load):
         assert message in refused(function, path)
 
