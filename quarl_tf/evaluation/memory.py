@@ -23,18 +23,13 @@ _ALIGNMENT = 64  #: Of tensors in the arena, in bytes.
 def measure(path: Path) -> dict[str, int]:
     """Return the bytes of a flatbuffer's "weights", of its "file", its "arena" and a "process"."""
     content = flatbuffer.read(path)
+    weights = flatbuffer.audit(content).weight_dtypes
     return {
-        "weights": weight_bytes(content),
+        "weights": sum(flatbuffer.byte_size(dtype, n) for dtype, n in weights.items()),
         "file": len(content),
         "arena": arena_bytes(content),
         "process": process_bytes(path),
     }
-
-
-def weight_bytes(source: Path | bytes) -> int:
-    """Return the bytes of all constant tensors."""
-    weights = flatbuffer.audit(source).weight_dtypes
-    return sum(flatbuffer.byte_size(dtype, elements) for dtype, elements in weights.items())
 
 
 def arena_bytes(source: Path | bytes) -> int:
@@ -76,7 +71,6 @@ def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:
 
 def process_bytes(path: Path) -> int:
     """Return by how much a new Python process grows when it loads and runs a flatbuffer."""
-    flatbuffer.read(path)
     # -P ignores packages of this name in the current folder.
     command = [sys.executable, "-P", "-m", "quarl_tf.evaluation.memory", str(path)]
     env = {**os.environ, "PYTHONPATH": import_path()}
