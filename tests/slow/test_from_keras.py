@@ -1,6 +1,5 @@
 """Policies of Keras are adopted: files of Keras 3 and 2 in safe mode, a SavedModel if trusted."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from samples import Capsys, KeptPool, Patch, refusal
+from samples import Capsys, KeptPool, refusal
 
 from quarl_tf.cli import main
 from quarl_tf.export import adopt as adopting
@@ -97,13 +96,3 @@ def test_a_model_of_keras_becomes_a_run(models: Path, file: str) -> None:
 def test_other_files_are_refused(capsys: Capsys, file: str, code: int, message: str) -> None:
     assert message in refusal(capsys, "adopt", file, *OPTIONS, "none", code=code)
     assert not Path("tflite_models/CartPole-v1/adopted/s0-none").exists()
-
-
-@pytest.mark.usefixtures("models")
-def test_a_crash_of_the_conversion_is_one_line(capsys: Capsys, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(adopting, "_converted_model", _crash)
-    assert "TensorFlow crashed" in refusal(capsys, "adopt", "of_3.h5", *OPTIONS, "none", code=1)
-
-
-def _crash(*_: object) -> None:
-    os.abort()
