@@ -6,10 +6,8 @@ import csv
 import heapq
 import io
 import json
-import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -765,7 +763,7 @@ def costs() -> str:
         + [f"{_makespan(found, slots):,.1f}" for slots in _AT_A_TIME.values()]
         for name, found in hours.items()
     ]
-    cells: dict[tuple[str, str], list[tuple[Run, float, float]]] = {}
+    cells: dict[tuple[str, str], list[tuple[Run, float]]] = {}
     for job in hours["quarl"]:
         cells.setdefault((job[0].algo, job[0].env_id), []).append(job)
     rows = []
@@ -779,9 +777,7 @@ def costs() -> str:
         "`studies/classic.yaml` its part without games. Hours of training alone: environment steps "
         "of the presets by the [measured rates](../results/benchmarks.md) of one training on two "
         "cores, times what quantisation-aware training was measured to take longer; as many "
-        "trainings at a time as there are pairs of cores, each after its plain reference. "
-        "Trainings of other bits begin from the last checkpoint before the delay where there is "
-        "one by then.\n\n"
+        "trainings at a time as there are pairs of cores, each after its plain reference.\n\n"
         + table(["study", "experiments", "trainings", *_AT_A_TIME], whole, 5)
         + table(["cell", "rate", "trainings", "steps/s", "hours on 2 cores"], rows, 3)
     )
@@ -818,38 +814,26 @@ def _closest(algo: str, env_id: str, known: dict[tuple[str, str], float]) -> tup
     return other, known[algo, other]
 
 
-def _training_hours(wanted: study.Study) -> list[tuple[Run, float, float]]:
-    """Return the runs with the hours until the last checkpoint before the delay, and after it."""
+def _training_hours(wanted: study.Study) -> list[tuple[Run, float]]:
+    """Return the runs with their hours."""
     rates, slowdowns, found = _rates(), _slowdowns(), {}
     for run, _ in wanted.experiments():
-        preset = preset_of(run)
-        steps = preset.steps
+        steps: float = preset_of(run).steps
         rate = 3600 * _closest(run.algo, run.env_id, rates)[1]
-        parts = 0.0, steps / rate
         if run.quantization is not None:
             before, after = _closest(run.algo, run.env_id, slowdowns)[1]
-            delay, every = run.quantization.delay, preset.checkpoint_every
-            kept = delay // every * every
-            rest = (delay - kept) * before + (steps - delay) * after
-            parts = kept / rate * before, rest / rate
-        found[run.run_id] = run, *parts
+            delay = run.quantization.delay
+            steps = delay * before + (steps - delay) * after
+        found[run.run_id] = run, steps / rate
     return list(found.values())
 
 
-def _makespan(jobs: list[tuple[Run, float, float]], slots: int) -> float:
-    """Return the hours until all jobs are done: plain ones first, then one of each beginning."""
-    free, ends, kept = [0.0] * slots, dict[str, float](), dict[Any, float]()
-    alike = Counter[Any]()
-    order = []
-    for run, before, after in jobs:
-        order.append((run.quantization is not None, alike[run.beginning], run, before, after))
-        alike[run.beginning] += 1
-    for _, _, run, before, after in sorted(order, key=lambda job: (*job[:2], -sum(job[3:]))):
+def _makespan(jobs: list[tuple[Run, float]], slots: int) -> float:
+    """Return the hours until all jobs are done: plain ones first, then the longest."""
+    free, ends = [0.0] * slots, dict[str, float]()
+    for run, hours in sorted(jobs, key=lambda job: (job[0].quantization is not None, -job[1])):
         start = max(heapq.heappop(free), ends.get(run.plain.run_id, 0.0))
-        # A beginning that is computed by now is not computed again.
-        begun = start if kept.get(run.beginning, math.inf) <= start else start + before
-        kept.setdefault(run.beginning, begun)
-        ends[run.run_id] = begun + after
+        ends[run.run_id] = start + hours
         heapq.heappush(free, ends[run.run_id])
     return max(ends.values())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.foundation.files import digest
-from quarl_tf.spec.recipe import QatSchedule, Quantization
+from quarl_tf.spec.recipe import Quantization
 from quarl_tf.spec.scheme import REFERENCE, Scheme, default_schemes, possible_schemes
 
 DEFAULT_EPISODES = 100  #: Episodes of an evaluation, as in the papers.
@@ -107,12 +107,6 @@ class Run:
         if self.quantization is not None and self.origin is not None:
             return self.origin.run.plain
         return replace(self, quantization=None)
-
-    @property
-    def beginning(self) -> tuple[str, QatSchedule | None]:
-        """What it has in common with runs that differ from it only in their formats."""
-        schedule = None if self.quantization is None else self.quantization.schedule
-        return replace(self, quantization=None).run_id, schedule
 
     @property
     def default_schemes(self) -> tuple[str, ...]:

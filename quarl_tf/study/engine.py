@@ -219,14 +219,10 @@ def commands(workspace: Workspace, study: Study) -> list[str]:
 
 
 def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> list[Job]:
-    """Return a job for every run with missing experiments.
-
-    Those that wait for no reference come first; of those that begin alike, one comes before the
-    others, which continue from its beginning.
-    """
-    beginnings, run_ids = Counter[Any](), {status.run.run_id for status in statuses}
+    """Return a job for every run with missing experiments, first those that wait for no other."""
+    run_ids = {status.run.run_id for status in statuses}
     evaluated = {(s.run.run_id, s.scheme.name) for s in statuses if s.state == State.EVALUATED}
-    jobs: list[tuple[bool, int, Job]] = []
+    jobs: list[Job] = []
     for run_id, run in {status.run.run_id: status.run for status in statuses}.items():
         schemes = [status.scheme.name for status in statuses if status.run.run_id == run_id]
         if all((run_id, scheme) in evaluated for scheme in schemes):
@@ -247,10 +243,8 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
         waits = needed_id in run_ids - {run_id} and (needed_id, REFERENCE) not in evaluated
         log = failure_path(workspace, run).with_name("run.log")
         folders = tuple(path.relative_to(workspace.root) for path in paths)
-        job = Job(run_id, command, log, needed_id if waits else None, folders)
-        jobs.append((waits, beginnings[run.beginning], job))
-        beginnings[run.beginning] += 1
-    return [job for *_, job in sorted(jobs, key=lambda entry: entry[:2])]
+        jobs.append(Job(run_id, command, log, needed_id if waits else None, folders))
+    return sorted(jobs, key=lambda job: job.reference_id is not None)
 
 
 def _ending(job: Job, code: int) -> str:

@@ -4,41 +4,28 @@ Checksums of the zip archive reveal damaged files. To continue on another machin
 be saved without its large parts.
 """
 
-import glob
 import json
-import os
-import shutil
 import zipfile
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quarl_tf.environments import registry
-from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import atomic_path, digest, sha256
+from quarl_tf.foundation.files import atomic_path, sha256
 from quarl_tf.presets import OffPolicyPreset, Preset
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.state import require_same_settings
 
 #: Largest size in bytes of a checkpoint that is saved to continue elsewhere.
 LIMIT = 20_000_000
-#: Of one that is kept for other trainings without being asked for.
-_BEGINNING_LIMIT = 500_000_000
 #: Checkpoints in a folder.
 _COUNT = 2
 _STATE = "state.json"
-#: Variables of the environment by which TensorFlow computes otherwise.
-_ARITHMETIC = (
-    *("TF_ENABLE_ONEDNN_OPTS", "TF_SET_ONEDNN_FPMATH_MODE"),
-    *("ONEDNN_MAX_CPU_ISA", "XLA_FLAGS"),
-)
 #: Arrays and state.
 Content = tuple[dict[str, npt.NDArray[Any]], Any]
 
@@ -121,57 +108,6 @@ def going_on(file: Path, run: Run, preset: Preset) -> Run:
             f"{preset.learning_starts} fill the replay"
         )
     return replace(run, origin=Origin(saved_run, sha256(file), state["step"], str(file)))
-
-
-def beginning_path(folder: Path, run: Run, preset: Preset, network: Any) -> Path | None:
-    """Return the file of the last checkpoint before the delay, for runs of other formats.
-
-    Its name has all that its bytes depend on. None without a delay, and where the code of the
-    environment has no version.
-    """
-    run_id, schedule = run.beginning
-    continues = run.origin is not None and run.origin.step
-    if schedule is None or continues or run.modules or not registry.is_versioned(run.env_id):
-        return None
-    settings = {
-        "schedule": asdict(schedule),
-        "preset": asdict(preset),
-        "shapes": [list(variable.shape) for variable in network.variables],
-        "threads": os.environ.get("TF_NUM_INTRAOP_THREADS", len(os.sched_getaffinity(0))),
-        "arithmetic": {name: os.environ.get(name) for name in _ARITHMETIC},
-    }
-    program = {
-        "sources": provenance.sources(),
-        "processor": provenance.processor(),
-        "versions": provenance.package_versions(),
-    }
-    name = f"{run_id}-{digest(settings)}-{digest(program)}.npz"
-    return folder.with_name(".beginnings") / name
-
-
-def keep_beginning(folder: Path, path: Path) -> None:
-    """Copy the newest checkpoint for trainings that begin alike, if it is not huge and can be.
-
-    Deletes those that other versions of the program have left there.
-    """
-    newest = next(iter(_newest_first(folder)), None)
-    # Nothing depends on it, so a full disk stops no training.
-    with suppress(OSError, QuarlError):
-        if newest is not None and newest.stat().st_size <= _BEGINNING_LIMIT:
-            with atomic_path(path) as temporary:
-                shutil.copyfile(newest, temporary)
-            name = path.name.rpartition("-")[0]
-            for beginning in path.parent.glob(f"{glob.escape(name)}-????????.npz"):
-                if beginning != path:
-                    beginning.unlink()
-
-
-def load_beginning(path: Path) -> Content | None:
-    """Return the content of a beginning; None if it is missing, damaged or another one."""
-    content = load(path)
-    if content is None or content[1].get("beginning") != path.name or content[1]["quantized"]:
-        return None
-    return content
 
 
 def load_newest(folder: Path) -> Content | None:

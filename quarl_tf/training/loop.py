@@ -137,7 +137,6 @@ class _Training:
         self._qat: Any = self._schedule and import_module("quarl_tf.quantization.qat")
         self.agent = agents.build(run.algo, spec, preset, run.seed, watching(run.quantization))
         self._quantized = False
-        self._beginning = checkpoint.beginning_path(folder, run, preset, self.agent.network)
         self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
@@ -225,8 +224,6 @@ class _Training:
             content = checkpoint.load_to_go_on(Path(origin.file))
         if content is not None:
             require_same_settings(self._folder, content[1], self._run, self._preset)
-        elif self._beginning is not None:
-            content = checkpoint.load_beginning(self._beginning)
         rows: list[dict[str, Any]] = []
         if content is not None:
             try:
@@ -254,8 +251,6 @@ class _Training:
             networks.set_weights(target, networks.weights(self.agent.network))
         self.collector.restore(state)
         self._earlier_seconds = state["seconds"]
-        if self._beginning is not None and state.get("beginning") != self._beginning.name:
-            self._beginning = None  # Another version of the program or processor began it.
         for name, values in self._provenance.items():
             self._provenance[name] = list(dict.fromkeys([*state[name], *values]))
         weights = agents.section(arrays, "best") or networks.weights(self.agent.network)
@@ -291,8 +286,6 @@ class _Training:
     def _start_quantization(self, delay: int) -> None:
         """Quantise from now on; the best network so far does not count, it is not quantised."""
         self._qat.require_watched(self.agent.network, delay)
-        if self._beginning is not None:
-            checkpoint.keep_beginning(self._checkpoints, self._beginning)
         self._quantize()
         self._freeze_ranges(self.agent.targets)
         self.best = _BestNetwork(networks.weights(self.agent.network))
@@ -353,7 +346,6 @@ class _Training:
             "rows": self._progress.rows,
             **self.collector.state(),
             "quantized": self._quantized,
-            "beginning": self._beginning and self._beginning.name,
             "seconds": self._elapsed(),
             **self._provenance,
             "best": [self.best.score, self.best.step],

@@ -1,7 +1,6 @@
 """An interrupted and resumed training ends with the same bytes as an uninterrupted one."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from samples import Patch, products, silent
 
 from quarl_tf import agents, environments, networks, pipeline, presets
 from quarl_tf.environments import airnav, registry
-from quarl_tf.foundation import provenance
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.workspace import Workspace
 from quarl_tf.training.loop import train
@@ -105,51 +103,3 @@ def test_a_resumed_distillation_depends_on_the_network_that_it_started_from(tmp_
         weights = networks.load_weights(uncut.run_dir(run.run_id) / "network.npz")
         kernels.append(weights["head/kernel:0"])
     assert not np.array_equal(*kernels)
-
-
-_USUAL = presets.load("a2c", "CartPole-v1", {**_BRIEF, **_A2C})
-
-
-def late(bits: int, **fields: Any) -> Run:
-    """Return a run whose delay lies behind the first checkpoint."""
-    quantization = Quantization.from_mapping({"bits": bits, "delay": 300})
-    return replace(Run("a2c", "CartPole-v1", 3, {}, quantization), **fields)
-
-
-def test_trainings_of_other_bits_share_what_lies_before_the_delay(tmp_path: Path) -> None:
-    alone, shared = Workspace(tmp_path / "alone"), Workspace(tmp_path / "shared")
-
-    def begins_anew(run: Run, preset: presets.Preset = _USUAL) -> bool:
-        steps: list[int] = []
-        train(shared, run, lambda step, *_: steps.append(step), preset)
-        return steps[0] <= preset.checkpoint_every
-
-    assert begins_anew(late(8))
-    (beginning,) = (shared.root / "runs/.beginnings").iterdir()
-    assert not begins_anew(late(2))
-    train(alone, late(2), silent, _USUAL)
-    actual, expected = (workspace.run_dir(late(2).run_id) for workspace in (shared, alone))
-    assert products(actual) == products(expected)
-    # What else the beginning depends on; the user's own code may have changed.
-    assert begins_anew(late(4), replace(_USUAL, learning_rate=1e-5))
-    assert begins_anew(late(5, modules=("samples",)))
-    beginning.write_bytes(beginning.read_bytes()[:-9])
-    assert begins_anew(late(6))
-
-
-def test_a_beginning_is_of_one_version_and_no_training_needs_it(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    workspace, beginnings = Workspace(tmp_path), tmp_path / "runs/.beginnings"
-
-    def stop(step: int, *_: Any) -> None:
-        if step >= _USUAL.checkpoint_every:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(workspace, late(8), stop, _USUAL)
-    monkeypatch.setattr(provenance, "sources", lambda: "changed")
-    train(workspace, late(8), silent, _USUAL)
-    assert not beginnings.exists()
-    beginnings.write_text("a file where the folder should be")
-    assert train(workspace, late(4), silent, _USUAL).best_step > 0

@@ -306,9 +306,7 @@ def play(root: Path, study: Study, recorder: _Recorder) -> None:
     engine.run(Workspace(root), study, recorder, silent, silent)
 
 
-def test_quantised_runs_wait_for_their_reference_and_one_of_each_beginning_is_first(
-    tmp_path: Path,
-) -> None:
+def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
     study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]") + "bits: [4, 2]\n"))
     (cell,) = study.cells
     plain_ids, ids_at_4, ids_at_2 = (
