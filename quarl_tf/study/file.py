@@ -1,6 +1,5 @@
 """Read a study's file: its cells, each in every seed and scheme."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from quarl_tf.spec import (
     Run,
     Scheme,
     default_schemes,
+    require_possible,
 )
 from quarl_tf.store.workspace import checked_report_name
 
@@ -28,7 +28,6 @@ X_AXES = ("steps", "episodes", "seconds")
 
 _DEFAULT_SCHEMES = (REFERENCE, "int8")
 _DEFAULT_DELAYS = (0.5,)
-_DELAY_RULE = "A delay is a number of steps, or a share of the training between 0 and 1"
 
 #: Keys of a cell that may also be at the top of a file, for all cells without them.
 _SHARED_KEYS = {
@@ -51,7 +50,7 @@ _CELL_KEYS = {
 #: Of a training whose network others start from: its overrides, and the hash of its network.
 _FROM_KEYS = {"overrides": kinds.MAPPING, "sha256": kinds.TEXT}
 _STUDY_KEYS = {
-    "name": kinds.Kind("a name", lambda _: True),  # See `checked_report_name`.
+    "name": kinds.NAME,
     "title": kinds.TEXT,
     "cells": kinds.listed("cells", (dict,)),
     "episodes": kinds.COUNT,
@@ -157,13 +156,8 @@ def _study(content: Any, folder: Path) -> Study:
     for number, entry in enumerate(values["cells"], start=1):
         try:
             cells.append(_cell({**shared, **entry}, modules, presets_file))
-            if not cells[-1].quantizations:
-                _require_no_bits_needed(entry)
         except UsageError as error:
             raise UsageError(f"cell {number}: {error}") from error
-    if not any(cell.quantizations for cell in cells):
-        _require_no_bits_needed(shared)
-    _require_no_repetition(cells)
     chance = _chance(values)
     for cell in cells:
         environments.require_chance(cell.base.env_id, chance, cell.base.algo)
@@ -246,15 +240,10 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
     schemes = values.get("schemes", list(_DEFAULT_SCHEMES))
-    for name in schemes:
-        if Scheme.parse(name).aware:
-            raise UsageError(
-                f"{name} is of quantisation-aware trainings, which `bits` asks for; leave it out "
-                f"of schemes. Received: schemes={schemes}"
-            )
     options = values.get("quantization", {})
     quantizations = tuple(_quantizations(values, options, preset))
     base = Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file)
+    require_possible(base, map(Scheme.parse, schemes))
     if "from" in values:
         base = replace(base, origin=_origin(values["from"], replace(base, seed=seeds[0])))
         if len(seeds) > 1 or quantizations:
@@ -297,36 +286,12 @@ def _quantizations(
     for delay in delays if widths else ():
         is_share = isinstance(delay, float)
         if is_share and not 0 < delay < 1:
-            raise UsageError(f"{_DELAY_RULE}. Received: delay={delay}")
+            raise UsageError(
+                "A delay is a number of steps, or a share of the training between 0 and 1. "
+                f"Received: delay={delay}"
+            )
         # Rounded down, except for errors of floats: 0.29 of 100 is 28.999999999999996.
         steps = int(round(delay * preset.steps, 6)) if is_share else delay
-        if steps < 1:
-            raise UsageError(f"{_DELAY_RULE}. Received: delay={delay}, steps={preset.steps}")
         presets.require_possible_delay(steps, preset)
         for bits in widths:
             yield presets.quantization(values["algo"], {**options, "bits": bits, "delay": steps})
-
-
-def _require_no_bits_needed(values: Mapping[str, Any]) -> None:
-    keys = sorted({"delays", "quantization"} & set(values))
-    if keys:
-        raise UsageError(
-            "Delays and quantization are for trainings at `bits`; give bits or leave them out. "
-            f"Received: {', '.join(keys)} without bits"
-        )
-
-
-def _require_no_repetition(cells: Sequence[Cell]) -> None:
-    """Refuse the same quantisation-aware training twice; plain ones may be shared."""
-    counts = Counter(
-        cell.run(seed, quantization).run_id
-        for cell in cells
-        for quantization in cell.quantizations
-        for seed in cell.seeds
-    )
-    for run_id, count in counts.items():
-        if count > 1:
-            raise UsageError(
-                "The same training comes twice; keep one of the cells, bits or delays that ask "
-                f"for it. Received: run={run_id}"
-            )
