@@ -123,10 +123,10 @@ def sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None]:
+def locked(folder: Path, refusal: str) -> Iterator[None]:
     """Create and lock a folder while the block runs; a BusyError(`refusal`) if it is locked.
 
-    The lock ends with the process at the latest. `shared` locks exclude only others.
+    The lock ends with the process at the latest.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None
         raise unwritable(folder, error) from error
     try:
         try:
-            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BusyError(refusal) from error
         except OSError:
@@ -146,16 +146,12 @@ def locked(folder: Path, refusal: str, *, shared: bool = False) -> Iterator[None
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a process works in a folder that it has `locked` for itself."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-    return False
+    """Tell whether a process works in a folder that it has `locked`; creates the folder."""
+    try:
+        with locked(folder, ""):
+            return False
+    except BusyError:
+        return True
 
 
 def digest(values: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import BusyError, QuarlError
-from quarl_tf.foundation.files import is_locked, locked, unwritable, write_bytes
+from quarl_tf.foundation.files import is_locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store.state import State, require_origin
@@ -103,31 +103,23 @@ def run(
     a `shard`, (i, n), this is one of n workers that share the workspace: each starts with its part
     of the runs, continues with unclaimed ones, and waits until all are done.
 
-    Raises:
-        BusyError: Another process is running this study.
-        QuarlError: The workspace is not writable.
+    A QuarlError where the workspace is not writable.
     """
-    message = (
-        "Another process is running this study; wait for it, or follow it with `quarl study "
-        f"status`. Received: study={study.name!r}"
-    )
-    folder = workspace.run_dir(f".study-{study.name}")
     claims = Claims()
-    with locked(folder, message, shared=shard is not None):
-        try:
-            pool = _Pool(workspace, study, engine, say, claims, shard)
-            while pool.waiting or pool.running:
-                pool.start()
-                pool.collect()
-                update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
-                time.sleep(_POLL_SECONDS if shard is None else _SHARD_POLL_SECONDS)
-        except ConnectionError:  # A closed pipe or cluster.
-            raise
-        except OSError as error:
-            raise unwritable(workspace.root, error) from error
-        finally:
-            engine.stop()
-            claims.release_all()
+    try:
+        pool = _Pool(workspace, study, engine, say, claims, shard)
+        while pool.waiting or pool.running:
+            pool.start()
+            pool.collect()
+            update(pool.done.total(), pool.total, ", ".join(sorted(pool.running)))
+            time.sleep(_POLL_SECONDS if shard is None else _SHARD_POLL_SECONDS)
+    except ConnectionError:  # A closed pipe or cluster.
+        raise
+    except OSError as error:
+        raise unwritable(workspace.root, error) from error
+    finally:
+        engine.stop()
+        claims.release_all()
     return plan(workspace, study)
 
 
@@ -166,7 +158,7 @@ class _Pool:
         for job in [job for job in self.waiting if job.reference_id not in unfinished]:
             if len(self.running) >= self._engine.slots:
                 break
-            # Another study, or a user, may train the same run.
+            # Another process may train the same run.
             if is_locked(job.log.parent) or (self._sharing and not self._claimed(job)):
                 continue
             self.waiting.remove(job)
@@ -176,7 +168,6 @@ class _Pool:
     def _claimed(self, job: Job) -> bool:
         """Claim a job, and tell whether it is still to do."""
         folder = job.log.parent
-        self._claims.renew()
         if not self._claims.take(folder):
             return False
         statuses = plan(self._workspace, self._study, job.run_id)
@@ -194,8 +185,7 @@ class _Pool:
             self.running.remove(job.run_id)
             if self._sharing:
                 self._claims.release(job.log.parent)
-            # Another process began to train it meanwhile.
-            if code == BusyError.exit_code and is_locked(job.log.parent):
+            if code == BusyError.exit_code:  # Another process trains it.
                 self.waiting.append(job)
                 continue
             self._say(_ending(job, code))
@@ -252,7 +242,6 @@ def _ending(job: Job, code: int) -> str:
     if code == 0:
         return f"done      {job.run_id}"
     cause = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("a") as log:
         log.write("" if code > 0 else f"quarl: {cause}\n")
     failure = job.log.replace(job.log.with_name("failure.log"))

@@ -403,12 +403,10 @@ def test_inspect_tells_contents_and_mismatch(loose: Path, capsys: Capsys) -> Non
 
 def test_list_shows_presets_and_runs(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
     root, run_id = finished
-    (root / "runs" / ".study-mine").mkdir()
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     for folder, answer in ((root, "yes"), (tmp_path, "no")):
         output = printed(capsys, "list", "--root", str(folder))
         assert re.search(rf"{run_id}\W+{answer}\W+2\W+2\W+{answer}", output)
-        assert "study-mine" not in output
         assert "CartPole-v1" in output
         assert "qat_int8, qat_int4, and qat_wNaN for N = 2" in " ".join(output.split())
     # A damaged evaluation hides no policy.

@@ -196,14 +196,6 @@ def test_status_and_plan_show_states_and_failures(finished: Finished, capsys: Ca
     assert re.search(r"q2d300\S* \W+ qat_w2a2 \W+ evaluated", output)
 
 
-@pytest.mark.parametrize("shared", [False, True])  # By a plain run, or by a shard.
-def test_two_at_once_are_refused(finished: Finished, capsys: Capsys, shared: bool) -> None:
-    path, root, _ = finished
-    with locked(root / "runs" / ".study-tiny", "held by the test", shared=shared):
-        line = refusal(capsys, "study", "run", str(path), "--root", str(root), code=4)
-    assert "Another process is running this study" in line
-
-
 #: Used as Python: copies the results of a run instead of doing it, and notes start and end.
 _COPYING = """#!/bin/sh
 folder=$(dirname $(readlink /proc/$$/fd/1)); run=$(basename $folder)
@@ -343,23 +335,6 @@ def test_a_failed_scheme_stops_no_run_whose_reference_is_there(
     assert failing.started == [plain_id, aware_id]
 
 
-def test_a_run_that_is_trained_elsewhere_is_waited_for(tmp_path: Path) -> None:
-    study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
-    plain_id, aware_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
-    recorder, started = _Recorder(2), []
-    with ExitStack() as elsewhere:
-        elsewhere.enter_context(locked(tmp_path / "runs" / plain_id, "held by the test"))
-
-        def update(*_: object) -> None:
-            started.append(list(recorder.started))
-            if len(started) == 3:
-                elsewhere.close()
-
-        engine.run(Workspace(tmp_path), study, recorder, print, update)
-    assert started[:3] == [[]] * 3
-    assert recorder.started == [plain_id, aware_id]
-
-
 def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
     cell = "{algo: ppo, env: CartPole-v1, overrides: {steps: 4000}}"
     start = "from: {sha256: abc, overrides: {steps: 4000}}}"
@@ -387,8 +362,15 @@ def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> 
                 elsewhere.enter_context(locked(jobs[0].log.parent, "held by the test"))
             return [(job, codes.pop(0)) for job in jobs]
 
-    recorder, said = Busy(1), list[str]()
-    engine.run(Workspace(tmp_path), study, recorder, said.append, lambda *_: elsewhere.close())
+    recorder, said, started = Busy(1), list[str](), list[int]()
+
+    def update(*_: object) -> None:
+        started.append(len(recorder.started))
+        if len(started) == 3:
+            elsewhere.close()
+
+    engine.run(Workspace(tmp_path), study, recorder, said.append, update)
+    assert started[:3] == [1] * 3
     assert recorder.started == [run_id] * 2
     assert said == [f"done      {run_id}"]
 
