@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from quarl_tf.foundation.errors import UsageError, require_known, unknown
-from quarl_tf.foundation.kinds import COUNT, FLAG, Kind, number, one_of
+from quarl_tf.foundation.kinds import COUNT, FLAG, PROBABILITY, Kind, number, one_of
 from quarl_tf.presets import tables
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.spec.architectures import Architecture, architecture
@@ -26,7 +26,7 @@ _Flag = Annotated[bool, FLAG]
 _Number = Annotated[float, number("a number of 0 or more", lambda v: v >= 0)]
 _Positive = Annotated[float, number("a number above 0", lambda v: v > 0)]
 _Fraction = Annotated[float, number("a number from 0 to 1", lambda v: 0 <= v <= 1)]
-_Share = Annotated[float, number("a number above 0, at most 1", lambda v: 0 < v <= 1)]
+_Share = Annotated[float, PROBABILITY]
 _Network = Annotated[
     str | tuple[int, ...],
     Kind(
@@ -312,7 +312,7 @@ def available() -> list[tuple[str, str]]:
 
 def best(env_id: str, file: Path | None = None) -> str:
     """Return the most robust algorithm with a preset of an environment."""
-    for algo in dict.fromkeys((*_BY_ROBUSTNESS, *ALGORITHMS)):
+    for algo in _BY_ROBUSTNESS:
         if env_id in _table(algo, file):
             return algo
     env_ids = {name for _, name in available()}

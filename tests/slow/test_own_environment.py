@@ -196,6 +196,7 @@ def test_entries_may_share_values_and_numbers_have_exponents(tmp_path: Path) -> 
         ("ppo: 3", "ppo in {path} must map environments to values. Received: 3"),
         ("ppo: {CartPole-v1: 3}", "CartPole-v1 below ppo in {path} must map preset keys"),
         ("ppo: {CartPole-v1: {on: 3}}", "Received: {True: 3}"),
+        ("dqn: {quantization: {ranges: extremes}}", "Received: dqn.quantization in {path}"),
         ("ppo: {CartPole-v1: {}}", "lacks checkpoint_every, clip"),
         ("ppo: [1", "(line 1: expected ',' or ']'"),
         ("ppo: {}\nppo: {}", "(line 2: 'ppo' comes twice); fix it. Received: path='{path}'"),

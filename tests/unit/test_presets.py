@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,13 +38,6 @@ def test_overrides_change_the_values_they_name_and_no_others() -> None:
         replace(changed, steps=0)
     assert "did you mean learning_rate" in refusal({"learning_rat": 0.1})
     assert "Received: preset key='dueling'" in refusal({"dueling": True}, DDPG)
-
-
-def test_a_file_has_no_defaults_of_quantisation(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("dqn:\n  quantization: {ranges: extremes}\n  CartPole-v1: {steps: 9}\n")
-    message = refused(presets.load, *DQN, {}, path, error=UsageError)
-    assert "Received: dqn.quantization in" in message
 
 
 @pytest.mark.parametrize(
