@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_tf import pipeline
-from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.spec import Chance, Run, Scheme
 from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace
@@ -46,14 +45,10 @@ def plan(workspace: Workspace, study: Study, run_id: str | None = None) -> list[
 def _status(
     workspace: Workspace, run: Run, scheme: Scheme, episodes: int, chance: Chance
 ) -> Status:
-    try:
-        preset = pipeline.preset_of(run)
-    except QuarlError as error:
-        return Status(run, scheme, State.FAILED, str(error))
+    preset = pipeline.preset_of(run)
     status = state(workspace, run, scheme.name, episodes=episodes, chance=chance, preset=preset)
     failure = failure_path(workspace, run)
     if status.state != State.EVALUATED and failure.exists():
-        lines = failure.read_text(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "no output")
+        last = failure.read_text(errors="replace").rstrip().rpartition("\n")[2] or "no output"
         return Status(run, scheme, State.FAILED, last.removeprefix("quarl: "), failure)
     return Status(run, scheme, status.state, status.reason)

@@ -266,7 +266,9 @@ class _Training:
         for _ in range(self._preset.train_frequency // self._preset.num_envs):
             self.collector.tick()
         metrics = self.agent.learn(self.collector.observations)
-        self._require_finite_loss(metrics.get("loss", 0.0))
+        loss = metrics.get("loss", 0.0)
+        if not math.isfinite(loss):
+            raise self._diverged(f"loss={loss}")
         if schedule is not None and schedule.ranges == "following" and self._quantized:
             # Updates of target networks copy the grids, with the weights or (DDPG) every time.
             self._freeze_ranges()
@@ -323,10 +325,6 @@ class _Training:
         mean = self.collector.mean_return()
         score = f", best greedy {self.best.score:.1f}" if math.isfinite(self.best.score) else ""
         return "" if mean is None else f"return {mean:.1f}{score}"
-
-    def _require_finite_loss(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise self._diverged(f"loss={loss}")
 
     def _diverged(self, received: str) -> QuarlError:
         return QuarlError(

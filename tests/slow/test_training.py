@@ -242,25 +242,17 @@ def test_a_reward_that_is_not_finite_is_not_called_divergence(
     assert "return=nan" in refused(train, Workspace(tmp_path), run, silent, preset)
 
 
-def test_a_reward_that_is_not_finite_is_refused_before_it_is_stored(
-    tiny_run: Run, tmp_path: Path
+def test_losses_and_heads_beyond_numbers_are_divergence(
+    tiny_run: Run, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    collector = begun(tmp_path, tiny_run).collector
-    collector.restart()
-    collector.tick()
-    tick = next(collector._ticks)
-    collector._ticks = iter([tick._replace(rewards=tick.rewards * np.inf)])
-    stored = len(collector._agent._replay)
-    assert "return=inf, step=4" in refused(collector.tick)
-    assert len(collector._agent._replay) == stored
-
-
-def test_actions_and_heads_beyond_numbers_are_divergence(tiny_run: Run, tmp_path: Path) -> None:
     state = begun(tmp_path, tiny_run)
-    assert "Training diverged" in refused(state._require_finite_loss, math.nan)
+    state.resume()
+    with monkeypatch.context() as patch:
+        patch.setattr(state.agent, "learn", lambda _: {"loss": math.nan})
+        assert "Training diverged" in refused(state.burst)
     weights = networks.weights(state.agent.network)
     networks.set_weights(state.agent.network, {n: v * np.nan for n, v in weights.items()})
-    assert "a head that is not finite at step 0" in refused(state.greedy, "selection")
+    assert "a head that is not finite at step" in refused(state.greedy, "selection")
 
 
 def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Path) -> None:
