@@ -50,8 +50,8 @@ def build(spec: EnvSpec, preset: DdpgPreset, seed: int, prepare: Change) -> OffP
         ]
 
     def gradient_step(network: tf_agents.ModelNetwork, rate: float) -> tf_agents.GradientStep:
-        optimizer = tf_agents.adam(rate, preset, network.model.trainable_variables)
-        return tf_agents.GradientStep(optimizer, preset.precision)
+        variables = network.model.trainable_variables
+        return tf_agents.GradientStep(tf_agents.adam(rate, preset, variables))
 
     (actor, critic), (target_actor, target_critic) = actor_and_critic(), actor_and_critic()
     agent = tf_agents.build(

@@ -59,7 +59,7 @@ def build(spec: EnvSpec, preset: DqnPreset, seed: int, prepare: Change) -> OffPo
     def clip(gradients: list[Any]) -> list[Any]:
         return [tf.clip_by_norm(gradient, preset.gradient_clip) for gradient in gradients]
 
-    step = tf_agents.GradientStep(optimizer, preset.precision, clip)
+    step = tf_agents.GradientStep(optimizer, clip)
     learner = Learner(agent, [network], [target], [(loss, network, step)])
     return OffPolicyAgent(spec, preset, seed, learner, epsilon_greedy(spec, preset))
 

@@ -137,7 +137,7 @@ class OffPolicyAgent(Agent):
                 return value
             return self._with_distillation(value, batch.time_step.observation)
 
-        # TF-Agents' own `train` can neither scale a loss nor skip a step.
+        # TF-Agents' own `train` cannot add a distance from a teacher.
         losses = [
             step(partial(total_loss, loss, network), network.model.trainable_variables)
             for loss, network, step in learner.steps

@@ -134,7 +134,6 @@ class ActorCritic(Agent):
         self._agent = self._loss_agent(spec)
         self._step = tf_agents.GradientStep(
             optimizer(self._model.trainable_variables),
-            preset.precision,
             lambda gradients: tf.clip_by_global_norm(gradients, preset.gradient_clip)[0],
         )
         self._round = inference.compiled(self._train_on, self.network)

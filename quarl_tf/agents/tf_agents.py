@@ -31,9 +31,6 @@ published: Any = tf_agents.agents
 distributions = tensorflow_probability.distributions
 squared_loss = element_wise_squared_loss
 
-#: Scales of a loss in float16; the scale doubles after `GOOD_STEPS` good steps in a row.
-FIRST_SCALE, LARGEST_SCALE, GOOD_STEPS = 2.0**15, 2.0**24, 2000
-
 
 class ModelNetwork(tfa_network.Network):  # type: ignore[misc]
     """A TF-Agents network around a Keras model, which may be replaced by another; see `wrap`."""
@@ -71,46 +68,22 @@ def value(head: Any) -> Any:
 
 
 class GradientStep:
-    """A gradient step on a loss: gradients are clipped, then applied by an optimizer.
+    """A gradient step on a loss: gradients are clipped, then applied by an optimizer."""
 
-    In float16 small gradients would become 0: the loss is scaled up, its gradients down again in
-    float32, and a step is skipped if they are not finite (Micikevicius et al., arXiv 1710.03740).
-    A skipped step halves the scale; many good steps in a row double it.
-    """
-
-    def __init__(
-        self, optimizer: Any, precision: str, clip: Callable[[Any], Any] = lambda x: x
-    ) -> None:
+    def __init__(self, optimizer: Any, clip: Callable[[Any], Any] = lambda x: x) -> None:
         self._optimizer, self._clip = optimizer, clip
-        #: The scale, and the number of good steps since it changed.
-        self._scaling = [tf.Variable(v) for v in (FIRST_SCALE, 0.0) if precision == "float16"]
 
     def __call__(self, loss: Callable[[], Any], variables: Sequence[Any]) -> Any:
         """Take one step of the variables; return the loss."""
         with tf.GradientTape() as tape:
             value = loss()
-            scaled_value = value * self._scaling[0] if self._scaling else value
-        gradients = tape.gradient(scaled_value, variables)
-
-        def apply() -> None:
-            self._optimizer.apply_gradients(zip(self._clip(gradients), variables, strict=True))
-
-        if not self._scaling:
-            apply()
-            return value
-        scale, good_steps = self._scaling
-        gradients = [gradient / scale for gradient in gradients]
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
-        tf.cond(finite, apply, lambda: None)
-        grows = good_steps + 1 >= GOOD_STEPS
-        next_scale = tf.minimum(tf.where(grows, 2 * scale, scale), LARGEST_SCALE)
-        scale.assign(tf.where(finite, next_scale, tf.maximum(scale / 2, 1.0)))
-        good_steps.assign(tf.where(finite & ~grows, good_steps + 1, 0.0))
+        gradients = self._clip(tape.gradient(value, variables))
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return value
 
     def variables(self) -> list[Any]:
-        """Return the optimizer's variables and the scale."""
-        return [*self._optimizer.variables(), *self._scaling]
+        """Return the optimizer's variables."""
+        return list(self._optimizer.variables())
 
 
 class SingleDqnAgent(tf_agents.agents.DqnAgent):  # type: ignore[misc]

@@ -79,7 +79,6 @@ try:
     with native_output.caught(), _without_collector():
         import tensorflow as tf
         import tf_keras as keras
-        from tf_keras.src.mixed_precision import device_compatibility_check
 
         tf.config.list_logical_devices()  # The first use of TensorFlow prints on devices.
 except ModuleNotFoundError as error:
@@ -88,8 +87,6 @@ except ModuleNotFoundError as error:
         f"the rest in the folder of quarl_tf: pip install '.[train]'. Received: {error}"
     ) from error
 
-# The command line reports the cost of float16 without a GPU itself.
-device_compatibility_check._logged_compatibility_check = True
 if tf.keras.Model is not keras.Model:
     raise QuarlError(
         "TensorFlow was loaded with Keras 3; import quarl_tf's training first or set "

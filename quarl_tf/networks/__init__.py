@@ -43,7 +43,7 @@ class Design:
     head_gain: float | None = None
     #: Layer normalisation of hidden fully-connected layers, before their activation.
     layer_norm: bool = False
-    #: Of hidden layers: "float32", "bfloat16" or "float16"; weights and head are float32.
+    #: Of hidden layers: "float32" or "bfloat16"; weights and head are float32.
     precision: str = "float32"
     #: Separate last hidden layers for the state's value and the actions' advantages (Wang et al.,
     #: arXiv 1511.06581); the head is then the advantages.
@@ -101,8 +101,7 @@ class _Layers:
     def __init__(self, design: Design, seed: int, purpose: str) -> None:
         self._design = design
         self._random = generator(seed, purpose)
-        precision = design.precision
-        self._dtype = precision if precision == "float32" else f"mixed_{precision}"
+        self._dtype = "mixed_bfloat16" if design.precision == "bfloat16" else "float32"
 
     def head(self, observation: Any) -> Any:
         """Build all layers from the observation to the head."""

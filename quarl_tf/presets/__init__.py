@@ -19,7 +19,7 @@ from quarl_tf.spec import Quantization, Run
 from quarl_tf.spec.architectures import Architecture, architecture
 
 #: Of the arithmetic in hidden layers during training; all else, and exported files, are float32.
-PRECISIONS = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16")
 
 _Count = Annotated[int, COUNT]
 _Flag = Annotated[bool, FLAG]

@@ -358,7 +358,6 @@ def test_an_old_id_is_translated_with_a_notice(capsys: Capsys) -> None:
         ("", {"bfloat16": 4.0}, "4.0 times as long in bfloat16"),
         ("", {"bfloat16": 0.5}, None),
         ("--precision float32", {}, None),
-        ("--precision float16", {"float16": 80.0}, "80.0 times as long in float16"),
     ],
 )
 def test_a_precision_that_is_slow_here_is_told_of_before_training(

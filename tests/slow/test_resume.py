@@ -42,7 +42,6 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], str, Quantization | None]] = {
     "dqn at 4 bits": ("dqn", "CartPole-v1", _DQN, "CartPole-v1", aware(350)),
     "dqn of images at 4 bits": ("dqn", BREAKOUT, {**_DQN, **_DQN_IMAGES}, BREAKOUT, _FEW_BITS),
     "dqn of a task that rises": ("dqn", "AirNav-v0", _DQN, "AirNav-v0", None),
-    "dqn in float16": ("dqn", "CartPole-v1", {**_DQN, "precision": "float16"}, "CartPole-v1", None),
     "ppo of images": ("ppo", BREAKOUT, {**_PPO, **_PPO_IMAGES}, BREAKOUT, None),
     "a2c at 4 bits": ("a2c", "CartPole-v1", _A2C, "CartPole-v1", aware(350)),
     "continuous ppo": ("ppo", "Pendulum-v1", _PPO, "CartPole-v1", None),

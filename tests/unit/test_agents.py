@@ -220,9 +220,8 @@ def test_a_gradient_step_of_ddpg_by_hand() -> None:
         np.testing.assert_allclose(values_of(target), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("algo", "spec"), [("dqn", CART_POLE), ("ddpg", STEERED)])
-def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec, precision: str) -> None:
+def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec) -> None:
     batch = transitions(spec)[-1]
 
     def learned(**changes: Any) -> tuple[float, Any, Any]:
@@ -233,7 +232,7 @@ def test_reduced_precision_learns_nearly_alike(algo: str, spec: EnvSpec, precisi
         return loss, after, after - before
 
     loss, weights, step = learned()
-    reduced_loss, reduced_weights, reduced_step = learned(precision=precision)
+    reduced_loss, reduced_weights, reduced_step = learned(precision="bfloat16")
     assert loss != reduced_loss == pytest.approx(loss, rel=0.02)
     assert weights.dtype == reduced_weights.dtype == np.float32
     assert not np.array_equal(reduced_weights, weights)

@@ -157,7 +157,7 @@ LOW_PRECISIONS = {
         EnvSpec((24, 20, 2), "uint8", 6),
         Design(Architecture((5,), (Convolution(3, 8, 4),)), 6, precision="bfloat16"),
     ),
-    "features": (SPEC, Design(Architecture((5,)), 3, precision="float16")),
+    "features": (SPEC, Design(Architecture((5,)), 3, precision="bfloat16")),
     "norms": (SPEC, Design(Architecture((5,)), 3, layer_norm=True, precision="bfloat16")),
 }
 
@@ -291,4 +291,4 @@ def test_a_precision_is_measured_against_float32(monkeypatch: pytest.MonkeyPatch
     durations = [0.8, 0.6, 0.9, 0.7, 0.3, 0.5, 0.2, 0.4]
     clock = iter([time for seconds in durations for time in (0.0, seconds)])
     monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=clock.__next__))
-    assert precision.slowdown("float16") == pytest.approx(0.6 / 0.2)
+    assert precision.slowdown("bfloat16") == pytest.approx(0.6 / 0.2)

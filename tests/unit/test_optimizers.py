@@ -1,4 +1,4 @@
-"""Steps of the optimizers, and of float16 loss scaling, by hand."""
+"""Steps of the optimizers by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 
 from quarl_tf import presets
 from quarl_tf.agents import tf_agents
-from quarl_tf.foundation.keras import keras, tf
+from quarl_tf.foundation.keras import tf
 
 START = np.array([1.0, -2.0, 3.0, 0.5])
 #: Of very different sizes, so that each epsilon has an effect.
@@ -68,63 +68,3 @@ def test_step_size_falls_linearly_to_0_and_stays_there(make: Any) -> None:
     share = np.array([1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0])[:, None]
     np.testing.assert_allclose(moves, share * moved(False), rtol=1e-3)
     assert not moves[5:].any()
-
-
-class Half:
-    """A weight of 1, whose loss is `slope` times it, computed in float16."""
-
-    def __init__(self, clip: Any = lambda gradients: gradients) -> None:
-        self.weight = tf.Variable(1.0)
-        optimizer = keras.optimizers.legacy.SGD(0.25)
-        self.step = tf_agents.GradientStep(optimizer, "float16", clip)
-
-    def take(self, slope: float) -> float:
-        """Take a step; return its size."""
-        before = float(self.weight)
-
-        def loss() -> Any:
-            return tf.cast(tf.cast(self.weight, tf.float16), tf.float32) * slope
-
-        np.testing.assert_allclose(self.step(loss, [self.weight]), before * slope, rtol=1e-3)
-        return before - float(self.weight)
-
-    @property
-    def scaling(self) -> tuple[float, ...]:
-        """Return the scale and the number of good steps."""
-        return tuple(map(float, self.step.variables()[-2:]))
-
-
-def test_small_gradients_survive_float16() -> None:
-    half = Half()
-    half.weight.assign(0.0)
-    assert np.float16(2e-8) == 0
-    assert half.take(2e-8) == pytest.approx(0.25 * 2e-8, rel=1e-3)
-    assert half.scaling == (2.0**15, 1)
-
-
-def test_steps_that_overflow_are_left_out_and_lower_the_scale() -> None:
-    half = Half()
-    # 2**15 times 8 is beyond float16, and twice; 2**13 times 7 is not.
-    assert [half.take(slope) for slope in (1.0, 8.0, 7.0)] == [0.25, 0, 0]
-    assert half.scaling == (2.0**13, 0)
-    assert [half.take(7.0), half.scaling] == [1.75, (2.0**13, 1)]
-    assert [half.take(np.inf) for _ in range(14)] == [0] * 14
-    assert half.scaling == (1, 0)
-
-
-def test_many_good_steps_in_a_row_double_the_scale_up_to_a_limit(monkeypatch: Any) -> None:
-    monkeypatch.setattr(tf_agents, "GOOD_STEPS", 2)
-    monkeypatch.setattr(tf_agents, "LARGEST_SCALE", 2.0**16)
-    half, scalings = Half(), []
-    for slope in (0.5, 0.5, 0.25, 0.25, 8.0, 0.25, 0.25):
-        half.take(slope)
-        scalings.append(half.scaling)
-    high, low = 2.0**16, 2.0**15
-    assert scalings == [(low, 1), (high, 0), (high, 1), (high, 0), (low, 0), (low, 1), (high, 0)]
-
-
-def test_what_is_clipped_is_the_gradient_without_the_scale() -> None:
-    def clip(gradients: list[Any]) -> list[Any]:
-        return [tf.clip_by_norm(gradient, 1.0) for gradient in gradients]
-
-    assert [Half(clip).take(slope) for slope in (0.5, 1.5)] == [0.125, 0.25]
