@@ -26,7 +26,6 @@ from quarl_tf import environments, pipeline, presets
 from quarl_tf.cli import arguments, summary
 from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench, save_latencies
-from quarl_tf.evaluation.play import require_playable
 from quarl_tf.export import boards, c_source
 from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
@@ -232,8 +231,6 @@ def _quantize(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     artifacts = [_artifact(path, args.shelf, read_only=args.dry_run) for path in args.artifacts]
-    for path in artifacts:
-        require_playable(path, args.chance)
     _evaluate_all(args, artifacts)
     summary.require_gate(artifacts, args)
 

@@ -235,8 +235,7 @@ class Evaluation(_JsonRecord):
     seeds: list[int]
     returns: list[float]
     lengths: list[int]
-    #: What each episode starts with: the frame of a game, elsewhere a digest of the observation;
-    #: null where all differ.
+    #: The number of the frame that each episode of a game starts with; null elsewhere.
     starts: list[int] | None
     #: Steps at which several actions had the best value.
     ties: int

@@ -188,16 +188,6 @@ def test_repeated_games_are_few_observations() -> None:
     assert limits(compare.mean_return(game)) == pytest.approx((20.1, -math.inf, math.inf))
 
 
-def test_episodes_that_start_alike_are_one_unless_they_differ() -> None:
-    played = pair([1.0, 2.0] * 20, [2.0] * 40)
-    fp32, int8 = (replace(record, starts=[7, 8] * 20) for record in played)
-    assert effective_n(fp32) == effective_n(fp32, int8) == 2
-    assert compare.compare(fp32, int8, None).verdict == "inconclusive"
-    # Without starts, as in records where all differ, or with chance after the start all count.
-    assert effective_n(replace(fp32, starts=None)) is None
-    assert effective_n(replace(fp32, lengths=[*range(40)])) is None
-
-
 @pytest.mark.parametrize("different", [2, 5, 20, 30])
 def test_intervals_of_repeated_games_hold_the_true_mean(different: int) -> None:
     random = np.random.default_rng(0)
