@@ -299,9 +299,8 @@ def settings(run: Run, preset: Mapping[str, Any]) -> dict[str, Any]:
     # As JSON has them: tuples become lists.
     values: dict[str, Any] = json.loads(json.dumps(asdict(restore(run.algo, preset))))
     if run.quantization is not None:
-        options = {"bits": run.quantization.bits, "delay": run.quantization.delay}
-        options |= run.quantization.options()
-        values |= {f"quantization.{name}": value for name, value in options.items()}
+        options = run.quantization.options().items()
+        values |= {f"quantization.{name}": value for name, value in options}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -173,7 +173,6 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
     if first.origin is not None:
         options["from"] = first.origin.run.seedless_id
     if first.quantization is not None:
-        options |= {"bits": first.quantization.bits, "delay": first.quantization.delay}
         options |= first.quantization.options()
     details = [f"{key}={value}" for key, value in options.items()]
     distinction = ", ".join(filter(None, [*details, chance.words]))

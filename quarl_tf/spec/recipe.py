@@ -43,16 +43,6 @@ class TensorFormat:
     step: str = "runtime"
     ieee: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise a UsageError for values that are unknown or contradict each other."""
-        if self.bits not in PTQ_BITS:
-            raise UsageError(f"bits must be 2 to 32. Received: bits={self.bits}")
-        _require_choices(self, rounding=("nearest", "floor", "gptq"), step=("runtime", "paper"))
-        if self.symmetric and self.step == "paper":
-            raise UsageError("The papers' grids are not symmetric. Received: symmetric=True")
-        if self.rounding == "floor" and self.step != "paper":
-            raise UsageError(f"Only the papers round down. Received: step={self.step!r}")
-
     @property
     def steps(self) -> int:
         """Steps between the lowest code and the highest."""
@@ -110,22 +100,11 @@ class Recipe:
         """Return what differs from the defaults, as JSON-ready values."""
         return dict(_without_defaults(self))
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Invert `to_dict`."""
-        entries = {name: _layer(form) for name, form in values.items() if name != "by_layer"}
-        by_layer = {name: _layer(form) for name, form in values.get("by_layer", {}).items()}
-        return cls(**entries, by_layer=by_layer)
-
 
 def require_layers(recipe: Recipe, layers: Collection[str]) -> None:
     """Raise a UsageError for a recipe that names a layer which is not there."""
     for name in recipe.by_layer:
         require_known("layer", name, layers)
-
-
-def _layer(values: Mapping[str, Any]) -> LayerFormat:
-    return LayerFormat(**{name: TensorFormat(**form) for name, form in values.items()})
 
 
 def _without_defaults(value: Any) -> Any:
@@ -137,9 +116,8 @@ def _without_defaults(value: Any) -> Any:
     return {f.name: _without_defaults(item) for f, item in pairs if item not in (f.default, {})}
 
 
-def _require_choices(owner: Any, **choices: tuple[str, ...]) -> None:
-    for name, values in choices.items():
-        require_known(name, getattr(owner, name), values)
+_RANGES = ("extremes", "moving_average", "percentile", "following")
+_GRADIENTS = ("straight_through", "clipped")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +146,8 @@ class QatSchedule:
                 "The delay must be 1 step or more: ranges are watched until then. "
                 f"Received: delay={self.delay}"
             )
-        ranges = ("extremes", "moving_average", "percentile", "following")
-        _require_choices(self, ranges=ranges, gradient=("straight_through", "clipped"))
+        require_known("ranges", self.ranges, _RANGES)
+        require_known("gradient", self.gradient, _GRADIENTS)
         if self.learned_steps and (self.ranges == "following" or self.gradient != "clipped"):
             raise UsageError(
                 "Steps are learned only where gradients are clipped and ranges frozen; leave "
@@ -202,29 +180,29 @@ _OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """The recipe and schedule of a quantisation-aware training; see `quantization.qat`."""
+    """A quantisation-aware training; see `quantization.qat`.
 
-    recipe: Recipe
+    Attributes:
+        bits: Width of the weights and activations of most layers.
+        widths: Those of the "observation", the "head" and single layers, by name.
+        rule: "nearest", or "paper" for the published formula.
+        per_channel: Whether fully-connected kernels have a grid per output.
+        schedule: When and how it becomes quantised.
+    """
+
+    bits: int
+    widths: Mapping[str, int] = field(hash=False)
+    rule: str
+    per_channel: bool
     schedule: QatSchedule
 
     def __post_init__(self) -> None:
-        """Raise a UsageError for a head in float, and for steps that cannot be learned."""
-        if self.recipe.head.weights is None or self.recipe.head.activations is None:
-            raise UsageError(
-                "The head of a quantisation-aware training has a format; give its recipe one. "
-                f"Received: head={self.recipe.head}"
-            )
-        if self.schedule.learned_steps and self._rule == "paper":
+        """Raise a UsageError for steps that cannot be learned."""
+        if self.schedule.learned_steps and self.rule == "paper":
             raise UsageError(
                 "Steps are learned only where values are rounded to the nearest; leave rule or "
                 "learned_steps out. Received: rule=paper, learned_steps=true"
             )
-
-    @property
-    def bits(self) -> int:
-        """Width of the weights of most layers."""
-        weights = self.recipe.default.weights
-        return 0 if weights is None else weights.bits
 
     @property
     def delay(self) -> int:
@@ -232,9 +210,16 @@ class Quantization:
         return self.schedule.delay
 
     @property
-    def _rule(self) -> str:
-        weights = self.recipe.default.weights
-        return "paper" if weights is not None and weights.rounding == "floor" else "nearest"
+    def recipe(self) -> Recipe:
+        """The formats of the network's layers."""
+        form = partial(_RULES[self.rule], per_channel=self.per_channel)
+        by_layer = {layer: form(width) for layer, width in self.widths.items()}
+        return Recipe(
+            default=form(self.bits),
+            observation=replace(by_layer.pop("observation"), weights=None),
+            head=by_layer.pop("head"),
+            by_layer=by_layer,
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -261,36 +246,40 @@ class Quantization:
         few = bits <= _FEW_BITS and rule != "paper"
         # Integer kernels have 8 bits and a grid per output.
         per_channel = values.get("per_channel", few or (bits == 8 and rule != "paper"))
-        form = partial(_RULES[rule], per_channel=few if per_channel == _FEW else per_channel)
-        widths = {name.removesuffix(".bits"): values[name] for name in layers}
         edge = values.get("edge_bits", bits if rule == "paper" else EDGE_BITS)
-        observation, head = (form(widths.pop(end, edge)) for end in ("observation", "head"))
+        widths = {name.removesuffix(".bits"): values[name] for name in sorted(layers)}
         schedule: dict[str, Any] = {"gradient": "clipped"} if values.get("learned_steps") else {}
         schedule |= {f.name: values[f.name] for f in fields(QatSchedule) if f.name in values}
         return cls(
-            recipe=Recipe(
-                default=form(bits),
-                observation=replace(observation, weights=None),
-                head=head,
-                by_layer={layer: form(width) for layer, width in sorted(widths.items())},
-            ),
+            bits=bits,
+            widths={"observation": edge, "head": edge} | widths,
+            rule=rule,
+            per_channel=few if per_channel == _FEW else per_channel,
             schedule=QatSchedule(**schedule),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-ready values."""
+        """Return the recipe and the schedule as JSON-ready values."""
         return {"recipe": self.recipe.to_dict(), "schedule": asdict(self.schedule)}
 
     @classmethod
     def restore(cls, values: Mapping[str, Any]) -> Self:
         """Invert `to_dict`; a UsageError for a record of another version."""
         try:
-            recipe, schedule = Recipe.from_dict(values["recipe"]), values["schedule"]
-            return cls(recipe=recipe, schedule=QatSchedule(**schedule))
-        except (AttributeError, KeyError, TypeError) as error:
+            recipe, weights = values["recipe"], values["recipe"]["default"]["weights"]
+            layers = {name: recipe[name] for name in ("observation", "head")}
+            layers |= recipe.get("by_layer", {})
+            options = {f"{name}.bits": form["activations"]["bits"] for name, form in layers.items()}
+            options["rule"] = "paper" if weights.get("rounding") == "floor" else "nearest"
+            options |= {"per_channel": weights.get("per_channel", False), "bits": weights["bits"]}
+            quantization = cls.from_mapping(options | values["schedule"])
+        except (AttributeError, KeyError, TypeError):
+            quantization = None
+        if quantization is None or quantization.to_dict() != values:
             raise UsageError(
                 f"The quantisation was recorded by another version. Received: {sorted(values)}"
-            ) from error
+            )
+        return quantization
 
     @property
     def tag(self) -> str:
@@ -301,19 +290,17 @@ class Quantization:
         return name if self == default else f"{name}-{digest(self.to_dict())}"
 
     def options(self) -> dict[str, Any]:
-        """Return the options of `from_mapping` beside bits and delay that are not default."""
+        """Return the options of `from_mapping`: bits, delay, and those that are not default."""
         values = self._values()
-        leading = {n: v for n, v in values.items() if (n, v) in _LEADING}
-        default = self.from_mapping({"bits": self.bits, "delay": self.delay, **leading})._values()
-        return leading | {n: v for n, v in values.items() if default.get(n) != v}
+        given = {"bits": self.bits, "delay": self.delay}
+        given |= {n: v for n, v in values.items() if (n, v) in _LEADING}
+        default = self.from_mapping(given)._values()
+        return given | {n: v for n, v in values.items() if default.get(n) != v}
 
     def _values(self) -> dict[str, Any]:
-        recipe, weights = self.recipe, self.recipe.default.weights
-        layers = {"observation": recipe.observation, "head": recipe.head, **recipe.by_layer}
-        widths = {f"{n}.bits": f.activations.bits for n, f in layers.items() if f.activations}
-        if "head.bits" in widths and widths["head.bits"] == widths.get("observation.bits"):
+        widths = {f"{layer}.bits": width for layer, width in self.widths.items()}
+        if widths["head.bits"] == widths["observation.bits"]:
             widths = {"edge_bits": widths.pop("head.bits"), **widths}
             del widths["observation.bits"]
-        per_channel = weights is not None and weights.per_channel
-        values = {"rule": self._rule, "per_channel": per_channel, **widths}
+        values = {"rule": self.rule, "per_channel": self.per_channel, **widths}
         return values | asdict(self.schedule)

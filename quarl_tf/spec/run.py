@@ -129,12 +129,14 @@ class Run:
             words += ["--presets", self.presets]
         if self.origin is not None:
             words += ["--from", self.origin.file or self.origin.run.run_id]
-        if (quantization := self.quantization) is not None:
-            words += ["--bits", f"{quantization.bits}", "--quant-delay", f"{quantization.delay}"]
+        if self.quantization is not None:
+            schedule = self.quantization.schedule
             # Always given, as an algorithm's defaults may differ.
-            schedule = quantization.schedule
-            options = {"ranges": schedule.ranges, "gradient": schedule.gradient}
-            for name, value in (options | quantization.options()).items():
+            options: dict[str, Any] = {"ranges": schedule.ranges, "gradient": schedule.gradient}
+            options |= self.quantization.options()
+            words += ["--bits", str(options.pop("bits"))]
+            words += ["--quant-delay", str(options.pop("delay"))]
+            for name, value in options.items():
                 words += _option("-q", name, value)
         return shlex.join(words)
 

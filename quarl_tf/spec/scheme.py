@@ -175,7 +175,6 @@ def default_schemes(quantization: Quantization | None) -> tuple[str, ...]:
 def possible_schemes(quantization: Quantization | None) -> tuple[str, ...]:
     """Return the names of the schemes that a training can be exported as."""
     names = default_schemes(quantization)
-    if quantization is None or quantization.bits > INT4_BITS:
+    if quantization is None or quantization.bits > INT4_BITS or quantization.rule == "paper":
         return names
-    weights = quantization.recipe.default.weights
-    return ("qat_int4", *names) if weights is not None and weights.symmetric else names
+    return ("qat_int4", *names)

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -105,19 +104,19 @@ def test_commands_records_and_options_mean_the_same_run(options: dict[str, Any],
     assert (parsed.algo, parsed.env, parsed.seed) == (algo, "CartPole-v1", 7)
     restored = read_back(run)
     assert (restored, restored.run_id) == (run, run.run_id)
-    leading = {"bits": quantization.bits, "delay": quantization.delay}
-    assert Quantization.from_mapping({**leading, **quantization.options()}) == quantization
+    assert Quantization.from_mapping(quantization.options()) == quantization
 
 
 def test_a_quantisation_recorded_by_another_version_is_refused() -> None:
     former = {"bits": 4, "delay": 5, "rule": "nearest", "ranges": "moving_average"}
-    for record in (former, {"recipe": [], "schedule": {}}):
-        with pytest.raises(UsageError, match="Received: "):
+    current = quantised().to_dict()
+    head = {"head": {**current["recipe"]["head"], "weights": {"bits": 9}}}
+    other = current | {"recipe": current["recipe"] | head}
+    for record in (former, {"recipe": [], "schedule": {}}, other):
+        with pytest.raises(UsageError, match="recorded by another version"):
             Quantization.restore(record)
-    assert Quantization.from_mapping(former).options() == {"ranges": "moving_average"}
-
-
-form = partial(TensorFormat, bits=8)
+    given = {name: former[name] for name in ("bits", "delay", "ranges")}
+    assert Quantization.from_mapping(former).options() == given
 
 
 def started(**changes: Any) -> Run:
@@ -141,12 +140,6 @@ def started(**changes: Any) -> Run:
         (quantised, {"rule": "paper", "learned_steps": True}, "rule=paper, learned_steps=true"),
         (quantised, {"gradient": "straight_through", "learned_steps": True}, "gradient=straight_t"),
         (quantised, {"ranges": "following", "learned_steps": True}, "ranges=following, gradient=c"),
-        (form, {"bits": 1}, "Received: bits=1"),
-        (form, {"bits": 33}, "Received: bits=33"),
-        (form, {"rounding": "round"}, "Received: rounding='round'"),
-        (form, {"step": "papr"}, "Received: step='papr'"),
-        (form, {"rounding": "floor"}, "Received: step='runtime'"),
-        (form, {"symmetric": True, "step": "paper"}, "Received: symmetric=True"),
         (started, {"algo": "ppo"}, "--algo dqn --env CartPole-v1 from ppo-CartPole-v1-s0"),
         (started, {"env_id": "Acrobot-v1"}, "--algo dqn --env CartPole-v1 from dqn-Acrobot-v1-s0"),
         (started, {"seed": 1}, "Received: seed=0"),
@@ -218,9 +211,6 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
     streams = Recipe(default=four, by_layer=layers)
     assert [streams.of(name) for name in layers] == [two, eight]
     assert replace(streams, by_layer={"value": two}).of("value_hidden") == four
-    float_head = replace(quantised().recipe, head=LayerFormat())
-    schedule = spec.QatSchedule(delay=100)
-    assert "head=" in refused(Quantization, recipe=float_head, schedule=schedule, error=UsageError)
     for name in ("ptq_w4-head=8", "ptq_paper_w4-head=8-hidden_0=6"):
         named: Any = Scheme.parse(name).recipe
         assert (named.default.weights.bits, named.of("head").weights.bits) == (4, 8)
@@ -229,8 +219,6 @@ def test_a_recipe_says_the_formats_of_every_layer() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_scheme_is_a_named_recipe(name: str) -> None:
     scheme = Scheme.parse(name)
-    recipe = Recipe.from_dict(json.loads(json.dumps(scheme.recipe.to_dict())))
-    assert recipe == scheme.recipe
     assert (name, scheme.aware) == (scheme.name, name.startswith("qat_"))
     assert scheme.native == (name in NAMES[:6])
     digits = {"fp32": 32, "fp16": 16}.get(name) or int(re.findall(r"\d+", name)[-1])
