@@ -223,8 +223,10 @@ def test_every_scheme_is_a_named_recipe(name: str) -> None:
     assert scheme.native == (name in NAMES[:6])
     digits = {"fp32": 32, "fp16": 16}.get(name) or int(re.findall(r"\d+", name)[-1])
     assert scheme.weight_bits == digits
-    rounding = {"ptq_w": "nearest", "ptq_paper_w": "floor"}.get(name.rstrip("0123456789"))
-    assert scheme.rounding == rounding
+    if name.startswith("ptq_"):
+        rounding = "floor" if "paper" in name else "nearest"
+        form = LayerFormat(weights=TensorFormat(bits=digits, rounding=rounding, step="paper"))
+        assert scheme.recipe == Recipe(default=form, head=form)
 
 
 @pytest.mark.parametrize(
