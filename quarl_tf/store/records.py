@@ -3,21 +3,17 @@
 import json
 import reprlib
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from quarl_tf.foundation.errors import QuarlError, UsageError
+from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.files import digest, read_json, sha256, write_json
 from quarl_tf.spec import Run
 
 #: Version of the evaluation rules; evaluations of another version are repeated.
 PROTOCOL_VERSION = 1
-
-#: Required fields of a record's `run`, see `spec.Run`.
-_RUN_FIELDS = {"algo": str, "env_id": str, "seed": int, "overrides": dict[str, Any]}
 
 
 @dataclass(frozen=True)
@@ -44,30 +40,26 @@ class _JsonRecord:
         """Build the record of the values in a file; a QuarlError where they are not valid."""
         kinds, values = get_type_hints(cls), cls._defaults() | stored
         if differing_fields := kinds.keys() ^ values.keys():
-            raise QuarlError(
-                f"{path} is no {cls.__name__} of this version; delete it and run again what made "
-                f"it. Received: fields that differ {', '.join(sorted(differing_fields))}"
-            )
-        flaws = [
-            (name, f"{name} must be {kind.__name__ if isinstance(kind, type) else kind}")
-            for name, kind in kinds.items()
-            if not _fits(values[name], kind)
-        ]
-        if not flaws:
-            nested = {n: kind(**values[n]) for n, kind in kinds.items() if is_dataclass(kind)}
-            record = cls(**values | nested)
-            flaws = list(record._flaws())
-            if not flaws:
-                return record
-        name, rule = flaws[0]
-        raise QuarlError(
-            f"{path} is no valid {cls.__name__} ({rule}); delete it and run again what made it. "
-            f"Received: {name}={reprlib.repr(values[name])}"
-        )
+            names = ", ".join(sorted(differing_fields))
+            raise cls._invalid(path, f"fields that differ {names}")
+        for name, kind in kinds.items():
+            if not _fits(values[name], kind):
+                raise cls._invalid(path, f"{name}={reprlib.repr(values[name])}")
+        if "run" in values:
+            try:
+                Run.from_dict(values["run"])
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                text = f"run={reprlib.repr(values['run'])} ({one_line(error)})"
+                raise cls._invalid(path, text) from error
+        nested = {n: kind(**values[n]) for n, kind in kinds.items() if is_dataclass(kind)}
+        return cls(**values | nested)
 
-    def _flaws(self) -> Iterator[tuple[str, str]]:
-        """Yield fields with an invalid value of the right type, and the rule that it breaks."""
-        return iter(())
+    @classmethod
+    def _invalid(cls, path: Path, received: str) -> QuarlError:
+        return QuarlError(
+            f"{path} is no valid {cls.__name__}; delete it and run again what made it. "
+            f"Received: {received}"
+        )
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -90,17 +82,6 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _run_flaws(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, kind in _RUN_FIELDS.items():
-        if name not in run or not _fits(run[name], kind):
-            yield "run", f"run needs {', '.join(_RUN_FIELDS)}, and {name} is missing or odd"
-            return
-    try:
-        Run.from_dict(run)
-    except (KeyError, TypeError, UsageError) as error:
-        yield "run", str(error)
-
-
 @dataclass(frozen=True)
 class TrainingRecord(_JsonRecord):
     """A finished training, stored as `training.json` in its run folder."""
@@ -121,9 +102,6 @@ class TrainingRecord(_JsonRecord):
     commits: list[str]
     sources: list[str]
     processors: list[str]
-
-    def _flaws(self) -> Iterator[tuple[str, str]]:
-        return _run_flaws(self.run)
 
     def verify(self, folder: Path) -> None:
         """Raise a QuarlError where a file of the run folder is missing or was changed."""
@@ -180,6 +158,14 @@ class Sidecar(_JsonRecord):
     commit: str | None
     sources: str
 
+    def __post_init__(self) -> None:
+        """Raise a QuarlError for deviations that are not of the action's components."""
+        if self.action_std is not None and len(self.action_std) != len(self.action_low or ()):
+            raise QuarlError(
+                "A policy has one deviation for each component of a continuous action. "
+                f"Received: action_std={self.action_std}"
+            )
+
     def save(self, path: Path) -> None:
         """Write the sidecar and its checksum atomically."""
         values = json.loads(json.dumps(asdict(self)))
@@ -197,14 +183,6 @@ class Sidecar(_JsonRecord):
                     f"Received: checksum={checksum!r}, the file says {reprlib.repr(recorded)}"
                 )
         return cls.of(values, path)
-
-    def _flaws(self) -> Iterator[tuple[str, str]]:
-        if self.size_bytes < 1:
-            yield "size_bytes", "a flatbuffer has at least 1 byte"
-        std = self.action_std
-        if std is not None and (len(std) != len(self.action_low or ()) or min(std, default=-1) < 0):
-            yield "action_std", "action_std is 0 or more for each component of the action, or null"
-        yield from _run_flaws(self.run)
 
 
 @dataclass(frozen=True)
@@ -264,13 +242,3 @@ class Evaluation(_JsonRecord):
             starts=None if self.starts is None else self.starts[part],
             successes=None if self.successes is None else self.successes[part],
         )
-
-    def _flaws(self) -> Iterator[tuple[str, str]]:
-        if not self.seeds:
-            yield "seeds", "an evaluation has at least one episode"
-        for name in ("returns", "lengths", "starts", "successes"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.seeds):
-                yield name, f"{name} must be as many as the {len(self.seeds)} seeds"
-        if self.agreement is not None and "fraction" not in self.agreement:
-            yield "agreement", "agreement needs a fraction"
