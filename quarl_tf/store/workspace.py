@@ -12,7 +12,7 @@ from quarl_tf.spec import GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Sidecar
 
 # An adopted policy may be named like a seed, which follows the environment's version.
-_RUN_ID = re.compile(r"([^-]+)-(.+?-v\d+|.+)-(s\d+.*)")
+_RUN_ID = re.compile(r"(\w[^-/]*)-(\w[^/]*?-v\d+|\w[^/]*)-(s\d+[^/]*)")
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,14 @@ class Workspace:
     root: Path
 
     def run_dir(self, run_id: str) -> Path:
-        """Return the folder of one training; a UsageError for an id that is a path."""
-        return self.root / "runs" / _checked_run_id(run_id)
+        """Return the folder of one training; a UsageError for what is no run id, as a path."""
+        _require_run_id(run_id)
+        return self.root / "runs" / run_id
 
     def artifact_dir(self, run_id: str) -> Path:
         """Return the folder of a run's flatbuffers: environment / algorithm / seed and settings."""
-        match = _RUN_ID.fullmatch(_checked_run_id(run_id))
-        if match is None:
-            raise UsageError(
-                "A run id is an algorithm, an environment and a seed, as in dqn-CartPole-v1-s0; "
-                f"`quarl list` names the runs. Received: run={run_id!r}"
-            )
-        return self.root / "tflite_models" / match[2] / match[1] / match[3]
+        algo, env, folder = _require_run_id(run_id).groups()
+        return self.root / "tflite_models" / env / algo / folder
 
     def run_ids(self) -> list[str]:
         """Return the ids of all runs that have a folder."""
@@ -53,15 +49,14 @@ class Workspace:
         return self.root / "reports" / name
 
 
-def _checked_run_id(run_id: str) -> str:
-    if run_id in ("", ".", "..") or "/" in run_id:
-        name = Path(run_id).name
-        hint = f"give {name}" if name not in ("", "..") else "`quarl list` names the runs"
+def _require_run_id(run_id: str) -> re.Match[str]:
+    match = _RUN_ID.fullmatch(run_id)
+    if match is None:
         raise UsageError(
-            f"A run id is the name of a run, not a path and without a slash; {hint}. "
-            f"Received: run={run_id!r}"
+            "A run id is an algorithm, an environment and a seed, as in dqn-CartPole-v1-s0; "
+            f"`quarl list` names the runs. Received: run={run_id!r}"
         )
-    return run_id
+    return match
 
 
 def workspace_of(artifact: Path) -> Workspace:

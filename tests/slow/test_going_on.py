@@ -60,7 +60,7 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     # What it starts with.
     preset = presets.load(run.algo, run.env_id, run.overrides)
     elsewhere = Workspace(tmp_path / "elsewhere")
-    training = loop._Training(elsewhere.run_dir("begun"), expected, preset)
+    training = loop._Training(elsewhere.root / "begun", expected, preset)
     training.resume()
     assert training.step == state["step"] >= 256
     assert training.collector.episodes == state["episodes"]

@@ -265,7 +265,7 @@ def test_only_states_of_the_episodes_count_for_the_action_variance(tmp_path: Pat
 
 def require_start(workspace: Workspace, run: Run, weights: networks.Weights) -> None:
     """Check that a run starts from these weights."""
-    state = begun(workspace.run_dir("unused"), run)
+    state = begun(workspace.root / "unused", run)
     assert run.origin is not None
     state.start_from(workspace, run.origin)
     start = {name: state.best.weights[name] for name in weights}

@@ -22,7 +22,7 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     assert paths.evaluation_path(artifact).name == "ptq_w8.eval.json"
     sampled = paths.evaluation_path(artifact, Chance("sampled"))
     assert sampled.name == "ptq_w8.sampled.eval.json"
-    assert workspace.run_dir("x") == tmp_path / "runs" / "x"
+    assert workspace.run_dir("ppo-A-s1") == tmp_path / "runs" / "ppo-A-s1"
     assert workspace.report_dir("x") == tmp_path / "reports" / "x"
     # An adopted policy may have the name of a seed.
     named = workspace.artifact_dir("adopted-CartPole-v1-s0-s3")
@@ -41,18 +41,10 @@ def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     assert workspace.run_ids() == ids
 
 
-@pytest.mark.parametrize(
-    ("run_id", "hint"),
-    [
-        ("dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
-        ("runs/dqn-CartPole-v1-s0/", "give dqn-CartPole-v1-s0"),
-        *((path, "`quarl list` names the runs") for path in ("/", "", ".", "..", "../..")),
-    ],
-)
-def test_run_ids_are_no_paths(tmp_path: Path, run_id: str, hint: str) -> None:
+@pytest.mark.parametrize("run_id", ["", "..", "runs/dqn-A-v1-s0", "dqn-A-v1-s0/", "dqn-..-s0"])
+def test_run_ids_are_no_paths(tmp_path: Path, run_id: str) -> None:
     for place in (Workspace(tmp_path).run_dir, Workspace(tmp_path).artifact_dir):
         message = refused(place, run_id, error=UsageError)
-        assert hint in message
         assert message.endswith(f"Received: run={run_id!r}")
 
 
