@@ -16,10 +16,9 @@ from rich.table import Table
 from quarl_tf.evaluation import compare
 from quarl_tf.evaluation.compare import Comparison, Interval
 from quarl_tf.foundation.errors import GateError
-from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.spec import REFERENCE
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.state import evaluate_command, export_command
-from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path, workspace_of
+from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
 
 if TYPE_CHECKING:
     from quarl_tf.evaluation.blame import Blame
@@ -124,13 +123,9 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         if comparison is None:
             sidecar = Sidecar.load(sidecar_path(path))
             fp32 = reference_path(path, sidecar)
-            run_id = Run.from_dict(sidecar.run).plain.run_id
-            command = export_command(workspace_of(path), run_id, REFERENCE)
-            if fp32.exists():
-                command = evaluate_command(fp32, args.chance)
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                f"file with; make it ({command}) and evaluate again. Received: {path}"
+                f"file with; evaluate {fp32} first. Received: {path}"
             )
         error, low = comparison.reward_error, comparison.difference.low
         if error is not None and args.confident and comparison.scheme != REFERENCE:

@@ -502,8 +502,7 @@ def _list(args: argparse.Namespace) -> None:
         "qat_int8, qat_int4, and qat_wNaN for N = 2 ... 8"
     )
     workspace = Workspace(args.root)
-    runs = Table("run", "trained", "exported", "evaluated", "report")
-    reported_ids = state.reported_runs(workspace)
+    runs = Table("run", "trained", "exported", "evaluated")
     on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
     for run_id in workspace.run_ids():
         folder = workspace.run_dir(run_id)
@@ -516,7 +515,6 @@ def _list(args: argparse.Namespace) -> None:
             "yes" if (folder / "training.json").exists() else "no",
             str(len(artifacts)),
             str(sum(map(state.is_evaluated, artifacts))),
-            "yes" if run_id in reported_ids else "no",
         )
     if runs.rows:
         _console.print(runs)

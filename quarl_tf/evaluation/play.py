@@ -22,10 +22,10 @@ from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import require_writable
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy, percentiles, time_calls
-from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run
+from quarl_tf.spec import BASELINE, GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.state import baseline, evaluation_flaw, export_command, protocol
-from quarl_tf.store.workspace import evaluation_path, reference_path, workspace_of
+from quarl_tf.store.state import baseline, evaluation_flaw, protocol
+from quarl_tf.store.workspace import evaluation_path, reference_path
 
 AGREEMENT_EPISODES = 10  #: Episodes in which actions are compared with those of fp32.
 AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, of their range.
@@ -153,11 +153,9 @@ def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
     reference = Policy.load(path)
     same_run = reference.sidecar.run_id == sidecar.run_id
     if same_run and reference.sidecar.network_sha256 != sidecar.network_sha256:
-        schemes = REFERENCE, sidecar.scheme
         raise QuarlError(
-            "Actions can be compared only with a policy of the same network; export both again "
-            f"({export_command(workspace_of(path), sidecar.run_id, *schemes)}). Received: "
-            f"{path} of another network than {sidecar.scheme}"
+            "Actions can be compared only with a policy of the same network; export both again. "
+            f"Received: {path} of another network than {sidecar.scheme}"
         )
     return reference
 

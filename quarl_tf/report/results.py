@@ -1,11 +1,9 @@
 """Load the results of trainings from their records, one row for each scheme.
 
-An experiment that is missing, or whose files do not belong together, is a `Missing` with the
-command that fixes it.
+An experiment that is missing, or whose files do not belong together, is a `Missing`.
 """
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -23,7 +21,7 @@ from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family, form
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.state import baseline, evaluate_command, export_command, state
+from quarl_tf.store.state import baseline, state
 from quarl_tf.store.workspace import Workspace
 
 _Pair = tuple[Sidecar, Evaluation]
@@ -69,12 +67,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Missing:
-    """An experiment without a result, the reason, and the command that fixes it."""
+    """An experiment without a result, and the reason."""
 
     run_id: str
     scheme: str
     reason: str
-    command: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,10 +243,8 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
         return load_cell(replace(source, episodes=min(counts)), cell)
     for fp32 in references:
         if fp32.baseline is None:
-            run_id, count = fp32.sidecar.run_id, len(fp32.evaluation.seeds) + source.skip_episodes
-            command = f"{_evaluate_command(source, run_id, REFERENCE)} --episodes {count}"
             reason = "was not evaluated on the episodes of fp32"
-            missing.append(Missing(run_id, BASELINE, reason, source.remedy or command))
+            missing.append(Missing(fp32.sidecar.run_id, BASELINE, reason))
     random_returns = [fp32.baseline.returns for fp32 in references if fp32.baseline is not None]
     random_mean = None
     if len(random_returns) == len(seeds) == 1:
@@ -272,16 +267,14 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
 
 def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
     """Load one training of each column, all on the same episodes."""
-    pairs: list[_Pair | Missing] = []
-    networks: dict[str, Sidecar] = {}
-    for column in cell.columns:
-        pair = load(source, column.runs[seed], column.scheme.name)
-        if not isinstance(pair, Missing):
-            pair = _matching(source, pair, pairs[0] if pairs else pair, networks)
-        pairs.append(pair)
-    if isinstance(pairs[0], Missing):
-        return [pair for pair in pairs if isinstance(pair, Missing)]
-    skip, (_, reference) = source.skip_episodes, pairs[0]
+    pairs = [load(source, column.runs[seed], column.scheme.name) for column in cell.columns]
+    if isinstance(fp32_pair := pairs[0], Missing):
+        reason = f"has nothing to compare with: fp32 of {fp32_pair.run_id} is missing"
+        return [
+            pair if isinstance(pair, Missing) else Missing(pair[0].run_id, pair[0].scheme, reason)
+            for pair in pairs
+        ]
+    skip, (_, reference) = source.skip_episodes, fp32_pair
     counts = [len(pair[1].seeds) - skip for pair in pairs if not isinstance(pair, Missing)]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
     fp32, run = reference.first(count, skip=skip), cell.references[seed]
@@ -301,38 +294,7 @@ def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
     reason = source.missing_reasons.get((run.run_id, scheme), status.reason)
     if not reason and status.sidecar is not None and status.evaluation is not None:
         return status.sidecar, status.evaluation
-    command = status.command or _evaluate_command(source, run.run_id, scheme)
-    return Missing(run.run_id, scheme, reason, source.remedy or command)
-
-
-def _matching(
-    source: Source, pair: _Pair, reference: _Pair | Missing, networks: dict[str, Sidecar]
-) -> _Pair | Missing:
-    """Return a pair that can be compared with fp32, else why not.
-
-    `networks` has the first sidecar of each run, whose network its others must share.
-    """
-    sidecar, evaluation = pair
-    key, first = (sidecar.run_id, sidecar.scheme), networks.setdefault(sidecar.run_id, sidecar)
-    if sidecar.network_sha256 != first.network_sha256:
-        reason = f"was exported from another network than {first.scheme}"
-        schemes = first.scheme, sidecar.scheme
-        command = export_command(source.workspace, sidecar.run_id, *schemes)
-    elif isinstance(reference, Missing):
-        reason = f"has nothing to compare with: fp32 of {reference.run_id} is missing"
-        command = reference.command
-    elif any(map(operator.ne, evaluation.seeds, reference[1].seeds)):
-        reason = "was evaluated on other episodes than fp32"
-        command = f"{_evaluate_command(source, *key)} --episodes {len(reference[1].seeds)}"
-    elif evaluation.protocol != reference[1].protocol:
-        reason, command = "was evaluated by other rules than fp32", _evaluate_command(source, *key)
-    else:
-        return pair
-    return Missing(*key, reason, source.remedy or command)
-
-
-def _evaluate_command(source: Source, run_id: str, scheme: str) -> str:
-    return evaluate_command(source.workspace.artifact(run_id, scheme), source.chance)
+    return Missing(run.run_id, scheme, reason)
 
 
 def _load_curve(workspace: Workspace, run: Run) -> Curve | None:

@@ -1,12 +1,13 @@
 """Write the report on the costs of quantisation, from sidecars and evaluations of trainings.
 
 No mean is over a part: an experiment that is missing, or whose files do not belong together, is
-listed with the command that makes it, and its scheme has no pooled figures. Sizes and latencies of
-simulated schemes would be those of a float file and are left out.
+listed, and its scheme has no pooled figures. Sizes and latencies of simulated schemes would be
+those of a float file and are left out.
 """
 
 import contextlib
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from quarl_tf.report.figures.style import FAMILIES, family, png
 from quarl_tf.report.notes import last_networks, memory_rows, notes_on
 from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
-from quarl_tf.report.results import OK, Cell, CellResults, Column, Missing, Source, finite, load
+from quarl_tf.report.results import Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import (
     DEFAULT_MARGIN_PERCENT,
     DEFAULT_SCHEMES,
@@ -32,7 +33,6 @@ from quarl_tf.spec import (
     Scheme,
 )
 from quarl_tf.store.records import Sidecar
-from quarl_tf.store.state import export_command
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
 
 
@@ -118,7 +118,9 @@ def write(
         [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
     )
     figures = list(draw(workspace, cell_results, aggregates, x))
-    commands = [line for cell in cell_results for line in _commands(cell, source)]
+    commands = {run: line for cell in cell_results for run, line in _commands(cell, source)}
+    root = "" if workspace.root == Path() else f" --root {shlex.quote(str(workspace.root))}"
+    remedies = dict.fromkeys(source.remedy or commands[run_id] + root for run_id, _ in missing)
     context = {
         "title": title,
         "cells": cell_results,
@@ -127,6 +129,7 @@ def write(
         "labels": list(dict.fromkeys(row["label"] for row in pooled)),
         "schemes": {row["scheme"] for row in pooled},
         "missing": list(missing.values()),
+        "remedies": list(remedies),
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows} | set(missing)),
         "memory": memories,
         "succeeding": any("success_rate" in row for row in rows),
@@ -134,7 +137,7 @@ def write(
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
         "command": command,
-        "commands": [source.remedy] if source.remedy else commands,
+        "commands": [source.remedy] if source.remedy else list(commands.values()),
         "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
         **animation(source, cell_results),
@@ -151,14 +154,16 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     sidecar = next((sidecar for sidecar in sidecars if sidecar.run_id == run_id), None)
     if sidecar is None:
         raise QuarlError(
-            "There are no flatbuffers of this run; make them with "
-            f"`{export_command(workspace, run_id)}`. Received: run={run_id!r}"
+            f"There are no flatbuffers of this run; make them with `quarl export {run_id}`. "
+            f"Received: run={run_id!r}"
         )
-    fp32 = load(source, Run.from_dict(sidecar.run).plain, REFERENCE)
+    plain = Run.from_dict(sidecar.run).plain
+    fp32 = load(source, plain, REFERENCE)
     if isinstance(fp32, Missing):
+        command = f"{plain.command('run')} --schemes {REFERENCE}{source.chance.option}"
         raise QuarlError(
-            f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; run "
-            f"`{fp32.command}`. Received: run={run_id!r}"
+            f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; make it with "
+            f"`{command}`. Received: run={run_id!r}"
         )
     return sidecar
 
@@ -223,17 +228,15 @@ def _summary(cell: CellResults) -> dict[str, Any]:
     }
 
 
-def _commands(cell: CellResults, source: Source) -> list[str]:
-    """Return a command for each training, which makes its results."""
-    schemes: dict[str | None, list[str]] = {}
-    for row in cell.trainings:
-        if row.status == OK:
-            schemes.setdefault(row.run_id, []).append(row.scheme)
-    runs = {run.run_id: run for column in cell.cell.columns for run in column.runs}
+def _commands(cell: CellResults, source: Source) -> Iterator[tuple[str, str]]:
+    """Yield each training and the command that makes its results."""
+    schemes: dict[str, list[str]] = {}
+    runs: dict[str, Run] = {}
+    for column in cell.cell.columns:
+        for run in column.runs:
+            runs[run.run_id] = run
+            schemes.setdefault(run.run_id, []).append(column.scheme.name)
     episodes = (cell.episodes or 0) + source.skip_episodes
     options = f" --episodes {episodes}" + source.chance.option
-    return [
-        f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
-        for run_id, run in runs.items()
-        if run_id in schemes
-    ]
+    for run_id, run in runs.items():
+        yield run_id, f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"

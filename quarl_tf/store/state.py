@@ -1,7 +1,6 @@
 """Progress of experiments, from the files of a workspace: `state`."""
 
 import contextlib
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -10,7 +9,7 @@ from typing import Any
 
 from quarl_tf import environments, presets
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import read_json, sha256, write_bytes
+from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
@@ -38,12 +37,11 @@ class State(StrEnum):
 class Status:
     """Progress of an experiment, and its files where they are valid and match.
 
-    `reason` follows the name of the scheme in messages; `command` does the next stage.
+    `reason` follows the name of the scheme in messages.
     """
 
     state: State
     reason: str = ""
-    command: str = ""
     sidecar: Sidecar | None = None
     evaluation: Evaluation | None = None
 
@@ -67,7 +65,7 @@ def state(
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
         if preset is not None and record is None and _is_begun(workspace, run.run_id):
-            return Status(State.MISSING, "was not trained", _rooted(workspace, run.command("run")))
+            return Status(State.MISSING, "was not trained")
         sidecar = _exported(workspace, run, scheme, record)
         if isinstance(sidecar, Status):
             return sidecar
@@ -85,19 +83,15 @@ def _exported(
     artifact = workspace.artifact(run.run_id, scheme)
     trained = record is not None or is_trained(workspace, run.run_id)
     previous = State.TRAINED if trained else State.MISSING
-    if trained:
-        command = export_command(workspace, run.run_id, scheme)
-    else:
-        command = _rooted(workspace, run.command("run"))
     exists = artifact.exists()
     if not sidecar_path(artifact).exists() or not (exists or is_evaluated(artifact)):
-        return Status(previous, "was not exported" if trained else "was not trained", command)
+        return Status(previous, "was not exported" if trained else "was not trained")
     sidecar = Sidecar.load(sidecar_path(artifact))
     expected = (run.run_id, scheme, sha256(artifact) if exists else sidecar.sha256)
     if (sidecar.run_id, sidecar.scheme, sidecar.sha256) != expected:
-        return Status(previous, "has a flatbuffer that does not match its sidecar", command)
+        return Status(previous, "has a flatbuffer that does not match its sidecar")
     if record is not None and sidecar.network_sha256 != record.network_sha256:
-        return Status(previous, "was exported from an earlier network", command)
+        return Status(previous, "was exported from an earlier network")
     return sidecar
 
 
@@ -106,10 +100,9 @@ def _evaluated(
 ) -> Status:
     artifact = workspace.artifact(run.run_id, sidecar.scheme)
     path = evaluation_path(artifact, chance)
-    command = evaluate_command(artifact, chance)
     if not path.exists():
         reason = "was not evaluated" + f" with {chance.words}" * bool(chance.words)
-        return Status(State.EXPORTED, reason, command, sidecar)
+        return Status(State.EXPORTED, reason, sidecar)
     evaluation = Evaluation.load(path)
     seeds = None if episodes is None else evaluation_seeds(run.seed, episodes)
     reference = reference_path(artifact, sidecar)
@@ -119,7 +112,7 @@ def _evaluated(
         if baseline(random_artifact, run, seeds) is None:
             flaw = "has no evaluation of the random policy beside it"
     if flaw is not None:
-        return Status(State.EXPORTED, flaw, command, sidecar)
+        return Status(State.EXPORTED, flaw, sidecar)
     return Status(State.EVALUATED, sidecar=sidecar, evaluation=evaluation)
 
 
@@ -135,7 +128,12 @@ def evaluation_flaw(
         return "has a stale evaluation, made with another flatbuffer"
     if not _keeps_rules(evaluation, reference, chance):
         return "was evaluated by other rules"
-    if evaluation.reference_sha256 not in _reference_hashes(reference):
+    fp32 = Sidecar.load(sidecar_path(reference)) if sidecar_path(reference).exists() else None
+    if fp32 and fp32.run_id == sidecar.run_id and fp32.network_sha256 != sidecar.network_sha256:
+        return "was exported from another network than fp32"
+    # A deleted reference cannot be compared with again.
+    hashes = {fp32 and fp32.sha256} | (set() if reference.exists() else {None})
+    if evaluation.reference_sha256 not in hashes:
         return "was compared with another fp32 flatbuffer"
     if seeds is not None and evaluation.first(len(seeds)).seeds != list(seeds):
         return "was evaluated on fewer or other episodes"
@@ -149,24 +147,19 @@ def protocol(env_id: str, chance: Chance | None) -> Protocol:
 
 
 def _keeps_rules(evaluation: Evaluation, reference: Path, chance: Chance | None) -> bool:
-    """Tell whether an evaluation has the current rules."""
+    """Tell whether an evaluation has the current rules, or else those of a deleted reference."""
     rules = protocol(evaluation.env_id, chance)
     if not reference.exists():
         # It cannot be repeated with its reference, so its game's rules of that time count.
-        rules = replace(rules, game=evaluation.protocol.game)
+        path = evaluation_path(reference, chance or GREEDY)
+        kept = Evaluation.load(path) if chance and path.exists() else evaluation
+        rules = replace(rules, game=kept.protocol.game)
     return evaluation.protocol == rules
 
 
 def is_evaluated(artifact: Path) -> bool:
     """Tell whether a flatbuffer has an evaluation, of any `Chance`."""
     return any(artifact.parent.glob(f"{artifact.stem}.*eval.json"))
-
-
-def _reference_hashes(path: Path) -> set[str | None]:
-    if not sidecar_path(path).exists():
-        return {None}
-    # A deleted reference cannot be compared with again.
-    return {Sidecar.load(sidecar_path(path)).sha256} | (set() if path.exists() else {None})
 
 
 def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | None:
@@ -338,36 +331,9 @@ def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
         )
 
 
-def export_command(workspace: Workspace, run_id: str, *schemes: str) -> str:
-    """Return the command line that exports a run from the current folder."""
-    command = f"quarl export {run_id}" + f" --schemes {','.join(schemes)}" * bool(schemes)
-    return _rooted(workspace, command)
-
-
-def _rooted(workspace: Workspace, command: str) -> str:
-    root = workspace.root
-    return command if root.resolve() == Path.cwd() else f"{command} --root {shlex.quote(str(root))}"
-
-
-def evaluate_command(artifact: Path, chance: Chance = GREEDY) -> str:
-    """Return the command line that evaluates a flatbuffer."""
-    return f"quarl evaluate {shlex.quote(str(artifact))}{chance.option}"
-
-
 def copy_curve(workspace: Workspace, run_id: str) -> None:
     """Copy the run's learning curve to its flatbuffers, where reports read it."""
     curve = workspace.run_dir(run_id) / "progress.csv"
     copy = workspace.artifact_dir(run_id) / curve.name
     if curve.exists() and not (copy.exists() and copy.read_bytes() == curve.read_bytes()):
         write_bytes(copy, curve.read_bytes())
-
-
-def reported_runs(workspace: Workspace) -> set[str]:
-    """Return the ids of all runs with results in a report."""
-    run_ids: set[str] = set()
-    for path in workspace.root.glob("reports/*/results.json"):
-        # Other files may have that name.
-        with contextlib.suppress(QuarlError, AttributeError, KeyError, TypeError):
-            rows = read_json(path)["runs"]
-            run_ids |= {row["run_id"] for row in rows if row["status"] == "ok"}
-    return run_ids

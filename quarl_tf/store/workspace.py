@@ -59,13 +59,6 @@ def _require_run_id(run_id: str) -> re.Match[str]:
     return match
 
 
-def workspace_of(artifact: Path) -> Workspace:
-    """Return the workspace of a flatbuffer; that of the current folder for one kept elsewhere."""
-    parents = artifact.resolve().parents
-    inside = len(parents) > 4 and parents[3].name == "tflite_models"
-    return Workspace(parents[4] if inside else Path())
-
-
 def checkpoint_dir(run_folder: Path) -> Path:
     """Return the folder of a run's checkpoints."""
     return run_folder / "checkpoints"

@@ -286,8 +286,7 @@ def test_several_trainings_count_once_each(several: Path) -> None:
         for name in ("run_id", "scheme", "status", "return_mean", "difference_low", "sha256"):
             assert line[name] == ("" if row[name] is None else str(row[name]))
     # Nothing is averaged over the other trainings.
-    artifact = Workspace(several.parents[1]).artifact("dqn-CartPole-v1-s1", "ptq_w4")
-    assert missing_of(several) == {"ptq_w4": f"quarl evaluate {artifact}"}
+    assert missing_of(several) == {"ptq_w4": "was not evaluated"}
     row = pooled["ptq_w4"]
     assert "dqn-CartPole-v1-s1" in row["status"]
     assert row["return_mean"] is row["verdict"] is row["reward_error_percent"] is None
@@ -347,7 +346,7 @@ def test_episodes_by_other_rules_than_a_deleted_fp32_are_missing(workspace: Work
     int8 = workspace.artifact(run.run_id, "int8")
     workspace.artifact(run.run_id, "fp32").unlink()
     change(evaluation_path(int8), protocol=replace(EVALUATION.protocol, game={"sticky_actions": 0}))
-    assert missing_of(write(workspace, run)) == {"int8": f"quarl evaluate {int8}"}
+    assert missing_of(write(workspace, run)) == {"int8": "was evaluated by other rules"}
 
 
 def test_the_headline_names_what_keeps_the_reward(workspace: Workspace) -> None:
@@ -426,44 +425,48 @@ def test_sampled_and_greedy_results_do_not_mix(workspace: Workspace) -> None:
         assert ("--sample" in (folder / "report.md").read_text()) == (folder == sampled)
     evaluation_path(artifacts[2], DRAWN).unlink()
     write(workspace, run, chance=DRAWN)
-    assert missing_of(sampled) == {"int8": f"quarl evaluate {artifacts[2]} --sample"}
+    assert missing_of(sampled) == {"int8": "was not evaluated with sampled actions"}
 
 
 def missing_of(folder: Path) -> dict[str, str]:
-    """Return the command for each scheme that is missing; both pages name it, with the reason."""
+    """Return why each scheme is missing; both pages name it, and the commands that make it."""
     missing = results_of(folder)["missing"]
     for text in pages_of(folder):
         for entry in missing:
             assert f"{entry['scheme']} of {entry['run_id']} {entry['reason']}" in text
-            assert entry["command"] in text
-    return {entry["scheme"]: entry["command"] for entry in missing}
+            run, root = Run("dqn", "CartPole-v1", int(entry["run_id"][-1])), folder.parents[1]
+            assert re.search(rf"{run.command('run')} .* --root '?{root}", text)
+    return {entry["scheme"]: entry["reason"] for entry in missing}
 
 
-def test_what_does_not_match_has_its_command(workspace: Workspace, monkeypatch: Patch) -> None:
+def test_what_does_not_match_is_missing(workspace: Workspace, monkeypatch: Patch) -> None:
     run = add_run(workspace, schemes=(*SCHEMES, "ptq_w3", "ptq_w5", "ptq_w6"))
     folder = workspace.artifact_dir(run.run_id)
     change(folder / "int8.eval.json", artifact_sha256="0" * 64)
     write_bytes(folder / "fp16.tflite", b"flipped")
     (folder / "ptq_w2.json").unlink()
-    change(folder / "ptq_w4.eval.json", seeds=list(range(EPISODES)))
     change(folder / "ptq_w8.eval.json", protocol=SAMPLED)
     write_bytes(folder / "ptq_w3.eval.json", b'{"damaged')
     change(folder / "ptq_w5.json", network_sha256="cd" * 32)
     change(folder / "ptq_w6.eval.json", reference_sha256="ef" * 32)
-    export, root = f"quarl export {run.run_id} --schemes", f"--root {workspace.root}"
-    stale = ("int8", "ptq_w8", "ptq_w3", "ptq_w6")
-    assert missing_of(write(workspace, run)) == {
-        "fp16": f"{export} fp16 {root}",
-        "ptq_w2": f"{export} ptq_w2 {root}",
-        "ptq_w4": f"quarl evaluate {folder / 'ptq_w4.tflite'} --episodes {EPISODES}",
-        "ptq_w5": f"{export} fp32,ptq_w5 {root}",
-        **{s: f"quarl evaluate {folder / s}.tflite" for s in stale},
+    missing = missing_of(write(workspace, run))
+    assert "ptq_w3.eval.json cannot be read as JSON" in missing.pop("ptq_w3")
+    assert missing == {
+        "fp16": "has a flatbuffer that does not match its sidecar",
+        "int8": "has a stale evaluation, made with another flatbuffer",
+        "ptq_w8": "was evaluated by other rules",
+        "ptq_w6": "was compared with another fp32 flatbuffer",
+        "ptq_w5": "was exported from another network than fp32",
+        "ptq_w2": "was not exported",
     }
     # Commands are for the working directory, with paths in quotes.
     quoted = workspace.root.rename(workspace.root.with_name("my root"))
-    assert missing_of(write(Workspace(quoted), run))["fp16"] == f"{export} fp16 --root '{quoted}'"
+    command = f"{run.command('run')} --schemes fp32,fp16,int8,ptq_w8,ptq_w6,ptq_w5,ptq_w4,ptq_w3"
+    command += f",ptq_w2 --episodes {EPISODES}"
+    markdown, _ = pages_of(write(Workspace(quoted), run))
+    assert f"    {command} --root '{quoted}'\n\n- fp16 of" in markdown
     monkeypatch.chdir(quoted)
-    assert missing_of(write(Workspace(Path(".")), run))["fp16"] == f"{export} fp16"
+    assert f"    {command}\n\n- fp16 of" in pages_of(write(Workspace(Path(".")), run))[0]
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -474,8 +477,7 @@ def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace, exists: b
     if not exists:
         (artifacts / "random.eval.json").unlink()
     folder = write(workspace, run)
-    command = f"quarl evaluate {artifacts / 'fp32.tflite'} --episodes {EPISODES}"
-    assert missing_of(folder) == {"random": command}
+    assert missing_of(folder) == {"random": "was not evaluated on the episodes of fp32"}
     rows, (markdown, _) = rows_of(folder, "runs"), pages_of(folder)
     assert all(row["normalised_error_percent"] is None for row in rows.values())
     assert rows["ptq_w4"]["verdict"] == "loss"
@@ -486,16 +488,10 @@ def test_a_baseline_on_other_episodes_is_missing(workspace: Workspace, exists: b
 
 def test_without_fp32_the_command_that_makes_it_is_named(workspace: Workspace) -> None:
     run = add_run(workspace)
-    fp32 = workspace.artifact(run.run_id, "fp32")
-    for damage, command in (
-        (evaluation_path(fp32).unlink, "evaluate"),
-        (partial(fp32.write_bytes, b"flipped"), "export"),
-        (sidecar_path(fp32).unlink, "export"),
-    ):
-        damage()
-        message = refused(write, workspace, run)
-        assert f"`quarl {command} " in message
-        assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
+    evaluation_path(workspace.artifact(run.run_id, "fp32")).unlink()
+    message = refused(write, workspace, run)
+    assert f"was not evaluated; make it with `{run.command('run')} --schemes fp32`" in message
+    assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
     assert not workspace.report_dir(run.run_id).exists()
 
 
@@ -602,7 +598,7 @@ def test_names(workspace: Workspace) -> None:
         options = {"name": name, "command": COMMAND, "error": UsageError}
         assert received in refused(write_report, workspace, runs, **options)
     message = refused(write_report, workspace, ["dqn-Gone-s9"], command=COMMAND)
-    assert re.search("`quarl export dqn-Gone-s9 .*Received: run=", message)
+    assert re.search("`quarl export dqn-Gone-s9`. Received: run=", message)
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Workspace) -> None:
@@ -724,7 +720,7 @@ def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
     missing, pooled = (results_of(folder)[key] for key in ("missing", "pooled"))
     assert len(missing) == 4
     assert sum("has nothing to compare with" in experiment["reason"] for experiment in missing) == 3
-    assert {experiment["command"] for experiment in missing} == {"quarl study run it"}
+    assert pages_of(folder)[0].count("    quarl study run it\n\n") == 2
     assert all((row["return_mean"] is None) == (row["cell"] == cart) for row in pooled)
 
 

@@ -27,8 +27,6 @@ def test_every_file_has_its_own_place(tmp_path: Path) -> None:
     # An adopted policy may have the name of a seed.
     named = workspace.artifact_dir("adopted-CartPole-v1-s0-s3")
     assert named == tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
-    assert paths.workspace_of(artifact) == workspace
-    assert paths.workspace_of(Path("fp32.tflite")) == Workspace(Path())
 
 
 def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
