@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from quarl_tf.evaluation.blame import Blame
 
 
-def results_table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -> Table:
-    """Return a table of the flatbuffers in one folder, a narrow one without intervals."""
+def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
+    """Return a table of the flatbuffers in one folder."""
     run_id = Sidecar.load(sidecar_path(artifacts[0])).run_id
     comparisons = [_comparison(path, args) for path in artifacts]
     counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
@@ -33,12 +33,11 @@ def results_table(artifacts: Sequence[Path], args: Namespace, *, narrow: bool) -
     title = f"{escape(run_id)}: {', '.join(filter(None, (episodes, args.chance.words)))}"
     table = Table(title=title, title_justify="left")
     rows = [_row(*pair, args) for pair in zip(artifacts, comparisons, strict=True)]
-    names = [name for name in rows[0] if not (narrow and "[95 %]" in name)]
-    for name in names:
+    for name in rows[0]:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
+        table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(row[name] for name in names))
+        table.add_row(*row.values())
     return table
 
 

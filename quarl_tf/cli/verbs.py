@@ -60,9 +60,6 @@ from quarl_tf.store.workspace import (
 from quarl_tf.study import State, Status, Study, engine, plan, read
 from quarl_tf.training import checkpoint
 
-#: Terminals with fewer columns get the table of results without its intervals.
-_FULL_WIDTH = 120
-
 #: Where policies of the package are copied to.
 _COPIES = Path("tflite_models")
 
@@ -575,8 +572,6 @@ def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     presets_file = None if args.presets is None else str(args.presets)
     modules = tuple(args.modules)
     run = Run(algo, env_id, args.seed, overrides, quantization, modules, presets_file)
-    if _lacks_own_preset(run):
-        _warn(f"{presets_file} has no {algo} preset of {env_id}; using the package's.")
     if args.origin is not None:
         run = pipeline.with_origin(Workspace(args.root), args.origin, run, preset)
     presets.require_teacher(run, preset)
@@ -591,11 +586,6 @@ def _warn_renamed(ids: Mapping[str, str]) -> None:
     for given_id, current_id in ids.items():
         if given_id != current_id:
             _warn(f"{given_id} is now {current_id}, which is used.")
-
-
-def _lacks_own_preset(run: Run) -> bool:
-    file = run.presets
-    return file is not None and run.env_id not in presets.own_table(run.algo, Path(file))
 
 
 def _warn_slow(used_presets: Iterable[Preset]) -> None:
@@ -616,9 +606,6 @@ def _warn_slow(used_presets: Iterable[Preset]) -> None:
 def _read_study(path: Path) -> Study:
     study = read(path)
     _warn_renamed({cell.given_env_id: cell.base.env_id for cell in study.cells})
-    runs = [cell.base for cell in study.cells]
-    if all(map(_lacks_own_preset, runs)):
-        _warn(f"{runs[0].presets} has a preset of no cell; using the package's.")
     return study
 
 
@@ -736,7 +723,7 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
     for folder in dict.fromkeys(path.parent for path in artifacts):
         siblings = [path for path in artifacts if path.parent == folder]
-        _console.print(summary.results_table(siblings, args, narrow=_console.width < _FULL_WIDTH))
+        _console.print(summary.results_table(siblings, args))
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {

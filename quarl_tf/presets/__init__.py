@@ -324,9 +324,5 @@ _BY_ROBUSTNESS = ("ppo", "a2c", "ddpg", "dqn")
 
 def _table(algo: str, file: Path | None = None) -> tables.Table:
     require_known("algorithm", algo, ALGORITHMS)
-    return tables.shipped(algo) | own_table(algo, file)
-
-
-def own_table(algo: str, file: Path | None) -> tables.Table:
-    """Read an algorithm's presets in a user's file; empty without a file."""
-    return {} if file is None else tables.read(file, ALGORITHMS).get(algo, {})
+    own = {} if file is None else tables.read(file, ALGORITHMS).get(algo, {})
+    return tables.shipped(algo) | own

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from rich.console import Console
 from samples import Artifacts, Capsys, Copy, Patch, printed, products, python, refusal, snapshot
 
 from quarl_tf import presets
@@ -524,18 +523,6 @@ def test_checkpoints_that_a_killed_end_has_left_are_deleted(finished: Finished) 
     (checkpoints / "1200.npz").write_bytes(b"large")
     assert verbs.main(["train", *TINY, "--root", str(root)]) == 0
     assert not checkpoints.exists()
-
-
-def test_narrow_terminals_show_verdicts(
-    finished: Finished, capsys: Capsys, monkeypatch: Patch
-) -> None:
-    paths = [str(finished.artifacts / f"{name}.tflite") for name in ("fp32", "int8")]
-    for width in (80, 130):
-        monkeypatch.setattr(verbs, "_console", Console(width=width))
-        output = printed(capsys, "evaluate", *paths, "--episodes", "5")
-        assert max(map(len, output.splitlines())) <= width
-        assert re.search(r"int8 .* inconclusive", output)
-        assert ("[95 %]" in output) == (width == 130)
 
 
 def test_piped_output_has_paths_as_they_are(

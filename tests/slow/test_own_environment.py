@@ -97,14 +97,6 @@ def test_a_run_keeps_its_presets(here: Path, tmp_path: Path, capsys: Capsys) -> 
     assert "did you mean Docking-v1?" in refusal(capsys, *task, "--presets", str(changed))
 
 
-def test_a_file_without_the_preset_asked_for_is_told_of(tmp_path: Path, capsys: Capsys) -> None:
-    for env_id, noticed in (("CartPole-V1", True), ("CartPole-v1", False)):
-        file = write(tmp_path / "own.yaml", shipped(epochs=3), env_id)
-        assert verbs.main([*TRAIN, "--presets", str(file), "--root", str(tmp_path)]) == 0
-        line = f"quarl: {file} has no ppo preset of CartPole-v1; using the package's.\n"
-        assert capsys.readouterr().err == (line if noticed else "")
-
-
 @pytest.mark.parametrize(
     ("module", "content", "words"),
     [

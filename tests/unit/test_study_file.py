@@ -151,15 +151,6 @@ def test_a_training_may_start_from_the_network_of_another(tmp_path: Path) -> Non
     assert f"--from {start.run_id}" in run.command("run")
 
 
-def test_an_entry_that_is_missing_in_its_own_presets_is_reported(
-    tmp_path: Path, capsys: Capsys
-) -> None:
-    (tmp_path / "own.yaml").write_text("dqn: {CartPole-v1: {steps: 1000}}")
-    path = write_study(tmp_path, STUDY + "presets: own.yaml\n")
-    assert main(["study", "plan", str(path), "--root", str(tmp_path)]) == 0
-    assert "own.yaml has a preset of no cell" in capsys.readouterr().err
-
-
 def test_a_missing_file_is_wrong_use(tmp_path: Path, capsys: Capsys) -> None:
     for action in ("plan", "run", "status", "report"):
         assert "none.yaml" in refusal(capsys, "study", action, str(tmp_path / "none.yaml"))
