@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quarl_tf import __version__
+from quarl_tf.foundation import kinds
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.kinds import PROBABILITY
+from quarl_tf.foundation.kinds import Kind
 from quarl_tf.presets import ALGORITHMS, PRECISIONS
 from quarl_tf.spec import (
     CALIBRATED,
@@ -38,7 +39,7 @@ def build() -> argparse.ArgumentParser:
         epilog=f"example: quarl run {_TASK_EXAMPLE}",
     )
     parser.add_argument("--version", action="version", version=f"quarl_tf {__version__}")
-    parser.set_defaults(verb=None, dry_run=False, confident=False, modules=())
+    parser.set_defaults(verb=None, confident=False, modules=())
     groups: dict[str, Any] = {"": parser.add_subparsers(title="verbs", metavar="VERB")}
     for name, help_, example, *options in _VERBS:
         group, _, word = name.rpartition(" ")
@@ -73,18 +74,16 @@ def _file_option(flag: str, metavar: str, help_: str, **settings: Any) -> _Optio
     return _option(flag, type=Path, metavar=metavar, help=help_, **settings)
 
 
-def _number(
-    kind: Callable[[str], Any], fits: Callable[[Any], bool], rule: str
-) -> Callable[[str], Any]:
-    """Return an option's type: a number that `fits`; the error for others is the `rule`."""
+def _number(number: Callable[[str], Any], kind: Kind) -> Callable[[str], Any]:
+    """Return an option's type: a number of this kind."""
 
     def read(text: str) -> Any:
         try:
-            value = kind(text)
+            value = number(text)
         except ValueError:
             value = math.nan
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"{rule}: {text!r}")
+        if not kind.fits(value):
+            raise argparse.ArgumentTypeError(f"needed is {kind.text}: {text!r}")
         return value
 
     return read
@@ -96,9 +95,9 @@ def _int_or_float(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-_COUNT = _number(int, lambda n: n >= 1, "a whole number of 1 or more is needed")
-_RETURN = _number(_int_or_float, math.isfinite, "a number is needed")
-_PERCENT = _number(float, lambda p: 0 <= p < math.inf, "a percentage is 0 or more")
+_COUNT = _number(int, kinds.COUNT)
+_RETURN = _number(_int_or_float, Kind("a number", math.isfinite))
+_PERCENT = _number(float, kinds.number("a percentage of 0 or more", lambda p: p >= 0))
 
 
 def _list_option(flag: str, metavar: str, help_: str, dest: str) -> _Option:
@@ -112,7 +111,7 @@ def _chance(parser: argparse.ArgumentParser) -> None:
     def add(flag: str, help_: str, **settings: Any) -> None:
         group.add_argument(flag, dest="chance", default=GREEDY, help=help_, **settings)
 
-    probability = _number(float, PROBABILITY.fits, f"needed is {PROBABILITY.text}")
+    probability = _number(float, kinds.PROBABILITY)
     about = "episodes by actions drawn from the policy's distribution (default: the best)"
     add("--sample", about, action="store_const", const=Chance("sampled"))
     about = "games that repeat the last action at a frame with this probability; usual is 0.25"
@@ -136,8 +135,8 @@ _IMPORT_HELP = "import a module that registers environments of your own"
 _IMPORT = _list_option("--import", "MODULE", _IMPORT_HELP, "modules")
 _RUN_ID = _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
 _FILE_HELP = "a .tflite file, or the name of a policy on the shelf: ENVIRONMENT/ALGORITHM/SCHEME"
-_ARTIFACT = _file_option("artifact", "ARTIFACT", _FILE_HELP)
-_ARTIFACTS = _file_option("artifacts", "ARTIFACT", _FILE_HELP, nargs="+")
+_ARTIFACT = _option("artifact", metavar="ARTIFACT", help=_FILE_HELP)
+_ARTIFACTS = _option("artifacts", metavar="ARTIFACT", nargs="+", help=_FILE_HELP)
 _SCHEMES = _option(
     "--schemes",
     metavar="LIST",
@@ -244,7 +243,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
         _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET_HELP),
         _option("--no-float", action="store_true", help=_NO_FLOAT_HELP),
-        *(_SHELF, _DRY_RUN),
+        _SHELF,
     ),
     ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),
     (
@@ -291,7 +290,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "evaluate",
         "replay .tflite files, compare with fp32",
         "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2",
-        *(_ARTIFACTS, _SHELF, _IMPORT, *_EVALUATION, _DRY_RUN),
+        *(_ARTIFACTS, _SHELF, _IMPORT, *_EVALUATION),
     ),
     (
         "bench",

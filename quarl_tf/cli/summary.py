@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,24 @@ from rich.table import Table
 
 from quarl_tf.evaluation import compare
 from quarl_tf.evaluation.compare import Comparison, Interval
-from quarl_tf.foundation.errors import GateError
+from quarl_tf.foundation.errors import GateError, QuarlError
+from quarl_tf.foundation.files import sha256
 from quarl_tf.spec import REFERENCE
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, reference_path, sidecar_path
+from quarl_tf.store.workspace import (
+    evaluation_path,
+    has_sidecar,
+    reference_path,
+    sidecar_path,
+)
+from quarl_tf.study import State, Status
 
 if TYPE_CHECKING:
+    from quarl_tf.cli.doctor import Finding
     from quarl_tf.evaluation.blame import Blame
+    from quarl_tf.evaluation.shelf import Entry
+    from quarl_tf.export.boards import Fit
+    from quarl_tf.runtime.flatbuffer import FlatbufferAudit
 
 
 def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
@@ -85,6 +98,94 @@ def blame_row(layer: Blame) -> dict[str, Any]:
     return asdict(layer) | {"gain": mean, "gain_low": low, "gain_high": high}
 
 
+def study_table(statuses: Sequence[Status]) -> Table:
+    """Return a table of experiments and their progress."""
+    table = Table("run", "scheme", "state")
+    colours = {State.MISSING: "default", State.EVALUATED: "green", State.FAILED: "red"}
+    for status in statuses:
+        coloured_state = f"[{colours.get(status.state, 'yellow')}]{status.state}"
+        table.add_row(status.run.run_id, status.scheme.name, coloured_state)
+    return table
+
+
+def counts(statuses: Sequence[Status]) -> str:
+    """Return the numbers of experiments by state."""
+    numbers = Counter(status.state for status in statuses)
+    parts = [f"{numbers[state]} {state}" for state in State if numbers[state]]
+    return f"{len(statuses)} experiments: {', '.join(parts)}"
+
+
+def content_table(artifact: Path, audit: FlatbufferAudit) -> Table:
+    """Return a table of what a flatbuffer holds and where it comes from."""
+    table = Table(show_header=False)
+    table.add_row("size", f"{artifact.stat().st_size:,} bytes")
+    for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
+        for tensor in tensors:
+            text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
+            if tensor.scale is not None:
+                text += f", scale {tensor.scale:g}, zero point {tensor.zero_point}"
+            table.add_row(kind, escape(text))
+    table.add_row("operators", escape("\n".join(audit.operators)))
+    table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
+    table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
+    for name, value in _provenance(artifact):
+        table.add_row(name, escape(value))
+    return table
+
+
+def _provenance(artifact: Path) -> list[tuple[str, str]]:
+    if not has_sidecar(artifact):
+        return [("sidecar", "none: this file can be adopted (quarl adopt), not evaluated")]
+    sidecar = Sidecar.load(sidecar_path(artifact))
+    intact = sidecar.sha256 == sha256(artifact)
+    return [
+        ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),
+        ("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}"),
+        ("sha256", sidecar.sha256 if intact else "does not match the sidecar: changed or damaged"),
+        ("check", ", ".join(f"{k} {v}" for k, v in sidecar.check.items())),
+    ]
+
+
+def boards_table(board: str, fits: Sequence[Fit]) -> Table:
+    """Return a table of the ways to run a flatbuffer on a board, and whether it holds them."""
+    table = Table(f"on {board}", "flash", "RAM", "lacks", "verdict")
+    for fit in fits:
+        pairs = zip(fit.taken or (), fit.there, strict=False)
+        sizes = [f"{used:,} of {available:,}" for used, available in pairs] or ["", ""]
+        verdict = "[green]fits" if fit.holds else "[red]does not fit"
+        table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
+    return table
+
+
+def shelf_table(entries: Sequence[Entry]) -> Table:
+    """Return a table of the policies on the shelf."""
+    table = Table("policy", "run", "return", "error", "verdict", "bytes")
+    for entry in entries:
+        comparison = None
+        with suppress(QuarlError):  # A damaged evaluation hides no other policy.
+            comparison = entry.comparison()
+        error = comparison and comparison.reward_error
+        reference = entry.sidecar.scheme == REFERENCE
+        table.add_row(
+            entry.name,
+            entry.artifact.parent.name,
+            f"{comparison.returns.mean:,.1f}" if comparison else "",
+            "" if error is None or reference else f"{error:z.2f} %",
+            "reference" if reference else comparison.verdict if comparison else "",
+            f"{entry.sidecar.size_bytes:,}" if entry.sidecar.native else "simulated",
+        )
+    return table
+
+
+def doctor_table(findings: Sequence[Finding]) -> Table:
+    """Return the table of `doctor`."""
+    table = Table("", "package", "found", "what to do")
+    for finding in findings:
+        mark = "[red]no" if finding.remedy else "[green]ok"
+        table.add_row(mark, finding.package, escape(finding.observation), escape(finding.remedy))
+    return table
+
+
 def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict[str, str]:
     """Return the cells of a flatbuffer by column."""
     sidecar = Sidecar.load(sidecar_path(artifact))
@@ -114,7 +215,7 @@ def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict
 
 def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
     """Raise a GateError for flatbuffers that lose more of the fp32 return than the gate allows."""
-    if args.gate is None or args.dry_run:
+    if args.gate is None:
         return
     failures = []
     for path in artifacts:

@@ -5,25 +5,21 @@ Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 13
 
 import argparse
 import atexit
-import contextlib
-import os
 import shlex
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from quarl_tf import environments, pipeline, presets
-from quarl_tf.cli import arguments, summary
+from quarl_tf.cli import arguments, doctor, summary
 from quarl_tf.evaluation import shelf
 from quarl_tf.evaluation.bench import bench, save_latencies
 from quarl_tf.export import boards, c_source
@@ -31,9 +27,9 @@ from quarl_tf.export.adopt import adopt
 from quarl_tf.export.ptq import quantize
 from quarl_tf.foundation.display import progress_bar, spinner
 from quarl_tf.foundation.errors import GateError, QuarlError, UsageError
-from quarl_tf.foundation.files import read_json, sha256, write_csv, write_json
+from quarl_tf.foundation.files import read_json, write_csv, write_json
 from quarl_tf.presets import Preset, tables
-from quarl_tf.runtime import POLICIES, flatbuffer
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import (
     ADOPTED,
@@ -47,17 +43,14 @@ from quarl_tf.spec import (
     require_possible,
 )
 from quarl_tf.store import state
-from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import (
     Workspace,
     blame_path,
     checkpoint_dir,
     evaluation_path,
-    has_sidecar,
     report_name,
-    sidecar_path,
 )
-from quarl_tf.study import State, Status, Study, engine, plan, read
+from quarl_tf.study import State, Study, engine, plan, read
 from quarl_tf.training import checkpoint
 
 #: Where policies of the package are copied to.
@@ -67,15 +60,8 @@ _COPIES = Path("tflite_models")
 _SLOW_FACTOR = 1.5
 
 
-class _Console(Console):
-    """A console that leaves closed pipes to `main`; Rich's would exit with 1."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
 #: Where no terminal sets a width, it is wide enough for the tables.
-_console = _Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+_console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -95,17 +81,14 @@ def main(words: Sequence[str] | None = None) -> int:
             )
         environments.import_environments(parsed.modules)
         parsed.command = shlex.join(["quarl", *words])
-        _VERBS[parsed.verb](parsed)
+        # The verbs of `arguments` are the functions of this module.
+        globals()[f"_{parsed.verb.replace(' ', '_')}"](parsed)
     except QuarlError as error:
         _warn(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         _warn("interrupted; the same command resumes.")
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has closed the pipe; Python would report that at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         if error.filename is None:  # Not of a file.
             raise
@@ -126,11 +109,10 @@ def _run(args: argparse.Namespace) -> None:
     reference = state.state(workspace, run.plain, REFERENCE, chance=args.chance)
     if run.quantization and reference.sidecar is None:
         _check_network(run, preset)  # What cannot be quantised needs no reference.
-        command = shlex.join([*shlex.split(run.plain.command("run")), *_root(args)])
         raise QuarlError(
             "A quantisation-aware training is compared with its plain reference, which comes "
-            f"first: {command}. Received: no {REFERENCE} of {run.plain.run_id!r} in "
-            f"{workspace.root.resolve()}"
+            f"first: {workspace.command(run.plain.command('run'))}. "
+            f"Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
         )
     if run.quantization and run.origin is None and reference.sidecar is not None:
         folder = workspace.artifact_dir(run.plain.run_id)
@@ -139,6 +121,15 @@ def _run(args: argparse.Namespace) -> None:
     if names_layers and not state.is_trained(workspace, run.run_id):
         _check_network(run, preset, schemes)
     _train_one(args, run, preset)
+    if args.dry_run:
+        artifacts = [workspace.artifact(run.run_id, scheme) for scheme in schemes]
+        lines = [f"export   {path}" for path in artifacts]
+        lines += [f"evaluate {evaluation_path(path, args.chance)}" for path in artifacts]
+        if not args.no_report:
+            name = report_name(run.run_id, args.chance)
+            lines.append(f"report   {workspace.report_dir(name)}")
+        _say("\n".join(lines))
+        return
     artifacts = _export_and_evaluate(args, run.run_id, schemes)
     if not args.no_report:
         args.runs, args.name = [run.run_id], None
@@ -160,49 +151,38 @@ def _checkpoint_save(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
-    file, to_c = Path(args.run), args.target == "c"
-    if args.no_float and not to_c:
+    schemes = None if args.schemes is None else _schemes(args)
+    if args.target == "c":
+        _export_c(args, schemes)
+        return
+    if args.no_float:
         raise UsageError("--no-float is for C; add --target c. Received: no C")
-    if file.suffix == ".tflite" or len(file.parts) == 3:
-        if not to_c:
-            raise UsageError(
-                "A file is exported to C alone, a run to all schemes; add --target c, or give a "
-                f"run id (quarl list). Received: run={args.run!r}"
-            )
-        if args.schemes is not None:
-            raise UsageError(
-                f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
-            )
-        _write_c(_artifact(file, args.shelf, read_only=args.dry_run), args)
-        return
-    _schemes(args)  # Refuses unknown names, whatever the run.
-    workspace = Workspace(args.root)
-    run = state.exported_run(workspace, args.run)
+    if _is_file(args.run):
+        raise UsageError(
+            "A file is exported to C alone, a run to all schemes; add --target c, or give a "
+            f"run id (quarl list). Received: run={args.run!r}"
+        )
+    _export_all(args, args.run, schemes)
+
+
+def _export_c(args: argparse.Namespace, schemes: Sequence[str] | None) -> None:
+    is_file, workspace = _is_file(args.run), Workspace(args.root)
+    if is_file and schemes is not None:
+        raise UsageError(
+            f"A file has its scheme; leave out --schemes. Received: --schemes {args.schemes}"
+        )
+    if schemes is None and not is_file:
+        run = state.exported_run(workspace, args.run) or state.known_run(workspace, args.run)
+        schemes = ["int8" if run.quantization is None else "qat_int8"]
+    artifacts = _artifacts(args, [args.run], schemes)
     # In a clone, without its training, C is made of the files that are there.
-    cloned = to_c and not (run is None or run.adopted or workspace.run_dir(args.run).exists())
-    if run is None or not cloned:
-        run = state.known_run(workspace, args.run)
-    if to_c and args.schemes is None:
-        args.schemes = "int8" if run.quantization is None else "qat_int8"
-    schemes = _schemes(args, run)
-    if args.dry_run:
-        environments.env_spec(run.env_id)  # Refuses an environment that is not registered.
-    artifacts = [workspace.artifact(args.run, scheme) for scheme in schemes]
-    if cloned and not all(path.exists() for path in artifacts):
-        state.known_run(workspace, args.run)  # Says how to train it.
-    if not cloned:
+    if not is_file and (
+        workspace.run_dir(args.run).exists() or not all(path.exists() for path in artifacts)
+    ):
         _export_all(args, args.run, schemes)
-    for path in artifacts if to_c else ():
-        _write_c(path, args)
-
-
-def _write_c(artifact: Path, args: argparse.Namespace) -> None:
-    source = artifact.with_suffix(".c")
-    if args.dry_run:
-        _say(f"export   {_copied_path(source)}")
-        return
-    size = c_source.write(artifact, fixed=args.no_float)
-    _say(f"wrote     {source}  ({size})")
+    for path in artifacts:
+        size = c_source.write(path, fixed=args.no_float)
+        _say(f"wrote     {path.with_suffix('.c')}  ({size})")
 
 
 def _adopt(args: argparse.Namespace) -> None:
@@ -212,29 +192,35 @@ def _adopt(args: argparse.Namespace) -> None:
             f"it. Received: {args.file}"
         )
     names, workspace = _schemes(args, reference=True), Workspace(args.root)
-    schemes = [Scheme.parse(name) for name in names]
-    options = {name: getattr(args, name) for name in ("name", "seed", "modules")}
     with spinner("adopt"):
-        run = adopt(workspace, args.file, args.env, args.head, schemes=schemes, **options)
+        run = adopt(
+            workspace,
+            args.file,
+            args.env,
+            args.head,
+            schemes=[Scheme.parse(name) for name in names],
+            name=args.name,
+            seed=args.seed,
+            modules=args.modules,
+        )
     _say(f"adopted   {workspace.artifact_dir(run.run_id)}  (run {run.run_id})")
     artifacts = _export_and_evaluate(args, run.run_id, names)
     summary.require_gate(artifacts, args)
 
 
 def _quantize(args: argparse.Namespace) -> None:
-    artifact = _artifact(args.artifact, args.shelf)
+    (artifact,) = _artifacts(args, [args.artifact])
     _say(f"quantised {quantize(artifact, Scheme.parse(args.scheme), args.output)}")
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    artifacts = [_artifact(path, args.shelf, read_only=args.dry_run) for path in args.artifacts]
+    artifacts = _artifacts(args, args.artifacts)
     _evaluate_all(args, artifacts)
     summary.require_gate(artifacts, args)
 
 
 def _bench(args: argparse.Namespace) -> None:
-    read_only = not args.save
-    artifacts = [_artifact(path, args.shelf, read_only=read_only) for path in args.artifacts]
+    artifacts = _artifacts(args, args.artifacts, read_only=not args.save)
     with progress_bar("bench") as update:
         measurements = bench(artifacts, args.calls, update)
     _console.print(summary.bench_table(measurements))
@@ -266,22 +252,12 @@ def _watch(args: argparse.Namespace) -> None:
 
 
 def _policies(args: argparse.Namespace) -> list[Policy]:
-    schemes = _schemes(args)
-    files = (_files(name, args, schemes, read_only=True) for name in args.policies)
-    return [Policy.load(path) for path in chain.from_iterable(files)]
-
-
-def _files(
-    name: str, args: argparse.Namespace, schemes: Iterable[str], *, read_only: bool = False
-) -> list[Path]:
-    """Return the file of this name or, where it is a run id, those of its schemes."""
-    if "/" in name or name.endswith(".tflite"):
-        return [_artifact(Path(name), args.shelf, read_only=read_only)]
-    return [Workspace(args.root).artifact(name, scheme) for scheme in schemes]
+    artifacts = _artifacts(args, args.policies, _schemes(args), read_only=True)
+    return [Policy.load(path) for path in artifacts]
 
 
 def _blame(args: argparse.Namespace) -> None:
-    (path,) = _files(args.policy, args, [REFERENCE])
+    (path,) = _artifacts(args, [args.policy], [REFERENCE])
     policy = Policy.load(path)
     if policy.sidecar.scheme != REFERENCE:
         raise UsageError(
@@ -298,36 +274,44 @@ def _blame(args: argparse.Namespace) -> None:
     _say(f"blame     {blame_path(path)}")
 
 
-def _artifact(path: Path, models: Path, *, read_only: bool = False) -> Path:
-    """Return the path of a file, which may be the name of a policy on the shelf.
+def _artifacts(
+    args: argparse.Namespace,
+    names: Iterable[str],
+    schemes: Sequence[str] | None = None,
+    *,
+    read_only: bool = False,
+) -> list[Path]:
+    """Return the flatbuffers that names stand for: a file, a policy on the shelf or a run.
 
-    Unless it is `read_only`, results can be written beside it.
+    Run ids stand for their flatbuffers of `schemes`, where there are any. Unless all are
+    `read_only`, results can be written beside them.
     """
-    if path.is_file() or path.suffix:
-        return path
-    if path.is_dir() or path.is_absolute() or len(path.parts) != 3:
-        raise UsageError(
-            "Name a .tflite file, or a policy on the shelf (`quarl list`) as "
-            f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {str(path)!r}"
-        )
-    name = path.as_posix()
-    if read_only:
-        return shelf.find(name, models).artifact
-    copy = shelf.take(name, models, _COPIES)
-    _say(f"found     {copy}")
-    return copy
+    paths: list[Path] = []
+    for name in names:
+        path = Path(name)
+        if schemes and not _is_file(name):
+            paths += [Workspace(args.root).artifact(name, scheme) for scheme in schemes]
+        elif path.is_file() or path.suffix:
+            paths.append(path)
+        elif path.is_dir() or path.is_absolute() or len(path.parts) != 3:
+            raise UsageError(
+                "Name a .tflite file, or a policy on the shelf (`quarl list`) as "
+                f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {name!r}"
+            )
+        elif read_only:
+            paths.append(shelf.find(path.as_posix(), args.shelf).artifact)
+        else:
+            paths.append(shelf.take(path.as_posix(), args.shelf, _COPIES))
+            _say(f"found     {paths[-1]}")
+    return paths
 
 
-def _copied_path(path: Path) -> Path:
-    """Return where a file of the package will be once `shelf.take` has copied it."""
-    return _COPIES / path.relative_to(POLICIES) if path.is_relative_to(POLICIES) else path
+def _is_file(name: str) -> bool:
+    """Tell whether a name is of a file or of a policy on the shelf, which no run id can be."""
+    return "/" in name or name.endswith(".tflite")
 
 
 def _report(args: argparse.Namespace) -> None:
-    if args.dry_run:  # Of `run`, which has one run.
-        name = report_name(args.runs[0], args.chance)
-        print(f"report   {Workspace(args.root).report_dir(name)}")
-        return
     with spinner("report"):
         page = pipeline.report(
             args.runs,
@@ -346,22 +330,11 @@ def _study_plan(args: argparse.Namespace) -> None:
     workspace, study = Workspace(args.root), _read_study(args.study)
     if args.commands:
         for line in engine.commands(workspace, study):
-            print(line)
+            _say(line)
         return
     statuses = plan(workspace, study)
-    table = Table("run", "scheme", "state")
-    colours = {State.MISSING: "default", State.EVALUATED: "green", State.FAILED: "red"}
-    for status in statuses:
-        coloured_state = f"[{colours.get(status.state, 'yellow')}]{status.state}"
-        table.add_row(status.run.run_id, status.scheme.name, coloured_state)
-    _console.print(table)
-    _console.print(_counts(statuses))
-
-
-def _counts(statuses: Sequence[Status]) -> str:
-    counts = Counter(status.state for status in statuses)
-    parts = [f"{counts[state]} {state}" for state in State if counts[state]]
-    return f"{len(statuses)} experiments: {', '.join(parts)}"
+    _console.print(summary.study_table(statuses))
+    _console.print(summary.counts(statuses))
 
 
 def _chosen_engine(args: argparse.Namespace) -> engine.Engine:
@@ -387,21 +360,11 @@ def _study_run(args: argparse.Namespace) -> None:
     chosen_engine = _chosen_engine(args)
     with progress_bar(f"study {study.name}") as update:
         statuses = engine.run(workspace, study, chosen_engine, _say, update, args.shard)
-    _console.print(_counts(statuses))
-    failures = [status for status in statuses if status.state == State.FAILED]
-    waiting = sum(status.state not in (State.EVALUATED, State.FAILED) for status in statuses)
-    if failures:
-        more = f", and {waiting} more cannot run without them" if waiting else ""
+    _console.print(summary.counts(statuses))
+    if unfinished := sum(status.state != State.EVALUATED for status in statuses):
         raise QuarlError(
-            f"{len(failures)} of {len(statuses)} experiments failed{more}; read why in "
-            f"{failures[0].failure or 'the line above'} and by `{_study_command(args, 'status')}`, "
-            f"fix it and run the same command again. Received: study={study.name!r}"
-        )
-    if waiting:
-        raise QuarlError(
-            f"{waiting} of {len(statuses)} experiments are not evaluated, though none failed: "
-            "files they depend on have changed meanwhile. See which by "
-            f"`{_study_command(args, 'plan')}` and run the same command again. "
+            f"{unfinished} of {len(statuses)} experiments are not evaluated; read why by "
+            f"`{_study_command(args, 'status')}`, fix it and run the same command again. "
             f"Received: study={study.name!r}"
         )
     _say(f"report it by `{_study_command(args, 'report')}`")
@@ -414,7 +377,7 @@ def _say(line: str) -> None:
 
 def _study_status(args: argparse.Namespace) -> None:
     statuses = plan(Workspace(args.root), _read_study(args.study))
-    _console.print(_counts(statuses))
+    _console.print(summary.counts(statuses))
     failures = [status for status in statuses if status.state == State.FAILED]
     for run_id, reason, log in dict.fromkeys((f.run.run_id, f.reason, f.failure) for f in failures):
         more = "" if log is None else f"; more in {log}"
@@ -431,40 +394,22 @@ def _study_report(args: argparse.Namespace) -> None:
             workspace, study, margin_percent=args.margin, command=args.command, remedy=remedy
         )
     _say(f"report    {page}")
-    _console.print(_counts(plan(workspace, study)))
+    _console.print(summary.counts(plan(workspace, study)))
 
 
 def _study_command(args: argparse.Namespace, action: str) -> str:
-    return shlex.join(["quarl", "study", action, str(args.study), *_root(args)])
+    command = shlex.join(["quarl", "study", action, str(args.study)])
+    return Workspace(args.root).command(command)
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    artifact = _artifact(args.artifact, args.shelf, read_only=True)
-    audit = flatbuffer.audit(artifact)
-    table = Table(show_header=False)
-    table.add_row("size", f"{artifact.stat().st_size:,} bytes")
-    for kind, tensors in (("input", audit.inputs), ("output", audit.outputs)):
-        for tensor in tensors:
-            text = f"{tensor.name} {list(tensor.shape)} {tensor.dtype}"
-            if tensor.scale is not None:
-                text += f", scale {tensor.scale:g}, zero point {tensor.zero_point}"
-            table.add_row(kind, escape(text))
-    table.add_row("operators", escape("\n".join(audit.operators)))
-    table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
-    table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
-    for name, value in _provenance(artifact):
-        table.add_row(name, escape(value))
+    (artifact,) = _artifacts(args, [args.artifact], read_only=True)
+    table = summary.content_table(artifact, flatbuffer.audit(artifact))
     fits = [] if args.board is None else boards.fits(artifact, args.board)
     _say(str(artifact))
     _console.print(table)
     if fits:
-        table = Table(f"on {args.board}", "flash", "RAM", "lacks", "verdict")
-        for fit in fits:
-            pairs = zip(fit.taken or (), fit.there, strict=False)
-            sizes = [f"{used:,} of {available:,}" for used, available in pairs] or ["", ""]
-            verdict = "[green]fits" if fit.holds else "[red]does not fit"
-            table.add_row(fit.route, *sizes, escape("\n".join(fit.lacking)), verdict)
-        _console.print(table)
+        _console.print(summary.boards_table(args.board, fits))
     if fits and not any(fit.holds for fit in fits):
         raise GateError(
             "This board does not hold the policy; quantise it to int8, or take a smaller network "
@@ -472,22 +417,9 @@ def _inspect(args: argparse.Namespace) -> None:
         )
 
 
-def _provenance(artifact: Path) -> list[tuple[str, str]]:
-    if not has_sidecar(artifact):
-        return [("sidecar", "none: this file can be adopted (quarl adopt), not evaluated")]
-    sidecar = Sidecar.load(sidecar_path(artifact))
-    intact = sidecar.sha256 == sha256(artifact)
-    return [
-        ("run", f"{sidecar.run_id} (commit {sidecar.commit})"),
-        ("scheme", f"{sidecar.scheme}, {'native' if sidecar.native else 'simulated'}"),
-        ("sha256", sidecar.sha256 if intact else "does not match the sidecar: changed or damaged"),
-        ("check", ", ".join(f"{k} {v}" for k, v in sidecar.check.items())),
-    ]
-
-
 def _list(args: argparse.Namespace) -> None:
     with spinner("list"):
-        shelf_table = _shelf_table(args.shelf)
+        shelf_table = summary.shelf_table(shelf.available(args.shelf))
     _console.print(shelf_table)
     table = Table("algorithm", "environments with a preset")
     for algo, pairs in groupby(presets.available(), key=itemgetter(0)):
@@ -519,37 +451,11 @@ def _list(args: argparse.Namespace) -> None:
         _say(f"no runs in {workspace.root.resolve()}")
 
 
-def _shelf_table(models: Path) -> Table:
-    table = Table("policy", "run", "return", "error", "verdict", "bytes")
-    for entry in shelf.available(models):
-        comparison = None
-        with contextlib.suppress(QuarlError):  # A damaged evaluation hides no other policy.
-            comparison = entry.comparison()
-        error = comparison and comparison.reward_error
-        reference = entry.sidecar.scheme == REFERENCE
-        table.add_row(
-            entry.name,
-            entry.artifact.parent.name,
-            f"{comparison.returns.mean:,.1f}" if comparison else "",
-            "" if error is None or reference else f"{error:z.2f} %",
-            "reference" if reference else comparison.verdict if comparison else "",
-            f"{entry.sidecar.size_bytes:,}" if entry.sidecar.native else "simulated",
-        )
-    return table
-
-
 def _doctor(args: argparse.Namespace) -> None:
     del args
-    with spinner("doctor"):
-        from quarl_tf.cli.doctor import examine
-
-        findings = examine()
-    table = Table("", "check", "found", "what to do")
-    for finding in findings:
-        mark, remedy = ("[green]ok", "") if finding.passed else ("[red]no", finding.remedy)
-        table.add_row(mark, finding.name, escape(finding.observation), escape(remedy))
-    _console.print(table)
-    failed = [finding.name for finding in findings if not finding.passed]
+    findings = doctor.examine()
+    _console.print(summary.doctor_table(findings))
+    failed = [finding.package for finding in findings if finding.remedy]
     if failed:
         raise QuarlError(
             f"{len(failed)} checks failed; see the table. Received: {', '.join(failed)}"
@@ -559,7 +465,7 @@ def _doctor(args: argparse.Namespace) -> None:
 def _requested_run(args: argparse.Namespace) -> tuple[Run, Preset]:
     given_id = args.env if args.task is None else args.task
     env_id = environments.canonical_id(given_id)
-    _warn_renamed({given_id: env_id})
+    _warn_renamed(given_id, env_id)
     overrides = dict(_override(text) for text in args.overrides)
     options = {"until": args.until, "precision": args.precision}
     overrides |= {name: value for name, value in options.items() if value is not None}
@@ -582,10 +488,9 @@ def _warn(line: str) -> None:
     print(f"quarl: {line}", file=sys.stderr)
 
 
-def _warn_renamed(ids: Mapping[str, str]) -> None:
-    for given_id, current_id in ids.items():
-        if given_id != current_id:
-            _warn(f"{given_id} is now {current_id}, which is used.")
+def _warn_renamed(given_id: str, current_id: str) -> None:
+    if given_id != current_id:
+        _warn(f"{given_id} is now {current_id}, which is used.")
 
 
 def _warn_slow(used_presets: Iterable[Preset]) -> None:
@@ -605,7 +510,8 @@ def _warn_slow(used_presets: Iterable[Preset]) -> None:
 
 def _read_study(path: Path) -> Study:
     study = read(path)
-    _warn_renamed({cell.given_env_id: cell.base.env_id for cell in study.cells})
+    for ids in dict.fromkeys((cell.given_env_id, cell.base.env_id) for cell in study.cells):
+        _warn_renamed(*ids)
     return study
 
 
@@ -664,16 +570,12 @@ def _schemes(
     return list(dict.fromkeys([REFERENCE] * reference + [scheme.name for scheme in schemes]))
 
 
-def _root(args: argparse.Namespace) -> list[str]:
-    return [] if args.root == Path() else ["--root", str(args.root)]
-
-
 def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
     workspace = Workspace(args.root)
     state.refuse_overwrite(workspace, run.run_id)
     if args.dry_run:
         _check_network(run, preset)
-        print(f"train    {workspace.run_dir(run.run_id)}")
+        _say(f"train    {workspace.run_dir(run.run_id)}")
         return
     if not state.is_trained(workspace, run.run_id):
         _warn_slow([preset])
@@ -685,15 +587,10 @@ def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
     )
 
 
-def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str]) -> list[Path]:
-    workspace = Workspace(args.root)
-    artifacts = [workspace.artifact(run_id, scheme) for scheme in schemes]
-    if args.dry_run:
-        print(*(f"export   {path}" for path in artifacts), sep="\n")
-        return artifacts
+def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str] | None) -> list[Path]:
     with progress_bar(f"export {run_id}") as update:
-        pipeline.export(run_id, schemes, root=workspace.root, update=update)
-    _say(f"exported  {workspace.artifact_dir(run_id)}  ({len(schemes)} schemes)")
+        artifacts = pipeline.export(run_id, schemes, root=args.root, update=update)
+    _say(f"exported  {artifacts[0].parent}  ({len(artifacts)} schemes)")
     return artifacts
 
 
@@ -714,23 +611,9 @@ def _export_and_evaluate(
 
 
 def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
-    if args.dry_run:
-        paths = (evaluation_path(_copied_path(path), args.chance) for path in artifacts)
-        print(*(f"evaluate {path}" for path in paths), sep="\n")
-        return
     for path in artifacts:
         with progress_bar(f"evaluate {path.stem}") as update:
             pipeline.evaluate(path, args.episodes, chance=args.chance, update=update)
     for folder in dict.fromkeys(path.parent for path in artifacts):
         siblings = [path for path in artifacts if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
-
-
-_VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
-    function.__name__[1:].replace("_", " "): function
-    for function in (
-        *(_run, _train, _checkpoint_save, _export, _adopt, _quantize, _blame, _evaluate, _bench),
-        *(_record, _watch, _report, _study_plan, _study_run, _study_status, _study_report),
-        *(_inspect, _list, _doctor),
-    )
-}

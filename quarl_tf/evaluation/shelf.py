@@ -101,7 +101,8 @@ def available(models: Path) -> list[Entry]:
 
 
 def _names(models: Path) -> list[str]:
-    paths = [path for folder in (POLICIES, models) for path in _sidecar_paths(folder, _ANY)]
+    """Return the names of the files that are kept."""
+    paths = [path for folder in (POLICIES, models) for path in folder.glob(f"{_ANY}/*.tflite")]
     return sorted(set(map(_name, paths)))
 
 

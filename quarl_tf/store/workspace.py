@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,11 @@ class Workspace:
     def report_dir(self, name: str) -> Path:
         """Return the folder of one report."""
         return self.root / "reports" / name
+
+    def command(self, line: str) -> str:
+        """Return a command line with this workspace's --root, unless it is the current folder."""
+        at_root = self.root.resolve() == Path.cwd()
+        return line if at_root else f"{line} --root {shlex.quote(str(self.root))}"
 
 
 def _require_run_id(run_id: str) -> re.Match[str]:
