@@ -511,8 +511,7 @@ def deployment() -> str:
 
 
 def _benchmark(name: str) -> Any:
-    path = ROOT / f"benchmarks/{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads((ROOT / f"benchmarks/{name}.json").read_text())
 
 
 def flights(pooled: Sequence[dict[str, Any]]) -> str:
@@ -550,14 +549,11 @@ def flights(pooled: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def another_board(found: dict[str, Any] | None, known: Sequence[Entry]) -> str:
+def another_board(found: dict[str, Any], known: Sequence[Entry]) -> str:
     """Return how many actions of an emulated Arm board equal those of x86.
 
     Policies that are `known` with an int8 file but have no row are listed as missing.
     """
-    command = "`python benchmarks/arm.py --json benchmarks/arm.json`"
-    if found is None:
-        return f"Missing: {command} has not been run.\n"
     wanted = [f"{e.run.algo} on {e.run.env_id}" for e in known if e.sidecar.scheme == "int8"]
     measured = {f"{row['algo']} on {row['env_id']}" for row in found["rows"]}
     missing = ", ".join(name for name in wanted if name not in measured)
@@ -578,7 +574,9 @@ def another_board(found: dict[str, Any] | None, known: Sequence[Entry]) -> str:
         "its default kernels, XNNPACK's, and its built-in ones. Differences of heads are in steps "
         "of their codes, those of float32 as they are. An action of several numbers is equal where "
         "all its bits are. The lead is the most by which x86 preferred its action to that of the "
-        f"board. {command} makes the table.\n\n" + table(header, rows, 5) + "Where int8 differs "
+        "board. `python benchmarks/arm.py --json benchmarks/arm.json` makes the table.\n\n"
+        + table(header, rows, 5)
+        + "Where int8 differs "
         "from XNNPACK and not from the built-in kernels, it is their rounding that differs, not "
         "the processor: XNNPACK rounds a sum once, the others twice.\n"
         + (f"\nMissing: {missing}.\n" if missing else "")
@@ -607,8 +605,7 @@ _HALVED = (
 
 def half_the_bits() -> str:
     """Return QuaRL's table of mixed precision beside ours, and how trainings converge in both."""
-    exists = (REPORTS / "half-the-bits/results.json").exists()
-    runs = _report("half-the-bits")["runs"] if exists else []
+    runs = _report("half-the-bits")["runs"]
     return (
         "## Speed\n\n"
         + halved(_benchmark("mixed_precision"))
@@ -617,30 +614,23 @@ def half_the_bits() -> str:
     )
 
 
-def halved(found: dict[str, Any] | None) -> str:
+def halved(found: dict[str, Any]) -> str:
     """Return the speed of QuaRL's Policies A, B and C in both precisions, theirs beside ours."""
-    measured = found["policies"] if found else {}
     ratios, figures = [], []
     for name, key, full, mixed, difference in _HALVED:
-        ours = measured.get(key)
-        cells = [DASH] * 3
-        if ours:
-            cells = [_spread(ours[f"{what}_steps_ratio"]) for what in ("gradient", "environment")]
-            cells.append(f"{ours['bfloat16']['peak_mib'] / ours['float32']['peak_mib']:.2f}")
-            each = [
-                number_text(ours[precision][what])
-                for what in ("gradient_steps", "environment_steps", "peak_mib")
-                for precision in ("float32", "bfloat16")
-            ]
-            figures.append([name, *each])
+        ours = found["policies"][key]
+        cells = [_spread(ours[f"{what}_steps_ratio"]) for what in ("gradient", "environment")]
+        cells.append(f"{ours['bfloat16']['peak_mib'] / ours['float32']['peak_mib']:.2f}")
+        each = [
+            number_text(ours[precision][what])
+            for what in ("gradient_steps", "environment_steps", "peak_mib")
+            for precision in ("float32", "bfloat16")
+        ]
+        figures.append([name, *each])
         ratios.append([name, f"{full} → {mixed}", f"{full / mixed:.2f}", *cells, difference])
     command = "`python benchmarks/mixed_precision.py --json benchmarks/mixed_precision.json`"
     header = ["policy", "QuaRL, minutes", "factor", "gradient steps here", "environment steps"]
     text = table([*header, "peak memory", "what is different"], ratios)
-    if not found:
-        return f"{text}Missing: the figures of this package; {command} measures them.\n"
-    missing = [f"Policy {row[0]}" for row in ratios if row[3] == DASH]
-    text += f"Missing: {', '.join(missing)}. " if missing else ""
     repetitions = len(next(iter(found["repetitions"].values())))
     header = ["policy", "gradient steps/s, float32", "bfloat16", "environment steps/s, float32"]
     return (
@@ -660,19 +650,13 @@ _PRECISIONS = ("float32", "bfloat16")
 
 
 def convergence(runs: Sequence[dict[str, Any]]) -> str:
-    """Return the returns of a study's fp32 policies trained in both precisions, and their curves.
-
-    Missing is a training without its evaluation or its curve.
-    """
-    command = "`quarl study run studies/half-the-bits.yaml`"
+    """Return the returns of fp32 policies trained in both precisions, and their curves."""
     found: dict[str, dict[int, Path]] = {precision: {} for precision in _PRECISIONS}
     for row in runs:
         folder = Workspace(ROOT).artifact_dir(row["run_id"])
-        if row["status"] == "ok":
-            found[row["cell"].partition("precision=")[2].rstrip(")")][row["seed"]] = folder
+        found[row["cell"].partition("precision=")[2].rstrip(")")][row["seed"]] = folder
     full, half = found.values()
-    if not (seeds := sorted(full.keys() & half.keys())):
-        return f"Missing: trainings in both precisions; {command} makes them.\n"
+    seeds = sorted(full)
     rows, compared, ratios = [], [], []
     for seed in seeds:
         pair = [folders[seed] for folders in (full, half)]
@@ -688,17 +672,16 @@ def convergence(runs: Sequence[dict[str, Any]]) -> str:
     spread = _spread([statistics.median(ratios), min(ratios), max(ratios)]) if ratios else DASH
     _draw("half-the-bits", _both_precisions(found, seeds))
     header = [f"{what}, {one}" for what in _CONVERGENCE for one in _PRECISIONS]
-    missing = ", ".join(map(str, sorted({row["seed"] for row in runs} - {*seeds})))
     return (
         f"PPO on Pong, all else equal, until a mean greedy return of {_GOAL} on selection seeds, "
         "each training on a core of its own, two at a time; the return is of "
-        f"{compared[0].episodes} other games ({command}). {DASH}: not reached.\n\n"
+        f"{compared[0].episodes} other games (`quarl study run studies/half-the-bits.yaml`). "
+        f"{DASH}: not reached.\n\n"
         + table(["seed", *header, "verdict"], rows)
         + f"Pairs of trainings: {len(seeds)}, with that return in both: {len(ratios)}, in which "
         f"bfloat16 takes {spread} times float32's minutes. Its return less float32's "
         f"is {number_text(together.difference.mean)} {limits(together.difference)}, "
         f"{together.verdict}.\n\n"
-        + (f"Missing: the trainings of seeds {missing}.\n\n" if missing else "")
         + "![Returns in training against steps and minutes](half-the-bits.svg)\n"
     )
 
