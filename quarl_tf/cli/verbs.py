@@ -587,24 +587,21 @@ def _train_one(args: argparse.Namespace, run: Run, preset: Preset) -> None:
     )
 
 
-def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str] | None) -> list[Path]:
+def _export_all(args: argparse.Namespace, run_id: str, schemes: Sequence[str] | None) -> None:
     with progress_bar(f"export {run_id}") as update:
         artifacts = pipeline.export(run_id, schemes, root=args.root, update=update)
     _say(f"exported  {artifacts[0].parent}  ({len(artifacts)} schemes)")
-    return artifacts
 
 
 def _export_and_evaluate(
     args: argparse.Namespace, run_id: str, schemes: Sequence[str]
 ) -> list[Path]:
     """Export and evaluate; a scheme that cannot be exported fails after the others' evaluation."""
+    artifacts = [Workspace(args.root).artifact(run_id, scheme) for scheme in schemes]
     try:
-        artifacts = _export_all(args, run_id, schemes)
+        _export_all(args, run_id, schemes)
     except QuarlError:
-        workspace = Workspace(args.root)
-        missing = state.not_exported(workspace, run_id, schemes)
-        exported = [workspace.artifact(run_id, name) for name in schemes if name not in missing]
-        _evaluate_all(args, exported)
+        _evaluate_all(args, [path for path in artifacts if path.exists()])
         raise
     _evaluate_all(args, artifacts)
     return artifacts

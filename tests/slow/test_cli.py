@@ -189,17 +189,12 @@ def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -
     assert re.search(trained, output)
 
 
-PERCENT, WHOLE = "needed is a percentage of 0 or more", "needed is a whole number above 0"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["fly"], "invalid choice"),
         (["train"], "--env"),
         (["train", "CartPole-v9"], "did you mean CartPole-v1"),
-        (["run", ""], "environment with a preset=''"),
-        (["train", "CartPole-v1", "--algo", ""], "algorithm=''"),
         (["evaluate", "/data/int8"], "'/data/int8'"),
         (["export", "CartPole-v1/dqn/int8"], "add --target c"),
         (["evaluate", "CartPole-v1/dqn/int9"], "did you mean CartPole-v1/dqn/int8"),
@@ -209,20 +204,12 @@ PERCENT, WHOLE = "needed is a percentage of 0 or more", "needed is a whole numbe
         (["train", *TRAIN, "-p", "steps"], "KEY=VALUE"),
         (["train", *TRAIN, "-p", "steps=[1"], "steps=[1"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", ","], "at least one scheme"),
-        (["run", *TRAIN, "--gate", "nan"], f"--gate: {PERCENT}: 'nan'"),
-        (["run", *TRAIN, "--margin", "inf"], f"--margin: {PERCENT}: 'inf'"),
-        (["study", "report", "x.yaml", "--margin", "-1"], f"{PERCENT}: '-1'"),
+        (["run", *TRAIN, "--gate", "nan"], "--gate: needed is a percentage of 0 or more: 'nan'"),
+        (["study", "report", "x.yaml", "--margin", "-1"], "percentage of 0 or more: '-1'"),
         (["evaluate", "x.tflite", "--confident"], "add --gate"),
-        (["evaluate", "x.tflite", "--episodes", "0"], f"--episodes: {WHOLE}: '0'"),
-        (["blame", "x.tflite", "--episodes", "0"], f"{WHOLE}: '0'"),
-        (["study", "run", "x.yaml", "--jobs", "0"], f"--jobs: {WHOLE}: '0'"),
-        (["study", "run", "x.yaml", "--cores", "0"], f"--cores: {WHOLE}: '0'"),
+        (["evaluate", "x.tflite", "--episodes", "0"], "needed is a whole number above 0: '0'"),
         (["study", "run", "studies/li.yaml", "--gather"], "Engine local has no option --gather"),
         (["study", "run", "studies/li.yaml", "--engine", "ray", "--jobs", "2"], "option --jobs"),
-        (
-            ["study", "run", "studies/li.yaml", "--engine", "ray", "--shard", "1/2"],
-            "option --shard",
-        ),
         (["study", "run", "x.yaml", "--shard", "3/2"], "from 1 to N: '3/2'"),
         (["report", "x", "--name", "a/b"], "name='a/b'"),
         (["train", *TRAIN, "--quant-delay", "9"], "add --bits N. Received: quant_delay=9"),
@@ -431,7 +418,6 @@ def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: 
     [
         (f"run {DQN} --schemes qat_w4a4", "can be exported as fp32", 2),
         (f"run {DQN} --bits 4 --schemes fp32", "can be exported as qat_int4, qat_w4a4", 2),
-        (f"run {DQN} --bits 4", "its plain reference, which comes first: quarl run --algo dqn", 1),
         (f"run {DQN} --bits 4 -p layer_norm=true", "(LayerNormalization)", 2),
         (f"train {DQN} --bits 4 -p layer_norm=true", "layer='hidden_0_norm'", 2),
         (f"run {DQN} -p network=nature", "network", 2),
@@ -485,7 +471,6 @@ def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsy
         (["export", "dqn-Nope-v1-s0"], "train it first (quarl train", 1),
         (["evaluate", "nothing.tflite"], "nothing.tflite", 1),
         (["evaluate", "tflite_models"], "Name a .tflite file", 2),
-        (["evaluate", "dqn-CartPole-v1-s0"], "Name a .tflite file", 2),
         (["report", "dqn-Nope-v1-s0"], "dqn-Nope-v1-s0", 1),
         (["inspect", "nowhere.tflite"], "nowhere.tflite", 1),
         (["export", "RUN", "--schemes", "qat_w4a4"], "can be exported as fp32", 2),
@@ -536,7 +521,7 @@ def test_piped_output_has_paths_as_they_are(
 
 
 def test_who_has_read_enough_is_not_told_of_a_failure() -> None:
-    command = [sys.executable, "-m", "quarl_tf.cli", "list"]
+    command = [sys.executable, "-m", "quarl_tf.cli", "doctor"]
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
