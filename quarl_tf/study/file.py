@@ -1,6 +1,6 @@
 """Read a study's file: its cells, each in every seed and scheme."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +80,7 @@ class Cell:
         given_env_id: Id of the environment in the file, which may be an old one.
         schemes: Schemes of the plain trainings, fp32 first.
         options: Options of quantisation in the file, besides bits and delays.
-        distinction: What differs from the study's cells of the same algorithm and environment.
+        distinction: Settings that other cells of its algorithm and environment do not have.
     """
 
     base: Run
@@ -94,7 +94,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Return its title in reports, which no other cell has."""
+        """Return its title in reports."""
         task = f"{self.base.algo} on {self.base.env_id}"
         return f"{task} ({self.distinction})" if self.distinction else task
 
@@ -164,7 +164,7 @@ def _study(content: Any, folder: Path) -> Study:
     return Study(
         name=name,
         title=values.get("title", name),
-        cells=tuple(_titled(_titled(cells, _settings), _extent)),
+        cells=tuple(_titled(cells)),
         episodes=values.get("episodes", DEFAULT_EPISODES),
         skip_episodes=values.get("skip_episodes", 0),
         chance=chance,
@@ -197,37 +197,22 @@ def _chance(values: Mapping[str, Any]) -> Chance:
     return Chance("sampled") if chances else GREEDY
 
 
-def _titled(cells: Sequence[Cell], describe: Callable[[Cell], Mapping[str, Any]]) -> list[Cell]:
-    """Add to the titles of cells that have the same one what differs between them."""
-    titled_cells = []
+def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Yield the cells; titles that would be the same say which settings differ."""
     for cell in cells:
-        descriptions = [describe(other) for other in cells if other.title == cell.title]
+        others = [_settings(other) for other in cells if other.title == cell.title]
         differences = [
             f"{key}={value}"
-            for key, value in describe(cell).items()
-            if any(description.get(key) != value for description in descriptions)
+            for key, value in _settings(cell).items()
+            if any(settings.get(key) != value for settings in others)
         ]
-        distinction = ", ".join(filter(None, (cell.distinction, *differences)))
-        titled_cells.append(replace(cell, distinction=distinction))
-    return titled_cells
+        yield replace(cell, distinction=", ".join(differences))
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
     origin = cell.base.origin
     start = {} if origin is None else {"from": origin.run.run_id}
     return {**cell.base.overrides, **cell.options, **start}
-
-
-def _extent(cell: Cell) -> dict[str, str]:
-    lists = {
-        "bits": [quantization.bits for quantization in cell.quantizations],
-        "delays": [quantization.delay for quantization in cell.quantizations],
-        "seeds": cell.seeds,
-        "schemes": cell.schemes,
-    }
-    return {
-        key: "/".join(map(str, dict.fromkeys(values))) for key, values in lists.items() if values
-    }
 
 
 def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None) -> Cell:
