@@ -83,7 +83,7 @@ def _number(number: Callable[[str], Any], kind: Kind) -> Callable[[str], Any]:
         except ValueError:
             value = math.nan
         if not kind.fits(value):
-            raise argparse.ArgumentTypeError(f"needed is {kind.text}: {text!r}")
+            raise argparse.ArgumentTypeError(f"expected {kind.text}. Received: {text!r}")
         return value
 
     return read
@@ -129,8 +129,6 @@ def _task(parser: argparse.ArgumentParser) -> None:
 _TASK_EXAMPLE = "--root mine --algo dqn --env CartPole-v1 --seed 0"
 _ROOT_HELP = "folder of runs/, tflite_models/ and reports/ (default: the current one)"
 _ROOT = _file_option("--root", "DIR", _ROOT_HELP, default=Path())
-_SHELF_HELP = "folder of trained policies (default: %(default)s, and those of the package)"
-_SHELF = _file_option("--shelf", "DIR", _SHELF_HELP, default=Path("tflite_models"))
 _IMPORT_HELP = "import a module that registers environments of your own"
 _IMPORT = _list_option("--import", "MODULE", _IMPORT_HELP, "modules")
 _RUN_ID = _option("run", metavar="RUN", help="run id, for example dqn-CartPole-v1-s0")
@@ -177,7 +175,7 @@ _RUN = (
     ),
 )
 _SHOW = (
-    *(_ROOT, _SHELF, _IMPORT),
+    *(_ROOT, _IMPORT),
     _option("policies", metavar="POLICY", nargs="+", help="run ids, files or names on the shelf"),
     _option("--schemes", default="fp32,int8", help="schemes of run ids (default: %(default)s)"),
     _option("--seed", type=int, default=0, help="seed of the episode (default: %(default)s)"),
@@ -243,7 +241,6 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         *(_ROOT, _IMPORT, _RUN_ID, _SCHEMES),
         _option("--target", choices=("tflite", "c"), default="tflite", help=_TARGET_HELP),
         _option("--no-float", action="store_true", help=_NO_FLOAT_HELP),
-        _SHELF,
     ),
     ("checkpoint", "save a training in progress, to resume it elsewhere", _SAVE_EXAMPLE),
     (
@@ -272,7 +269,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "quantize",
         "quantise an fp32 or fp16 .tflite file, without its training",
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
-        *(_ARTIFACT, _SHELF, _IMPORT),
+        *(_ARTIFACT, _IMPORT),
         _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}"),
         _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
     ),
@@ -281,7 +278,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "show how much int8 hurts each layer",
         "blame LunarLander-v3/dqn/fp32",
         _option("policy", metavar="POLICY", help=_POLICY_HELP),
-        *(_ROOT, _SHELF, _IMPORT),
+        *(_ROOT, _IMPORT),
         _option(
             "--episodes", type=_COUNT, default=20, help="of each of the worst three (default: 20)"
         ),
@@ -290,13 +287,13 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "evaluate",
         "replay .tflite files, compare with fp32",
         "evaluate CartPole-v1/dqn/int8 --episodes 100 --gate 2",
-        *(_ARTIFACTS, _SHELF, _IMPORT, *_EVALUATION),
+        *(_ARTIFACTS, _IMPORT, *_EVALUATION),
     ),
     (
         "bench",
         "time .tflite files: latency, loading, memory",
         "bench CartPole-v1/dqn/fp32 CartPole-v1/dqn/int8",
-        *(_ARTIFACTS, _SHELF),
+        _ARTIFACTS,
         _option("--calls", type=_COUNT, default=2000, help="calls (default: %(default)s)"),
         _file_option("--json", "FILE", "write the numbers to a file, too"),
         _option("--save", action="store_true", help="replace the latencies in evaluations"),
@@ -331,8 +328,8 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "inspect",
         "show the content of a .tflite file",
         "inspect CartPole-v1/dqn/int8",
-        *(_ARTIFACT, _SHELF, _option("--board", metavar="NAME", help=_BOARD_HELP)),
+        *(_ARTIFACT, _option("--board", metavar="NAME", help=_BOARD_HELP)),
     ),
-    ("list", "list the policies on the shelf, presets, schemes and runs", "list", _ROOT, _SHELF),
+    ("list", "list the policies on the shelf, presets, schemes and runs", "list", _ROOT),
     ("doctor", "check versions and known clashes", "doctor"),
 )

@@ -53,8 +53,8 @@ from quarl_tf.store.workspace import (
 from quarl_tf.study import State, Study, engine, plan, read
 from quarl_tf.training import checkpoint
 
-#: Where policies of the package are copied to.
-_COPIES = Path("tflite_models")
+#: The shelf, to which policies of the package are copied.
+_SHELF = Path("tflite_models")
 
 #: A warning is given for a precision that is slower than float32 by this factor.
 _SLOW_FACTOR = 1.5
@@ -299,9 +299,9 @@ def _artifacts(
                 f"ENVIRONMENT/ALGORITHM/SCHEME. Received: {name!r}"
             )
         elif read_only:
-            paths.append(shelf.find(path.as_posix(), args.shelf).artifact)
+            paths.append(shelf.find(path.as_posix(), _SHELF).artifact)
         else:
-            paths.append(shelf.take(path.as_posix(), args.shelf, _COPIES))
+            paths.append(shelf.take(path.as_posix(), _SHELF))
             _say(f"found     {paths[-1]}")
     return paths
 
@@ -419,7 +419,7 @@ def _inspect(args: argparse.Namespace) -> None:
 
 def _list(args: argparse.Namespace) -> None:
     with spinner("list"):
-        shelf_table = summary.shelf_table(shelf.available(args.shelf))
+        shelf_table = summary.shelf_table(shelf.available(_SHELF))
     _console.print(shelf_table)
     table = Table("algorithm", "environments with a preset")
     for algo, pairs in groupby(presets.available(), key=itemgetter(0)):
@@ -432,7 +432,7 @@ def _list(args: argparse.Namespace) -> None:
     )
     workspace = Workspace(args.root)
     runs = Table("run", "trained", "exported", "evaluated")
-    on_shelf = (args.root / "tflite_models").resolve() == args.shelf.resolve()
+    on_shelf = args.root.resolve() == Path.cwd()
     for run_id in workspace.run_ids():
         folder = workspace.run_dir(run_id)
         adopted = run_id.startswith(f"{ADOPTED}-")

@@ -18,7 +18,7 @@ from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, has_sidecar, sidecar_path, write_artifact
+from quarl_tf.store.workspace import evaluation_path, has_sidecar, write_artifact
 
 #: The pattern of all names.
 _ANY = "*/*/*"
@@ -124,27 +124,26 @@ def find(name: str, models: Path) -> Entry:
     return entry
 
 
-def take(name: str, models: Path, default: Path) -> Path:
+def take(name: str, models: Path) -> Path:
     """Return the flatbuffer of a name, beside which results can be written.
 
-    A policy of the package that the shelf `models` lacks is copied to `default`, with the
-    evaluation of its fp32. Errors are those of `find`.
+    A policy of the package that the shelf `models` lacks is copied there, with the evaluation of
+    its fp32. Errors are those of `find`.
     """
     entry = find(name, models)
     if not entry.artifact.is_relative_to(POLICIES):
         return entry.artifact
-    target = default / entry.artifact.relative_to(POLICIES)
+    target = models / entry.artifact.relative_to(POLICIES)
     if target.exists() and sha256(target) != entry.sidecar.sha256:
         raise QuarlError(
             f"{name} of the package would replace another file; work in another folder. "
             f"Received: {target}"
         )
-    if not (target.exists() and sidecar_path(target).exists()):
-        write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
+    write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
     if not target.with_name(f"{REFERENCE}.tflite").exists():
         # An fp32 of the user's own keeps its evaluation.
         source = evaluation_path(entry.artifact.with_name(f"{REFERENCE}.tflite"))
-        write_bytes(default / source.relative_to(POLICIES), source.read_bytes())
+        write_bytes(models / source.relative_to(POLICIES), source.read_bytes())
     return target
 
 

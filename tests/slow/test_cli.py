@@ -204,10 +204,10 @@ def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -
         (["train", *TRAIN, "-p", "steps"], "KEY=VALUE"),
         (["train", *TRAIN, "-p", "steps=[1"], "steps=[1"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", ","], "at least one scheme"),
-        (["run", *TRAIN, "--gate", "nan"], "--gate: needed is a percentage of 0 or more: 'nan'"),
+        (["run", *TRAIN, "--gate", "nan"], "--gate: expected a percentage of 0 or more. Received: 'nan'"),
         (["study", "report", "x.yaml", "--margin", "-1"], "percentage of 0 or more: '-1'"),
         (["evaluate", "x.tflite", "--confident"], "add --gate"),
-        (["evaluate", "x.tflite", "--episodes", "0"], "needed is a whole number above 0: '0'"),
+        (["evaluate", "x.tflite", "--episodes", "0"], "expected a whole number above 0. Received: '0'"),
         (["study", "run", "studies/li.yaml", "--gather"], "Engine local has no option --gather"),
         (["study", "run", "studies/li.yaml", "--engine", "ray", "--jobs", "2"], "option --jobs"),
         (["study", "run", "x.yaml", "--shard", "3/2"], "from 1 to N: '3/2'"),
@@ -380,8 +380,11 @@ def test_inspect_tells_contents_and_mismatch(loose: Path, capsys: Capsys) -> Non
     assert "state[/a]" in printed(capsys, "inspect", str(artifact))
 
 
-def test_list_shows_presets_and_runs(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:
+def test_list_shows_presets_and_runs(
+    finished: Finished, tmp_path: Path, capsys: Capsys, monkeypatch: Patch
+) -> None:
     root, run_id = finished
+    monkeypatch.chdir(root)
     shutil.copytree(root / "tflite_models", tmp_path / "tflite_models")
     for folder, answer in ((root, "yes"), (tmp_path, "no")):
         output = printed(capsys, "list", "--root", str(folder))
@@ -391,7 +394,8 @@ def test_list_shows_presets_and_runs(finished: Finished, tmp_path: Path, capsys:
     # A damaged evaluation hides no policy.
     models = tmp_path / "tflite_models"
     next(models.glob("*/*/*/fp32.eval.json")).write_text("{")
-    assert "CartPole-v1/dqn/fp32" in printed(capsys, "list", "--shelf", str(models))
+    monkeypatch.chdir(tmp_path)
+    assert "CartPole-v1/dqn/fp32" in printed(capsys, "list")
 
 
 def test_published_results_are_kept(finished: Finished, tmp_path: Path, capsys: Capsys) -> None:

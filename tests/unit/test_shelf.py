@@ -38,7 +38,7 @@ def test_the_best_on_selection_seeds_stands_for_its_task(models: Path) -> None:
     (entry,) = shelf(models)
     assert entry.name == NAME
     assert entry.run.seed == 1
-    assert take(NAME, models, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
+    assert take(NAME, models) == models / "CartPole-v1/dqn/s1/int8.tflite"
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_a_damaged_policy_is_refused_and_hides_no_other(models: Path) -> None:
     (models / "CartPole-v1/dqn/s1/int8.json").write_text("{")
     (models / "CartPole-v1/dqn/s1/fp16.json").write_text('{"run_id": 1}')
     assert [entry.name for entry in available(models)] == [name for name in names if name != NAME]
-    assert "s1/int8.json cannot be read as JSON" in refused(take, NAME, models, models)
+    assert "s1/int8.json cannot be read as JSON" in refused(take, NAME, models)
     other = "LunarLander-v3/ppo/int8"
-    assert take(other, models, models).exists()
+    assert take(other, models).exists()
 
 
 def test_a_task_in_a_namespace_is_named_as_its_folder(models: Path) -> None:
     (models / "CartPole-v1").rename(models / "mine_CartPole-v1")
     name = f"mine_{NAME}"
-    assert take(name, models, models) == models / "mine_CartPole-v1/dqn/s1/int8.tflite"
+    assert take(name, models) == models / "mine_CartPole-v1/dqn/s1/int8.tflite"
 
 
 def test_what_a_network_earned_before_the_delay_does_not_count(models: Path) -> None:
@@ -110,14 +110,14 @@ def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
 
 
 def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: Path) -> None:
-    where, file = (NAME, tmp_path / "none", tmp_path / "mine"), "CartPole-v1/dqn/s0/int8.tflite"
+    where, file = (NAME, tmp_path / "mine"), "CartPole-v1/dqn/s0/int8.tflite"
     artifact = take(*where)
     reference = artifact.with_name("fp32.eval.json")
     assert artifact == tmp_path / "mine" / file
     assert artifact.read_bytes() == (POLICIES / file).read_bytes()
     assert reference.exists()
     assert take(*where) == artifact
-    # What a killed copy, or an older version of the package, has left is fixed.
+    # What a killed copy has left is fixed.
     artifact.with_suffix(".json").unlink()
     EVALUATION.save(reference)
     assert take(*where) == artifact
@@ -125,11 +125,12 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     assert Evaluation.load(reference) != EVALUATION
     # A file of one's own is not replaced.
     artifact.write_bytes(b"mine")
+    artifact.with_suffix(".json").unlink()
     assert "would replace" in refused(take, *where)
     assert artifact.read_bytes() == b"mine"
 
 
 def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models: Path) -> None:
-    assert NAME in refused(take, "CartPole-v1/dqn/int9", models, models, error=UsageError)
+    assert NAME in refused(take, "CartPole-v1/dqn/int9", models, error=UsageError)
     (models / "CartPole-v1/dqn/s1/int8.tflite").unlink()
-    assert re.search("quarl run .*--seed 1 --schemes int8", refused(take, NAME, models, models))
+    assert re.search("quarl run .*--seed 1 --schemes int8", refused(take, NAME, models))
