@@ -265,7 +265,6 @@ def test_layers_stand_in_order_with_their_numbers() -> None:
     assert first[:, 0].tolist() == [-1, 4]
     assert not second.size  # Nothing bounds it.
     assert png(figure)
-    assert png(blamed_layers(table.drop(columns=["gain_low", "gain_high"])))
 
 
 def test_curves_leave_out_what_has_no_value_and_mark_the_delay() -> None:

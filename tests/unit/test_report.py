@@ -62,7 +62,7 @@ AWARE, EARLY = (
     replace(RUN, quantization=Quantization.from_mapping({"bits": 4, "delay": delay}))
     for delay in (25_000, 10)
 )
-SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910}
+SIZES = {"fp32": 272_480, "fp16": 138_240, "int8": 75_910, "int8_tensor": 272_480}
 #: Of the float file that holds a simulated scheme; it must not be seen anywhere.
 SIMULATED_SIZE = 271_828
 
@@ -179,6 +179,12 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw", lambda *_: iter(()))
         return write(workspace, *runs)
+
+
+def cell_of(title: str, **runs: Sequence[Run]) -> Cell:
+    """Return a cell from the trainings of each scheme."""
+    columns = (Column(name, Scheme.parse(name), tuple(of_it)) for name, of_it in runs.items())
+    return Cell(title=title, columns=tuple(columns))
 
 
 def change(path: Path, **changes: Any) -> None:
@@ -349,40 +355,35 @@ def test_episodes_by_other_rules_than_a_deleted_fp32_are_missing(workspace: Work
     assert missing_of(write(workspace, run)) == {"int8": "was evaluated by other rules"}
 
 
-def test_the_headline_names_what_keeps_the_reward(workspace: Workspace) -> None:
-    run = add_run(workspace)
-    evaluate(workspace, run, "ptq_w2", [500.0] * EPISODES)
-    for int8, ptq_w8, smallest, fewest in (
-        (500.0, 500.0, "int8", "ptq_w8"),
-        (499.0, 500.0, "fp16", "ptq_w8"),  # A small loss in every episode.
-        (500.0, 450.0, "int8", None),  # Fewer bits count only if all wider schemes keep the reward.
-    ):
-        evaluate(workspace, run, "int8", [int8] * EPISODES)
-        evaluate(workspace, run, "ptq_w8", [ptq_w8] * EPISODES)
-        (cell,) = results_of(write(workspace, run))["cells"]
-        assert (cell["smallest"], cell["fewest"]) == (smallest, {"ptq_w": fewest})
-
-
-def test_a_file_larger_than_fp32_is_not_the_smallest(
-    workspace: Workspace, monkeypatch: Patch
+@pytest.mark.parametrize(
+    ("schemes", "means", "smallest", "fewest"),
+    [
+        (SCHEMES, {"ptq_w2": 500.0}, "int8", {"ptq_w": "ptq_w8"}),
+        # A small loss in every episode.
+        (SCHEMES, {"int8": 499.0}, "fp16", {"ptq_w": "ptq_w8"}),
+        # Fewer bits count only if all wider schemes keep the reward.
+        (SCHEMES, {"ptq_w8": 450.0}, "int8", {"ptq_w": None}),
+        # A file as large as fp32 is not the smallest, and what was not measured ends no sweep. Each
+        # form of a family has fewest bits of its own.
+        (
+            ("fp32", "int8_tensor", "ptq_opt_w4", "ptq_opt_w3", "ptq_opt_w4a4"),
+            {"ptq_opt_w4": None, "ptq_opt_w4a4": 450.0},
+            None,
+            {"ptq_opt_wN": "ptq_opt_w3", "ptq_opt_wNaN": None},
+        ),
+    ],
+)
+def test_the_headline_names_what_keeps_the_reward(
+    workspace: Workspace, schemes: Any, means: Any, smallest: str | None, fewest: Any
 ) -> None:
-    monkeypatch.setitem(SIZES, "fp16", SIZES["fp32"] + 1)
-    (cell,) = results_of(write(workspace, add_run(workspace, schemes=("fp32", "fp16"))))["cells"]
-    assert cell["smallest"] is None
-
-
-def test_each_form_of_a_family_has_fewest_bits_of_its_own(workspace: Workspace) -> None:
-    run = add_run(workspace, schemes=("fp32", "ptq_opt_w4", "ptq_opt_w4a4", "ptq_opt_w3"))
-    evaluate(workspace, run, "ptq_opt_w4a4", [450.0] * EPISODES)
+    run = add_run(workspace, schemes=schemes)
+    for scheme, mean in means.items():
+        if mean is None:
+            evaluation_path(workspace.artifact(run.run_id, scheme)).unlink()
+        else:
+            evaluate(workspace, run, scheme, [mean] * EPISODES)
     (cell,) = results_of(write(workspace, run))["cells"]
-    assert cell["fewest"] == {"ptq_opt_wN": "ptq_opt_w3", "ptq_opt_wNaN": None}
-
-
-def test_widths_that_were_not_measured_end_no_sweep(workspace: Workspace) -> None:
-    run = add_run(workspace, schemes=("fp32", "ptq_opt_w4", "ptq_opt_w3"))
-    evaluation_path(workspace.artifact(run.run_id, "ptq_opt_w4")).unlink()
-    (cell,) = results_of(write(workspace, run))["cells"]
-    assert cell["fewest"] == {"ptq_opt_w": "ptq_opt_w3"}
+    assert (cell["smallest"], cell["fewest"]) == (smallest, fewest)
 
 
 def test_trainings_are_compared_on_equally_many_episodes(workspace: Workspace) -> None:
@@ -635,22 +636,17 @@ def test_references_that_cells_share_have_curves_of_their_own(workspace: Workspa
         for bits in (4, 2):
             quantization = Quantization.from_mapping({"bits": bits, "delay": 10})
             aware = add_run(workspace, replace(plain, quantization=quantization))
-            schemes = {"fp32": plain, f"qat_w{bits}a{bits}": aware}
-            columns = (Column(name, Scheme.parse(name), (run,)) for name, run in schemes.items())
-            cells.append(load_cell(source, Cell(title="x", columns=tuple(columns))))
+            cell = cell_of("x", fp32=[plain], **{f"qat_w{bits}a{bits}": [aware]})
+            cells.append(load_cell(source, cell))
     assert len(_groups(cells)) == 6
 
 
 def test_shared_trainings_count_once_over_cells(workspace: Workspace) -> None:
     runs = [add_run(workspace, run) for run in SEEDS]
     others = [add_run(workspace, replace(RUN, env_id="Acrobot-v1"))]
-    names, source = ("fp32", "int8"), Source(workspace=workspace, margin_percent=2.0)
-
-    def cell(title: str, runs: Sequence[Run]) -> Cell:
-        columns = (Column(name, Scheme.parse(name), tuple(runs)) for name in names)
-        return Cell(title=title, columns=tuple(columns))
-
-    cells = [cell("all", runs), cell("the first", runs[:1]), cell("other", others)]
+    trainings = {"all": runs, "the first": runs[:1], "other": others}
+    cells = [cell_of(title, fp32=of_it, int8=of_it) for title, of_it in trainings.items()]
+    source = Source(workspace=workspace, margin_percent=2.0)
     report.write(source, cells, name="x", title="x", command=COMMAND)
     (row,) = results_of(workspace.report_dir("x"))["aggregates"]
     assert (row["scheme"], row["cells"], len(row["errors"])) == ("int8", 2, 4)
@@ -770,10 +766,12 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
     ],
 )
 def test_what_some_lack_is_not_drawn(drawn: Workspace, x: str, column: str, figure: str) -> None:
-    runs = {"fp32": add_run(drawn), "qat_w4a4": add_run(drawn, AWARE)}
-    columns = tuple(Column(name, Scheme.parse(name), (run,)) for name, run in runs.items())
-    source, cell = Source(workspace=drawn, margin_percent=2.0), Cell(title="cell", columns=columns)
-    for run in runs.values():
+    runs = [add_run(drawn), add_run(drawn, AWARE)]
+    source, cell = (
+        Source(workspace=drawn, margin_percent=2.0),
+        cell_of("x", fp32=runs[:1], qat_w4a4=runs[1:]),
+    )
+    for run in runs:
         add_curve(drawn, run, {10: 2, 20: 2, 30: 2}, **{column: 3.0})
         index = report.write(source, [cell], name="x", title="x", command=COMMAND, x=x)
         assert (index.parent / "figures" / figure).exists() == (run == AWARE)

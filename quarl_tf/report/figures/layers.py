@@ -80,9 +80,8 @@ def blamed_layers(layers: pd.DataFrame, title: str = "") -> Figure:
         axes.margins(x=0.2)  # Room for the numbers.
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_xlabel(label)
-    # Limits are missing in tables of earlier versions, and infinite for too few episodes.
-    gain = layers.reindex(columns=["gain", "gain_low", "gain_high"])
-    gain = gain.replace([-np.inf, np.inf], np.nan)
+    # Limits are infinite for too few episodes.
+    gain = layers[["gain", "gain_low", "gain_high"]].replace([-np.inf, np.inf], np.nan)
     gain_panel.axvline(0, color=GREY, linewidth=0.8)
     gain_panel.hlines(layers["layer"], gain["gain_low"], gain["gain_high"], color=colour)
     gain_panel.plot(gain["gain"], layers["layer"], "o", color=colour)
