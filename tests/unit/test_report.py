@@ -754,10 +754,8 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
 )
 def test_what_some_lack_is_not_drawn(drawn: Workspace, x: str, column: str, figure: str) -> None:
     runs = [add_run(drawn), add_run(drawn, AWARE)]
-    source, cell = (
-        Source(workspace=drawn, margin_percent=2.0),
-        cell_of("x", fp32=runs[:1], qat_w4a4=runs[1:]),
-    )
+    cell = cell_of("x", fp32=runs[:1], qat_w4a4=runs[1:])
+    source = Source(workspace=drawn, margin_percent=2.0)
     for run in runs:
         add_curve(drawn, run, {10: 2, 20: 2, 30: 2}, **{column: 3.0})
         index = report.write(source, [cell], name="x", title="x", command=COMMAND, x=x)
