@@ -1,6 +1,6 @@
 """The actor-critic of PPO and A2C: it learns from each rollout in minibatches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +43,10 @@ class _TwoNetworks:
         heads, values = (snapshot(observations) for snapshot in self._snapshots)
         return heads, values[:, 0]
 
-    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Predict by the current weights, or by these values of `read_variables`."""
-        arrays = [v.numpy() for v in self.variables] if values is None else list(values)
+    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
+        """Predict by the current weights, or by values of `read_variables` by `id`."""
         for snapshot in self._snapshots:
-            size = len(snapshot.variables)
-            snapshot.refresh(arrays[:size])
-            arrays = arrays[size:]
+            snapshot.refresh(values)
 
 
 class _SharedTorso:
@@ -86,7 +83,7 @@ class _SharedTorso:
         heads, values = self._snapshot(observations)
         return heads, values[:, 0]
 
-    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
+    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
         """Predict by the current weights."""
         self._snapshot.refresh(values)
 
@@ -227,11 +224,11 @@ class ActorCritic(Agent):
         self._statistics.update(flat_fields[0][step_index])
         statistics_changed = self._statistics.apply_to(self._model.normalised_networks)
         # Reading all variables takes long: only the statistics may have changed since the steps.
-        arrays = [
-            (variable if statistics_changed and not variable.trainable else tensor).numpy()
-            for variable, tensor in zip(self._model.read_variables, tensors, strict=True)
-        ]
-        self._model.refresh(arrays)
+        current_values = {
+            id(v): (v if statistics_changed and not v.trainable else tensor).numpy()
+            for v, tensor in zip(self._model.read_variables, tensors, strict=True)
+        }
+        self._model.refresh(current_values)
         self._distribution.refresh()
         return {"loss": float(loss)}
 

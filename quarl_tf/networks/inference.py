@@ -92,15 +92,14 @@ class Snapshot:
         self._steps: list[Forward] = []
         self.refresh()
 
-    def refresh(self, values: Sequence[npt.NDArray[Any]] | None = None) -> None:
-        """Take the current weights or, which saves reading them, these values of all variables."""
+    def refresh(self, values: Mapping[int, npt.NDArray[Any]] | None = None) -> None:
+        """Take the current weights or, which saves reading them, values by variables' `id`."""
         if self._cast is not None:
             self._cast()
         if self._compiled is not None:
             return
-        arrays = [variable.numpy() for variable in self.variables] if values is None else values
-        by_id = {id(v): array for v, array in zip(self.variables, arrays, strict=True)}
-        self._steps = [in_numpy(layer, lambda v: by_id[id(v)]) for layer in self._layers]
+        arrays = {id(v): v.numpy() for v in self.variables} if values is None else values
+        self._steps = [in_numpy(layer, lambda v: arrays[id(v)]) for layer in self._layers]
 
     def __call__(self, observations: npt.NDArray[Any]) -> Any:
         """Return heads [n, outputs] of observations [n, ...]; a list if the network has several."""

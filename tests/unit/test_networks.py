@@ -157,7 +157,6 @@ LOW_PRECISIONS = {
         EnvSpec((24, 20, 2), "uint8", 6),
         Design(Architecture((5,), (Convolution(3, 8, 4),)), 6, precision="bfloat16"),
     ),
-    "features": (SPEC, Design(Architecture((5,)), 3, precision="bfloat16")),
     "norms": (SPEC, Design(Architecture((5,)), 3, layer_norm=True, precision="bfloat16")),
 }
 

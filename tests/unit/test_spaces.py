@@ -125,23 +125,20 @@ def test_actions_become_the_environment_s_in_single_and_vector(
     if choices is None:
         assert spec.action_low == tuple(space.low.ravel().tolist())
         assert spec.action_high == tuple(space.high.ravel().tolist())
-    env, envs = make(env_id), make_vector(env_id, 2)
+    env: Any = make(env_id)
+    envs: Any = make_vector(env_id, 2)
     assert env.action_space == envs.single_action_space
     for action, expected in pairs:
         env.reset(seed=0)
         envs.reset(seed=0)
-        for received in actions_of(env, envs, np.array(action)):
+        env.step(np.array(action))
+        envs.step(np.array([action] * 2))
+        for single in (env, *envs.unwrapped.envs):
+            received = single.unwrapped.received
             np.testing.assert_array_equal(received, np.array(expected, space.dtype))
     env.reset(seed=0)
     env.step(env.action_space.sample())
     assert np.asarray(env.unwrapped.received) in space
-
-
-def actions_of(env: Any, envs: Any, action: np.ndarray) -> list[Any]:
-    """Step an environment and a vector of two; return what their environments received."""
-    env.step(action)
-    envs.step(np.array([action] * 2))
-    return [single.unwrapped.received for single in (env, *envs.unwrapped.envs)]
 
 
 def test_plain_spaces_are_not_wrapped_as_wrappers_take_time_at_every_step() -> None:
