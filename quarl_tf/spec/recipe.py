@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from quarl_tf.foundation.errors import UsageError, require_known
 from quarl_tf.foundation.files import digest
-from quarl_tf.foundation.kinds import FLAG, INTEGER, NAME, Kind, require_all
+from quarl_tf.foundation.kinds import COUNT, FLAG, Kind, one_of, require_all
 
 INT4_BITS = 4  #: Widest grid of int4.
 EDGE_BITS = 8  #: Default width of the observation and of the head.
@@ -116,10 +116,6 @@ def _without_defaults(value: Any) -> Any:
     return {f.name: _without_defaults(item) for f, item in pairs if item not in (f.default, {})}
 
 
-_RANGES = ("extremes", "moving_average", "percentile", "following")
-_GRADIENTS = ("straight_through", "clipped")
-
-
 @dataclass(frozen=True, kw_only=True)
 class QatSchedule:
     """When and how a training becomes quantised.
@@ -139,22 +135,6 @@ class QatSchedule:
     gradient: str = "straight_through"
     learned_steps: bool = False
 
-    def __post_init__(self) -> None:
-        """Raise a UsageError for values that are unknown or contradict each other."""
-        if self.delay < 1:
-            raise UsageError(
-                "The delay must be 1 step or more: ranges are watched until then. "
-                f"Received: delay={self.delay}"
-            )
-        require_known("ranges", self.ranges, _RANGES)
-        require_known("gradient", self.gradient, _GRADIENTS)
-        if self.learned_steps and (self.ranges == "following" or self.gradient != "clipped"):
-            raise UsageError(
-                "Steps are learned only where gradients are clipped and ranges frozen; leave "
-                "ranges, gradient or learned_steps out. Received: "
-                f"ranges={self.ranges}, gradient={self.gradient}, learned_steps=true"
-            )
-
 
 _RULES: Mapping[str, Callable[..., LayerFormat]] = {"nearest": integers, "paper": published}
 
@@ -171,8 +151,10 @@ _WIDTH = Kind("a whole number from 2 to 8", lambda value: type(value) is int and
 #: Options of a quantisation-aware training by name, beside the bits of single layers.
 _OPTIONS = {
     **dict.fromkeys(("bits", "edge_bits", "head.bits"), _WIDTH),
-    **dict.fromkeys(("rule", "ranges", "gradient"), NAME),
-    "delay": INTEGER,
+    "rule": one_of(tuple(_RULES)),
+    "ranges": one_of(("extremes", "moving_average", "percentile", "following")),
+    "gradient": one_of(("straight_through", "clipped")),
+    "delay": COUNT,
     "per_channel": Kind("true or false", lambda value: type(value) is bool or value == _FEW),
     "learned_steps": FLAG,
 }
@@ -198,10 +180,13 @@ class Quantization:
 
     def __post_init__(self) -> None:
         """Raise a UsageError for steps that cannot be learned."""
-        if self.schedule.learned_steps and self.rule == "paper":
+        ranges, gradient = self.schedule.ranges, self.schedule.gradient
+        fits = self.rule == "nearest" and ranges != "following" and gradient == "clipped"
+        if self.schedule.learned_steps and not fits:
             raise UsageError(
-                "Steps are learned only where values are rounded to the nearest; leave rule or "
-                "learned_steps out. Received: rule=paper, learned_steps=true"
+                "Steps are learned only where values are rounded to the nearest, gradients clipped "
+                "and ranges frozen; leave those options or learned_steps out. Received: "
+                f"ranges={ranges}, gradient={gradient}, rule={self.rule}, learned_steps=true"
             )
 
     @property
@@ -242,7 +227,6 @@ class Quantization:
         if missing := " and no ".join(name for name in ("bits", "delay") if name not in values):
             raise UsageError(f"A quantisation needs bits and a delay. Received: no {missing}")
         bits, rule = values["bits"], values.get("rule", "nearest")
-        require_known("rule", rule, _RULES)
         few = bits <= _FEW_BITS and rule != "paper"
         # Integer kernels have 8 bits and a grid per output.
         per_channel = values.get("per_channel", few or (bits == 8 and rule != "paper"))
