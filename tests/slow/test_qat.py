@@ -340,12 +340,6 @@ def test_single_layers_may_have_bits_of_their_own() -> None:
         watching(aware(4, **{"hiden_0.bits": 2}))(FACTORIES["tanh"]())
 
 
-def test_dense_kernels_have_a_grid_per_output_if_asked_for() -> None:
-    layers = qat.quantized_layers(frozen("relu", aware(per_channel=True)))
-    shapes = [layer.grid("kernel").high.shape for layer in layers if "kernel" in layer.quantizers]
-    assert shapes == [(16,), (16,), (3,)]
-
-
 #: The first two are tried with every network.
 OPTIONS: list[dict[str, Any]] = [
     *({}, {"bits": 2}, {"bits": 8}, {"edge_bits": 3}, {"rule": "paper"}, {"ranges": "percentile"}),
