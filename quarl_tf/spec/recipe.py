@@ -251,8 +251,8 @@ class Quantization:
         """Invert `to_dict`; a UsageError for a record of another version."""
         try:
             recipe, weights = values["recipe"], values["recipe"]["default"]["weights"]
-            layers = {name: recipe[name] for name in ("observation", "head")}
-            layers |= recipe.get("by_layer", {})
+            ends = {name: recipe[name] for name in ("observation", "head")}
+            layers = ends | recipe.get("by_layer", {})
             options = {f"{name}.bits": form["activations"]["bits"] for name, form in layers.items()}
             options["rule"] = "paper" if weights.get("rounding") == "floor" else "nearest"
             options |= {"per_channel": weights.get("per_channel", False), "bits": weights["bits"]}
