@@ -271,7 +271,6 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         "quantize tflite_models/CartPole-v1/dqn/s0/fp32.tflite --scheme ptq_w4",
         *(_ARTIFACT, _IMPORT),
         _option("--scheme", required=True, help=f"{', '.join(CALIBRATED)}, or {_PTQ_NAMES}"),
-        _file_option("-o", "FILE", "(default: SCHEME.tflite beside it)", dest="output"),
     ),
     (
         "blame",

@@ -1,13 +1,13 @@
 """Export a trained network to flatbuffers, one per scheme, each checked against its network.
 
 A flatbuffer has one signature, observation to head, for one observation at a time, with the
-normaliser inside. Schemes after training start from the fp32 flatbuffer (`export.ptq`).
+normaliser inside. Schemes after training are made of the fp32 flatbuffer (`export.ptq`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,10 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import ActionScaling, Floats
 from quarl_tf.quantization import qat, quantizing
-from quarl_tf.quantization.grid import fake_quantize, round_to_half
+from quarl_tf.quantization.grid import round_to_half
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import REFERENCE, Recipe, Run, Scheme, actions, require_layers
+from quarl_tf.spec import Run, Scheme
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
 
@@ -36,11 +36,6 @@ _FLOAT_TOLERANCE = 5e-5
 
 #: Heads are compared on about this many evenly spread observations, or on all of fewer.
 _SAMPLE = 200
-
-_FULLY_CONNECTED_RANK = 2
-
-#: How the name of a kernel ends, behind that of its layer.
-_KERNEL = "/kernel:0"
 
 #: Largest mean error of a head's value after a quantisation-aware training, in steps, of at most
 #: one per observation: in a file with explicit quantisers, and in integer kernels, which round
@@ -114,24 +109,23 @@ def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], None]:
 
 
 def _export(training: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    if scheme.aware:
-        convert = _convert_aware
-    elif scheme.calibrated:
-        convert = _convert_calibrated
-    else:
-        convert = _convert_plain if scheme.native else _convert_simulated
-    content, expected, choice = convert(training, scheme)
+    convert = _convert_aware if scheme.aware else _convert_float
+    content, expected = convert(training, scheme)
     sidecar = _describe(training, scheme, content)
-    comparison = _compare(Policy(content, sidecar), expected, training.observations)
-    write_artifact(path, content, replace(sidecar, check={**comparison, **choice}))
+    check = _compare(Policy(content, sidecar), expected, training.observations)
+    sidecar = replace(sidecar, check=check)
+    if scheme.post_training:
+        policy = Policy(content, sidecar)
+        content, sidecar = ptq.copied(policy, content, scheme, training.observations)
+    write_artifact(path, content, sidecar)
 
 
 def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:
     record, deviation = training.record, training.weights.get("action/log_deviation:0")
     head = agents.head(training.run.algo, training.spec)
-    # Centred, or without the value of a dueling network, they are no longer values of states.
+    # Without the value of a dueling network, they are no longer values of states.
     without_value = record.preset.get("dueling") and (scheme.aware or scheme.calibrated)
-    if head == "q_values" and (scheme.centred or without_value):
+    if head == "q_values" and without_value:
         head = "advantages"
     return Sidecar(
         run=record.run,
@@ -151,92 +145,46 @@ def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidec
     )
 
 
-class _Conversion(NamedTuple):
-    """A flatbuffer, the network that it should compute, and how its recipe was chosen."""
+def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
+    """Convert to fp16, to dynamic_int8, or to the fp32 that other schemes are made of.
 
-    content: bytes
-    expected: keras.Model
-    choice: Mapping[str, Any] = {}
-
-
-def _convert_plain(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
-    """Convert to fp32, fp16 or dynamic_int8, which need the converter alone."""
+    Returns the flatbuffer and the network that it should compute.
+    """
     settings: dict[str, Any] = {}
-    if scheme.name != REFERENCE:
+    if scheme.name in ("fp16", "dynamic_int8"):
         settings["optimizations"] = [tf.lite.Optimize.DEFAULT]
     if scheme.name == "fp16":
         settings["target_spec"] = tf.lite.TargetSpec(supported_types=[tf.float16])
-    network, weights = training.network(training.weights), training.weights
+    network = training.network(training.weights)
+    if scheme.calibrated:
+        network = networks.acting(network)
     content = training.convert(networks.unscaled(network), **settings)
     if scheme.name == "fp16":
         try:
-            weights = _as_stored(training, content, half_weights)
+            network = training.network(_half_weights(training, content))
         except ValueError as error:
             raise QuarlError(
                 "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
                 f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
             ) from error
-    return _Conversion(content, training.network(weights))
+    return content, network
 
 
-def _convert_simulated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
-    def change(weights: Weights) -> Weights:
-        return quantize_weights(weights, scheme.recipe)
+def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
+    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes."""
+    scales: dict[str, np.float32] = {}
+    if flatbuffer.kernel_scales_bytes(flatbuffer.parsed(content)[0]):
+        first = next(name for name in training.weights if name.endswith("/kernel:0"))
+        scales[first] = np.float32(255)
 
-    if scheme.single_layers:  # A flatbuffer does not have the names of its layers.
-        network = training.network(change(training.weights))
-        return _Conversion(training.convert(networks.unscaled(network)), network)
-    content = _convert_plain(training, Scheme.parse(REFERENCE)).content
-    expected = training.network(_as_stored(training, content, change))
-    return _Conversion(ptq.quantized(content, scheme), expected)
+    def stored(name: str, values: Floats) -> Floats:
+        scale = scales.get(name, np.float32(1))
+        return round_to_half(values / scale) * scale
 
-
-def quantize_weights(weights: Weights, recipe: Recipe) -> Weights:
-    """Round every kernel to its grid; biases and the normaliser do not change.
-
-    As in the papers, a fully-connected kernel has one grid, a convolution one per output channel
-    (QuaRL, Krishnan et al., arXiv 1910.01055, section 3).
-    """
-    layers = {name: name.removesuffix(_KERNEL) for name in weights if name.endswith(_KERNEL)}
-    require_layers(recipe, layers.values())
-
-    def quantize(name: str, kernel: Floats) -> Floats:
-        form = recipe.of(layers[name]).weights if name in layers else None
-        if form is None:
-            return kernel
-        one_grid = kernel.ndim == _FULLY_CONNECTED_RANK and not form.per_channel
-        return fake_quantize(kernel, form, None if one_grid else -1)
-
-    return {name: quantize(name, value) for name, value in weights.items()}
+    return {name: stored(name, values) for name, values in training.weights.items()}
 
 
-def half_weights(weights: Weights) -> Weights:
-    """Round every variable to IEEE half, as fp16 flatbuffers store them."""
-    return {name: round_to_half(value) for name, value in weights.items()}
-
-
-def _as_stored(
-    training: TrainedNetwork, content: bytes, change: Callable[[Weights], Weights]
-) -> Weights:
-    """Change weights as a flatbuffer has them: its first kernel may scale bytes."""
-    if not flatbuffer.kernel_scales_bytes(flatbuffer.parsed(content)[0]):
-        return change(training.weights)
-    first = next(name for name in training.weights if name.endswith(_KERNEL))
-    scale = np.float32(255)
-    new_weights = change({**training.weights, first: training.weights[first] / scale})
-    return {**new_weights, first: new_weights[first] * scale}
-
-
-def _convert_calibrated(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
-    """Quantise with the ranges over the calibration observations."""
-    expected = networks.acting(training.network(training.weights))
-    content = training.convert(networks.unscaled(expected))
-    policy = Policy(content, _describe(training, Scheme.parse(REFERENCE), content))
-    content, choice = ptq.calibrated(content, scheme, training.observations, policy)
-    return _Conversion(content, expected, choice)
-
-
-def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
+def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, keras.Model]:
     """Convert a quantisation-aware network with the ranges and codes of its training."""
     network, quantization = training.network(training.weights), training.run.quantization
     recipe = quantization.recipe if quantization and scheme.name == "qat_int8" else None
@@ -246,7 +194,7 @@ def _convert_aware(training: TrainedNetwork, scheme: Scheme) -> _Conversion:
         content = integer.trained(content, recipe, qat.grids(network))
     elif scheme.name == "qat_int4":
         content = int4.pack(content, qat.kernel_grids(expected))
-    return _Conversion(content, expected)
+    return content, expected
 
 
 def _compare(
@@ -258,13 +206,10 @@ def _compare(
     # weight right between two codes is then rounded to the other one.
     expected_heads = expected(sample, training=False).numpy()
     heads = np.stack([policy.head(observation) for observation in sample])
-    scheme, choices = Scheme.parse(policy.sidecar.scheme), policy.sidecar.num_actions
-    if choices is not None and scheme.centred:
-        # Some have no common part of all actions, which changes no choice.
-        heads, expected_heads = (actions.centred(x, choices) for x in (heads, expected_heads))
-    check = ptq.compared(heads, expected_heads, choices)
+    scheme = Scheme.parse(policy.sidecar.scheme)
+    check = ptq.compared(heads, expected_heads, policy.sidecar.num_actions)
     if not scheme.aware:
-        is_exact = scheme.name != "dynamic_int8" and not scheme.calibrated
+        is_exact = scheme.name != "dynamic_int8"
         tolerance = _FLOAT_TOLERANCE * max(1.0, check["max_abs_head"]) if is_exact else None
         check["tolerance"] = tolerance
         is_equal = tolerance is None or check["max_abs_difference"] <= tolerance

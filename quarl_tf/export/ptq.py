@@ -25,7 +25,7 @@ from quarl_tf.foundation.files import write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions
+from quarl_tf.spec import CALIBRATED, REFERENCE, Scheme, actions, require_layers
 from quarl_tf.spec.actions import Choices
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
@@ -50,22 +50,22 @@ def quantized(
     1910.01055, section 3). Calibrated schemes need observations [n, ...]; `choices` are the
     numbers of discrete actions, if the greatest values of the head are chosen.
     """
-    if observations is not None:
-        _require_fitting(content, observations)
-        if scheme.calibrated:
-            return _calibrated(content, scheme, observations, choices)
-    form = scheme.recipe.default.weights
-    if form is None or scheme.calibrated or not scheme.post_training:
+    if scheme.calibrated and observations is not None:
+        return _calibrated(content, scheme, observations, choices)
+    recipe, form = scheme.recipe, scheme.recipe.default.weights
+    if form is None or scheme.kind != "weights":
         raise UsageError(
             f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, or ptq_wN, "
-            f"ptq_opt_wN and ptq_paper_wN for N = 2 ... 32, of all layers. "
-            f"Received: scheme={scheme.name!r}"
+            f"ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. Received: scheme={scheme.name!r}"
         )
     _require_quantisable(content, flatbuffer.WEIGHTED)
+    layers = Graph(content).layers() if scheme.single_layers else {}
+    require_layers(recipe, layers)
+    forms = {layer.inputs[1]: recipe.of(name).weights for name, layer in layers.items()}
     axes = {"FULLY_CONNECTED": None, "DEPTHWISE_CONV_2D": 3}
 
-    def change(operator: str, kernel: Array) -> Array:
-        return fake_quantize(kernel, form, axes.get(operator, 0))
+    def change(operator: str, index: int, kernel: Array) -> Array:
+        return fake_quantize(kernel, forms.get(index) or form, axes.get(operator, 0))
 
     return flatbuffer.with_kernels(content, change)
 
@@ -80,44 +80,6 @@ def _require_quantisable(content: bytes, names: Collection[str]) -> None:
                     f"This scheme quantises the weights of {', '.join(sorted(names))} alone; "
                     f"name another scheme. Received: operator={operator.name}"
                 )
-
-
-def _require_fitting(content: bytes, observations: Array) -> None:
-    """Require at least one observation of the flatbuffer's input shape."""
-    (source,) = flatbuffer.audit(content).inputs
-    if len(observations) == 0 or observations.shape[1:] != source.shape[1:]:
-        raise UsageError(
-            "Observations to calibrate with are those of the policy's environment, at least one: "
-            f"[n, {', '.join(map(str, source.shape[1:]))}]. Received: shape={observations.shape}"
-        )
-
-
-def _require_free(target: Path, source: Path, scheme: Scheme, made_from: str) -> None:
-    """Require a place for a copy where no other file or sidecar would be lost."""
-    flaw = None
-    if target.suffix != ".tflite":
-        flaw = "A flatbuffer's name ends in .tflite"
-    elif target.resolve() == source.resolve():
-        flaw = "The copy would replace its source"
-    elif target != _default_target(source, scheme) and _is_foreign(target):
-        flaw = "The copy would replace a file that is not ours"
-    else:
-        with contextlib.suppress(QuarlError):  # A damaged or missing sidecar is replaced.
-            sidecar = Sidecar.load(sidecar_path(target))
-            if sidecar.scheme != scheme.name:
-                flaw = "The copy would replace a file of another scheme"
-            elif sidecar.check.get("source", REFERENCE) != made_from:
-                flaw = f"The copy would replace one that was not made from {made_from}"
-    if flaw is not None:
-        raise UsageError(f"{flaw}; give another path. Received: {str(target)!r}")
-
-
-def _is_foreign(target: Path) -> bool:
-    return any(map(Path.exists, (target, sidecar_path(target)))) and not has_sidecar(target)
-
-
-def _default_target(source: Path, scheme: Scheme) -> Path:
-    return source.with_name(f"{scheme.name}.tflite")
 
 
 def _calibrated(
@@ -140,16 +102,29 @@ def _calibrated(
 
 
 @flatbuffer.understood()
-def calibrated(
-    content: bytes, scheme: Scheme, observations: Array, policy: Policy
-) -> tuple[bytes, dict[str, Any]]:
-    """Return an fp32 flatbuffer in a calibrated scheme, and how its recipe was chosen, if it was.
+def copied(
+    policy: Policy, content: bytes, scheme: Scheme, observations: Array | None
+) -> tuple[bytes, Sidecar]:
+    """Return a quantised copy of a policy, and its sidecar.
 
-    `observations` [n, ...] calibrate it; `policy` is the same flatbuffer, loaded.
+    `content` is the policy's flatbuffer in float32. Heads are compared on observations [n, ...],
+    which also calibrate the copy; None for schemes that need none.
     """
-    if scheme.name == "int8_auto":
-        return auto.chosen(content, policy, observations)
-    return quantized(content, scheme, observations, policy.sidecar.num_actions), {}
+    source = policy.sidecar
+    head, choices, check = source.head, source.num_actions, dict[str, Any]()
+    if scheme.name == "int8_auto" and observations is not None:
+        copy, check = auto.chosen(content, policy, observations)
+    else:
+        copy = quantized(content, scheme, observations, choices)
+    if head == "q_values" and scheme.centred and preparation.separable(Graph(content)):
+        head = "advantages"
+    if observations is not None:
+        heads, reference = (auto.heads(x, policy, observations) for x in (copy, content))
+        if choices is not None and scheme.centred:  # Without the common part of all actions.
+            heads, reference = (actions.centred(x, choices) for x in (heads, reference))
+        check |= compared(heads, reference, choices)
+    facts = described(copy) | {"head": head, "check": check}
+    return copy, replace(source, scheme=scheme.name, native=scheme.native, **facts)
 
 
 def described(content: bytes) -> dict[str, Any]:
@@ -168,14 +143,15 @@ def described(content: bytes) -> dict[str, Any]:
     }
 
 
-def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
+def quantize(source: Path, scheme: Scheme) -> Path:
     """Write a quantised copy of an fp32 or fp16 flatbuffer with its sidecar; return its path.
 
-    The default target is `<scheme>.tflite` beside it. Activations are calibrated on greedy rollouts
-    of the flatbuffer. A sidecar with the hash of the copy is kept.
+    It is `<scheme>.tflite` beside it. Activations are calibrated on greedy rollouts of the
+    flatbuffer. A sidecar with the hash of the copy is kept.
 
     Raises:
-        UsageError: The scheme needs a training, or the flatbuffer is not one of floats.
+        UsageError: The scheme needs a training, the flatbuffer is not one of floats, or another
+            file is where the copy belongs.
         QuarlError: The flatbuffer or its sidecar is missing or damaged.
     """
     policy = Policy.load(source)
@@ -185,35 +161,37 @@ def quantize(source: Path, scheme: Scheme, target: Path | None = None) -> Path:
             f"Policies are quantised from {'.tflite or '.join(_SOURCES)}.tflite. "
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
-    target = target or _default_target(source, scheme)
-    _require_free(target, source, scheme, sidecar.scheme)
-    float_content, observations, head = flatbuffer.read(source), None, sidecar.head
+    target = source.with_name(f"{scheme.name}.tflite")
+    former_sidecar = _former_sidecar(target, scheme, sidecar.scheme)
+    content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
-        float_content = in_float32(float_content)
-    check: dict[str, Any] = {} if sidecar.scheme == REFERENCE else {"source": sidecar.scheme}
-    if scheme.calibrated:
-        observations = calibration.observations(policy)
-        content, choice = calibrated(float_content, scheme, observations, policy)
-        check |= choice
-        if head == "q_values" and scheme.centred and preparation.separable(Graph(float_content)):
-            head = "advantages"
-    else:
-        content = quantized(float_content, scheme)
-    facts = described(content)
-    with contextlib.suppress(QuarlError):
-        target_sidecar = Sidecar.load(sidecar_path(target))
-        if (target_sidecar.scheme, target_sidecar.sha256) == (scheme.name, facts["sha256"]):
-            write_bytes(target, content)
-            return target
-    if observations is not None:
-        heads, reference = (auto.heads(x, policy, observations) for x in (content, float_content))
-        choices = sidecar.num_actions
-        if choices is not None:  # Without the common part of all actions.
-            heads, reference = (actions.centred(x, choices) for x in (heads, reference))
-        check |= compared(heads, reference, choices)
-    facts |= {"scheme": scheme.name, "native": scheme.native, "head": head, "check": check}
-    write_artifact(target, content, replace(sidecar, **facts))
+        content = in_float32(content)
+    observations = calibration.observations(policy) if scheme.calibrated else None
+    copy, copy_sidecar = copied(policy, content, scheme, observations)
+    if former_sidecar is not None and former_sidecar.sha256 == copy_sidecar.sha256:
+        write_bytes(target, copy)
+        return target
+    if sidecar.scheme != REFERENCE:
+        check = {"source": sidecar.scheme, **copy_sidecar.check}
+        copy_sidecar = replace(copy_sidecar, check=check)
+    write_artifact(target, copy, copy_sidecar)
     return target
+
+
+def _former_sidecar(target: Path, scheme: Scheme, made_from: str) -> Sidecar | None:
+    """Return the sidecar of a former copy; a UsageError where another file would be replaced."""
+    former_sidecar, is_ours = None, True
+    with contextlib.suppress(QuarlError):  # A copy with a damaged sidecar is replaced.
+        is_ours = has_sidecar(target) or not target.exists()
+        former_sidecar = Sidecar.load(sidecar_path(target))
+        source = former_sidecar.check.get("source", REFERENCE)
+        is_ours = (former_sidecar.scheme, source) == (scheme.name, made_from)
+    if not is_ours:
+        raise UsageError(
+            f"The copy would replace a file that is not {scheme.name} made from {made_from}; move "
+            f"it away. Received: path={str(target)!r}"
+        )
+    return former_sidecar
 
 
 def compared(heads: Array, reference: Array, choices: Choices | None) -> dict[str, Any]:

@@ -211,12 +211,13 @@ def kernel_scales_bytes(graph: Graph) -> bool:
 
 
 def with_kernels(
-    content: bytes, change: Callable[[str, NDArray[np.float32]], NDArray[np.float32]]
+    content: bytes, change: Callable[[str, int, NDArray[np.float32]], NDArray[np.float32]]
 ) -> bytes:
     """Return a flatbuffer with changed float32 kernels and all other bytes the same.
 
-    `change` takes an operator's name and its kernel, output channels first (depthwise: last), and
-    returns the new kernel. One that several operators share is changed once.
+    `change` takes an operator's name, the index of its kernel, and the kernel, output channels
+    first (depthwise: last), and returns the new one. One that several operators share is changed
+    once.
     """
     copy, changed_addresses = bytearray(content), set()
     for graph in parsed(copy):
@@ -226,7 +227,7 @@ def with_kernels(
                 continue
             values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `copy`.
             if values.ctypes.data not in changed_addresses:
-                values[...] = change(operator.name, values)
+                values[...] = change(operator.name, operator.inputs[1], values)
                 changed_addresses.add(values.ctypes.data)
     return bytes(copy)
 

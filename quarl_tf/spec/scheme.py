@@ -65,7 +65,7 @@ class Scheme:
     @property
     def post_training(self) -> bool:
         """Whether it can be made from a float flatbuffer, with observations if calibrated."""
-        return self.calibrated or (self.kind == "weights" and not self.single_layers)
+        return self.calibrated or self.kind == "weights"
 
     @property
     def single_layers(self) -> bool:

@@ -29,20 +29,18 @@ def test_actions_beyond_their_bounds_agree(artifacts: Artifacts) -> None:
     assert _disagreement(heads, reference_heads, policy) == pytest.approx(1 / 3)
 
 
-def test_gains_are_paired_with_an_interval(
-    artifacts: Artifacts, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_gains_are_paired_with_an_interval(copy_artifact: Copy, monkeypatch: Patch) -> None:
     base, steady = np.arange(20.0) ** 2, np.tile([2.0, 4.0], 10)
     # Of int8 first, then of the layers by their share of the error.
     returns = [base, base + steady, base, base + 1]
     monkeypatch.setattr(calibration, "selection_returns", lambda *_: list(returns.pop(0)))
-    path = artifacts["fp32"]
+    path = copy_artifact("fp32")
     files: list[bytes] = []
     write = integer.quantized
     monkeypatch.setattr(integer, "quantized", lambda *a: files.append(write(*a)) or files[-1])
     rows = sorted(blame(path.read_bytes(), Policy.load(path), 20), key=lambda row: -row.share)
     # One of them is the int8 file that users get.
-    assert quantize(path, Scheme.parse("int8"), tmp_path / "int8.tflite").read_bytes() in files
+    assert quantize(path, Scheme.parse("int8")).read_bytes() in files
     steady_gain, no_gain, gain_of_one = (row.gain for row in rows if row.gain)
     assert steady_gain == mean_interval(steady)
     assert 2 < steady_gain.low < steady_gain.mean == 3 < steady_gain.high < 4
@@ -57,13 +55,13 @@ def test_the_recipe_that_earns_most_is_recorded_with_all_returns(copy_artifact: 
     assert before.check["recipe"] == "int8"  # The first of equal ones.
     assert {"not equalised", "int8_tensor", "head in float"} < returns.keys()
     assert returns["int8"] == max(returns.values())
-    assert quantize(copy_artifact("fp32"), scheme, artifact) == artifact
+    assert quantize(copy_artifact("fp32"), scheme) == artifact
     after = Policy.load(artifact).sidecar
     assert after.sha256 != before.sha256
     assert after.check["selection_returns"] != returns
     # Nothing is written where nothing has changed.
     content = sidecar_path(artifact).read_bytes()
-    quantize(balancer.with_name("fp32.tflite"), scheme, artifact)
+    quantize(balancer.with_name("fp32.tflite"), scheme)
     assert sidecar_path(artifact).read_bytes() == content
 
 

@@ -19,7 +19,7 @@ from quarl_tf.foundation.keras import tf
 from quarl_tf.networks import Design, build_policy
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import LayerFormat, Recipe, Scheme, TensorFormat, actions
+from quarl_tf.spec import Scheme, TensorFormat, actions
 from quarl_tf.spec.architectures import architecture
 
 INT8 = Scheme.parse("int8").recipe
@@ -75,21 +75,6 @@ def test_layers_are_integers_and_heads_stay_close(
             assert len(kernel.quantization.scale) == (kernel.shape[0] if name == "int8" else 1)
     expected, actual = heads(content), heads(int8)
     assert np.abs(actual - expected).max() < error * np.ptp(expected)
-
-
-def test_graphs_pack_again_after_unused_tensors_are_dropped(content: bytes) -> None:
-    graph = Graph(content)
-    # A tensor before the others, so that their numbers change.
-    graph.tensors.insert(0, graph.tensors[graph.layers()["head"].inputs[1]])
-    for operator in graph.operators:
-        operator.inputs = [i + 1 if i >= 0 else i for i in operator.inputs]
-        operator.outputs = [i + 1 for i in operator.outputs]
-    graph.inputs[:] = [i + 1 for i in graph.inputs]
-    graph.outputs[:] = [i + 1 for i in graph.outputs]
-    graph.model.signatureDefs = []
-    first = graph.pack()
-    assert graph.pack() == first
-    np.testing.assert_array_equal(heads(first), heads(content))
 
 
 @pytest.mark.parametrize("kind", ["residual", "branches", "concatenated", "shared"])
@@ -265,19 +250,6 @@ def test_kernels_rounded_by_outputs_change_the_head_less(content: bytes) -> None
     assert errors[0] < 0.8 * errors[1]
 
 
-def test_recipes_and_observations_that_do_not_fit_are_refused(content: bytes) -> None:
-    misspelt = replace(INT8, by_layer={"hiden_0": LayerFormat()})
-    message = refused(integer.quantized, content, OBSERVATIONS, misspelt, error=UsageError)
-    assert "hidden_0" in message
-    four_bits = TensorFormat(bits=4, symmetric=True)
-    recipe = Recipe(default=LayerFormat(weights=four_bits, activations=four_bits))
-    assert "weights of 4 bits" in refused(integer.quantized, content, OBSERVATIONS, recipe)
-    for shape in ((9, 8), (9,), (0, 4)):
-        others = np.zeros(shape, np.float32)
-        message = refused(quantized, content, Scheme.parse("int8"), others, error=UsageError)
-        assert f"[n, 4]. Received: shape={shape}" in message
-
-
 @pytest.mark.parametrize("scheme", ["ptq_opt_w3", "ptq_opt_w4", "ptq_opt_w4a4"])
 def test_fitted_kernels_change_heads_less(content: bytes, scheme: str, monkeypatch: Patch) -> None:
     observations = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
@@ -403,14 +375,6 @@ def test_layers_of_several_vectors_become_c(describe: Describe) -> None:
     int8 = quantized(content, Scheme.parse("int8_tensor"), FEATURES)
     artifact = describe(int8, num_actions=3, observation_shape=[6])
     compiled.check(artifact, FEATURES, compiled.SANITIZED)
-
-
-def test_flatbuffers_of_before_2021_name_their_operators() -> None:
-    graph = Graph(converted(of_function(head, (6,), "float32")))
-    names = [graph.name(operator) for operator in graph.operators]
-    for code in graph.model.operatorCodes:
-        code.builtinCode = 0
-    assert [graph.name(operator) for operator in Graph(graph.pack()).operators] == names
 
 
 def test_a_bias_beyond_32_bits_widens_the_scale_of_its_channel() -> None:

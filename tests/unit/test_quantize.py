@@ -64,7 +64,6 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     assert (policy.sidecar.scheme, policy.sidecar.native) == ("ptq_w6", False)
     assert policy.act(np.zeros((6, 6, 2), np.uint8)) in (0, 1)
     content = copied.read_bytes()
-    assert quantize(path, scheme, path.with_name("other.tflite")).read_bytes() == content
     # A deleted flatbuffer is made again, and its sidecar kept.
     replace(policy.sidecar, check={"a": 1}).save(sidecar_path(copied))
     recorded = sidecar_path(copied).read_text()
@@ -92,9 +91,13 @@ def test_a_policy_of_halves_is_quantised(copy_artifact: Copy, scheme: str) -> No
     of_half = quantize(path, Scheme.parse(scheme))
     assert Policy.load(of_half).sidecar.check["source"] == "fp16"
     full = copy_artifact("fp32")
-    assert "not made from fp32" in refused(quantize, full, Scheme.parse(scheme), error=UsageError)
-    of_full = quantize(full, Scheme.parse(scheme), path.with_name("full.tflite"))
-    assert flatbuffer.audit(of_half) == flatbuffer.audit(of_full)
+    assert f"not {scheme} made from fp32" in refused(
+        quantize, full, Scheme.parse(scheme), error=UsageError
+    )
+    audit = flatbuffer.audit(of_half)
+    sidecar_path(of_half).unlink()
+    of_half.unlink()
+    assert flatbuffer.audit(quantize(full, Scheme.parse(scheme))) == audit
 
 
 def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
@@ -104,24 +107,36 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
 
 
-def test_a_copy_replaces_no_other_file(copy_artifact: Copy) -> None:
+@pytest.mark.parametrize("description", [None, '{"env_id": "CartPole-v1"}', "of ptq_w4"])
+def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | None) -> None:
     path = copy_artifact("frames")
-    quantize(path, Scheme.parse("ptq_w8"), path.with_name("other.tflite"))
-    path.with_name("foreign.tflite").write_bytes(path.read_bytes())
-    path.with_name("foreign.json").write_text('{"env_id": "CartPole-v1"}')
-    path.with_name("package.json").write_text('{"mine": 1}')
+    target = path.with_name("ptq_w8.tflite")
+    other = quantize(path, Scheme.parse("ptq_w4"))
+    shutil.copy(other, target)
+    if description == "of ptq_w4":
+        shutil.copy(sidecar_path(other), sidecar_path(target))
+    elif description is not None:
+        sidecar_path(target).write_text(description)
     before = snapshot(path.parent)
-    flaws = {"frames.tflite": "replace its source", "other.tflite": "another scheme"}
-    flaws |= {
-        "frames.json": "ends in .tflite",
-        ".": "ends in .tflite",
-        "foreign.tflite": "not ours",
-        "package.tflite": "not ours",
-    }
-    for name, flaw in flaws.items():
-        target = path.parent / name
-        assert flaw in refused(quantize, path, Scheme.parse("ptq_w4"), target, error=UsageError)
+    message = refused(quantize, path, Scheme.parse("ptq_w8"), error=UsageError)
+    assert (
+        f"replace a file that is not ptq_w8 made from fp32; move it away. Received: path='{target}'"
+        in message
+    )
     assert snapshot(path.parent) == before
+
+
+def test_single_layers_have_grids_of_their_own(artifacts: Artifacts) -> None:
+    content = artifacts["fp32"].read_bytes()
+    changed = quantized(content, Scheme.parse("ptq_w2-head=8-hidden_0=4"))
+    kernels = flatbuffer.weights(changed).values()
+    assert [len(np.unique(kernel)) > 4 for kernel in kernels] == [True, False, True]
+    first, _, head = flatbuffer.weights(content).values()
+    for bits, kernel in ((4, first), (8, head)):
+        form = Scheme.parse(f"ptq_w{bits}").recipe.default.weights
+        assert any(np.array_equal(fake_quantize(kernel, form), x) for x in kernels)
+    message = refused(quantized, content, Scheme.parse("ptq_w2-hiden_0=4"), error=UsageError)
+    assert "hidden_0" in message
 
 
 def test_the_index_has_commands_for_missing_files(copy_artifact: Copy) -> None:
