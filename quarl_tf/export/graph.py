@@ -73,7 +73,7 @@ class Graph:
 
     def name(self, operator: Any) -> str:
         """Return the name of an operator's kind."""
-        name: str = _NAMES[_builtin(self.model.operatorCodes[operator.opcodeIndex])]
+        name: str = _NAMES[self.model.operatorCodes[operator.opcodeIndex].builtinCode]
         return name
 
     def layers(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Graph:
     def _code(self, name: str) -> int:
         codes, version = self.model.operatorCodes, _VERSIONS.get(name, 1)
         for number, code in enumerate(codes):
-            if (_builtin(code), code.version) == (_OPERATORS[name], version):
+            if (code.builtinCode, code.version) == (_OPERATORS[name], version):
                 return number
         code = schema.OperatorCodeT()
         code.builtinCode, code.version = _OPERATORS[name], version
@@ -273,12 +273,6 @@ def with_scaled_head(content: bytes, factor: Array, offset: Array) -> bytes:
 def fused_activation(operator: Any) -> int:
     """Return the activation that an operator applies to its output."""
     return int(getattr(operator.builtinOptions, "fusedActivationFunction", NONE))
-
-
-def _builtin(code: Any) -> int:
-    # Flatbuffers of before 2021 have the former field alone.
-    number: int = max(code.builtinCode, code.deprecatedBuiltinCode)
-    return number
 
 
 def _new_numbers(old_numbers: Iterable[int]) -> dict[int, int]:

@@ -24,7 +24,7 @@ from quarl_tf.export.graph import (
 from quarl_tf.export.rounding import round_kernel
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.quantization.grid import BYTE, Array, Grid, grid_between, own_grid, snap
-from quarl_tf.spec import LayerFormat, Recipe, TensorFormat, require_layers
+from quarl_tf.spec import LayerFormat, Recipe, TensorFormat
 
 #: Operators that only move numbers; their output is on the grid of their input.
 _MOVING = ("RESHAPE",)
@@ -39,11 +39,9 @@ def quantized(content: bytes, observations: Array, recipe: Recipe) -> bytes:
     Observations [n, ...] give activations their ranges.
 
     Raises:
-        UsageError: The recipe names an unknown layer.
-        QuarlError: int8 kernels do not support a format.
+        QuarlError: A kernel is computed, and no constant.
     """
     graph = Graph(content)
-    require_layers(recipe, graph.layers())
     _fold_byte_scaling(graph)
     steps = {
         name: round_kernel(graph, operator, observations, recipe.of(name).weights)
@@ -140,11 +138,8 @@ class _Writer:
         graph = self._graph
         source = self._integer(operator.inputs[0])
         kernel, bias = graph.kernel_and_bias(operator)
-        if kernel is None or {weights.bits, activations.bits} != {BYTE.bits}:
-            raise QuarlError(
-                "int8 kernels take constants of 8 bits; name a recipe of 8 bits. "
-                f"Received: weights of {weights.bits} bits, activations of {activations.bits}"
-            )
+        if kernel is None:
+            raise QuarlError(f"Kernels of int8 layers are constants. Received: layer={layer!r}")
         name, steps = graph.name(operator), self._steps[layer]
         per_channel = name == "CONV_2D" or weights.per_channel
         codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
