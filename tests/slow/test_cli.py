@@ -205,7 +205,7 @@ def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -
         (["train", *TRAIN, "-p", "steps=[1"], "steps=[1"),
         (["export", "dqn-CartPole-v1-s0", "--schemes", ","], "at least one scheme"),
         (["run", *TRAIN, "--gate", "nan"], "--gate: expected a percentage of 0 or more"),
-        (["study", "report", "x.yaml", "--margin", "-1"], "percentage of 0 or more. Received: '-1'"),
+        (["study", "report", "x.yaml", "--margin", "-1"], "0 or more. Received: '-1'"),
         (["evaluate", "x.tflite", "--confident"], "add --gate"),
         (["evaluate", "x.tflite", "--episodes", "0"], "a whole number above 0. Received: '0'"),
         (["study", "run", "studies/li.yaml", "--gather"], "Engine local has no option --gather"),
