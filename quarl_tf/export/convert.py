@@ -22,7 +22,6 @@ from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.networks import Weights
 from quarl_tf.networks.layers import ActionScaling, Floats
 from quarl_tf.quantization import qat, quantizing
-from quarl_tf.quantization.grid import round_to_half
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run, Scheme
@@ -111,11 +110,9 @@ def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], None]:
 def _export(training: TrainedNetwork, scheme: Scheme, path: Path) -> None:
     convert = _convert_aware if scheme.aware else _convert_float
     content, expected = convert(training, scheme)
-    sidecar = _describe(training, scheme, content)
-    check = _compare(Policy(content, sidecar), expected, training.observations)
-    sidecar = replace(sidecar, check=check)
+    policy = Policy(content, _describe(training, scheme, content))
+    sidecar = replace(policy.sidecar, check=_compare(policy, expected, training.observations))
     if scheme.post_training:
-        policy = Policy(content, sidecar)
         content, sidecar = ptq.copied(policy, content, scheme, training.observations)
     write_artifact(path, content, sidecar)
 
@@ -160,18 +157,15 @@ def _convert_float(training: TrainedNetwork, scheme: Scheme) -> tuple[bytes, ker
         network = networks.acting(network)
     content = training.convert(networks.unscaled(network), **settings)
     if scheme.name == "fp16":
-        try:
-            network = training.network(_half_weights(training, content))
-        except ValueError as error:
-            raise QuarlError(
-                "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
-                f"larger; name the schemes without it (--schemes fp32,int8). Received: {error}"
-            ) from error
+        network = training.network(_half_weights(training, content))
     return content, network
 
 
 def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
-    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes."""
+    """Return weights as an fp16 flatbuffer has them: its first kernel may scale bytes.
+
+    A QuarlError where one would overflow.
+    """
     scales: dict[str, np.float32] = {}
     if flatbuffer.kernel_scales_bytes(flatbuffer.parsed(content)[0]):
         first = next(name for name in training.weights if name.endswith("/kernel:0"))
@@ -179,7 +173,15 @@ def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
 
     def stored(name: str, values: Floats) -> Floats:
         scale = scales.get(name, np.float32(1))
-        return round_to_half(values / scale) * scale
+        with np.errstate(over="ignore"):  # Reported below.
+            halves = (values / scale).astype(np.float16)
+        if np.isinf(halves).any():
+            raise QuarlError(
+                "fp16 holds numbers up to 65504, and weights or a normaliser of this network are "
+                "larger; name the schemes without it (--schemes fp32,int8). Received: "
+                f"{name} up to {np.abs(values).max()}"
+            )
+        return halves.astype(np.float32) * scale
 
     return {name: stored(name, values) for name, values in training.weights.items()}
 

@@ -1,4 +1,4 @@
-"""Round float tensors to n-bit grids and to IEEE half.
+"""Round float tensors to n-bit grids.
 
 A grid is all multiples of a step between two ends, 0 among them. It is computed from the tensor's
 range, widened to contain 0, by its `TensorFormat`:
@@ -101,17 +101,3 @@ def fake_quantize(
     array = np.asarray(values, np.float64)
     rounded: npt.NDArray[np.float32] = snap(array, own_grid(array, form, axis), form).astype("f4")
     return rounded
-
-
-def round_to_half(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """Round a float32 tensor to the nearest IEEE half, ties to even; return it as float32.
-
-    A ValueError where a value would overflow.
-    """
-    array = np.asarray(values, np.float32)
-    with np.errstate(over="ignore"):  # Reported below.
-        halves = array.astype(np.float16)
-    if np.isinf(halves).any():
-        largest = float(array.flat[np.abs(array).argmax()])
-        raise ValueError(f"values must round to at most 65504. Received: largest value={largest}")
-    return halves.astype(np.float32)

@@ -24,11 +24,11 @@ from quarl_tf import networks, pipeline
 from quarl_tf.agents import build_network
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
-from quarl_tf.export.convert import load
+from quarl_tf.export.convert import TrainedNetwork, load
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
 from quarl_tf.foundation import provenance
-from quarl_tf.quantization.grid import round_to_half
+from quarl_tf.networks import Weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import DEFAULT_SCHEMES, Run, Scheme
@@ -184,7 +184,7 @@ def test_float_flatbuffers_are_their_networks(bench: Bench, kind: str, scheme: s
     (network, observations), path = bench.network(kind), bench.export(kind, scheme)
     twin, values = bench.build(kind), networks.weights(network)
     if scheme == "fp16":
-        values = {name: round_to_half(value) for name, value in values.items()}
+        values = {name: np.float32(value.astype(np.float16)) for name, value in values.items()}
     networks.set_weights(twin, values)
     expected = twin(observations).numpy()
     assert np.ptp(expected, axis=0).min() > 0.1
@@ -342,16 +342,16 @@ def test_what_cannot_be_made_is_refused(
     half, few_bits = (copy.artifact(run_id, scheme) for scheme in ("fp16", "ptq_w4"))
     half.unlink()
 
-    def shifted(values: np.ndarray) -> np.ndarray:
+    def shifted(training: TrainedNetwork, _: bytes) -> Weights:
         # As if the converter had lost a little of the network.
-        return round_to_half(values) + np.float32(0.01)
+        return {name: value + np.float32(0.01) for name, value in training.weights.items()}
 
     class Speechless:
         def convert(self) -> bytes:
             raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(convert, "round_to_half", shifted)
+        patch.setattr(convert, "_half_weights", shifted)
         message = refusal(copy, run_id, "fp16")
         assert "The fp16 flatbuffer does not compute" in message
         assert "nothing was written" in message
@@ -362,7 +362,7 @@ def test_what_cannot_be_made_is_refused(
     write_network(copy.run_dir(run_id), load(copy, tiny_run).weights | mean)
     few_bits.unlink()
     message = refusal(copy, run_id, "fp16", "ptq_w4")
-    assert re.search(r"up to 65504.*--schemes.*Received: .*=1000000", message)
+    assert re.search(r"up to 65504.*--schemes.*Received: normalizer/mean:0 up to 1000000", message)
     assert not half.exists()
     assert few_bits.exists()  # What follows it is made.
     folder = half.parent
