@@ -11,7 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +46,8 @@ _RESAMPLES = 9999
 _SEED = 0
 # Resampled values held at a time: 8 MB.
 _BATCH_ELEMENTS = 1_000_000
+#: Samples up to this size share their draws, 32 MB at most, which takes a fifth of the time.
+_MOST_KEPT = 400
 
 
 @dataclass(frozen=True)
@@ -100,17 +104,28 @@ def mean_interval(values: npt.ArrayLike, observations: float | None = None) -> I
         return Interval(float(sample[0]))
     if constant or count < max(sample.size, MIN_EPISODES):
         return student_interval(sample, count)
+    settings: dict[str, Any] = {"n_resamples": _RESAMPLES, "rng": np.random.default_rng(_SEED)}
+    if sample.size <= _MOST_KEPT:
+        means = _draws(sample.size) @ sample / sample.size
+        settings = {
+            "n_resamples": 0,
+            "bootstrap_result": SimpleNamespace(bootstrap_distribution=means),
+        }
+    batch = max(1, _BATCH_ELEMENTS // sample.size)
     result = scipy.stats.bootstrap(
-        (sample,),
-        np.mean,
-        n_resamples=_RESAMPLES,
-        batch=max(1, _BATCH_ELEMENTS // sample.size),
-        confidence_level=CONFIDENCE,
-        method="BCa",
-        rng=np.random.default_rng(_SEED),
+        (sample,), np.mean, batch=batch, confidence_level=CONFIDENCE, method="BCa", **settings
     )
     limits = result.confidence_interval
     return Interval(float(sample.mean()), float(limits.low), float(limits.high))
+
+
+@lru_cache(maxsize=4)
+def _draws(count: int) -> npt.NDArray[np.float64]:
+    """Return how often each of `count` values is in each resample [resamples, count] of SciPy's."""
+    indices = np.random.default_rng(_SEED).integers(count, size=(_RESAMPLES, count))
+    places = indices + count * np.arange(_RESAMPLES)[:, None]
+    draws = np.bincount(places.ravel(), minlength=places.size).reshape(places.shape)
+    return draws.astype(np.float64)
 
 
 def student_interval(values: npt.ArrayLike, observations: float | None = None) -> Interval:

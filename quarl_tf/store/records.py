@@ -3,7 +3,9 @@
 import json
 import reprlib
 import sys
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -43,7 +45,7 @@ class _JsonRecord:
             names = ", ".join(sorted(differing_fields))
             raise cls._invalid(path, f"fields that differ {names}")
         for name, kind in kinds.items():
-            if not _fits(values[name], kind):
+            if not _check(kind)(values[name]):
                 raise cls._invalid(path, f"{name}={reprlib.repr(values[name])}")
         if "run" in values:
             try:
@@ -62,24 +64,31 @@ class _JsonRecord:
         )
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Tell whether a JSON value has the declared type of a field."""
+@cache
+def _check(kind: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether a JSON value has the declared type of a field."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType or kind is Any:
-        return kind is Any or any(_fits(value, argument) for argument in arguments)
+    if kind is Any:
+        return lambda value: True
+    if origin is UnionType:
+        checks = [_check(argument) for argument in arguments]
+        return lambda value: any(check(value) for check in checks)
     if origin in (list, dict):
-        items = value.values() if isinstance(value, dict) else value
-        return isinstance(value, origin) and all(_fits(item, arguments[-1]) for item in items)
+        item = _check(arguments[-1])
+        return lambda value: (
+            type(value) is origin and all(map(item, value if origin is list else value.values()))
+        )
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        same_keys = isinstance(value, dict) and value.keys() == hints.keys()
-        return same_keys and all(_fits(value[name], hint) for name, hint in hints.items())
-    if isinstance(value, bool):  # A bool is an int, too.
-        return kind is bool
+        fields_of = {name: _check(hint) for name, hint in get_type_hints(kind).items()}
+        return lambda value: (
+            type(value) is dict
+            and value.keys() == fields_of.keys()
+            and all(check(value[name]) for name, check in fields_of.items())
+        )
     if kind is float:
         # Finite: json reads NaN and 1e999, which `write_json` never writes.
-        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return isinstance(value, kind)
+        return lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return lambda value: type(value) is kind
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def test_a_file_becomes_a_run_that_is_quantised_and_reported(file: Path, capsys:
     assert main(["report", RUN]) == 0
     page = Path(f"reports/{RUN}/report.md").read_text()
     command = "quarl adopt FILE.tflite --env CartPole-v1 --seed 0 --name mine --head logits"
-    assert f"{command} --schemes fp32,int8,ptq_w4,ptq_w3 --episodes 20" in page
+    assert f"{command} --schemes fp32,int8,ptq_w4,ptq_w3,ptq_w2 --episodes 20" in page
     # A second time it stays as it is.
     content = (FOLDER / "int8.tflite").read_bytes()
     assert main([*words]) == 0
