@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +32,6 @@ AGREEMENT_TOLERANCE = 0.01  #: Largest difference of equal continuous actions, o
 _LATENCY_OBSERVATIONS = 1000  #: Observations for timing; 1000 Atari frames take 28 MB.
 
 _Act = Callable[[Any], Any]
-_Fact = TypeVar("_Fact")
 
 
 def evaluate(
@@ -98,9 +97,9 @@ def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any)
     )
 
 
-def _listed(facts: Sequence[_Fact | None]) -> list[_Fact] | None:
-    values = [fact for fact in facts if fact is not None]
-    return values if len(values) == len(facts) else None
+def _listed(facts: Sequence[Any]) -> list[Any] | None:
+    """Return the facts of all episodes, None if one has none."""
+    return None if None in facts else list(facts)
 
 
 def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:
