@@ -145,18 +145,22 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
     return env if known else wrappers.admitted(env)
 
 
-def make_vector(env_id: str, num_envs: int, *, training: bool = False) -> spaces.VectorEnv:
+def make_vector(
+    env_id: str, num_envs: int, *, training: bool = False, once: bool = False
+) -> spaces.VectorEnv:
     """Make a vector environment: NumPy-vectorised where Gymnasium has one, else loops.
 
     For `training`, Atari games are shaped as in the papers (see `environments.atari`), and a
-    curriculum starts with its easiest task. Errors are those of `make`.
+    curriculum starts with its easiest task. If only one episode of each environment counts
+    (`once`), loops do not go on after it. Errors are those of `make`.
     """
     registration = registry.find(env_id)
     with registry.making(env_id):
         if atari.plays(registration):
             return atari.make_vector(registration, num_envs, training=training)
         if registration.vector_entry_point is None:
-            return loops.make_loop(registration, partial(make, env_id), num_envs)
+            create = partial(make, env_id)
+            return loops.make_loop(registration, create, num_envs, once=once)
         envs = gym.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point")
     mode = envs.metadata.get("autoreset_mode")
     if mode != gym.vector.AutoresetMode.NEXT_STEP:

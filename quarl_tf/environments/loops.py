@@ -39,10 +39,11 @@ _SPIN_SECONDS = 0.002  #: Longer than the choice of actions.
 
 
 def make_loop(
-    registration: Registration, create: _Factory, num_envs: int
+    registration: Registration, create: _Factory, num_envs: int, *, once: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """Make a vector of environments."""
-    factories = [lambda: _WithoutInfo(create())] * num_envs
+    """Make a vector of environments; `once` if only one episode of each counts."""
+    wrapper = _OneEpisode if once else _WithoutInfo
+    factories = [lambda: wrapper(create())] * num_envs
     processes = min(len(os.sched_getaffinity(0)), num_envs // _SMALLEST_SHARE)
     quick = not str(registration.entry_point).startswith(_SLOW)
     # A worker of multiprocessing.Pool may not start processes.
@@ -61,6 +62,26 @@ class _WithoutInfo(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, _ = self.env.step(action)
         return observation, reward, terminated, truncated, {}
+
+
+class _OneEpisode(_WithoutInfo):
+    """Stands still from the end of an episode to the next seeded reset."""
+
+    _over = False
+    _last_observation: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        if seed is None and self._over:
+            return self._last_observation, {}
+        self._over = False
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._over:
+            return self._last_observation, 0.0, False, False, {}
+        observation, reward, terminated, truncated, info = super().step(action)
+        self._last_observation, self._over = observation, terminated or truncated
+        return observation, reward, terminated, truncated, info
 
 
 class Divided(gym.vector.VectorEnv[Any, Any, Any]):

@@ -33,7 +33,7 @@ def observations(policy: Policy) -> NDArray[Any]:
         del playing
         return np.array([policy.act(observation) for observation in batch])
 
-    with closing(environments.make_vector(sidecar.env_id, episodes)) as envs:
+    with closing(environments.make_vector(sidecar.env_id, episodes, once=True)) as envs:
         return rollout(envs, act, seed, keep).observations
 
 

@@ -140,7 +140,9 @@ class _Training:
         self._spec = spec
         self._take_snapshot()
         self.collector = Collector(self.agent, run.env_id, preset, run.seed)
-        self._trial_envs = environments.make_vector(run.env_id, preset.evaluation_episodes)
+        self._trial_envs = environments.make_vector(
+            run.env_id, preset.evaluation_episodes, once=True
+        )
         self.best = _BestNetwork(networks.weights(self.agent.network))
         #: Of the action distributions in the latest greedy episodes.
         self._variances: list[Floats] = []

@@ -173,6 +173,21 @@ def test_processes_end_with_their_vector() -> None:
         assert process.exitcode == 0
 
 
+def test_an_environment_whose_episode_is_over_stands_still() -> None:
+    once, continuing = make_vector("Acrobot-v1", 2, once=True), make_vector("Acrobot-v1", 2)
+    for seed in (0, 1):
+        still, moving = play(once, seed, 600), play(continuing, seed, 600)
+        for e in range(2):
+            end = 1 + next(i for i, tick in enumerate(still) if tick.done[e])
+            assert end < 598
+            for still_tick, moving_tick in zip(still[:end], moving[:end], strict=True):
+                np.testing.assert_array_equal(still_tick.following[e], moving_tick.following[e])
+            assert not np.array_equal(moving[end].following[e], moving[end - 1].following[e])
+            for tick in still[end:]:
+                np.testing.assert_array_equal(tick.following[e], still[end - 1].following[e])
+                assert (tick.rewards[e], tick.done[e]) == (0.0, False)
+
+
 def test_actions_drawn_from_a_seeded_space_survive_a_reset() -> None:
     env, drawn = make("BipedalWalker-v3"), []
     for _ in range(2):
