@@ -23,6 +23,8 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Check the packages that are required, those of an extra only where it is installed."""
+    if _version(PACKAGE) is None:
+        return [Finding(PACKAGE, "not installed", "pip install .")]
     findings = list(_requirements(PACKAGE, extra=""))
     for sign, extra in _EXTRAS.items():
         if _version(sign) is not None:

@@ -25,7 +25,6 @@ from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import (
     evaluation_path,
     has_sidecar,
-    reference_path,
     sidecar_path,
 )
 from quarl_tf.study import State, Status
@@ -45,11 +44,12 @@ def results_table(artifacts: Sequence[Path], args: Namespace) -> Table:
     counts = {comparison.episodes if comparison else args.episodes for comparison in comparisons}
     episodes = f"{counts.pop()} episodes, the same for every scheme" if len(counts) == 1 else ""
     title = f"{escape(run_id)}: {', '.join(filter(None, (episodes, args.chance.words)))}"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     rows = [_row(*pair, args) for pair in zip(artifacts, comparisons, strict=True)]
     for name in rows[0]:
         justify: JustifyMethod = "left" if name in ("scheme", "verdict") else "right"
-        table.add_column(name, justify=justify, overflow="fold")
+        wraps = name == "verdict" or "95 %" in name
+        table.add_column(name, justify=justify, no_wrap=not wraps)
     for row in rows:
         table.add_row(*row.values())
     return table
@@ -225,10 +225,10 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         comparison = _comparison(path, args)
         if comparison is None:
             sidecar = Sidecar.load(sidecar_path(path))
-            fp32 = reference_path(path, sidecar)
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                f"file with; evaluate {fp32} first. Received: {path}"
+                f"file with; export {REFERENCE} of {sidecar.run_id} and evaluate again. "
+                f"Received: {path}"
             )
         error, low = comparison.reward_error, comparison.difference.low
         if error is not None and args.confident and comparison.scheme != REFERENCE:

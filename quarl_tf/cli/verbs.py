@@ -5,10 +5,12 @@ Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 13
 
 import argparse
 import atexit
+import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
@@ -60,8 +62,15 @@ _SHELF = Path("tflite_models")
 _SLOW_FACTOR = 1.5
 
 
+class _Console(Console):
+    """A console that leaves closed pipes to `main`; Rich's would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 #: Where no terminal sets a width, it is wide enough for the tables.
-_console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+_console = _Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -81,14 +90,17 @@ def main(words: Sequence[str] | None = None) -> int:
             )
         environments.import_environments(parsed.modules)
         parsed.command = shlex.join(["quarl", *words])
-        # The verbs of `arguments` are the functions of this module.
-        globals()[f"_{parsed.verb.replace(' ', '_')}"](parsed)
+        _VERBS[parsed.verb](parsed)
     except QuarlError as error:
         _warn(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         _warn("interrupted; the same command resumes.")
         return 130
+    except BrokenPipeError:
+        # The reader (head, less) has closed the pipe; Python would report that at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         if error.filename is None:  # Not of a file.
             raise
@@ -378,10 +390,14 @@ def _say(line: str) -> None:
 def _study_status(args: argparse.Namespace) -> None:
     statuses = plan(Workspace(args.root), _read_study(args.study))
     _console.print(summary.counts(statuses))
-    failures = [status for status in statuses if status.state == State.FAILED]
+    unfinished = [status for status in statuses if status.state != State.EVALUATED]
+    failures = [status for status in unfinished if status.state == State.FAILED]
     for run_id, reason, log in dict.fromkeys((f.run.run_id, f.reason, f.failure) for f in failures):
         more = "" if log is None else f"; more in {log}"
         _say(f"failed    {run_id}  ({reason}{more})")
+    others = Counter(status.reason for status in unfinished if status.state != State.FAILED)
+    for reason, count in others.items():
+        _say(f"{count:<9} {reason}")
 
 
 def _study_report(args: argparse.Namespace) -> None:
@@ -601,7 +617,8 @@ def _export_and_evaluate(
     try:
         _export_all(args, run_id, schemes)
     except QuarlError:
-        _evaluate_all(args, [path for path in artifacts if path.exists()])
+        failed = state.not_exported(Workspace(args.root), run_id, schemes)
+        _evaluate_all(args, [path for path in artifacts if path.stem not in failed])
         raise
     _evaluate_all(args, artifacts)
     return artifacts
@@ -614,3 +631,13 @@ def _evaluate_all(args: argparse.Namespace, artifacts: Sequence[Path]) -> None:
     for folder in dict.fromkeys(path.parent for path in artifacts):
         siblings = [path for path in artifacts if path.parent == folder]
         _console.print(summary.results_table(siblings, args))
+
+
+_VERBS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    function.__name__[1:].replace("_", " "): function
+    for function in (
+        *(_run, _train, _checkpoint_save, _export, _adopt, _quantize, _blame, _evaluate, _bench),
+        *(_record, _watch, _report, _study_plan, _study_run, _study_status, _study_report),
+        *(_inspect, _list, _doctor),
+    )
+}

@@ -119,8 +119,8 @@ def _groups(cells: Sequence[CellResults]) -> _Groups:
             name = f"{run.quantization.bits} bits{suffix}"
         if cell.cell.distinction and len(cells) > 1 and len(cells_of_run) == 1:
             name += f" ({cell.cell.distinction})"
-        if name in groups:  # Of other settings.
-            name += f" ({ids[0]})"
+        for run_id in ids:  # Of other settings or seeds.
+            name += f" ({run_id})" if name in groups else ""
         complete = all(run_id in cell.curves for run_id in ids)
         groups[name] = [cell.curves[run_id] for run_id in ids] if complete else []
     return groups

@@ -4,6 +4,7 @@ An experiment that is missing, or whose files do not belong together, is a `Miss
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -275,6 +276,10 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
             for pair in pairs
         ]
     skip, (_, reference) = source.skip_episodes, fp32_pair
+    networks: dict[str, Sidecar] = {}
+    for number, pair in enumerate(pairs):
+        if (flaw := _mismatch(pair, reference, networks)) is not None:
+            pairs[number] = flaw
     counts = [len(pair[1].seeds) - skip for pair in pairs if not isinstance(pair, Missing)]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
     fp32, run = reference.first(count, skip=skip), cell.references[seed]
@@ -286,6 +291,24 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
         return Result(sidecar, evaluation, comparison, random, full.returns[:skip])
 
     return [pair if isinstance(pair, Missing) else result(*pair) for pair in pairs]
+
+
+def _mismatch(
+    pair: _Pair | Missing, reference: Evaluation, networks: dict[str, Sidecar]
+) -> Missing | None:
+    """Return why a pair cannot be compared with fp32, if it cannot.
+
+    `networks` has the first sidecar of each run, whose network its others must share.
+    """
+    if isinstance(pair, Missing):
+        return None
+    sidecar, evaluation = pair
+    key, first = (sidecar.run_id, sidecar.scheme), networks.setdefault(sidecar.run_id, sidecar)
+    if sidecar.network_sha256 != first.network_sha256:
+        return Missing(*key, f"was exported from another network than {first.scheme}")
+    if any(map(operator.ne, evaluation.seeds, reference.seeds)):
+        return Missing(*key, "was evaluated on other episodes than fp32")
+    return None
 
 
 def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:

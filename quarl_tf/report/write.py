@@ -24,6 +24,7 @@ from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
 from quarl_tf.report.results import Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import (
+    BASELINE,
     DEFAULT_MARGIN_PERCENT,
     DEFAULT_SCHEMES,
     GREEDY,
@@ -119,8 +120,9 @@ def write(
     )
     figures = list(draw(workspace, cell_results, aggregates, x))
     commands = {run: line for cell in cell_results for run, line in _commands(cell, source)}
-    root = "" if workspace.root == Path() else f" --root {shlex.quote(str(workspace.root))}"
-    remedies = dict.fromkeys(source.remedy or commands[run_id] + root for run_id, _ in missing)
+    remedies = dict.fromkeys(
+        source.remedy or _remedy(source, *key, commands[key[0]]) for key in missing
+    )
     context = {
         "title": title,
         "cells": cell_results,
@@ -154,13 +156,14 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     sidecar = next((sidecar for sidecar in sidecars if sidecar.run_id == run_id), None)
     if sidecar is None:
         raise QuarlError(
-            f"There are no flatbuffers of this run; make them with `quarl export {run_id}`. "
-            f"Received: run={run_id!r}"
+            "There are no flatbuffers of this run; make them with "
+            f"`{workspace.command(f'quarl export {run_id}')}`. Received: run={run_id!r}"
         )
     plain = Run.from_dict(sidecar.run).plain
     fp32 = load(source, plain, REFERENCE)
     if isinstance(fp32, Missing):
         command = f"{plain.command('run')} --schemes {REFERENCE}{source.chance.option}"
+        command = _remedy(source, plain.run_id, REFERENCE, command)
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; make it with "
             f"`{command}`. Received: run={run_id!r}"
@@ -226,6 +229,15 @@ def _summary(cell: CellResults) -> dict[str, Any]:
         "notes": list(notes_on(cell)),
         "last_networks": last_networks(cell),
     }
+
+
+def _remedy(source: Source, run_id: str, scheme: str, command: str) -> str:
+    """Return the command that makes a missing result: that of its training, if it is here."""
+    workspace = source.workspace
+    artifact = workspace.artifact(run_id, REFERENCE if scheme == BASELINE else scheme)
+    if artifact.exists() and not workspace.run_dir(run_id).exists():
+        return f"quarl evaluate {shlex.quote(str(artifact))}{source.chance.option}"
+    return workspace.command(command)
 
 
 def _commands(cell: CellResults, source: Source) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_tf import pipeline
+from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.spec import Chance, Run, Scheme
 from quarl_tf.store.state import State, state
 from quarl_tf.store.workspace import Workspace
@@ -45,7 +46,10 @@ def plan(workspace: Workspace, study: Study, run_id: str | None = None) -> list[
 def _status(
     workspace: Workspace, run: Run, scheme: Scheme, episodes: int, chance: Chance
 ) -> Status:
-    preset = pipeline.preset_of(run)
+    try:
+        preset = pipeline.preset_of(run)
+    except QuarlError as error:  # The user is editing the presets file.
+        return Status(run, scheme, State.FAILED, str(error))
     status = state(workspace, run, scheme.name, episodes=episodes, chance=chance, preset=preset)
     failure = failure_path(workspace, run)
     if status.state != State.EVALUATED and failure.exists():

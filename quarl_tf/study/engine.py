@@ -168,6 +168,7 @@ class _Pool:
     def _claimed(self, job: Job) -> bool:
         """Claim a job, and tell whether it is still to do."""
         folder = job.log.parent
+        self._claims.renew()
         if not self._claims.take(folder):
             return False
         statuses = plan(self._workspace, self._study, job.run_id)
