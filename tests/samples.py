@@ -192,7 +192,7 @@ class Drawn(gym.Env[Any, Any]):
         self.observation_space = deepcopy(observation_space)
         self.action_space = action_space
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self.observation_space.seed(seed)
         self.steps = 0

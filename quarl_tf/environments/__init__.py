@@ -128,21 +128,19 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
     """Make one environment with plain spaces (see `environments.spaces`).
 
     Atari games follow the papers' evaluation protocol (see `environments.atari`), but repeat their
-    last action at a frame with probability `sticky`. Options are those of `gymnasium.make`, whose
-    checker warns of mistakes in environments that are no package's.
+    last action at a frame with probability `sticky`. Options are those of `gymnasium.make`.
 
     Raises:
         UsageError: The environment is unknown, cannot be made, or needs a missing package.
     """
     registration = registry.find(env_id)
-    known = registry.is_versioned(env_id)
-    create = partial(gym.make, env_id, disable_env_checker=known, **options)
+    create = partial(gym.make, env_id, disable_env_checker=True, **options)
     with registry.making(env_id):
         if atari.plays(registration):
             return atari.make(registration, sticky, **options)
-        keeps_state = str(registration.entry_point).startswith(wrappers.KEEPS_STATE)
+        keeps_state = wrappers.keeps_state(registration)
         env = spaces.plain(wrappers.RebuildOnReset(create) if keeps_state else create())
-    return env if known else wrappers.admitted(env)
+    return env if registry.is_versioned(env_id) else wrappers.UserEnvironment(env)
 
 
 def make_vector(
@@ -174,19 +172,12 @@ def make_vector(
 
 
 def env_spec(env_id: str) -> EnvSpec:
-    """Read the spaces of an environment; a UsageError if they are not supported.
-
-    One that is no package's also takes a first step.
-    """
+    """Read the spaces of an environment; a UsageError if they are not supported."""
     env = make(env_id)
     observation, action = env.observation_space, env.action_space
+    env.close()
     if (flaw := spaces.flaw(observation, action)) is not None:
         raise UsageError(f"{flaw}. Received: {env_id} with {observation} and {action}")
-    if not registry.is_versioned(env_id):
-        with registry.making(env_id):
-            env.reset(seed=0)
-            env.step(action.sample())
-    env.close()
     shape, dtype = observation.shape or (), str(observation.dtype)
     if isinstance(action, gym.spaces.MultiDiscrete):
         return EnvSpec(shape, dtype, tuple(action.nvec.tolist()))

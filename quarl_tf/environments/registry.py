@@ -44,7 +44,7 @@ def find(env_id: str) -> Registration:
                 import_module(module)
             except ImportError as error:  # Missing, or broken.
                 if pattern.search(env_id):
-                    raise _failure(env_id, error) from error
+                    raise _not_installed(env_id, error) from error
     if env_id not in gym.registry:
         # Without the hundreds of variants of Atari games that `environments.atari` refuses.
         env_ids = [
@@ -66,30 +66,21 @@ def is_versioned(env_id: str) -> bool:
 
 @contextmanager
 def making(env_id: str) -> Iterator[None]:
-    """Turn every failure to make or play an environment into a UsageError of one line."""
+    """Turn every failure to make an environment into a UsageError of one line."""
     try:
         with warnings.catch_warnings():
             # Old versions such as CartPole-v0 are tasks of their own.
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             yield
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise _not_installed(env_id, error) from error
     except QuarlError:
         raise
     except Exception as error:
-        raise _failure(env_id, error) from error
-
-
-def _failure(env_id: str, error: Exception) -> UsageError:
-    cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
-    missing = cause.name if isinstance(cause, ModuleNotFoundError) and cause.name else ""
-    entry_point = str(gym.registry[env_id].entry_point) if env_id in gym.registry else ""
-    if missing and not re.match(rf"{re.escape(missing)}[.:]", entry_point):
-        package = missing.split(".", maxsplit=1)[0]
-        package = _PIP_NAMES.get(package, package)
-        flaw = f"{env_id} needs a package that is not installed: pip install {package}"
-    else:
-        reason = f"{type(error).__name__}: {one_line(error).rstrip('.')}"
-        flaw = f"{env_id} fails ({reason}); gymnasium.make, reset and step alone would show where"
-    return UsageError(f"{flaw}. Received: environment={env_id!r}")
+        raise UsageError(
+            f"{env_id} cannot be made ({type(error).__name__}: {one_line(error).rstrip('.')}); "
+            f"gymnasium.make alone would show where. Received: environment={env_id!r}"
+        ) from error
 
 
 def import_environments(modules: Sequence[str]) -> None:
@@ -109,3 +100,17 @@ def import_environments(modules: Sequence[str]) -> None:
                 f"{one_line(error).rstrip('.')}); fix it, or name one as an import statement "
                 f"would, installed or in the current folder. Received: --import {module!r}"
             ) from error
+
+
+def _not_installed(env_id: str, error: Exception) -> UsageError:
+    cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    name = str(getattr(cause, "name", None) or "")
+    entry_point = str(gym.registry[env_id].entry_point) if env_id in gym.registry else ""
+    flaw = one_line(error).rstrip(".")
+    if name and re.match(rf"{re.escape(name)}[.:]", entry_point):
+        flaw = f"{env_id} was registered with an entry point that cannot be imported, {entry_point}"
+    elif name:
+        package = name.split(".", maxsplit=1)[0]
+        package = _PIP_NAMES.get(package, package)
+        flaw = f"{env_id} needs a package that is not installed: pip install {package}"
+    return UsageError(f"{flaw}. Received: environment={env_id!r}")

@@ -1,18 +1,20 @@
 """Wrappers of single environments: those that keep state over resets, and a user's own."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from traceback import extract_tb
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import TransformObservation
+from gymnasium.envs.registration import EnvSpec as Registration
 from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
-from quarl_tf.foundation.errors import QuarlError
+from quarl_tf.foundation.errors import QuarlError, one_line
 
-#: Entry points of environments whose seeded reset is known to keep state.
-KEEPS_STATE = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
+_KEEPS_STATE = ("gymnasium.envs.box2d.bipedal_walker:", "pybullet_envs_gymnasium.")
 
 #: Bullet's functions of a step, which its client would wrap anew at every call.
 _STEP_FUNCTIONS = (
@@ -22,6 +24,11 @@ _STEP_FUNCTIONS = (
     "setJointMotorControl2",
     "stepSimulation",
 )
+
+
+def keeps_state(registration: Registration) -> bool:
+    """Tell whether an environment's seeded reset is known to keep state."""
+    return str(registration.entry_point).startswith(_KEEPS_STATE)
 
 
 class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
@@ -55,17 +62,63 @@ class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
         return start
 
 
-def admitted(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Give observations the type of their space; a QuarlError where shape or values are wrong."""
-    space = env.observation_space
+class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises a QuarlError for exceptions, and for observations that do not fit their space.
 
-    def admit(observation: Any) -> NDArray[Any]:
-        values: NDArray[Any] = np.asarray(observation, space.dtype)
-        if values.shape != space.shape or not np.isfinite(values).all():
-            raise QuarlError(
-                f"The environment gave an observation that is not of shape {space.shape} or not "
-                f"finite; fix it. Received: shape={values.shape}, {values.tolist()!s:.200}"
-            )
+    A vector that the user has vectorised is not wrapped.
+    """
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        """Start an episode."""
+        with self._naming_errors("reset"):
+            observation, info = self.env.reset(seed=seed, options=options)
+        return self._checked(observation, "reset"), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        with self._naming_errors("step"):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            reward = float(reward)
+        return self._checked(observation, "step"), reward, terminated, truncated, info
+
+    @contextmanager
+    def _naming_errors(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            frames = extract_tb(error.__traceback__)
+            source = getattr(sys.modules[type(self.unwrapped).__module__], "__file__", None)
+            frame = next((f for f in frames[::-1] if f.filename == source), frames[-1])
+            raise self._error(
+                f"raised {type(error).__name__} in {method} ({frame.filename}:{frame.lineno})",
+                one_line(error),
+            ) from error
+
+    def _checked(self, observation: Any, method: str) -> NDArray[Any]:
+        """Return an observation in the type of its space."""
+        space, flaw = self.observation_space, f"in {method} returned an observation"
+        try:
+            source = np.asarray(observation)
+            with np.errstate(all="ignore"):  # What is beyond the type is not finite in it.
+                values: NDArray[Any] = source.astype(space.dtype, copy=False)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise self._error(f"{flaw} that is no array of numbers", one_line(error)) from error
+        if values.shape != space.shape:
+            received = f"{values.shape}, the space has {space.shape}"
+            raise self._error(f"{flaw} of another shape than its space", received)
+        if source.dtype.kind == "f" and values.dtype.kind in "iu":
+            raise self._error(f"{flaw} of floats, its space has integers", f"dtype={source.dtype}")
+        if values.dtype.kind != "f" and values is not source and (values != source).any():
+            received = f"observation={source.tolist()}"[:200]
+            raise self._error(f"{flaw} with integers beyond {values.dtype}", received)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            received = f"observation={values.tolist()}"[:200]
+            raise self._error(f"{flaw} that is not finite", received)
         return values
 
-    return TransformObservation(env, admit, space)
+    def _error(self, flaw: str, received: str) -> QuarlError:
+        env_id = self.spec.id if self.spec is not None else "?"
+        return QuarlError(
+            f"{env_id} {flaw}; fix it, gymnasium.utils.env_checker.check_env may help. "
+            f"Received: {received}"
+        )

@@ -30,7 +30,7 @@ class Copying(gym.Env[Any, Any]):
         self.target = self.draw(self.np_random)
         return self.show(self.target)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.steps = 0
         return self.observe(), {}

@@ -2,18 +2,18 @@
 
 import multiprocessing
 import os
+import random
 import re
 import signal
 from collections.abc import Callable
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.vector import SyncVectorEnv
 from samples import python, refused
 
@@ -128,13 +128,13 @@ SOUND_STEP: tuple[Any, ...] = (np.zeros(3), 1.0, False, False, {})
 
 
 class Faulty(gym.Env[Any, Any]):
-    """An environment of which a step, usually the third, may go wrong."""
+    """An environment whose third step may go wrong."""
 
     observation_space = spaces.Box(-1, 1, (3,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, fault: Callable[[], Any] = lambda: SOUND_STEP, number: int = 3) -> None:
-        self._fault, self._number = fault, number
+    def __init__(self, third: Callable[[], Any] = lambda: SOUND_STEP) -> None:
+        self._third = third
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -143,7 +143,7 @@ class Faulty(gym.Env[Any, Any]):
 
     def step(self, action: int) -> Any:
         self._steps += 1
-        return self._fault() if self._steps == self._number else SOUND_STEP
+        return self._third() if self._steps == 3 else SOUND_STEP
 
 
 @pytest.mark.parametrize(
@@ -263,74 +263,63 @@ def test_a_broken_package_hides_no_misspelt_name(monkeypatch: pytest.MonkeyPatch
     assert "did you mean" in refused(make, "CartPoe-v1", error=UsageError)
 
 
-Register = Callable[[Callable[..., Any]], str]
-
-
-@pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Register:
-    """Return a function that registers an environment during a test."""
-
-    def add(create: Callable[..., Any]) -> str:
-        monkeypatch.setitem(gym.registry, "Own-v0", Registration("Own-v0", create))
-        return "Own-v0"
-
-    return add
-
-
 class Drawing(Faulty):
     """Its observations may be of another type than their space."""
 
     def __init__(self, kind: Any, drawn: Any) -> None:
-        super().__init__()
+        super().__init__(tuple)
         self.observation_space = spaces.Box(0, 255, (3,), kind)
-        self._drawn = np.arange(3, dtype=drawn)
+        self._drawn = np.arange(3, dtype=drawn) + 255 * (drawn == np.int16)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return self._drawn, {}
 
 
-@pytest.mark.filterwarnings("ignore:.*WARN")
-@pytest.mark.parametrize("kind", [np.float32, np.uint8])
-@pytest.mark.parametrize("drawn", [np.int64, np.float64])
-def test_observations_have_the_type_of_their_space(
-    kind: Any, drawn: Any, register: Register
-) -> None:
-    env_id = register(partial(Drawing, kind, drawn))
-    for envs in (make(env_id), make_vector(env_id, 2)):
-        observations = envs.reset(seed=0)[0]
-        assert observations.dtype == kind
-        assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
-
-
-def not_a_number() -> Any:
-    return np.float32([0, np.nan, 0]), 1.0, False, False, {}
+@pytest.mark.parametrize(
+    ("kind", "drawn"),
+    [*product([np.float32, np.uint8], [np.int64, np.float64]), (np.uint8, np.int16)],
+)
+def test_observations_have_the_type_of_their_space(kind: Any, drawn: Any) -> None:
+    gym.register("Drawing-v0", partial(Drawing, kind, drawn), max_episode_steps=9)
+    try:
+        for create in (make, partial(make_vector, num_envs=2)):
+            envs = create("Drawing-v0")
+            if (kind, drawn) == (np.uint8, np.float64):
+                assert "floats, its space has integers" in refused(envs.reset, seed=0)
+                continue
+            if drawn == np.int16:
+                assert "integers beyond uint8" in refused(envs.reset, seed=0)
+                continue
+            observations = envs.reset(seed=0)[0]
+            assert observations.dtype == kind
+            assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
+    finally:
+        del gym.registry["Drawing-v0"]
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("third", "words"),
     [
-        (lambda: {}["wind"], r"Own-v0 fails \(KeyError: 'wind'\)"),
-        (lambda: (np.zeros(3), 1.0, False, {}), r"Own-v0 fails .*expected 5, got 4"),
-        (lambda: (np.zeros(4), 1.0, False, False, {}), r"not of shape \(3,\) .* shape=\(4,\)"),
-        (not_a_number, "not finite.*nan"),
+        (lambda: {}["wind"], r"raised KeyError in step \(.*test_environments.py:\d+\).*'wind'"),
+        (lambda: (np.zeros(3), 1.0, False, {}), "raised ValueError in step .*expected 5, got 4"),
+        (lambda: (np.zeros(4), 1.0, False, False, {}), r"another shape .*\(4,\), the space has"),
+        (lambda: ([0, float("nan"), 0], 1.0, False, False, {}), "in step .*not finite.*nan"),
+        (lambda: ([0, [1], 0], 1.0, False, False, {}), "in step .*no array of numbers"),
+        (lambda: (["a", "b", "c"], 1.0, False, False, {}), "in step .*no array of numbers"),
+        (lambda: (np.zeros(3), None, False, False, {}), "raised TypeError in step .*NoneType"),
+        (lambda: random.choice([]), r"raised IndexError in step \(.*test_environments.py:\d+\)"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*WARN")
-def test_mistakes_of_a_users_environment_are_named(
-    fault: Any, words: str, register: Register
-) -> None:
-    assert re.search(words, refused(env_spec, register(partial(Faulty, fault, 1))))
-
-
-def test_observations_are_checked_at_every_step_and_gymnasium_warns_of_others(
-    register: Register,
-) -> None:
-    env_id = register(partial(Faulty, not_a_number))
-    for envs in (make(env_id), make_vector(env_id, 2)):
-        envs.reset(seed=1)
-        actions = envs.action_space.sample()
-        with pytest.warns(UserWarning, match="float64|not within"):
-            envs.step(actions)
-        envs.step(actions)
-        assert "not finite" in refused(envs.step, actions)
+def test_mistakes_of_a_users_environment_are_named(third: Callable[[], Any], words: str) -> None:
+    gym.register("Faulty-v0", partial(Faulty, third), max_episode_steps=9)
+    try:
+        for create in (make, partial(make_vector, num_envs=2)):
+            envs = create("Faulty-v0")
+            envs.reset(seed=1)
+            actions = envs.action_space.sample()
+            for _ in range(2):
+                envs.step(actions)
+            assert re.search(f"^Faulty-v0 .*{words}", refused(envs.step, actions))
+    finally:
+        del gym.registry["Faulty-v0"]

@@ -1,6 +1,6 @@
 """Spaces: observations become one array of numbers, actions indices or a vector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from conftest import Network
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec as Registration
 from samples import Drawn, refused
 from scipy.special import log_softmax
 
@@ -59,7 +58,7 @@ Register = Callable[..., str]
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+def register() -> Iterator[Register]:
     """Return a function that registers an environment, optionally with a vector entry point."""
 
     def add(observation: Any, action: Any, *, vectorised: bool = False, **mode: Any) -> str:
@@ -69,12 +68,12 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
         def create_vector(num_envs: int, **_: Any) -> Any:
             return gym.vector.SyncVectorEnv([create] * num_envs, **mode)
 
-        vector = create_vector if vectorised else None
-        registration = Registration("Drawn-v0", create, vector_entry_point=vector)
-        monkeypatch.setitem(gym.registry, "Drawn-v0", registration)
+        gym.registry.pop("Drawn-v0", None)
+        gym.register("Drawn-v0", create, vector_entry_point=create_vector if vectorised else None)
         return "Drawn-v0"
 
-    return add
+    yield add
+    gym.registry.pop("Drawn-v0", None)
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
@@ -167,7 +166,7 @@ def test_plain_spaces_are_not_wrapped_as_wrappers_take_time_at_every_step() -> N
 )
 def test_other_spaces_are_refused(register: Register, observation: Any, action: Any) -> None:
     env_id = register(observation, action)
-    assert "Drawn-v0" in refused(env_spec, env_id, error=UsageError)
+    assert "Received: Drawn-v0 with " in refused(env_spec, env_id, error=UsageError)
 
 
 def test_sidecars_record_types_shapes_and_bounds(register: Register) -> None:
