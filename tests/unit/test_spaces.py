@@ -140,6 +140,23 @@ def test_actions_become_the_environment_s_in_single_and_vector(
     assert np.asarray(env.unwrapped.received) in space
 
 
+def actions_of(env: Any, envs: Any, action: np.ndarray) -> list[Any]:
+    """Step an environment and a vector of two; return what their environments received."""
+    env.step(action)
+    envs.step(np.array([action] * 2))
+    return [single.unwrapped.received for single in (env, *envs.unwrapped.envs)]
+
+
+def test_no_action_is_beyond_ends_that_float32_rounds(register: Register) -> None:
+    env_id = register(THREE, spaces.Box(-0.1, 0.1, (2,), np.float64))
+    bound = env_spec(env_id).bounds[1]
+    assert float(bound[0]) > 0.1
+    env, envs = make(env_id), make_vector(env_id, 2)
+    env.reset(seed=0)
+    envs.reset(seed=0)
+    assert [received.tolist() for received in actions_of(env, envs, bound)] == [[0.1, 0.1]] * 3
+
+
 def test_plain_spaces_are_not_wrapped_as_wrappers_take_time_at_every_step() -> None:
     for action in (TWO, spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float64)):
         env = Drawn(THREE, action)
