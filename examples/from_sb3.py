@@ -106,7 +106,7 @@ def load(path: Path) -> BaseAlgorithm:
 
 
 def describe(model: BaseAlgorithm, image: bool, env_id: str | None) -> dict[str, Any]:
-    """Return the head with its deviation, what goes in, and the bounds of actions."""
+    """Return what `quarl adopt` reads: the head, what goes in, and the bounds of actions."""
     space, actions = model.observation_space, model.action_space
     shape = (*space.shape[1:], space.shape[0]) if image else space.shape
     description = {

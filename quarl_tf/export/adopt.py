@@ -5,7 +5,6 @@ environment: a normaliser belongs inside the flatbuffer, a stack of frames into 
 """
 
 import contextlib
-import math
 import multiprocessing
 import os
 import signal
@@ -13,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from quarl_tf.export.ptq import described, quantize
 from quarl_tf.foundation import native_output
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line, require_known
 from quarl_tf.foundation.files import read_json, sha256
-from quarl_tf.foundation.kinds import listed
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.flatbuffer import FlatbufferAudit
 from quarl_tf.runtime.policy import Policy
@@ -59,9 +57,8 @@ def adopt(
     """Write a flatbuffer as the fp32 of a run, after it has played in its environment.
 
     One of fp16 is widened. A Keras file is converted, and so is a folder, a SavedModel, which is a
-    program that is run. A JSON file of its name beside it gives the deviation of continuous
-    actions, and the environment and the head that are None; the default name is the hash of the
-    flatbuffer. `schemes` are those of a later export.
+    program that is run. A JSON file of its name beside it gives the environment and the head that
+    are None; the default name is the hash of the flatbuffer. `schemes` are those of a later export.
 
     Raises:
         QuarlError: It does not fit its environment, cannot be run, or a scheme needs a training.
@@ -69,7 +66,8 @@ def adopt(
     file = file.resolve() if file.is_dir() else file  # The current folder has a name as well.
     source = sidecar_path(file)
     fields = read_json(source) if source.exists() else {}
-    env_id, head = env_id or fields.get("env_id"), head or fields.get("head")
+    default_id, default_head = fields.pop("env_id", None), fields.pop("head", None)
+    env_id, head = env_id or default_id, head or default_head
     if not (isinstance(env_id, str) and isinstance(head, str)):
         raise UsageError(
             "A policy is adopted for an environment and by what its head is: give --env and "
@@ -90,11 +88,10 @@ def adopt(
         with flatbuffer.understood():
             content = in_float32(content)
     facts = described(content)
-    action_std = _deviation(fields, facts["sha256"], spec)
     overrides = {"name": name or facts["sha256"][:12], "head": head}
     run = Run(ADOPTED, env_id, seed, overrides, modules=tuple(modules))
     require_possible(run, schemes)
-    sidecar = _described_run(run, spec, facts, action_std)
+    sidecar = _checked_sidecar(_described_run(run, spec, facts), fields, source)
     target = workspace.artifact(run.run_id, REFERENCE)
     if target.exists():
         _require_same(target, sidecar)
@@ -121,9 +118,7 @@ def _require_same(target: Path, sidecar: Sidecar) -> None:
             )
 
 
-def _described_run(
-    run: Run, spec: EnvSpec, facts: dict[str, Any], action_std: list[float] | None
-) -> Sidecar:
+def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:
     return Sidecar(
         run=run.to_dict(),
         run_id=run.run_id,
@@ -131,7 +126,7 @@ def _described_run(
         scheme=REFERENCE,
         native=True,
         head=run.overrides["head"],
-        action_std=action_std,
+        action_std=None,
         network_sha256=facts["sha256"],
         calibration_sha256=None,
         preset={},
@@ -180,24 +175,26 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
         )
 
 
-def _deviation(fields: dict[str, Any], file_hash: str, spec: EnvSpec) -> list[float] | None:
-    """Return the deviation of actions in the JSON file beside a flatbuffer of this hash."""
-    if fields.get("sha256", file_hash) != file_hash:
+def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Sidecar:
+    """Return a sidecar with the deviation among the fields of a file, after checking the others."""
+    try:
+        json_sidecar = Sidecar.of(asdict(sidecar) | fields, path)
+    except QuarlError as error:
         raise UsageError(
-            "The JSON file beside the policy is of another flatbuffer. "
-            f"Received: sha256={fields['sha256']!r}, expected {file_hash!r}"
-        )
-    deviation: list[float] | None = fields.get("action_std")
-    if deviation is not None and not (
-        listed("numbers", (int, float)).fits(deviation)
-        and len(deviation) == len(spec.bounds[0])
-        and all(0 <= component < math.inf for component in deviation)
-    ):
-        raise UsageError(
-            "action_std is a list of numbers of 0 or more, one for each component of a continuous "
-            f"action. Received: action_std={deviation!r}"
-        )
-    return deviation
+            f"{path} does not describe a policy to adopt; correct it, or move it away and give "
+            f"--env and --head. Received: {one_line(error).rpartition('Received: ')[2]}"
+        ) from error
+    for name in sorted(fields.keys() - {"action_std"}):
+        value, expected = getattr(json_sidecar, name), getattr(sidecar, name)
+        if name in ("action_low", "action_high"):
+            with np.errstate(over="ignore"):  # Bounds are those of float32.
+                value = np.array(value, np.float32).tolist()
+        if value != expected:
+            raise UsageError(
+                f"{path} is of another flatbuffer or environment than these. "
+                f"Received: {name}={value}, expected {expected}"
+            )
+    return replace(sidecar, action_std=json_sidecar.action_std)
 
 
 def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:

@@ -76,7 +76,7 @@ def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) ->
 
 
 def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
-    describe(file, env_id="CartPole-v1", head="q_values", observation_shape=[4])
+    describe(file, env_id="CartPole-v1", head="q_values", observation_shape=[4], num_actions=2)
     printed(capsys, "adopt", str(file), "--episodes", "1")
     assert "can be adopted" in printed(capsys, "inspect", str(file))
     (folder,) = Path("tflite_models/CartPole-v1/adopted").iterdir()
@@ -86,7 +86,7 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
     assert Sidecar.load(FOLDER / "fp32.json").head == "logits"
     # Continuous actions keep their deviation.
     shutil.copy(artifacts["steering"], file)
-    describe(file, action_std=[0.5])
+    describe(file, action_low=[-1], action_high=[1.0], action_std=[0.5])
     words = ("--env", "MountainCarContinuous-v0", "--head", "action", "--name", "car")
     assert main(["adopt", str(file), *words, "--episodes", "1"]) == 0
     path = Path("tflite_models/MountainCarContinuous-v0/adopted/s0-car/fp32.tflite")
@@ -106,9 +106,12 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
         ({}, f"{LOGITS} --name mine --schemes qat_int8", "can be exported as fp32, int8, ptq_w8"),
         ({}, f"{LOGITS} --name mine --schemes fp16", "Received: scheme='fp16'"),
         ({}, f"{LOGITS} --name mine --import absent_module", "--import 'absent_module'"),
-        ({"sha256": "0"}, LOGITS, "is of another flatbuffer. Received: sha256='0'"),
-        ({"action_std": "x"}, LOGITS, "Received: action_std='x'"),
-        ({"action_std": [0.5]}, LOGITS, "one for each component of a continuous action"),
+        ({"action_std": "x"}, LOGITS, "does not describe a policy to adopt; correct it"),
+        ({"observation_shape": [8]}, LOGITS, "Received: observation_shape=[8], expected [4]"),
+        ({"trained_on": ["a machine"]}, LOGITS, "trained_on=['a machine'], expected []"),
+        ({"action_low": [-1e300]}, LOGITS, "expected None"),
+        ({"sha256": "0"}, LOGITS, "flatbuffer or environment than these. Received: sha256"),
+        ({"heads": "logits"}, LOGITS, "Received: fields that differ heads"),
     ],
 )
 def test_unfit_options_and_sidecars_are_refused(
