@@ -1,7 +1,7 @@
 """Compare the returns of a scheme with those of fp32: differences, intervals and verdicts.
 
 Within one trained policy the unit is the episode, paired by seed; over several it is the training.
-Where only a game's start is drawn, a greedy policy repeats games, which count as one observation
+Where only the start is drawn, a greedy policy repeats episodes, which count as one observation
 (`effective_n`). If all observations are equal there is a bound instead of an interval
 (`unseen_percent`). Errors are those of QuaRL (Krishnan et al., arXiv 1910.01055), divided by
 |R_fp32| so that a positive one is a worse policy for negative returns too.
@@ -9,7 +9,7 @@ Where only a game's start is drawn, a greedy policy repeats games, which count a
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -326,12 +326,17 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
 def effective_n(*evaluations: Evaluation) -> float | None:
     """Return the effective number of independent episodes on the same seeds; None where all are.
 
-    Only greedy games repeat (`effective_games`).
+    Of games it is `effective_games`. Greedy episodes of another environment repeat if they start
+    alike, unless episodes of one start differ, as where an environment draws later, too.
     """
-    rules = evaluations[0].protocol
+    rules, returns = evaluations[0].protocol, [evaluation.returns for evaluation in evaluations]
+    starts = next((e.starts for e in evaluations if e.starts is not None), None)
     if rules.actions != "greedy":
         return None
-    return effective_games(rules.game, *(evaluation.returns for evaluation in evaluations))
+    if rules.game is not None or starts is None:
+        return effective_games(rules.game, *returns)
+    episodes = set(zip(starts, *returns, *(e.lengths for e in evaluations), strict=True))
+    return _effective_count(starts) if len(episodes) == len(set(starts)) else None
 
 
 def effective_games(game: Mapping[str, Any] | None, *returns: Sequence[float]) -> float | None:
@@ -343,7 +348,11 @@ def effective_games(game: Mapping[str, Any] | None, *returns: Sequence[float]) -
     """
     if game is None or game["sticky_actions"]:
         return None
-    counts = Counter(zip(*returns, strict=True)).values()
+    return _effective_count(zip(*returns, strict=True))
+
+
+def _effective_count(values: Iterable[Hashable]) -> float:
+    counts = Counter(values).values()
     return sum(counts) ** 2 / sum(count**2 for count in counts)
 
 

@@ -4,6 +4,7 @@ Randomness follows from the episode's seed (`spec.Chance`), so that all schemes 
 in the same episode. Each kind of chance has files of its own.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -83,11 +84,12 @@ def evaluate(
 def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any) -> Evaluation:
     optional = ("artifact_sha256", "latency_us", "reference_sha256", "agreement")
     facts = dict.fromkeys(optional) | facts
+    starts = _listed([episode.start for episode in episodes])
     return Evaluation(
         seeds=list(seeds),
         returns=[episode.result for episode in episodes],
         lengths=[episode.length for episode in episodes],
-        starts=_listed([episode.start for episode in episodes]),
+        starts=starts if starts and len(set(starts)) < len(starts) else None,
         successes=_listed([episode.success for episode in episodes]),
         ties=sum(episode.ties for episode in episodes),
         versions=provenance.package_versions(),
@@ -213,15 +215,17 @@ def _play_all(
 
     for done, seed in enumerate(seeds, start=1):
         observation, info = env.reset(seed=seed)
-        start = info.get(environments.START)
-        if chance == GREEDY and start in by_start:
+        game = environments.START in info
+        digest = zlib.crc32(np.asarray(observation).tobytes())
+        start = info.get(environments.START, digest)
+        if game and chance == GREEDY and start in by_start:
             episode = by_start[start]
         else:
             ties, choose = policy.ties, _actor(policy, seed, chance)
             episode = play(env, partial(act, choose=choose), observation, seed)
             episode = episode._replace(ties=policy.ties - ties, start=start)
-            if start is not None:
-                by_start[start] = episode
+        if game:
+            by_start[start] = episode
         episodes.append(episode)
         update(done, len(seeds))
     return episodes

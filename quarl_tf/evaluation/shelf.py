@@ -18,7 +18,7 @@ from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.workspace import evaluation_path, has_sidecar, write_artifact
+from quarl_tf.store.workspace import evaluation_path, has_sidecar, sidecar_path, write_artifact
 
 #: The pattern of all names.
 _ANY = "*/*/*"
@@ -103,7 +103,7 @@ def available(models: Path) -> list[Entry]:
 def _names(models: Path) -> list[str]:
     """Return the names of the files that are kept."""
     paths = [path for folder in (POLICIES, models) for path in folder.glob(f"{_ANY}/*.tflite")]
-    return sorted(set(map(_name, paths)))
+    return sorted({_name(path) for path in paths if sidecar_path(path).exists()})
 
 
 def find(name: str, models: Path) -> Entry:
@@ -139,11 +139,14 @@ def take(name: str, models: Path) -> Path:
             f"{name} of the package would replace another file; work in another folder. "
             f"Received: {target}"
         )
-    write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
+    if not (target.exists() and sidecar_path(target).exists()):
+        write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)
     if not target.with_name(f"{REFERENCE}.tflite").exists():
         # An fp32 of the user's own keeps its evaluation.
         source = evaluation_path(entry.artifact.with_name(f"{REFERENCE}.tflite"))
-        write_bytes(models / source.relative_to(POLICIES), source.read_bytes())
+        copy = models / source.relative_to(POLICIES)
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            write_bytes(copy, source.read_bytes())
     return target
 
 

@@ -99,7 +99,8 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
         start = path.read_text(errors="replace")[:200] if path.exists() else _MARKS[0]
         if not any(mark in start for mark in _MARKS):
             raise UsageError(
-                f"{path} was not written by this program. Received: path={str(path)!r}"
+                f"{path} was not written by this program; move it away. "
+                f"Received: path={str(path)!r}"
             )
     for path, template in files.items():
         write_text(path, _template(template).substitute(names))

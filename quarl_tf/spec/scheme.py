@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from quarl_tf.foundation.errors import require_known
+from quarl_tf.foundation.errors import unknown
 from quarl_tf.spec.recipe import (
     EDGE_BITS,
     INT4_BITS,
@@ -84,7 +84,9 @@ class Scheme:
             if pairs == sorted([k, f"{v}"] for k, v in widths.items() if v in PTQ_BITS):
                 rounding = "floor" if match[2] else "nearest"
                 return cls(name, "weights", _on_grid(int(match[3]), rounding, widths))
-        require_known("scheme", name, _SCHEMES)
+        if name not in _SCHEMES:
+            usual = {one for one, scheme in _SCHEMES.items() if scheme.native or scheme.aware}
+            raise unknown("scheme", name, {*usual, *DEFAULT_SCHEMES})
         return _SCHEMES[name]
 
 
@@ -127,7 +129,9 @@ _SCHEMES = {
         # The runtime quantises activations at each call.
         Scheme("dynamic_int8", "float", _uniform(replace(_NEAREST, activations=None)), native=True),
         Scheme("int8", "calibrated", _uniform(_GPTQ), native=True),
+        # With one scale for a fully-connected kernel, for runtimes that know no more.
         Scheme("int8_tensor", "calibrated", _uniform(integers(8)), native=True),
+        # With the last layer in float.
         Scheme("int8_head32", "calibrated", _FLOAT_HEAD, native=True),
         # By TensorFlow's converter alone.
         Scheme("int8_stock", "calibrated", _uniform(_NEAREST), native=True),

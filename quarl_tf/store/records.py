@@ -167,13 +167,14 @@ class Sidecar(_JsonRecord):
     commit: str | None
     sources: str
 
-    def __post_init__(self) -> None:
-        """Raise a QuarlError for deviations that are not of the action's components."""
-        if self.action_std is not None and len(self.action_std) != len(self.action_low or ()):
-            raise QuarlError(
-                "A policy has one deviation for each component of a continuous action. "
-                f"Received: action_std={self.action_std}"
-            )
+    @classmethod
+    def of(cls, stored: dict[str, Any], path: Path) -> Self:
+        """Build the record, with one deviation for each component of the action if any."""
+        sidecar = super().of(stored, path)
+        std = sidecar.action_std
+        if std is not None and len(std) != len(sidecar.action_low or ()):
+            raise cls._invalid(path, f"action_std={std}")
+        return sidecar
 
     def save(self, path: Path) -> None:
         """Write the sidecar and its checksum atomically."""
@@ -222,7 +223,8 @@ class Evaluation(_JsonRecord):
     seeds: list[int]
     returns: list[float]
     lengths: list[int]
-    #: The number of the frame that each episode of a game starts with; null elsewhere.
+    #: What each episode starts with: the frame of a game, elsewhere a digest of the observation;
+    #: null where all differ.
     starts: list[int] | None
     #: Steps at which several actions had the best value.
     ties: int

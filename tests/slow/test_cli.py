@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from rich.console import Console
 from samples import Artifacts, Capsys, Copy, Patch, printed, products, python, refusal, snapshot
 
 from quarl_tf import presets
 from quarl_tf.cli import arguments, doctor, verbs
 from quarl_tf.export.graph import Graph
+from quarl_tf.foundation import display
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, Chance, Run
@@ -522,6 +524,26 @@ def test_piped_output_has_paths_as_they_are(
     assert printed(capsys, "inspect", str(artifact)).startswith(f"{artifact}\n")
     empty = root / "empty"
     assert f"no runs in {empty}\n" in printed(capsys, "list", "--root", str(empty))
+
+
+def test_without_a_terminal_long_work_says_how_far(capsys: Capsys, monkeypatch: Patch) -> None:
+    for pause, output in ((60.0, ""), (0.0, "train x: 2,000 of 4,000  return 3\n")):
+        monkeypatch.setattr(display, "_SECONDS_BETWEEN", pause)
+        with display.progress_bar("train x") as update:
+            update(2000, 4000, "return 3")
+        assert capsys.readouterr().err == output
+
+
+def test_narrow_terminals_cut_no_number(
+    finished: Finished, capsys: Capsys, monkeypatch: Patch
+) -> None:
+    paths = [str(finished.artifacts / f"{name}.tflite") for name in ("fp32", "int8")]
+    for width in (80, 130):
+        monkeypatch.setattr(verbs, "_console", Console(width=width))
+        output = printed(capsys, "evaluate", *paths, "--episodes", "5")
+        assert max(map(len, output.splitlines())) <= width
+        assert re.search(r"int8 .* inconclusive", output)
+        assert "…" not in output
 
 
 def test_who_has_read_enough_is_not_told_of_a_failure() -> None:

@@ -106,6 +106,7 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
         ({}, f"{LOGITS} --name mine --schemes qat_int8", "can be exported as fp32, int8, ptq_w8"),
         ({}, f"{LOGITS} --name mine --schemes fp16", "Received: scheme='fp16'"),
         ({}, f"{LOGITS} --name mine --import absent_module", "--import 'absent_module'"),
+        ({"action_std": [0.5]}, LOGITS, "Received: action_std=[0.5]"),
         ({"action_std": "x"}, LOGITS, "does not describe a policy to adopt; correct it"),
         ({"observation_shape": [8]}, LOGITS, "Received: observation_shape=[8], expected [4]"),
         ({"trained_on": ["a machine"]}, LOGITS, "trained_on=['a machine'], expected []"),

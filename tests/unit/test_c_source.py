@@ -40,6 +40,16 @@ def test_dense_heads_are_those_of_the_reference_kernels(name: str, tmp_path: Pat
     compiled.check(artifact, compiled.around(artifact, 2000))
 
 
+@pytest.mark.parametrize("scale", [0.5, 0.3, 1.0, 3.7, 0.00123456789, 1e-5])
+def test_multipliers_round_as_doubles(scale: float) -> None:
+    sums = np.arange(-300_000, 300_001)
+    multiplier, shift = c_source._multiplier(scale, 300_000)
+    rounded = np.copysign((np.abs(sums) * multiplier + (1 << shift >> 1)) >> shift, sums)
+    expected = np.copysign(np.floor(np.abs(sums * scale) + 0.5), sums)
+    codes = np.abs(expected) <= 256
+    np.testing.assert_array_equal(rounded[codes], expected[codes])
+
+
 def test_heads_of_images_are_those_of_the_reference_kernels(tmp_path: Path) -> None:
     artifact = compiled.copied(PONG, tmp_path)
     images = np.random.default_rng(0).integers(0, 256, (100, 84, 84, 4))

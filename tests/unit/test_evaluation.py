@@ -18,6 +18,7 @@ from quarl_tf import environments
 from quarl_tf.environments import acting, airnav
 from quarl_tf.environments.acting import Episode
 from quarl_tf.evaluation import play
+from quarl_tf.evaluation.compare import effective_n
 from quarl_tf.evaluation.play import evaluate, evaluate_and_save, evaluate_random
 from quarl_tf.foundation import files, provenance
 from quarl_tf.foundation.errors import UsageError
@@ -220,13 +221,20 @@ def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatc
     assert not fits(path, SEEDS[:2])
 
 
-class _Game(gym.Wrapper):
-    """Has two starts, which it names, as games do."""
+class _OfTwoStarts(gym.Wrapper):
+    """Starts by a seed's remainder."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        start = (seed or 0) % 2
-        observation, info = self.env.reset(seed=start, options=options)
-        return observation, info | {environments.START: start}
+        assert seed is not None
+        return self.env.reset(seed=seed % 2, options=options)
+
+
+class _Game(_OfTwoStarts):
+    """Names its start, as games do."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | {environments.START: (seed or 0) % 2}
 
 
 @pytest.mark.parametrize("name", ["fp32", "tied"])
@@ -246,9 +254,18 @@ def test_one_start_is_played_once(stochastic: Describe, name: str, monkeypatch: 
     expected = [by_start[start] for start in (0, 1, 1, 0, 1)]
     assert outcomes(result) == [outcomes(evaluation)[0] for evaluation in expected]
     assert result.ties == sum(evaluation.ties for evaluation in expected)
-    assert (result.starts, by_start[0].starts) == ([0, 1, 1, 0, 1], None)
     evaluate(path, [4, 7, 5], chance=SAMPLED)
     assert played == [4, 7, 4, 7, 5]
+
+
+def test_equal_first_observations_are_recorded(stochastic: Describe, monkeypatch: Patch) -> None:
+    path, make = stochastic("fp32", "fp32"), environments.make
+    assert evaluate(path, SEEDS[:4]).starts is None
+    monkeypatch.setattr(environments, "make", lambda env_id, **_: _OfTwoStarts(make(env_id)))
+    result = evaluate(path, [4, 7, 2, 9])
+    assert result.starts is not None
+    assert len({*result.starts[::2]}) == len({*result.starts[1::2]}) == 1
+    assert effective_n(result) == 2
 
 
 def test_what_does_not_fit_the_policy_is_refused(artifacts: Artifacts, describe: Describe) -> None:

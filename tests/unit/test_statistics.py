@@ -11,7 +11,13 @@ from samples import EVALUATION, refused
 from scipy import stats
 
 from quarl_tf.evaluation import compare
-from quarl_tf.evaluation.aggregate import Paired, _resampled_means, aggregate, holm
+from quarl_tf.evaluation.aggregate import (
+    Paired,
+    _mean_over_cells,
+    _resampled_means,
+    aggregate,
+    holm,
+)
 from quarl_tf.evaluation.compare import Interval, effective_n, mean_interval, student_interval
 from quarl_tf.foundation.errors import UsageError
 from quarl_tf.store.records import Evaluation, Protocol
@@ -180,6 +186,28 @@ def test_repeated_games_are_few_observations() -> None:
     assert effective_n(game) == pytest.approx(100**2 / (90**2 + 10**2))
     # 1.2 games are no evidence of a mean.
     assert limits(compare.mean_return(game)) == pytest.approx((20.1, -math.inf, math.inf))
+
+
+def test_episodes_that_start_alike_are_one_unless_they_differ() -> None:
+    played = pair([1.0, 2.0] * 20, [2.0] * 40)
+    fp32, int8 = (replace(record, starts=[7, 8] * 20) for record in played)
+    assert effective_n(fp32) == effective_n(fp32, int8) == 2
+    assert compare.compare(fp32, int8, None).verdict == "inconclusive"
+    # Without starts, as in records where all differ, or with chance after the start all count.
+    assert effective_n(replace(fp32, starts=None)) is None
+    assert effective_n(replace(fp32, lengths=[*range(40)])) is None
+
+
+@pytest.mark.parametrize("different", [2, 5, 20, 30])
+def test_intervals_of_repeated_games_hold_the_true_mean(different: int) -> None:
+    random = np.random.default_rng(0)
+    covering = unbounded = 0
+    for _ in range(1000):
+        returns = random.normal(size=different)[random.integers(different, size=100)]
+        interval = compare.mean_return(replace(evaluation("fp32", list(returns)), protocol=GAME))
+        covering += interval.low <= 0 <= interval.high
+        unbounded += not interval.bounded
+    assert (covering - unbounded) / (1000 - unbounded) >= 0.93
 
 
 @pytest.mark.parametrize("episodes", [1, 2, compare.MIN_EPISODES - 1])
@@ -377,6 +405,20 @@ def test_freedom_is_that_of_the_cells_together() -> None:
     degrees = (3**2 + 4.472**2) ** 2 / (3**4 / 1 + 4.472**4 / 4)
     reach = stats.t.ppf(0.975, degrees) * np.hypot(3, 4.472) / 2
     assert (error.high - error.low) / 2 == pytest.approx(reach, rel=1e-3)
+
+
+@pytest.mark.parametrize("trainings", [2, 3])
+def test_intervals_over_cells_hold_the_true_mean(trainings: int) -> None:
+    # Trainings of a few cells differ far more than those of the others.
+    rng, covering, spreads = np.random.default_rng(0), 0, (0.1, 0.1, 0.3, 0.5, 1, 2, 5, 20)
+    for _ in range(1000):
+        cells = [
+            [(rng.normal(rng.normal(1, spread), 2, 50), 50) for _ in range(trainings)]
+            for spread in spreads
+        ]
+        interval = _mean_over_cells(cells)
+        covering += interval.low <= 1 <= interval.high
+    assert 930 <= covering <= 980
 
 
 def test_losses_are_corrected_for_the_number_of_cells() -> None:
