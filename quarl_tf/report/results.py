@@ -22,7 +22,7 @@ from quarl_tf.report.figures.curves import Curve
 from quarl_tf.report.figures.style import family, form
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
-from quarl_tf.store.state import baseline, state
+from quarl_tf.store.state import State, baseline, state
 from quarl_tf.store.workspace import Workspace
 
 _Pair = tuple[Sidecar, Evaluation]
@@ -68,11 +68,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Missing:
-    """An experiment without a result, and the reason."""
+    """An experiment without a result, the reason, and whether its flatbuffer is there."""
 
     run_id: str
     scheme: str
     reason: str
+    exported: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +246,7 @@ def load_cell(source: Source, cell: Cell) -> CellResults:
     for fp32 in references:
         if fp32.baseline is None:
             reason = "was not evaluated on the episodes of fp32"
-            missing.append(Missing(fp32.sidecar.run_id, BASELINE, reason))
+            missing.append(Missing(fp32.sidecar.run_id, BASELINE, reason, exported=True))
     random_returns = [fp32.baseline.returns for fp32 in references if fp32.baseline is not None]
     random_mean = None
     if len(random_returns) == len(seeds) == 1:
@@ -272,7 +273,9 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
     if isinstance(fp32_pair := pairs[0], Missing):
         reason = f"has nothing to compare with: fp32 of {fp32_pair.run_id} is missing"
         return [
-            pair if isinstance(pair, Missing) else Missing(pair[0].run_id, pair[0].scheme, reason)
+            pair
+            if isinstance(pair, Missing)
+            else Missing(pair[0].run_id, pair[0].scheme, reason, exported=True)
             for pair in pairs
         ]
     skip, (_, reference) = source.skip_episodes, fp32_pair
@@ -307,7 +310,7 @@ def _mismatch(
     if sidecar.network_sha256 != first.network_sha256:
         return Missing(*key, f"was exported from another network than {first.scheme}")
     if any(map(operator.ne, evaluation.seeds, reference.seeds)):
-        return Missing(*key, "was evaluated on other episodes than fp32")
+        return Missing(*key, "was evaluated on other episodes than fp32", exported=True)
     return None
 
 
@@ -317,7 +320,7 @@ def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
     reason = source.missing_reasons.get((run.run_id, scheme), status.reason)
     if not reason and status.sidecar is not None and status.evaluation is not None:
         return status.sidecar, status.evaluation
-    return Missing(run.run_id, scheme, reason)
+    return Missing(run.run_id, scheme, reason, exported=status.state == State.EXPORTED)
 
 
 def _load_curve(workspace: Workspace, run: Run) -> Curve | None:

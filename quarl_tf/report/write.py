@@ -119,9 +119,9 @@ def write(
         [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
     )
     figures = list(draw(workspace, cell_results, aggregates, x))
-    commands = {run: line for cell in cell_results for run, line in _commands(cell, source)}
+    commands = {run: line for cell in cell_results for run, *line in _commands(cell, source)}
     remedies = dict.fromkeys(
-        source.remedy or _remedy(source, *key, commands[key[0]]) for key in missing
+        source.remedy or _remedy(source, one, *commands[one.run_id]) for one in missing.values()
     )
     context = {
         "title": title,
@@ -139,7 +139,7 @@ def write(
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
         "command": command,
-        "commands": [source.remedy] if source.remedy else list(commands.values()),
+        "commands": [source.remedy] if source.remedy else list(map("".join, commands.values())),
         "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
         **animation(source, cell_results),
@@ -162,11 +162,10 @@ def _sidecar(source: Source, run_id: str) -> Sidecar:
     plain = Run.from_dict(sidecar.run).plain
     fp32 = load(source, plain, REFERENCE)
     if isinstance(fp32, Missing):
-        command = f"{plain.command('run')} --schemes {REFERENCE}{source.chance.option}"
-        command = _remedy(source, plain.run_id, REFERENCE, command)
+        command = f"{plain.command('run')} --schemes {REFERENCE}"
         raise QuarlError(
             f"There is nothing to compare with: fp32 of {fp32.run_id} {fp32.reason}; make it with "
-            f"`{command}`. Received: run={run_id!r}"
+            f"`{_remedy(source, fp32, command, source.chance.option)}`. Received: run={run_id!r}"
         )
     return sidecar
 
@@ -231,17 +230,18 @@ def _summary(cell: CellResults) -> dict[str, Any]:
     }
 
 
-def _remedy(source: Source, run_id: str, scheme: str, command: str) -> str:
+def _remedy(source: Source, missing: Missing, command: str, options: str) -> str:
     """Return the command that makes a missing result: that of its training, if it is here."""
-    workspace = source.workspace
-    artifact = workspace.artifact(run_id, REFERENCE if scheme == BASELINE else scheme)
-    if artifact.exists() and not workspace.run_dir(run_id).exists():
-        return f"quarl evaluate {shlex.quote(str(artifact))}{source.chance.option}"
-    return workspace.command(command)
+    workspace, scheme = source.workspace, missing.scheme
+    artifact = workspace.artifact(missing.run_id, REFERENCE if scheme == BASELINE else scheme)
+    trained = workspace.run_dir(missing.run_id).exists()
+    if missing.exported and artifact.exists() and not trained:
+        return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
+    return workspace.command(command + options)
 
 
-def _commands(cell: CellResults, source: Source) -> Iterator[tuple[str, str]]:
-    """Yield each training and the command that makes its results."""
+def _commands(cell: CellResults, source: Source) -> Iterator[tuple[str, str, str]]:
+    """Yield each training, the command that makes its results, and options of its evaluation."""
     schemes: dict[str, list[str]] = {}
     runs: dict[str, Run] = {}
     for column in cell.cell.columns:
@@ -251,4 +251,4 @@ def _commands(cell: CellResults, source: Source) -> Iterator[tuple[str, str]]:
     episodes = (cell.episodes or 0) + source.skip_episodes
     options = f" --episodes {episodes}" + source.chance.option
     for run_id, run in runs.items():
-        yield run_id, f"{run.command('run')} --schemes {','.join(schemes[run_id])}{options}"
+        yield run_id, f"{run.command('run')} --schemes {','.join(schemes[run_id])}", options

@@ -424,7 +424,11 @@ def missing_of(folder: Path) -> dict[str, str]:
         for entry in missing:
             assert f"{entry['scheme']} of {entry['run_id']} {entry['reason']}" in text
             run, root = Run("dqn", "CartPole-v1", int(entry["run_id"][-1])), folder.parents[1]
-            assert re.search(rf"{run.command('run')} .* --root '?{root}", text)
+            scheme = "fp32" if entry["scheme"] == "random" else entry["scheme"]
+            command = f"quarl evaluate {Workspace(root).artifact(run.run_id, scheme)} --episodes"
+            if not entry["exported"]:
+                command = rf"{run.command('run')} .* --root {root}"
+            assert re.search(command, text)
     return {entry["scheme"]: entry["reason"] for entry in missing}
 
 
@@ -453,9 +457,10 @@ def test_what_does_not_match_is_missing(workspace: Workspace, monkeypatch: Patch
     command = f"{run.command('run')} --schemes fp32,fp16,int8,ptq_w8,ptq_w6,ptq_w5,ptq_w4,ptq_w3"
     command += f",ptq_w2 --episodes {EPISODES}"
     markdown, _ = pages_of(write(Workspace(quoted), run))
-    assert f"    {command} --root '{quoted}'\n\n- fp16 of" in markdown
+    assert f"    {command} --root '{quoted}'\n" in markdown
+    assert f"    quarl evaluate '{quoted}/tflite_models/CartPole-v1/dqn/s0/int8.tflite'" in markdown
     monkeypatch.chdir(quoted)
-    assert f"    {command}\n\n- fp16 of" in pages_of(write(Workspace(Path(".")), run))[0]
+    assert f"    {command}\n" in pages_of(write(Workspace(Path(".")), run))[0]
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -479,7 +484,8 @@ def test_without_fp32_the_command_that_makes_it_is_named(workspace: Workspace) -
     run = add_run(workspace)
     evaluation_path(workspace.artifact(run.run_id, "fp32")).unlink()
     message = refused(write, workspace, run)
-    assert f"was not evaluated; make it with `{run.command('run')} --schemes fp32`" in message
+    artifact = workspace.artifact(run.run_id, "fp32")
+    assert f"was not evaluated; make it with `quarl evaluate {artifact}`" in message
     assert message.endswith("Received: run='dqn-CartPole-v1-s0'")
     assert not workspace.report_dir(run.run_id).exists()
 
@@ -586,7 +592,7 @@ def test_names(workspace: Workspace) -> None:
         options = {"name": name, "command": COMMAND, "error": UsageError}
         assert received in refused(write_report, workspace, runs, **options)
     message = refused(write_report, workspace, ["dqn-Gone-s9"], command=COMMAND)
-    assert "`quarl export dqn-Gone-s9`. Received: run=" in message
+    assert f"`quarl export dqn-Gone-s9 --root {workspace.root}`. Received: run=" in message
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Workspace) -> None:
