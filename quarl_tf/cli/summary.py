@@ -20,7 +20,7 @@ from quarl_tf.evaluation import compare
 from quarl_tf.evaluation.compare import Comparison, Interval
 from quarl_tf.foundation.errors import GateError, QuarlError
 from quarl_tf.foundation.files import sha256
-from quarl_tf.spec import REFERENCE
+from quarl_tf.spec import REFERENCE, Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import (
     evaluation_path,
@@ -224,11 +224,11 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
     for path in artifacts:
         comparison = _comparison(path, args)
         if comparison is None:
-            sidecar = Sidecar.load(sidecar_path(path))
+            plain = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                f"file with; export {REFERENCE} of {sidecar.run_id} and evaluate again. "
-                f"Received: {path}"
+                f"file with; `quarl export {plain.run_id} --schemes {REFERENCE}` and evaluate "
+                f"again. Received: {path}"
             )
         error, low = comparison.reward_error, comparison.difference.low
         if error is not None and args.confident and comparison.scheme != REFERENCE:

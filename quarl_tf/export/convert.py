@@ -24,7 +24,7 @@ from quarl_tf.networks.layers import ActionScaling, Floats
 from quarl_tf.quantization import qat, quantizing
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Run, Scheme
+from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
 
@@ -223,8 +223,9 @@ def _compare(
         limit = _STEPS_APART_NATIVE if scheme.name == "qat_int8" else _STEPS_APART
         is_equal = check["mean_steps_apart"] <= limit
     if not is_equal:
+        name = REFERENCE if scheme.post_training else scheme.name
         raise QuarlError(
-            f"The {scheme.name} flatbuffer does not compute what its network does; nothing was "
+            f"The {name} flatbuffer does not compute what its network does; nothing was "
             "written: export where it was trained, or report it. Received: "
             + ", ".join(f"{name}={value:g}" for name, value in check.items())
         )

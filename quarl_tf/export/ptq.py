@@ -162,12 +162,12 @@ def quantize(source: Path, scheme: Scheme) -> Path:
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
     target = source.with_name(f"{scheme.name}.tflite")
-    former_sidecar = _former_sidecar(target, scheme, sidecar.scheme)
     content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
         content = in_float32(content)
     observations = calibration.observations(policy) if scheme.calibrated else None
     copy, copy_sidecar = copied(policy, content, scheme, observations)
+    former_sidecar = _former_sidecar(target, scheme, sidecar.scheme, copy)
     if former_sidecar is not None and former_sidecar.sha256 == copy_sidecar.sha256:
         write_bytes(target, copy)
         return target
@@ -178,11 +178,12 @@ def quantize(source: Path, scheme: Scheme) -> Path:
     return target
 
 
-def _former_sidecar(target: Path, scheme: Scheme, made_from: str) -> Sidecar | None:
+def _former_sidecar(target: Path, scheme: Scheme, made_from: str, copy: bytes) -> Sidecar | None:
     """Return the sidecar of a former copy; a UsageError where another file would be replaced."""
     former_sidecar, is_ours = None, True
     with contextlib.suppress(QuarlError):  # A copy with a damaged sidecar is replaced.
-        is_ours = has_sidecar(target) or not target.exists()
+        # Without a sidecar it is ours if it is the same.
+        is_ours = has_sidecar(target) or not target.exists() or target.read_bytes() == copy
         former_sidecar = Sidecar.load(sidecar_path(target))
         source = former_sidecar.check.get("source", REFERENCE)
         is_ours = (former_sidecar.scheme, source) == (scheme.name, made_from)

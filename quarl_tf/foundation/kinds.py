@@ -38,7 +38,6 @@ def listed(text: str, types: tuple[type, ...], least: int = 1) -> Kind:
     )
 
 
-INTEGER = Kind("a whole number", lambda value: type(value) is int)
 WHOLE = Kind("a whole number of 0 or more", lambda value: type(value) is int and value >= 0)
 COUNT = Kind("a whole number above 0", lambda value: type(value) is int and value > 0)
 FLAG = Kind("true or false", lambda value: type(value) is bool)

@@ -7,8 +7,9 @@ those of a float file and are left out.
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def write(
         [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
     )
     figures = list(draw(workspace, cell_results, aggregates, x))
-    commands = {run: line for cell in cell_results for run, *line in _commands(cell, source)}
+    commands = _commands(cell_results, source)
     remedies = dict.fromkeys(
         source.remedy or _remedy(source, one, *commands[one.run_id]) for one in missing.values()
     )
@@ -234,21 +235,24 @@ def _remedy(source: Source, missing: Missing, command: str, options: str) -> str
     """Return the command that makes a missing result: that of its training, if it is here."""
     workspace, scheme = source.workspace, missing.scheme
     artifact = workspace.artifact(missing.run_id, REFERENCE if scheme == BASELINE else scheme)
-    trained = workspace.run_dir(missing.run_id).exists()
+    trained = (workspace.run_dir(missing.run_id) / "run.json").exists()
     if missing.exported and artifact.exists() and not trained:
         return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
     return workspace.command(command + options)
 
 
-def _commands(cell: CellResults, source: Source) -> Iterator[tuple[str, str, str]]:
-    """Yield each training, the command that makes its results, and options of its evaluation."""
-    schemes: dict[str, list[str]] = {}
+def _commands(cells: Sequence[CellResults], source: Source) -> dict[str, tuple[str, str]]:
+    """Return the command that makes the results of each training, and options of evaluations."""
     runs: dict[str, Run] = {}
-    for column in cell.cell.columns:
+    schemes: dict[str, list[str]] = {}
+    for column in chain.from_iterable(cell.cell.columns for cell in cells):
         for run in column.runs:
             runs[run.run_id] = run
             schemes.setdefault(run.run_id, []).append(column.scheme.name)
-    episodes = (cell.episodes or 0) + source.skip_episodes
+    episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
     options = f" --episodes {episodes}" + source.chance.option
-    for run_id, run in runs.items():
-        yield run_id, f"{run.command('run')} --schemes {','.join(schemes[run_id])}", options
+    lines = {
+        run_id: f"{run.command('run')} --schemes {','.join(dict.fromkeys(schemes[run_id]))}"
+        for run_id, run in runs.items()
+    }
+    return {run_id: (line, options) for run_id, line in lines.items()}

@@ -49,10 +49,12 @@ class _JsonRecord:
                 raise cls._invalid(path, f"{name}={reprlib.repr(values[name])}")
         if "run" in values:
             try:
-                Run.from_dict(values["run"])
+                run_id = Run.from_dict(values["run"]).run_id
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 text = f"run={reprlib.repr(values['run'])} ({one_line(error)})"
                 raise cls._invalid(path, text) from error
+            if values.get("run_id", run_id) != run_id:
+                raise cls._invalid(path, f"run_id={values['run_id']!r}, its run is {run_id!r}")
         nested = {n: kind(**values[n]) for n, kind in kinds.items() if is_dataclass(kind)}
         return cls(**values | nested)
 
@@ -152,7 +154,7 @@ class Sidecar(_JsonRecord):
     tensor_dtypes: dict[str, int]
     weight_dtypes: dict[str, int]
     operators: list[str]
-    #: Results of the checks at export against the network.
+    #: Results of the checks at export against the network or, after training, against fp32.
     check: dict[str, Any]
     #: Hash of the network file that was exported.
     network_sha256: str
@@ -241,6 +243,17 @@ class Evaluation(_JsonRecord):
     sources: str
     #: Success of each episode, where the environment reports it (`info["is_success"]`).
     successes: list[bool] | None = None
+
+    @classmethod
+    def of(cls, stored: dict[str, Any], path: Path) -> Self:
+        """Build the record, in which each list has a value for each of its episodes."""
+        evaluation = super().of(stored, path)
+        for name in ("returns", "lengths", "starts", "successes"):
+            values = getattr(evaluation, name)
+            if values is not None and not len(values) == len(evaluation.seeds) > 0:
+                received = f"{len(values)} {name} of {len(evaluation.seeds)} seeds"
+                raise cls._invalid(path, received)
+        return evaluation
 
     def first(self, episodes: int | None, *, skip: int = 0) -> Self:
         """Return the first episodes after those skipped; ties and latency stay those of all."""

@@ -158,18 +158,17 @@ class _Pool:
         for job in [job for job in self.waiting if job.reference_id not in unfinished]:
             if len(self.running) >= self._engine.slots:
                 break
-            # Another process may train the same run.
-            if is_locked(job.log.parent) or (self._sharing and not self._claimed(job)):
+            if not self._is_free(job):
                 continue
             self.waiting.remove(job)
             self.running.add(job.run_id)
             self._engine.start(job)
 
-    def _claimed(self, job: Job) -> bool:
-        """Claim a job, and tell whether it is still to do."""
+    def _is_free(self, job: Job) -> bool:
+        """Tell whether no other process does or did a job; claim it where workers share."""
         folder = job.log.parent
         self._claims.renew()
-        if not self._claims.take(folder):
+        if is_locked(folder) or (self._sharing and not self._claims.take(folder)):
             return False
         statuses = plan(self._workspace, self._study, job.run_id)
         failed = any(status.failure is not None for status in statuses)

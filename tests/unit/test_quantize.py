@@ -70,6 +70,10 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     copied.unlink()
     quantize(path, scheme)
     assert (copied.read_bytes(), sidecar_path(copied).read_text()) == (content, recorded)
+    # As after a process that was killed in between.
+    sidecar_path(copied).unlink()
+    quantize(path, scheme)
+    assert Policy.load(copied).sidecar == policy.sidecar
 
 
 def test_halves_are_widened(artifacts: Artifacts) -> None:

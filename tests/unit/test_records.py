@@ -90,6 +90,27 @@ def test_values_that_a_field_cannot_have_are_refused(
         assert message.split("Received: ")[1].startswith(f"{name}=")
 
 
+@pytest.mark.parametrize(
+    "change", [{"returns": [9.0]}, {"seeds": [], "returns": []}, {"starts": []}]
+)
+def test_lists_have_a_value_for_each_episode(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "int8.eval.json"
+    path.write_text(json.dumps(asdict(EVALUATION) | change))
+    assert f"of {len((asdict(EVALUATION) | change)['seeds'])} seeds" in refused(
+        Evaluation.load, path
+    )
+
+
+def test_a_record_of_another_run_than_its_name_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fp32.json"
+    for run_id, run in (
+        ("dqn-CartPole-v1-s9", SIDECAR.run),
+        (SIDECAR.run_id, SIDECAR.run | {"seed": 9}),
+    ):
+        path.write_text(json.dumps(asdict(SIDECAR) | {"run_id": run_id, "run": run}))
+        assert "its run is" in refused(Sidecar.load, path)
+
+
 def test_no_changed_sidecar_is_taken_for_another(tmp_path: Path) -> None:
     path, random, refusals = tmp_path / "fp32.json", np.random.default_rng(0), 0
     SIDECAR.save(path)

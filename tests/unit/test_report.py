@@ -550,6 +550,13 @@ def test_a_quantisation_aware_run_is_compared_with_its_reference(workspace: Work
     assert [(args.seed, args.bits) for args in parsed] == [(0, None), (1, None), (0, 4), (1, 4)]
     assert [(REFERENCE in line) for line in commands] == [True, True, False, False]
     assert {args.episodes for args in parsed} == {EPISODES}
+    # One for a run of two cells, with the schemes of both.
+    markdown, _ = pages_of(write(workspace, aware[0].plain, aware[0], name="both"))
+    _, *commands = re.findall(r"^    (quarl run .+)$", markdown, re.M)
+    assert [("int8" in line, "--bits" in line) for line in commands] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_one_seed_other_processors_and_last_networks_are_noted(workspace: Workspace) -> None:
