@@ -126,6 +126,7 @@ def artifacts(
 ) -> dict[str, Path]:
     """Return flatbuffers with sidecars by name; copy one before damaging it (`copy_artifact`)."""
     steering = {
+        "run": Run("ddpg", "MountainCarContinuous-v0", 0).to_dict(),
         "run_id": "ddpg-MountainCarContinuous-v0-s0",
         "env_id": "MountainCarContinuous-v0",
         "head": "action",
