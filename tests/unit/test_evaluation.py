@@ -74,7 +74,7 @@ def test_returns_by_hand(artifacts: Artifacts, networks: Any, monkeypatch: Patch
 def steered(artifacts: Artifacts) -> dict[str, Any]:
     """Return the fields of a sidecar of continuous actions, without those of the content."""
     sidecar = asdict(Sidecar.load(sidecar_path(artifacts["steering"])))
-    names = ("run_id", "env_id", "head", "observation_shape", "action_low", "action_high")
+    names = ("run", "run_id", "env_id", "head", "observation_shape", "action_low", "action_high")
     return {name: sidecar[name] for name in names} | {"num_actions": None}
 
 
