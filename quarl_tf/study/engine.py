@@ -174,7 +174,8 @@ class _Pool:
         failed = any(status.failure is not None for status in statuses)
         to_do = not failed and any(status.state != State.EVALUATED for status in statuses)
         if not to_do:
-            self._claims.release(folder)
+            if self._sharing:
+                self._claims.release(folder)
             self.waiting.remove(job)
             self._settle(job, statuses, failed=failed)
         return to_do

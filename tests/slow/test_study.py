@@ -374,6 +374,24 @@ def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> 
     assert said == [f"done      {run_id}"]
 
 
+def test_what_another_process_has_done_is_not_started(tmp_path: Path, monkeypatch: Patch) -> None:
+    study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]")))
+    first_id, second_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
+    recorder = _Recorder(1)
+
+    def with_others(*arguments: Any) -> list[Status]:
+        """Return the states as if another process ended the second run during the first."""
+        others = {second_id} if recorder.started else set()
+        return [
+            replace(status, state=State.EVALUATED) if status.run.run_id in others else status
+            for status in plan(*arguments)
+        ]
+
+    monkeypatch.setattr(engine, "plan", with_others)
+    play(tmp_path, study, recorder)
+    assert recorder.started == [first_id]
+
+
 def test_a_task_that_a_cluster_lost_says_why_in_its_log(tmp_path: Path) -> None:
     class LostError(Exception):
         pass
