@@ -189,7 +189,7 @@ def _export_c(args: argparse.Namespace, schemes: Sequence[str] | None) -> None:
     artifacts = _artifacts(args, [args.run], schemes)
     # In a clone, without its training, C is made of the files that are there.
     if not is_file and (
-        workspace.run_dir(args.run).exists() or not all(path.exists() for path in artifacts)
+        state.is_begun(workspace, args.run) or not all(path.exists() for path in artifacts)
     ):
         _export_all(args, args.run, schemes)
     for path in artifacts:

@@ -35,6 +35,7 @@ from quarl_tf.spec import (
     Scheme,
 )
 from quarl_tf.store.records import Sidecar
+from quarl_tf.store.state import is_begun
 from quarl_tf.store.workspace import Workspace, checked_report_name, report_name, sidecar_path
 
 
@@ -120,9 +121,10 @@ def write(
         [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
     )
     figures = list(draw(workspace, cell_results, aggregates, x))
-    commands = _commands(cell_results, source)
+    commands, options = _commands(cell_results), _evaluation_options(cell_results, source)
     remedies = dict.fromkeys(
-        source.remedy or _remedy(source, one, *commands[one.run_id]) for one in missing.values()
+        source.remedy or _remedy(source, one, commands[one.run_id], options)
+        for one in missing.values()
     )
     context = {
         "title": title,
@@ -140,7 +142,9 @@ def write(
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
         "command": command,
-        "commands": [source.remedy] if source.remedy else list(map("".join, commands.values())),
+        "commands": [source.remedy]
+        if source.remedy
+        else [line + options for line in commands.values()],
         "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
         **animation(source, cell_results),
@@ -235,24 +239,25 @@ def _remedy(source: Source, missing: Missing, command: str, options: str) -> str
     """Return the command that makes a missing result: that of its training, if it is here."""
     workspace, scheme = source.workspace, missing.scheme
     artifact = workspace.artifact(missing.run_id, REFERENCE if scheme == BASELINE else scheme)
-    trained = (workspace.run_dir(missing.run_id) / "run.json").exists()
-    if missing.exported and artifact.exists() and not trained:
+    if missing.exported and artifact.exists() and not is_begun(workspace, missing.run_id):
         return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
     return workspace.command(command + options)
 
 
-def _commands(cells: Sequence[CellResults], source: Source) -> dict[str, tuple[str, str]]:
-    """Return the command that makes the results of each training, and options of evaluations."""
+def _evaluation_options(cells: Sequence[CellResults], source: Source) -> str:
+    episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
+    return f" --episodes {episodes}" + source.chance.option
+
+
+def _commands(cells: Sequence[CellResults]) -> dict[str, str]:
+    """Return the command that makes the results of each training, without `_evaluation_options`."""
     runs: dict[str, Run] = {}
     schemes: dict[str, list[str]] = {}
     for column in chain.from_iterable(cell.cell.columns for cell in cells):
         for run in column.runs:
             runs[run.run_id] = run
             schemes.setdefault(run.run_id, []).append(column.scheme.name)
-    episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
-    options = f" --episodes {episodes}" + source.chance.option
-    lines = {
+    return {
         run_id: f"{run.command('run')} --schemes {','.join(dict.fromkeys(schemes[run_id]))}"
         for run_id, run in runs.items()
     }
-    return {run_id: (line, options) for run_id, line in lines.items()}

@@ -64,7 +64,7 @@ def state(
     """
     try:
         record = None if preset is None else finished_training(workspace, run, preset)
-        if preset is not None and record is None and _is_begun(workspace, run.run_id):
+        if preset is not None and record is None and is_begun(workspace, run.run_id):
             return Status(State.MISSING, "was not trained")
         sidecar = _exported(workspace, run, scheme, record)
         if isinstance(sidecar, Status):
@@ -129,8 +129,6 @@ def evaluation_flaw(
     if not _keeps_rules(evaluation, reference, chance):
         return "was evaluated by other rules"
     fp32 = Sidecar.load(sidecar_path(reference)) if sidecar_path(reference).exists() else None
-    if fp32 and fp32.run_id == sidecar.run_id and fp32.network_sha256 != sidecar.network_sha256:
-        return "was exported from another network than fp32"
     # A deleted reference cannot be compared with again.
     hashes = {fp32 and fp32.sha256} | (set() if reference.exists() else {None})
     if evaluation.reference_sha256 not in hashes:
@@ -312,19 +310,20 @@ def not_exported(workspace: Workspace, run_id: str, schemes: Sequence[str]) -> l
 
 def is_trained(workspace: Workspace, run_id: str) -> bool:
     """Tell whether a training is finished, or only its flatbuffers are here, as in a clone."""
-    if _is_begun(workspace, run_id):
+    if is_begun(workspace, run_id):
         return (workspace.run_dir(run_id) / "training.json").exists()
     return any(workspace.artifact_dir(run_id).glob("*.json"))
 
 
-def _is_begun(workspace: Workspace, run_id: str) -> bool:
+def is_begun(workspace: Workspace, run_id: str) -> bool:
+    """Tell whether a training has begun here."""
     return (workspace.run_dir(run_id) / "run.json").exists()
 
 
 def refuse_overwrite(workspace: Workspace, run_id: str) -> None:
     """Refuse to train over flatbuffers whose run folder is missing, as in a clone."""
     folder = workspace.artifact_dir(run_id)
-    if not _is_begun(workspace, run_id) and any(folder.glob("*.tflite")):
+    if not is_begun(workspace, run_id) and any(folder.glob("*.tflite")):
         raise QuarlError(
             f"{folder} has what an earlier training was exported to, which is not here; work "
             f"elsewhere (--root DIR) or delete that folder. Received: run={run_id!r}"
