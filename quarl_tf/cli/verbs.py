@@ -397,7 +397,7 @@ def _study_status(args: argparse.Namespace) -> None:
         _say(f"failed    {run_id}  ({reason}{more})")
     others = Counter(status.reason for status in unfinished if status.state != State.FAILED)
     for reason, count in others.items():
-        _say(f"{count:<9} {reason}")
+        _say(f"{reason}: {count}")
 
 
 def _study_report(args: argparse.Namespace) -> None:
