@@ -225,10 +225,12 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         comparison = _comparison(path, args)
         if comparison is None:
             plain = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
+            remedy = f"`quarl export {plain.run_id} --schemes {REFERENCE}`"
+            if plain.adopted:
+                remedy = f"copy {REFERENCE}.tflite and its .json beside it"
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                f"file with; `quarl export {plain.run_id} --schemes {REFERENCE}` and evaluate "
-                f"again. Received: {path}"
+                f"file with; {remedy} and evaluate again. Received: {path}"
             )
         error, low = comparison.reward_error, comparison.difference.low
         if error is not None and args.confident and comparison.scheme != REFERENCE:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from quarl_tf.evaluation.compare import Comparison, compare_saved
-from quarl_tf.foundation.errors import QuarlError, unknown
+from quarl_tf.foundation.errors import QuarlError, UsageError, unknown
 from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.runtime import POLICIES
 from quarl_tf.spec import REFERENCE, Run, Scheme
@@ -92,11 +92,11 @@ def shelf(models: Path, name: str = _ANY) -> list[Entry]:
 
 
 def available(models: Path) -> list[Entry]:
-    """Return the policies of a folder and of the package that `find` returns."""
+    """Return the best policy of each name of a folder and of the package whose file is kept."""
     policies = []
     for name in _names(models):
         with contextlib.suppress(QuarlError):
-            policies.append(find(name, models))
+            policies.append(_best(name, models))
     return policies
 
 
@@ -109,8 +109,21 @@ def _names(models: Path) -> list[str]:
 def find(name: str, models: Path) -> Entry:
     """Find a policy of the shelf `models` or of the package; a QuarlError if its file is not kept.
 
-    Its name is such as CartPole-v1/dqn/int8: task, algorithm and scheme.
+    Its name is such as CartPole-v1/dqn/int8: task, algorithm and scheme. A UsageError where several
+    adopted policies have it, of which none is known to be the best.
     """
+    entry = _best(name, models)
+    folders = {found.artifact.parent for found in entries(models, glob.escape(name))}
+    if entry.run.adopted and len(folders) > 1:
+        raise UsageError(
+            f"{name} is the name of {len(folders)} adopted policies; give the path of one, of "
+            f"which the first is {entry.artifact}. Received: {name!r}"
+        )
+    return entry
+
+
+def _best(name: str, models: Path) -> Entry:
+    """Return the best policy of a name; a QuarlError if its file is not kept."""
     pattern = glob.escape(name)
     found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
     if not found:

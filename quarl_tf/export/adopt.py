@@ -84,6 +84,7 @@ def adopt(
     else:
         content, audit = flatbuffer.read(file), flatbuffer.audit(file)  # Errors name the file.
     _require_interface(audit, spec, env_id)
+    _require_logits(content, head)
     if "float16" in audit.weight_dtypes:
         with flatbuffer.understood():
             content = in_float32(content)
@@ -93,8 +94,7 @@ def adopt(
     require_possible(run, schemes)
     sidecar = _checked_sidecar(_described_run(run, spec, facts), fields, source)
     target = workspace.artifact(run.run_id, REFERENCE)
-    if target.exists():
-        _require_same(target, sidecar)
+    _require_same(target, sidecar)
     crash = (
         "The interpreter crashed on the flatbuffer, which is damaged or not for LiteRT; "
         f"convert it again. Received: {len(content)} bytes, sha256={sidecar.sha256!r}"
@@ -105,17 +105,22 @@ def adopt(
 
 
 def _require_same(target: Path, sidecar: Sidecar) -> None:
-    """Refuse to replace another policy, or this one with another meaning of its head."""
-    saved_sidecar = replace(sidecar, sha256=sha256(target))
-    with contextlib.suppress(QuarlError):  # A missing or damaged one is replaced.
-        saved_sidecar = Sidecar.load(sidecar_path(target))
-    for name in ("sha256", "head", "action_std"):
-        value, expected = getattr(sidecar, name), getattr(saved_sidecar, name)
-        if value != expected:
-            raise UsageError(
-                f"{target.parent} holds another policy; give another --name, or delete that "
-                f"folder. Received: {name}={value}, there is {expected}"
-            )
+    """Refuse to replace another policy, to join its copies, or another meaning of the head."""
+    saved_sidecars = []
+    for path in target.parent.glob("*.json"):
+        with contextlib.suppress(QuarlError):  # Evaluations, and sidecars that are damaged.
+            saved_sidecars.append(Sidecar.load(path))
+    if target.exists() and REFERENCE not in {saved.scheme for saved in saved_sidecars}:
+        saved_sidecars.append(replace(sidecar, network_sha256=sha256(target)))
+    for saved in saved_sidecars:
+        names = ("network_sha256", "action_std", *["head"] * (saved.scheme == REFERENCE))
+        for name in names:
+            value, expected = getattr(sidecar, name), getattr(saved, name)
+            if value != expected:
+                raise UsageError(
+                    f"{target.parent} holds another policy; give another --name, or delete that "
+                    f"folder. Received: {name}={value}, there is {expected}"
+                )
 
 
 def _described_run(run: Run, spec: EnvSpec, facts: dict[str, Any]) -> Sidecar:
@@ -148,7 +153,8 @@ def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], object]:
         if scheme.name == REFERENCE:
             raise QuarlError(
                 f"The {REFERENCE} of an adopted run is the file it was adopted from; adopt it "
-                f"again ({run.command('adopt')}). Received: {source} missing or changed"
+                f"again ({workspace.command(run.command('adopt'))}). "
+                f"Received: {source} missing or changed"
             )
         quantize(source, scheme)
 
@@ -172,6 +178,17 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
         raise UsageError(
             "A policy is adopted in floats; convert it without quantisation. "
             f"Received: constants of {', '.join(other_dtypes)}"
+        )
+
+
+def _require_logits(content: bytes, head: str) -> None:
+    """Refuse probabilities as logits, whose samples would be of another distribution."""
+    graph = flatbuffer.parsed(content)[0]
+    producers = {i: operator.name for operator in graph.operators for i in operator.outputs}
+    if head == "logits" and producers.get(graph.outputs[0]) == "SOFTMAX":
+        raise UsageError(
+            "Logits are what comes before the softmax; leave it out, or give --head q_values, "
+            "whose greatest value is the action. Received: --head logits of a SOFTMAX"
         )
 
 
@@ -235,5 +252,12 @@ def _play(content: bytes, sidecar: Sidecar, modules: Sequence[str]) -> dict[str,
     with native_output.caught(), flatbuffer.understood():
         environments.import_environments(modules)
         policy = Policy(content, sidecar)
-        heads = [policy.head(observation) for observation in calibration.observations(policy)]
+        observations = calibration.observations(policy)
+        heads = [policy.head(observation) for observation in observations]
+        repeated = policy.head(observations[0])
+    if not np.array_equal(repeated, heads[0]):
+        raise QuarlError(
+            "A policy is a function of one observation; one with a memory takes its past in the "
+            f"observation. Received: heads {heads[0].tolist()} and {repeated.tolist()} of the same"
+        )
     return {"observations": len(heads), "max_abs_head": float(np.abs(heads).max())}

@@ -190,7 +190,8 @@ class _Writer:
                 continue
             operator, kind = operators.pop(0), kinds.pop(0)
             if kind not in writers or (kind == "FULLY_CONNECTED float32" and not self.products):
-                others = [kind, *(k for k in kinds if k not in writers)]
+                known = {*writers, *_REFINED, *_SUMMED}
+                others = [kind, *(k for k in kinds if k not in known)]
                 raise _refusal(", ".join(dict.fromkeys(others)) + " in fixed point" * fixed)
             activation = fused_activation(operator)
             self._relu = activation == RELU and id(operator) in layers
@@ -198,8 +199,10 @@ class _Writer:
             # The ends of these codes are those of [-1, 1].
             unit_grid = (np.float32(UNIT_STEP), 0)
             clips = activation == BETWEEN_ONES and self._grid(operator.outputs[0]) == unit_grid
-            if sources != [self._tensor] or not (self._relu or clips or activation == NONE):
-                raise _refusal(f"{kind} of {len(sources)} tensors, fused activation {activation}")
+            if sources != [self._tensor]:
+                raise _refusal(f"a branch, {kind} of others than the tensor before it")
+            if not (self._relu or clips or activation == NONE):
+                raise _refusal(f"{kind}, fused activation {activation}")
             name = layers.get(id(operator), f"constant_{len(self.constants)}")
             writers[kind](self, operator, name, kind)
             self._tensor = operator.outputs[0]

@@ -71,14 +71,18 @@ def quantized(
 
 
 def _require_quantisable(content: bytes, names: Collection[str]) -> None:
-    """Refuse weights of other operators than these, which would stay in float without a word."""
+    """Refuse weights that would stay in float without a word.
+
+    They are those of other operators than these, and kernels that another operator computes.
+    """
     for graph in flatbuffer.parsed(content):
         for operator in graph.operators:
-            has_weights = any(graph.tensors[i].data is not None for i in operator.inputs[:2])
-            if operator.name in _PRODUCTS and operator.name not in names and has_weights:
+            constants = [graph.tensors[i].data is not None for i in operator.inputs[:2]]
+            unfit = not constants[1] if operator.name in names else any(constants)
+            if operator.name in _PRODUCTS and unfit:
                 raise UsageError(
-                    f"This scheme quantises the weights of {', '.join(sorted(names))} alone; "
-                    f"name another scheme. Received: operator={operator.name}"
+                    f"This scheme quantises the constant kernels of {', '.join(sorted(names))} "
+                    f"alone; name another scheme. Received: operator={operator.name}"
                 )
 
 

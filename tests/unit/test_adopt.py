@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import Network
 from samples import Artifacts, Capsys, Patch, printed, refusal, refused
 
@@ -154,6 +155,46 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
     # Its file is not here.
     (FOLDER / "fp32.tflite").write_bytes(b"damaged")
     assert "adopt it again" in refusal(capsys, "export", RUN, "--schemes", "fp32", code=1)
+
+
+def test_copies_of_another_policy_need_another_name(
+    artifacts: Artifacts, file: Path, capsys: Capsys
+) -> None:
+    printed(capsys, "adopt", str(file), *MINE, "--schemes", "ptq_w4", "--episodes", "1")
+    for suffix in ("tflite", "json"):
+        (FOLDER / f"fp32.{suffix}").unlink()
+        shutil.copy(artifacts["fp32"], file)
+        message = refusal(capsys, "adopt", str(file), *MINE)
+        assert f"{FOLDER} holds another policy; give another --name" in message
+        shutil.copy(artifacts["balancer"], file)
+    assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
+    words = ("export", RUN, "--root", str(Path("..").resolve()), "--schemes", "fp32")
+    shutil.copytree("tflite_models", "../tflite_models")
+    (Path("..") / FOLDER / "fp32.tflite").unlink()
+    assert "--head logits --root /" in refusal(capsys, *words, code=1)
+
+
+def test_heads_that_are_none_of_an_observation_are_refused(file: Path, capsys: Capsys) -> None:
+    file.write_bytes(converted(of_function(lambda x: tf.nn.softmax(x[:, :2]), (4,), "float32")))
+    assert "Received: --head logits of a SOFTMAX" in refusal(capsys, "adopt", str(file), *MINE)
+    words = ("--env", "CartPole-v1", "--head", "q_values", "--episodes", "1")
+    assert main(["adopt", str(file), *words]) == 0
+
+    def random(x: Any) -> Any:
+        return x[:, :2] + tf.random.uniform((1, 2))
+
+    file.write_bytes(converted(of_function(random, (4,), "float32")))
+    assert "function of one observation" in refusal(capsys, "adopt", str(file), *MINE, code=1)
+
+
+def test_one_name_of_several_adopted_policies_is_refused(file: Path, capsys: Capsys) -> None:
+    for name in ("mine", "yours"):
+        assert main(["adopt", str(file), *LOGITS.split(), "--name", name, "--episodes", "1"]) == 0
+    name = "CartPole-v1/adopted/fp32"
+    line = refusal(capsys, "inspect", name)
+    assert f"{name} is the name of 2 adopted policies" in line
+    assert str(FOLDER / "fp32.tflite") in line
+    assert name in printed(capsys, "list")
 
 
 def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypatch: Patch) -> None:

@@ -403,6 +403,17 @@ def test_weights_that_would_stay_in_float_are_refused(
         assert f"Received: operator={name}" in message
 
 
+def test_kernels_that_are_computed_are_refused() -> None:
+    graph = Graph(converted(of_function(lambda x: head(hidden(x)), (6,), "float32")))
+    layer = graph.layers()["head"]
+    kernel = graph.add(layer.inputs[1], b"_negative")
+    graph.operators.insert(0, graph.operator("NEG", [layer.inputs[1]], [kernel]))
+    layer.inputs[1] = kernel
+    for scheme in ("ptq_w2", "ptq_opt_w4", "int8"):
+        message = refused(quantized, graph.pack(), Scheme.parse(scheme), FEATURES, error=UsageError)
+        assert "Received: operator=FULLY_CONNECTED" in message
+
+
 def test_the_converters_own_int8_is_of_the_same_network_or_refused() -> None:
     networks: list[Network] = [
         lambda x: head(tf.nn.relu(np.float32(1) - x)),
