@@ -118,10 +118,11 @@ def _mean(runs: _Runs) -> float:
 
 def _mean_over_cells(cells: Sequence[_Runs]) -> Interval:
     """Return the mean over cells with Student's t interval (Welch 1947, Satterthwaite 1946)."""
-    mean = float(np.mean([_mean(runs) for runs in cells]))
+    means = [_mean(runs) for runs in cells]
+    mean = float(np.mean(means))
     variances, freedom = np.array([_variance(runs) for runs in cells]).T
     if not variances.any():
-        return Interval(mean, alike=sum(map(len, cells)))
+        return Interval(mean, alike=0 if np.ptp(means) else sum(map(len, cells)))
     degrees = variances.sum() ** 2 / (variances**2 / freedom).sum()
     error = np.sqrt(variances.sum()) / len(cells)
     low, high = scipy.stats.t.interval(CONFIDENCE, degrees, loc=mean, scale=error)

@@ -147,10 +147,13 @@ def take(name: str, models: Path) -> Path:
     if not entry.artifact.is_relative_to(POLICIES):
         return entry.artifact
     target = models / entry.artifact.relative_to(POLICIES)
-    if target.exists() and sha256(target) != entry.sidecar.sha256:
+    reference, network = target.with_name(f"{REFERENCE}.json"), entry.sidecar.network_sha256
+    if (target.exists() and sha256(target) != entry.sidecar.sha256) or (
+        reference.exists() and Sidecar.load(reference).network_sha256 != network
+    ):
         raise QuarlError(
-            f"{name} of the package would replace another file; work in another folder. "
-            f"Received: {target}"
+            f"{name} of the package would be among the files of another training; work in another "
+            f"folder. Received: {target.parent}"
         )
     if not (target.exists() and sidecar_path(target).exists()):
         write_artifact(target, entry.artifact.read_bytes(), entry.sidecar)

@@ -10,6 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -144,17 +145,29 @@ def _episode(policy: Policy, scene: Scene, stride: int) -> Generator[_Shot, None
     total = 0.0
     with closing(matching_env(policy.sidecar, render_mode="rgb_array")) as env:
         observation, _ = env.reset(seed=scene.seed)
-        with making(policy.sidecar.env_id):
-            screen = env.render()
-        yield _Shot(screen, total, end="")
+        yield _Shot(_screen(env), total, end="")
         for step, tick in enumerate(ticks(env, policy.act, observation), start=1):
             total += float(tick.rewards)
             end = "done" if tick.done else "stopped" if step == scene.max_steps else ""
             if end or step % stride == 0:
                 environments.require_finite(total, f"seed={scene.seed}")
-                yield _Shot(env.render(), total, end)
+                yield _Shot(_screen(env), total, end)
             if end:
                 return
+
+
+def _screen(env: gym.Env[Any, Any]) -> Any:
+    """Draw an environment; a UsageError where that fails or is no image of bytes."""
+    env_id = "" if env.spec is None else env.spec.id
+    with making(env_id):
+        screen: Any = env.render()
+    if np.ndim(screen) not in (2, 3) or np.asarray(screen).dtype != np.uint8:
+        raise UsageError(
+            f"{env_id} declares the render mode 'rgb_array', whose images are bytes [height, "
+            f"width, 3]; correct its `render`. Received: {type(screen).__name__}, "
+            f"shape={np.shape(screen)}"
+        )
+    return screen
 
 
 def _compose(names: Sequence[str], shots: Sequence[_Shot], height: int) -> Image.Image:

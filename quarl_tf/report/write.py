@@ -236,11 +236,17 @@ def _summary(cell: CellResults) -> dict[str, Any]:
 
 
 def _remedy(source: Source, missing: Missing, command: str, options: str) -> str:
-    """Return the command that makes a missing result: that of its training, if it is here."""
+    """Return the command that makes a missing result: that of its training, if it is here.
+
+    Beside other files of a training that is not here, it would be refused.
+    """
     workspace, scheme = source.workspace, missing.scheme
     artifact = workspace.artifact(missing.run_id, REFERENCE if scheme == BASELINE else scheme)
-    if missing.exported and artifact.exists() and not is_begun(workspace, missing.run_id):
-        return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
+    if not is_begun(workspace, missing.run_id):
+        if missing.exported and artifact.exists():
+            return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
+        if any(artifact.parent.glob("*.tflite")):
+            return f"{command}{options} --root DIR"
     return workspace.command(command + options)
 
 

@@ -217,7 +217,7 @@ def training_record(workspace: Workspace, run_id: str) -> TrainingRecord:
     if (folder / "training.json").exists():
         return TrainingRecord.load(folder / "training.json")
     reason, command = "is not finished", "quarl train --algo … --env … --seed …"
-    if not folder.exists():
+    if not is_begun(workspace, run_id):
         reason, run = "does not exist", exported_run(workspace, run_id)
         if run is not None:
             reason = "is not here, only what was exported of it"
@@ -247,14 +247,17 @@ def require_origin(workspace: Workspace, origin: Origin) -> None:
     """Refuse another network than the one that a training starts from; a missing one may come."""
     run_id = origin.run.run_id
     try:
-        path, _ = origin_network(workspace, run_id)
+        path, record = origin_network(workspace, run_id)
     except QuarlError:
         return
     if (received := sha256(path)) != origin.network_sha256:
+        others = f"another network of {run_id} than the one that is here"
+        if record.network_sha256 == origin.network_sha256:
+            others = f"the network of {run_id}, of which only {path.name} is here"
         raise QuarlError(
-            f"A training starts from another network of {run_id} than the one that is here; train "
-            f"that one here, or correct its hash. Received: {received}, expected "
-            f"{origin.network_sha256}"
+            f"A training starts from {others}; copy its folder {workspace.run_dir(run_id)} here, "
+            "train it here, or correct the hash. "
+            f"Received: {received}, expected {origin.network_sha256}"
         )
 
 

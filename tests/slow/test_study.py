@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from samples import (
     PRESET,
+    SIDECAR,
     STUDY,
     Capsys,
     Patch,
@@ -32,10 +33,11 @@ from samples import (
 
 from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import BusyError
-from quarl_tf.foundation.files import locked
-from quarl_tf.spec import REFERENCE, Run
+from quarl_tf.foundation.files import locked, sha256, write_bytes
+from quarl_tf.spec import REFERENCE, Origin, Run
 from quarl_tf.store import records
-from quarl_tf.store.workspace import Workspace, evaluation_path
+from quarl_tf.store.state import require_origin
+from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 from quarl_tf.study import State, Status, Study, engine, failure_path, plan, read
 
 #: Trainings of a second.
@@ -345,8 +347,24 @@ def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
     play(tmp_path, study, recorder)
     assert recorder.started == [origin_id, later_id]
     origin = Run("ppo", "CartPole-v1", 0, {"steps": 4000})
-    write_training(Workspace(tmp_path), origin, PRESET, {}, np.zeros((2, 4)))
-    assert "expected abc" in refused(engine.commands, Workspace(tmp_path), study)
+    workspace = Workspace(tmp_path)
+    write_training(workspace, origin, PRESET, {}, np.zeros((2, 4)))
+    log = failure_path(workspace, study.experiments()[0].run)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("out of memory")
+    line = refused(play, tmp_path, study, recorder)
+    assert "another network" in line
+    assert "expected abc" in line
+    assert log.read_text() == "out of memory"
+
+
+def test_a_flatbuffer_is_not_the_network_that_a_training_starts_from(tmp_path: Path) -> None:
+    workspace, origin = Workspace(tmp_path), Origin(Run("dqn", "CartPole-v1", 0), "abc")
+    artifact = workspace.artifact(origin.run.run_id, REFERENCE)
+    write_bytes(artifact, b"flatbuffer")
+    sidecar = replace(SIDECAR, sha256=sha256(artifact), network_sha256="abc")
+    sidecar.save(sidecar_path(artifact))
+    assert "of which only fp32.tflite is here" in refused(require_origin, workspace, origin)
 
 
 def test_a_run_that_another_process_took_first_is_waited_for(tmp_path: Path) -> None:

@@ -427,7 +427,7 @@ def missing_of(folder: Path) -> dict[str, str]:
             scheme = "fp32" if entry["scheme"] == "random" else entry["scheme"]
             command = f"quarl evaluate {Workspace(root).artifact(run.run_id, scheme)} --episodes"
             if not entry["exported"]:
-                command = rf"{run.command('run')} .* --root {root}"
+                command = rf"{run.command('run')} .* --root DIR"
             assert re.search(command, text)
     return {entry["scheme"]: entry["reason"] for entry in missing}
 
@@ -452,13 +452,15 @@ def test_what_does_not_match_is_missing(workspace: Workspace, monkeypatch: Patch
         "ptq_w5": "was exported from another network than fp32",
         "ptq_w2": "was not exported",
     }
-    # Commands are for the working directory, with paths in quotes.
+    # Commands work beside these files and, with the training, in its folder, in quotes.
     quoted = workspace.root.rename(workspace.root.with_name("my root"))
     command = f"{run.command('run')} --schemes fp32,fp16,int8,ptq_w8,ptq_w6,ptq_w5,ptq_w4,ptq_w3"
     command += f",ptq_w2 --episodes {EPISODES}"
     markdown, _ = pages_of(write(Workspace(quoted), run))
-    assert f"    {command} --root '{quoted}'\n" in markdown
+    assert f"    {command} --root DIR\n" in markdown
     assert f"    quarl evaluate '{quoted}/tflite_models/CartPole-v1/dqn/s0/int8.tflite'" in markdown
+    write_bytes(Workspace(quoted).run_dir(run.run_id) / "run.json", b"{}")
+    assert f"    {command} --root '{quoted}'\n" in pages_of(write(Workspace(quoted), run))[0]
     monkeypatch.chdir(quoted)
     assert f"    {command}\n" in pages_of(write(Workspace(Path(".")), run))[0]
 

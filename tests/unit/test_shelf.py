@@ -126,8 +126,13 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     # A file of one's own is not replaced.
     artifact.write_bytes(b"mine")
     artifact.with_suffix(".json").unlink()
-    assert "would replace" in refused(take, *where)
+    assert "among the files of another training" in refused(take, *where)
     assert artifact.read_bytes() == b"mine"
+    # Nor does one of the package join another training.
+    artifact.unlink()
+    SIDECAR.save(artifact.with_name("fp32.json"))
+    assert "among the files of another training" in refused(take, *where)
+    assert not artifact.exists()
 
 
 def test_what_is_not_there_names_the_closest_or_the_command_that_makes_it(models: Path) -> None:

@@ -368,6 +368,8 @@ def test_aggregates_by_hand() -> None:
     # Errors of 2 and 4 % in one of two cells: a standard error of 1 / 2, one degree of freedom.
     reach = 12.706 * 0.5
     assert (result.error.low, result.error.high) == pytest.approx((-reach, reach), rel=1e-4)
+    # Episodes of each cell agree, and the cells do not.
+    assert aggregate("int8", {"a": [cell(-4.0)], "b": [cell(6.0)]}).improvement.alike == 0
     result = aggregate("int8", {**cells, "b": [cell(6.0), cell(0.0)]})
     assert result.errors == pytest.approx([-3, 0, 2, 4])
     # Without the lowest and the highest quarter.

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pygame
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image, ImageSequence
 from samples import SIDECAR, Capsys, Patch, printed, refusal, refused
 
 from quarl_tf import environments
 from quarl_tf.evaluation import video
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime import POLICIES
 
 
@@ -66,6 +68,13 @@ def test_all_is_drawn_in_colour(env_id: str, action: Any, size: tuple[int, int],
     assert image.size == (2 * size[0] + 3 * video._EDGE, size[1] + 40 + video._EDGE)
     screen = np.asarray(image)[40:-10, 10 : size[0] - 10].astype(int)
     assert (np.ptp(screen, axis=2) > 20).any()
+
+
+@pytest.mark.parametrize("screen", [None, np.zeros((4, 4, 3))])
+def test_what_is_no_image_is_refused(screen: Any, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(CartPoleEnv, "render", lambda _: screen)
+    scene = video.scene([balancing()], 0, 2)
+    assert "correct its `render`" in refused(list, scene.images(100), error=UsageError)
 
 
 def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch) -> None:
