@@ -47,9 +47,14 @@ class Agent(ABC):
         self._statistics = RunningStatistics(spec)
         self._act_random = generator(seed, "exploration")
         self._learn_random = generator(seed, draws)
-        #: A network whose head the trained one imitates, and the weight of the distance.
+        #: A network whose head the trained one imitates, and the weight of the distance in the loss
+        #: (Hinton et al., arXiv 1503.02531).
         self.teacher: keras.Model | None = None
-        self._distillation = 0.0
+        self.distillation = 0.0
+        #: Mean distance between heads and a teacher's, both [n, outputs].
+        self.distance: Callable[[Any, Any], Any] = squared_difference
+        #: Variance [n] of the action distribution of each head [n, outputs]; None if there is none.
+        self.action_variance: Callable[[Floats], Floats] | None = None
         #: Objects with `arrays` and `restore`, and single arrays, for checkpoints.
         self._parts: dict[str, Any] = {"statistics": self._statistics}
         self._arrays: Arrays = {}
@@ -57,19 +62,6 @@ class Agent(ABC):
     @abstractmethod
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Choose exploring actions for a batch; `progress` runs from 0 to 1 over training."""
-
-    def action_variance(self, heads: Floats) -> Floats | None:
-        """Return the variance [n] of the action distribution of each head [n, outputs], if any."""
-        del heads
-        return None
-
-    def distance(self, heads: Any, targets: Any) -> Any:
-        """Return the mean distance between heads and a teacher's, both [n, outputs]."""
-        return squared_difference(heads, targets)
-
-    def imitate(self, teacher: keras.Model, coefficient: float) -> None:
-        """Add the distance from a teacher to the loss (Hinton et al., arXiv 1503.02531)."""
-        self.teacher, self._distillation = teacher, coefficient
 
     def _with_distillation(self, loss: Any, observations: Any) -> Any:
         """Return the loss of a batch, plus the distance from the teacher if there is one."""
@@ -79,7 +71,7 @@ class Agent(ABC):
             networks.acting(network)(observations, training=False)
             for network in (self.network, self.teacher)
         )
-        return loss + self._distillation * self.distance(heads, targets)
+        return loss + self.distillation * self.distance(heads, targets)
 
     @abstractmethod
     def observe(self, tick: Tick) -> None:
@@ -173,7 +165,8 @@ def build(
     """Build the agent of an algorithm; `prepare` changes policy networks before they train."""
     agent: Agent = _module(algo, spec).build(spec, preset, seed, prepare)
     if preset.distillation:
-        agent.imitate(build_network(algo, spec, preset, seed), preset.distillation)
+        agent.teacher = build_network(algo, spec, preset, seed)
+        agent.distillation = preset.distillation
     return agent
 
 

@@ -32,7 +32,10 @@ class Categorical:
         return actions, log_probabilities.sum(axis=1)
 
     def variance(self, logits: Floats) -> Floats:
-        """Return the variance [n] of the actions' probabilities, the mean over several choices."""
+        """Return the variance [n] of the actions' probabilities, the mean over several choices.
+
+        The lower, the more exploration (QuaRL, Krishnan et al., arXiv 1910.01055, figure 1).
+        """
         parts = split(logits, self._choices)
         odds = [np.exp(part - part.max(axis=1, keepdims=True)) for part in parts]
         variances = [(o / o.sum(axis=1, keepdims=True)).var(axis=1) for o in odds]

@@ -128,6 +128,8 @@ class ActorCritic(Agent):
         self._distribution: Gaussian | Categorical = (
             Categorical(spec.num_actions) if spec.num_actions else Gaussian(self.network)
         )
+        self.distance = self._distribution.distance
+        self.action_variance = self._distribution.variance
         self._agent = self._loss_agent(spec)
         self._step = tf_agents.GradientStep(
             optimizer(self._model.trainable_variables),
@@ -171,10 +173,6 @@ class ActorCritic(Agent):
         self._statistics.apply_to(self._model.normalised_networks)
         self.refresh()
 
-    def distance(self, heads: Any, targets: Any) -> Any:
-        """Return the mean distance from a teacher; of discrete actions that of probabilities."""
-        return self._distribution.distance(heads, targets)
-
     def act(self, observations: npt.NDArray[Any], progress: float) -> npt.NDArray[Any]:
         """Draw actions from the policy's distribution."""
         del progress
@@ -187,14 +185,6 @@ class ActorCritic(Agent):
         """Store one tick, with the actions as drawn."""
         row = (tick.observations, tick.rewards, tick.terminated, tick.starts, *self._draws)
         self._rows.append(tuple(np.copy(field) for field in row))
-
-    def action_variance(self, heads: Floats) -> Floats:
-        """Return the variance [n] of the action distribution of each head [n, outputs].
-
-        For discrete actions it is the variance of their probabilities (QuaRL, Krishnan et al.,
-        arXiv 1910.01055, figure 1): the lower, the more exploration.
-        """
-        return self._distribution.variance(heads)
 
     def forget(self) -> None:
         """Free the current rollout."""

@@ -313,9 +313,8 @@ class _Training:
             heads = self._snapshot(observations)
             if not np.isfinite(heads).all():
                 raise self._diverged("a head that is not finite")
-            variances = self.agent.action_variance(heads[playing])
-            if variances is not None:
-                self._variances.append(variances)
+            if self.agent.action_variance is not None:
+                self._variances.append(self.agent.action_variance(heads[playing]))
             return self._spec.greedy(heads)
 
         return rollout.rollout(self._trial_envs, act, seed, keep)

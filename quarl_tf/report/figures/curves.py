@@ -117,20 +117,15 @@ def mean_curves(
     return figure
 
 
-def mean_line(lines: Sequence[pd.Series[float]]) -> pd.Series[float]:
-    """Return the mean of lines over their common range, each interpolated linearly."""
-    table = pd.concat(lines, axis=1).sort_index().interpolate("index", limit_area="inside")
-    mean: pd.Series[float] = table.dropna().mean(axis=1)
-    return mean
-
-
 def _draw_mean(axes: Axes, lines: Sequence[pd.Series[float]], colour: Any, zorder: int) -> None:
     # A tint stays faint where several lines coincide, unlike transparency.
     tint = sns.blend_palette(["white", colour], 10)[3]
     for line in lines if len(lines) > 1 else ():
         axes.plot(line.index, line, color=tint, lw=0.8, zorder=zorder - 2)
     if lines:
-        mean = mean_line(lines)
+        # The mean over their common range, each interpolated linearly.
+        table = pd.concat(lines, axis=1).sort_index().interpolate("index", limit_area="inside")
+        mean = table.dropna().mean(axis=1)
         axes.plot(mean.index, mean, color=colour, lw=2.0, zorder=zorder)
 
 
