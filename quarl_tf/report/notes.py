@@ -14,8 +14,6 @@ from quarl_tf.report.results import OK, CellResults, Result, Row
 from quarl_tf.spec import Run
 from quarl_tf.store.workspace import Workspace
 
-_Measure = Callable[[Path], dict[str, int]]
-
 
 def notes_on(cell: CellResults) -> Iterator[dict[str, Any]]:
     """Yield warnings about a cell: the key of a sentence in `words.j2` and its values."""
@@ -74,32 +72,29 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
 def memory_rows(workspace: Workspace, cells: Sequence[CellResults]) -> list[list[dict[str, Any]]]:
     """Measure the native flatbuffers of each cell, and compare them with fp32."""
     measure = cache(memory.measure)  # Cells may share their references.
-    return [_memory_rows(workspace, cell, measure) for cell in cells]
-
-
-def _memory_rows(
-    workspace: Workspace, cell: CellResults, measure: _Measure
-) -> list[dict[str, Any]]:
-    rows = [
-        _memory_row(workspace, row, cell.trainings[column :: len(cell.rows)], measure)
-        for column, row in enumerate(cell.rows)
-        if row.native
-    ]
-    reference = rows[0]["bytes"]
-    for row in rows[1:]:
-        if reference and row["bytes"]:
-            row["change_percent"] = {
-                key: 100 * (size - reference[key]) / reference[key]
-                for key, size in row["bytes"].items()
-            }
-    return rows
+    memories = []
+    for cell in cells:
+        rows = [
+            _memory_row(workspace, row, cell.trainings[column :: len(cell.rows)], measure)
+            for column, row in enumerate(cell.rows)
+            if row.native
+        ]
+        reference = rows[0]["bytes"]
+        for row in rows[1:]:
+            if reference and row["bytes"]:
+                row["change_percent"] = {
+                    key: 100 * (size - reference[key]) / reference[key]
+                    for key, size in row["bytes"].items()
+                }
+        memories.append(rows)
+    return memories
 
 
 def _memory_row(
     workspace: Workspace,
     pooled: Row,
     trainings: Sequence[Row],
-    measure: _Measure,
+    measure: Callable[[Path], dict[str, int]],
 ) -> dict[str, Any]:
     """Return the mean over the trainings of a column; no figures if a flatbuffer is missing."""
     paths = {str(row.run_id): workspace.artifact(str(row.run_id), row.scheme) for row in trainings}

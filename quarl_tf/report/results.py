@@ -6,7 +6,7 @@ An experiment that is missing, or whose files do not belong together, is a `Miss
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import takewhile
 from typing import Any
@@ -279,10 +279,18 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
             for pair in pairs
         ]
     skip, (_, reference) = source.skip_episodes, fp32_pair
-    networks: dict[str, Sidecar] = {}
+    first_sidecars: dict[str, Sidecar] = {}
     for number, pair in enumerate(pairs):
-        if (flaw := _mismatch(pair, reference, networks)) is not None:
-            pairs[number] = flaw
+        if isinstance(pair, Missing):
+            continue
+        sidecar, evaluation = pair
+        key = sidecar.run_id, sidecar.scheme
+        first = first_sidecars.setdefault(sidecar.run_id, sidecar)
+        if sidecar.network_sha256 != first.network_sha256:
+            pairs[number] = Missing(*key, f"was exported from another network than {first.scheme}")
+        elif any(map(operator.ne, evaluation.seeds, reference.seeds)):
+            reason = "was evaluated on other episodes than fp32"
+            pairs[number] = Missing(*key, reason, exported=True)
     counts = [len(pair[1].seeds) - skip for pair in pairs if not isinstance(pair, Missing)]
     count = min(counts) if source.episodes is None else min(*counts, source.episodes)
     fp32, run = reference.first(count, skip=skip), cell.references[seed]
@@ -294,24 +302,6 @@ def _load_seed(source: Source, cell: Cell, seed: int) -> list[Result | Missing]:
         return Result(sidecar, evaluation, comparison, random, full.returns[:skip])
 
     return [pair if isinstance(pair, Missing) else result(*pair) for pair in pairs]
-
-
-def _mismatch(
-    pair: _Pair | Missing, reference: Evaluation, networks: dict[str, Sidecar]
-) -> Missing | None:
-    """Return why a pair cannot be compared with fp32, if it cannot.
-
-    `networks` has the first sidecar of each run, whose network its others must share.
-    """
-    if isinstance(pair, Missing):
-        return None
-    sidecar, evaluation = pair
-    key, first = (sidecar.run_id, sidecar.scheme), networks.setdefault(sidecar.run_id, sidecar)
-    if sidecar.network_sha256 != first.network_sha256:
-        return Missing(*key, f"was exported from another network than {first.scheme}")
-    if any(map(operator.ne, evaluation.seeds, reference.seeds)):
-        return Missing(*key, "was evaluated on other episodes than fp32", exported=True)
-    return None
 
 
 def load(source: Source, run: Run, scheme: str) -> _Pair | Missing:
@@ -460,7 +450,16 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
         for row, entries in zip(cell.rows, zip(*cell.entries, strict=True), strict=True):
             if row.delay is None and row.normalised_error_percent is not None:
                 trainings = paired.setdefault(row.scheme, {}).setdefault(name, {})
-                trainings.update(_paired(cell.references, entries))
+                for fp32, entry in zip(cell.references, entries, strict=True):
+                    if isinstance(entry, Result) and fp32.baseline is not None:
+                        returns = entry.evaluation.returns
+                        trainings[fp32.sidecar.run_id] = Paired(
+                            np.array(returns),
+                            np.array(fp32.evaluation.returns),
+                            float(np.mean(fp32.baseline.returns)),
+                            compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
+                            fp32.skipped,
+                        )
     enough = {
         scheme: {
             name: list(trainings.values())
@@ -471,19 +470,3 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
         for scheme, by_cell in paired.items()
     }
     return [aggregate(scheme, by_cell) for scheme, by_cell in enough.items() if len(by_cell) > 1]
-
-
-def _paired(
-    references: Sequence[Result], entries: Sequence[Result | Missing]
-) -> Iterator[tuple[str, Paired]]:
-    for fp32, entry in zip(references, entries, strict=True):
-        if isinstance(entry, Result) and fp32.baseline is not None:
-            returns = entry.evaluation.returns
-            paired = Paired(
-                np.array(returns),
-                np.array(fp32.evaluation.returns),
-                float(np.mean(fp32.baseline.returns)),
-                compare.effective_n(fp32.evaluation, entry.evaluation) or len(returns),
-                fp32.skipped,
-            )
-            yield fp32.sidecar.run_id, paired
