@@ -50,7 +50,6 @@ class Cell:
     `distinction` is what differs from other cells of the same algorithm and environment.
     """
 
-    title: str
     columns: tuple[Column, ...]
     distinction: str = ""
     remark: str = ""
@@ -64,6 +63,11 @@ class Cell:
     def task(self) -> str:
         """Return the algorithm and the environment."""
         return f"{self.references[0].algo} on {self.references[0].env_id}"
+
+    @property
+    def title(self) -> str:
+        """Return the task and the distinction."""
+        return f"{self.task} ({self.distinction})" if self.distinction else self.task
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,7 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
         options |= first.quantization.options()
     details = [f"{key}={value}" for key, value in options.items()]
     distinction = ", ".join(filter(None, [*details, chance.words]))
-    title = f"{first.algo} on {first.env_id}" + (f" ({distinction})" if distinction else "")
-    return Cell(title=title, distinction=distinction, columns=tuple(columns))
+    return Cell(distinction=distinction, columns=tuple(columns))
 
 
 def _exported(workspace: Workspace, run_ids: Sequence[str]) -> list[Scheme]:

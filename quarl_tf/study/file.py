@@ -92,12 +92,6 @@ class Cell:
     remark: str
     distinction: str = ""
 
-    @property
-    def title(self) -> str:
-        """Return its title in reports."""
-        task = f"{self.base.algo} on {self.base.env_id}"
-        return f"{task} ({self.distinction})" if self.distinction else task
-
     def run(self, seed: int, quantization: Quantization | None) -> Run:
         """Return the training of a seed."""
         return replace(self.base, seed=seed, quantization=quantization)
@@ -198,9 +192,10 @@ def _chance(values: Mapping[str, Any]) -> Chance:
 
 
 def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Yield the cells; titles that would be the same say which settings differ."""
+    """Yield the cells; those of one algorithm and environment say which settings differ."""
     for cell in cells:
-        others = [_settings(other) for other in cells if other.title == cell.title]
+        task = cell.base.algo, cell.base.env_id
+        others = [_settings(o) for o in cells if (o.base.algo, o.base.env_id) == task]
         differences = [
             f"{key}={value}"
             for key, value in _settings(cell).items()

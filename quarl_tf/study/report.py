@@ -51,9 +51,4 @@ def _cell(cell: StudyCell) -> Cell:
             label += f" from {quantization.delay:,}"
         runs = tuple(cell.run(seed, quantization) for seed in cell.seeds)
         columns.append(Column(label, scheme, runs))
-    return Cell(
-        title=cell.title,
-        distinction=cell.distinction,
-        columns=tuple(columns),
-        remark=cell.remark,
-    )
+    return Cell(columns=tuple(columns), distinction=cell.distinction, remark=cell.remark)

@@ -341,7 +341,7 @@ def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
     start = "from: {sha256: abc, overrides: {steps: 4000}}}"
     text = STUDY.replace("v1}]", f"v1, {start}, {cell}]")
     study = read(write_study(tmp_path, text))
-    assert len({cell.title for cell in study.cells}) == 2
+    assert len({cell.distinction for cell in study.cells}) == 2
     later_id, origin_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
     recorder = _Recorder(2)
     play(tmp_path, study, recorder)

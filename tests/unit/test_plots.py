@@ -67,13 +67,17 @@ def groups(widths: int = 2, seeds: int = 3, suffix: str = "") -> dict[str, list[
     return fp32 | {f"{b} bits{suffix}": curves(seeds, 25_000) for b in bits}
 
 
-def cell(points: Mapping[str, Point], title: str = TASK, env_id: str = RUN.env_id) -> CellResults:
+def cell(
+    points: Mapping[str, Point], distinction: str = "", env_id: str = RUN.env_id
+) -> CellResults:
     """Build a cell from the interval of each scheme and the mean returns of its trainings."""
+    columns = (Column("fp32", Scheme.parse("fp32"), (replace(RUN, env_id=env_id),)),)
+    described = Cell(columns=columns, distinction=distinction)
     rows = []
     for name, (interval, means) in points.items():
         scheme = Scheme.parse(name)
-        task: dict[str, Any] = {"cell": title, "algo": "dqn", "env_id": env_id, "delay": None}
-        task |= {"run_id": None, "seed": None, "label": name, "scheme": name}
+        task: dict[str, Any] = {"cell": described.title, "algo": "dqn", "env_id": env_id}
+        task |= {"run_id": None, "seed": None, "delay": None, "label": name, "scheme": name}
         kind = {"native": scheme.native, "weight_bits": scheme.weight_bits, "runs": len(means)}
         rows.append(Row(**task, **kind, returns=interval))
     trainings = [
@@ -81,16 +85,15 @@ def cell(points: Mapping[str, Point], title: str = TASK, env_id: str = RUN.env_i
         for means in zip(*(means for _, means in points.values()), strict=True)
         for pooled, mean in zip(rows, means, strict=True)
     ]
-    columns = (Column("fp32", Scheme.parse("fp32"), (replace(RUN, env_id=env_id),)),)
-    return CellResults(Cell(title=title, columns=columns), [], [], rows, trainings, None, {})
+    return CellResults(described, [], [], rows, trainings, None, {})
 
 
-def played(schemes: tuple[str, ...] = (), runs: int = 1, title: str = TASK) -> CellResults:
+def played(schemes: tuple[str, ...] = (), runs: int = 1, distinction: str = "") -> CellResults:
     """Return the cell of the default schemes and of others."""
     points: dict[str, Point] = {}
     for name in (*DEFAULT_SCHEMES, *schemes):
         points[name] = mean_interval(returns(name)), [float(returns(name).mean())] * runs
-    return replace(cell(points, title), baseline=Interval(22, 20, 24))
+    return replace(cell(points, distinction), baseline=Interval(22, 20, 24))
 
 
 def layers() -> dict[str, np.ndarray]:
@@ -106,7 +109,7 @@ def pairs(*schemes: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (returns("fp32"), returns(name)) for name in schemes}
 
 
-LONG = "ppo on MountainCarContinuous-v0 (gradient=straight_through)"
+LONG = "gradient=straight_through, ranges=percentile"
 SETTINGS = " (learning_rate=0.00025, entropy_coefficient=0.01)"
 FIGURES: dict[str, Callable[[], Figure]] = {
     "one training": lambda: learning_curves({"fp32": curves(1)}, TASK),

@@ -181,10 +181,10 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return write(workspace, *runs)
 
 
-def cell_of(title: str, **runs: Sequence[Run]) -> Cell:
+def cell_of(**runs: Sequence[Run]) -> Cell:
     """Return a cell from the trainings of each scheme."""
     columns = (Column(name, Scheme.parse(name), tuple(of_it)) for name, of_it in runs.items())
-    return Cell(title=title, columns=tuple(columns))
+    return Cell(columns=tuple(columns))
 
 
 def change(path: Path, **changes: Any) -> None:
@@ -638,7 +638,7 @@ def test_references_that_cells_share_have_curves_of_their_own(workspace: Workspa
         for bits in (4, 2):
             quantization = Quantization.from_mapping({"bits": bits, "delay": 10})
             aware = add_run(workspace, replace(plain, quantization=quantization))
-            cell = cell_of("x", fp32=[plain], **{f"qat_w{bits}a{bits}": [aware]})
+            cell = cell_of(fp32=[plain], **{f"qat_w{bits}a{bits}": [aware]})
             cells.append(load_cell(source, cell))
     assert len(_groups(cells)) == 6
 
@@ -646,8 +646,7 @@ def test_references_that_cells_share_have_curves_of_their_own(workspace: Workspa
 def test_shared_trainings_count_once_over_cells(workspace: Workspace) -> None:
     runs = [add_run(workspace, run) for run in SEEDS]
     others = [add_run(workspace, replace(RUN, env_id="Acrobot-v1"))]
-    trainings = {"all": runs, "the first": runs[:1], "other": others}
-    cells = [cell_of(title, fp32=of_it, int8=of_it) for title, of_it in trainings.items()]
+    cells = [cell_of(fp32=of_it, int8=of_it) for of_it in (runs, runs[:1], others)]
     source = Source(workspace=workspace, margin_percent=2.0)
     report.write(source, cells, name="x", title="x", command=COMMAND)
     (row,) = results_of(workspace.report_dir("x"))["aggregates"]
@@ -697,9 +696,9 @@ def finish_study(workspace: Workspace) -> None:
 
 def test_a_study_is_a_report_of_its_cells(drawn: Workspace) -> None:
     finish_study(drawn)
-    folder, planned = report_on(drawn, STUDY)
+    folder, _ = report_on(drawn, STUDY)
     results = results_of(folder)
-    cart, acrobot = (cell.title for cell in planned.cells)
+    cart, acrobot = "dqn on CartPole-v1", "dqn on Acrobot-v1"
     assert [cell["title"] for cell in results["cells"]] == [cart, acrobot]
     assert results["missing"] == []
     assert [(row["cell"], row["scheme"]) for row in results["pooled"]] == [
@@ -769,7 +768,7 @@ def test_memory_is_compared_with_that_of_fp32(workspace: Workspace, monkeypatch:
 )
 def test_what_some_lack_is_not_drawn(drawn: Workspace, x: str, column: str, figure: str) -> None:
     runs = [add_run(drawn), add_run(drawn, AWARE)]
-    cell = cell_of("x", fp32=runs[:1], qat_w4a4=runs[1:])
+    cell = cell_of(fp32=runs[:1], qat_w4a4=runs[1:])
     source = Source(workspace=drawn, margin_percent=2.0)
     for run in runs:
         add_curve(drawn, run, {10: 2, 20: 2, 30: 2}, **{column: 3.0})

@@ -46,10 +46,10 @@ cells:
   - {algo: ppo, env: CartPole-v1, bits: [], overrides: {steps: 50000}}
 """
     study = read(write_study(tmp_path, text))
-    assert [cell.title for cell in study.cells] == [
-        "ppo on CartPole-v1 (ranges=extremes)",
-        "ppo on CartPole-v1 (ranges=percentile, per_channel=True)",
-        "ppo on CartPole-v1 (steps=50000)",
+    assert [cell.distinction for cell in study.cells] == [
+        "ranges=extremes",
+        "ranges=percentile, per_channel=True",
+        "steps=50000",
     ]
     names = [scheme.name for _, scheme in study.experiments()]
     # Two seeds of two plain trainings, and of two quantisation-aware ones.
@@ -74,12 +74,8 @@ cells:
     path = write_study(tmp_path, text)
     first, second, *others = read(path).cells
     assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
-    assert (second.title, second.seeds) == ("dqn on CartPole-v1", (0, 1))
-    assert [cell.title for cell in others] == [
-        "dqn on CartPole-v1 (discount=0.9)",
-        "ppo on CartPole-v1",
-        "ppo on CartPole-v1 (edge_bits=4)",
-    ]
+    assert (second.distinction, second.seeds) == ("", (0, 1))
+    assert [cell.distinction for cell in others] == ["discount=0.9", "", "edge_bits=4"]
     assert main(["study", "plan", str(path)]) == 0
     assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
 
