@@ -165,7 +165,8 @@ def report(
     the report.
 
     Raises:
-        QuarlError: A run has no fp32 result, or runs do not belong together.
+        UsageError: No run is given, the name is invalid, or the runs of several cells have none.
+        QuarlError: A run has no fp32 result.
     """
     from quarl_tf.report.write import write_report
     from quarl_tf.store.workspace import Workspace

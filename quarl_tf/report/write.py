@@ -7,7 +7,7 @@ those of a float file and are left out.
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -26,9 +26,7 @@ from quarl_tf.report.play import animation
 from quarl_tf.report.results import Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import (
     BASELINE,
-    DEFAULT_MARGIN_PERCENT,
     DEFAULT_SCHEMES,
-    GREEDY,
     REFERENCE,
     Chance,
     Run,
@@ -44,17 +42,13 @@ def write_report(
     run_ids: Sequence[str],
     *,
     command: str,
-    name: str | None = None,
-    margin_percent: float = DEFAULT_MARGIN_PERCENT,
-    chance: Chance = GREEDY,
+    name: str | None,
+    margin_percent: float,
+    chance: Chance,
 ) -> Path:
-    """Report on exported and evaluated runs: one cell for those that differ in their seed alone.
+    """Write a `pipeline.report`: one cell for runs that differ in their seed alone.
 
-    The default name is the run's, without its seed for several. Returns the path of index.html.
-
-    Raises:
-        UsageError: No run is given, the name is invalid, or the runs of several cells have none.
-        QuarlError: A run has no fp32 result.
+    The default name is the run's, without its seed for several.
     """
     if not run_ids:
         raise UsageError("A report needs at least one run; name one (quarl list). Received: none")
@@ -94,10 +88,9 @@ def write(
     Returns in training are drawn against `x`, a column of `progress.csv`. The same files give the
     same bytes, except for the memory of processes. Returns the path of index.html.
     """
-    workspace = source.workspace
     cell_results = [results.load_cell(source, cell) for cell in cells]
     missing = {(m.run_id, m.scheme): m for cell in cell_results for m in cell.missing}
-    memories = memory_rows(workspace, cell_results) if memory else []
+    memories = memory_rows(source.workspace, cell_results) if memory else []
     summaries = [_summary(cell) for cell in cell_results]
     aggregates = results.aggregates(cell_results)
     rows, pooled = _rows(cell_results)
@@ -114,18 +107,11 @@ def write(
     }
     if memory:
         content["memory"] = [row for memory_of_cell in memories for row in memory_of_cell]
-    folder = workspace.report_dir(name)
+    folder = source.workspace.report_dir(name)
     write_json(folder / "results.json", content)
-    write_csv(
-        folder / "results.csv",
-        [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows],
-    )
-    figures = list(draw(workspace, cell_results, aggregates, x))
-    commands, options = _commands(cell_results), _evaluation_options(cell_results, source)
-    remedies = dict.fromkeys(
-        source.remedy or _remedy(source, one, commands[one.run_id], options)
-        for one in missing.values()
-    )
+    csv_rows = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
+    write_csv(folder / "results.csv", csv_rows)
+    figures = list(draw(source.workspace, cell_results, aggregates, x))
     context = {
         "title": title,
         "cells": cell_results,
@@ -134,7 +120,6 @@ def write(
         "labels": list(dict.fromkeys(row["label"] for row in pooled)),
         "schemes": {row["scheme"] for row in pooled},
         "missing": list(missing.values()),
-        "remedies": list(remedies),
         "experiments": len({(row["run_id"], row["scheme"]) for row in rows} | set(missing)),
         "memory": memories,
         "succeeding": any("success_rate" in row for row in rows),
@@ -142,11 +127,9 @@ def write(
         "skipped": source.skip_episodes,
         "fewest_episodes": min((n for cell in cell_results if (n := cell.episodes)), default=None),
         "command": command,
-        "commands": [source.remedy]
-        if source.remedy
-        else [line + options for line in commands.values()],
         "provenance": provenance([result for cell in cell_results for result in cell.results]),
         "figures": figures,
+        **_repetition(source, cell_results, missing.values()),
         **animation(source, cell_results),
     }
     return write_pages(folder, context, {picture.file: png(picture.figure) for picture in figures})
@@ -234,6 +217,20 @@ def _summary(cell: CellResults) -> dict[str, Any]:
     }
 
 
+def _repetition(
+    source: Source, cells: Sequence[CellResults], missing: Iterable[Missing]
+) -> dict[str, list[str]]:
+    """Return the commands that make all results, and those that make the missing ones."""
+    commands = _commands(cells)
+    episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
+    options = f" --episodes {episodes}" + source.chance.option
+    remedies = dict.fromkeys(
+        source.remedy or _remedy(source, one, commands[one.run_id], options) for one in missing
+    )
+    lines = [source.remedy] if source.remedy else [line + options for line in commands.values()]
+    return {"commands": lines, "remedies": list(remedies)}
+
+
 def _remedy(source: Source, missing: Missing, command: str, options: str) -> str:
     """Return the command that makes a missing result: that of its training, if it is here.
 
@@ -249,13 +246,8 @@ def _remedy(source: Source, missing: Missing, command: str, options: str) -> str
     return workspace.command(command + options)
 
 
-def _evaluation_options(cells: Sequence[CellResults], source: Source) -> str:
-    episodes = max((cell.episodes or 0 for cell in cells), default=0) + source.skip_episodes
-    return f" --episodes {episodes}" + source.chance.option
-
-
 def _commands(cells: Sequence[CellResults]) -> dict[str, str]:
-    """Return the command that makes the results of each training, without `_evaluation_options`."""
+    """Return the command that makes the results of each training, but for the last options."""
     runs: dict[str, Run] = {}
     schemes: dict[str, list[str]] = {}
     for column in chain.from_iterable(cell.cell.columns for cell in cells):

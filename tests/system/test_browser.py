@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from quarl_tf import pipeline
 from quarl_tf.report import play
-from quarl_tf.report.write import write_report
 from quarl_tf.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def page_of(run_id: str, folder: Path) -> Path:
     workspace.artifact_dir(run_id).mkdir(parents=True)
     for path in (*published.glob("fp32.*"), *published.glob("int8.*"), published / "progress.csv"):
         shutil.copy(path, workspace.artifact_dir(run_id))
-    page = write_report(workspace, [run_id], command="quarl report")
+    page = pipeline.report([run_id], root=workspace.root, command="quarl report")
     assert page.stat().st_size < 1_000_000
     return page
 

@@ -18,10 +18,10 @@ from PIL import Image
 from py_mini_racer import MiniRacer
 from samples import Patch, observed
 
+from quarl_tf import pipeline
 from quarl_tf.environments import airnav, make
 from quarl_tf.export.ptq import quantized
 from quarl_tf.report import page, play
-from quarl_tf.report.write import write_report
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
 from quarl_tf.store.records import Evaluation
@@ -149,7 +149,7 @@ def copied(folder: Path, run_id: str = RUN) -> Workspace:
 
 
 def page_of(workspace: Workspace, run_id: str = RUN) -> str:
-    return write_report(workspace, [run_id], command="quarl report").read_text()
+    return pipeline.report([run_id], root=workspace.root, command="quarl report").read_text()
 
 
 def played(workspace: Workspace) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from samples import EVALUATION, RUN, SIDECAR, Patch, refused, write_study
 
-from quarl_tf import presets, study
+from quarl_tf import pipeline, presets, study
 from quarl_tf.cli import arguments
 from quarl_tf.evaluation import memory
 from quarl_tf.evaluation.compare import Interval, compare, student_interval
@@ -30,7 +30,6 @@ from quarl_tf.report import write as report
 from quarl_tf.report.drawing import _groups
 from quarl_tf.report.page import dtypes, limits, number_text, percent, size
 from quarl_tf.report.results import Cell, Column, Source, load_cell
-from quarl_tf.report.write import write_report
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import (
     GREEDY,
@@ -151,7 +150,7 @@ def drawn(tmp_path: Path, monkeypatch: Patch) -> Workspace:
 
 def write(workspace: Workspace, *runs: Run, **options: Any) -> Path:
     options = {"command": COMMAND} | options
-    return write_report(workspace, [run.run_id for run in runs], **options).parent
+    return pipeline.report([run.run_id for run in runs], root=workspace.root, **options).parent
 
 
 @pytest.fixture(scope="module")
@@ -599,8 +598,8 @@ def test_names(workspace: Workspace) -> None:
         ([f"./{ids[0]}"], None, "Received: run="),
     ):
         options = {"name": name, "command": COMMAND, "error": UsageError}
-        assert received in refused(write_report, workspace, runs, **options)
-    message = refused(write_report, workspace, ["dqn-Gone-s9"], command=COMMAND)
+        assert received in refused(pipeline.report, runs, root=workspace.root, **options)
+    message = refused(pipeline.report, ["dqn-Gone-s9"], root=workspace.root, command=COMMAND)
     assert f"`quarl export dqn-Gone-s9 --root {workspace.root}`. Received: run=" in message
 
 
