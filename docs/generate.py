@@ -104,7 +104,8 @@ def preset_tables() -> str:
     """Return a table for each algorithm, with a row for each setting and columns of tasks."""
     parts = ["# Presets\n\nThe source of each number is in `quarl_tf/presets/<algorithm>.yaml`.\n"]
     for algo in ALGORITHMS:
-        named = sorted(tables.shipped(algo).items(), key=lambda item: (repr(item[1]), item[0]))
+        presets = [item for item in tables.shipped(algo).items() if item[0] != "quantization"]
+        named = sorted(presets, key=lambda item: (repr(item[1]), item[0]))
         groups = [list(group) for _, group in groupby(named, key=lambda item: repr(item[1]))]
         header = [algo, *("<br>".join(env_id for env_id, _ in group) for group in groups)]
         columns = [group[0][1] for group in groups]

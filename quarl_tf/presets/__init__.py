@@ -264,7 +264,7 @@ def quantization(algo: str, values: Mapping[str, Any]) -> Quantization:
     The papers' rule and learned steps have defaults of their own instead.
     """
     has_defaults = values.get("rule") == "paper" or values.get("learned_steps")
-    defaults = {} if has_defaults else tables.quantization(algo)
+    defaults = {} if has_defaults else tables.shipped(algo).get("quantization", {})
     return Quantization.from_mapping({**defaults, **values})
 
 
@@ -325,4 +325,4 @@ _BY_ROBUSTNESS = ("ppo", "a2c", "ddpg", "dqn")
 def _table(algo: str, file: Path | None = None) -> tables.Table:
     require_known("algorithm", algo, ALGORITHMS)
     own = {} if file is None else tables.read(file, ALGORITHMS).get(algo, {})
-    return tables.shipped(algo) | own
+    return {k: v for k, v in (tables.shipped(algo) | own).items() if k != "quantization"}

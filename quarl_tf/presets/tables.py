@@ -70,18 +70,8 @@ def parse_file(path: Path, what: str) -> Any:
 
 
 def shipped(algo: str) -> Table:
-    """Read the package's presets of an algorithm."""
-    return {k: v for k, v in _without_templates(_content(algo)).items() if k != "quantization"}
-
-
-def quantization(algo: str) -> dict[str, Any]:
-    """Read an algorithm's defaults of quantisation-aware training."""
-    return _content(algo).get("quantization", {})
-
-
-def _content(algo: str) -> Table:
-    content: Table = parse(Path(__file__).with_name(f"{algo}.yaml").read_bytes())
-    return content
+    """Read the package's presets of an algorithm, and its defaults as "quantization"."""
+    return _without_templates(parse(Path(__file__).with_name(f"{algo}.yaml").read_bytes()))
 
 
 def read(path: Path, algorithms: Collection[str]) -> dict[str, Table]:
