@@ -847,7 +847,7 @@ def _index_row(found: list[Entry]) -> list[str]:
     return [
         number_text(comparison.reference_mean),
         number_text(comparison.returns.mean),
-        percent(comparison.reward_error),
+        percent(comparison.reward_error_percent),
         comparison.verdict,
         size(entry.sidecar.size_bytes),
         number_text((evaluation.latency_us or {}).get("median")),
@@ -912,7 +912,7 @@ def _card_row(entry: Entry) -> list[str]:
         entry.artifact.parent.name,
         f"`{sidecar.sha256[:12]}`",
         number_text(comparison.returns.mean if comparison else None),
-        DASH if reference else percent(comparison and comparison.reward_error),
+        DASH if reference else percent(comparison and comparison.reward_error_percent),
         size(sidecar.size_bytes) if sidecar.native else "simulated",
         number_text(latency) if sidecar.native else "",
     ]

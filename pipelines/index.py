@@ -31,7 +31,7 @@ def index(models: Path) -> Path:
 def _row(entry: Entry) -> list[str]:
     sidecar, evaluation, comparison = entry.sidecar, entry.evaluation(), entry.comparison()
     latency = (evaluation.latency_us or {}).get("median") if evaluation else None
-    error = comparison.reward_error if comparison else None
+    error = comparison.reward_error_percent if comparison else None
     size = f"{sidecar.size_bytes / 1000:,.1f}"
     reference = sidecar.scheme == REFERENCE
     return [

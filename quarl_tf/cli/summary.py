@@ -168,7 +168,7 @@ def shelf_table(entries: Sequence[Entry]) -> Table:
             evaluation = entry.evaluation()
             # Its intervals take most of the time.
             comparison = None if reference else entry.comparison()
-        error = comparison and comparison.reward_error
+        error = comparison and comparison.reward_error_percent
         table.add_row(
             entry.name,
             entry.artifact.parent.name,
@@ -199,7 +199,7 @@ def _row(artifact: Path, comparison: Comparison | None, args: Namespace) -> dict
     if comparison is not None and comparison.scheme == REFERENCE:
         verdict = "reference"
     elif comparison is not None:
-        percent = comparison.reward_error
+        percent = comparison.reward_error_percent
         error = "undefined" if percent is None else f"{percent:+.2f} %"
         difference, verdict = _difference_text(comparison.difference), comparison.verdict
     return {
@@ -232,7 +232,7 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
                 f"file with; {remedy} and evaluate again. Received: {path}"
             )
-        error, low = comparison.reward_error, comparison.difference.low
+        error, low = comparison.reward_error_percent, comparison.difference.low
         if error is not None and args.confident and comparison.scheme != REFERENCE:
             # The worse end of the interval counts.
             if comparison.difference.alike >= compare.MIN_EPISODES:
@@ -241,7 +241,7 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
             error = compare.reward_error(reference, reference + low) if math.isfinite(low) else None
         if error is None or error > args.gate:
             text = "undefined, fp32 earns 0" if error is None else f"{error:.2f} %"
-            if error is None and comparison.reward_error is not None:
+            if error is None and comparison.reward_error_percent is not None:
                 text = "no interval, which takes more episodes that differ (--episodes, --sticky)"
             failures.append(f"{path.stem} {text}")
     if failures:

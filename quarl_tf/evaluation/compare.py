@@ -68,13 +68,17 @@ class Interval:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
+#: Names of a comparison's errors.
+ERRORS = ("reward_error_percent", "absolute_reward_error_percent", "normalised_error_percent")
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One scheme and fp32 on the same episodes of one trained policy, or of several.
 
-    `difference` is the mean of scheme - fp32 over paired episodes: negative is worse. Errors are in
-    percent (`reward_error`, `normalised_error`), the margin is in percent of the fp32 return. Over
-    several policies episodes are added up and all else is a mean in which each counts once.
+    `difference` is the mean of scheme - fp32 over paired episodes: negative is worse. Errors are
+    those of `reward_error` and `normalised_error`, the margin is in percent of the fp32 return.
+    Over several policies episodes are added up and all else is a mean in which each counts once.
     `more_needed` estimates how many more episodes, or trainings, would decide it.
     """
 
@@ -83,9 +87,9 @@ class Comparison:
     returns: Interval
     difference: Interval
     reference_mean: float
-    reward_error: float | None
-    absolute_reward_error: float | None
-    normalised_error: float | None
+    reward_error_percent: float | None
+    absolute_reward_error_percent: float | None
+    normalised_error_percent: float | None
     margin_percent: float
     verdict: Verdict
     more_needed: int | None = None
@@ -257,9 +261,9 @@ def compare(
         returns=returns,
         difference=difference,
         reference_mean=reference_mean,
-        reward_error=error,
-        absolute_reward_error=None if error is None else abs(error),
-        normalised_error=normalised_error(reference_mean, mean, baseline_mean),
+        reward_error_percent=error,
+        absolute_reward_error_percent=None if error is None else abs(error),
+        normalised_error_percent=normalised_error(reference_mean, mean, baseline_mean),
         margin_percent=margin_percent,
         verdict=verdict(difference, reference_mean, margin_percent, episodes),
     )
@@ -361,15 +365,14 @@ def pool(comparisons: Sequence[Comparison]) -> Comparison:
     difference = _over_trainings([c.difference for c in comparisons])
     reference_mean = float(np.mean([c.reference_mean for c in comparisons]))
     fewest = min(c.episodes for c in comparisons)
+    errors: Any = {name: mean_of_all([getattr(c, name) for c in comparisons]) for name in ERRORS}
     pooled = replace(
         first,
         episodes=sum(c.episodes for c in comparisons),
         returns=_over_trainings([c.returns for c in comparisons]),
         difference=difference,
         reference_mean=reference_mean,
-        reward_error=mean_of_all([c.reward_error for c in comparisons]),
-        absolute_reward_error=mean_of_all([c.absolute_reward_error for c in comparisons]),
-        normalised_error=mean_of_all([c.normalised_error for c in comparisons]),
+        **errors,
         verdict=verdict(difference, reference_mean, first.margin_percent, fewest),
     )
     enough = fewest >= MIN_EPISODES

@@ -380,9 +380,7 @@ def _row(
     return replace(
         row,
         difference=pooled.difference,
-        reward_error_percent=pooled.reward_error,
-        absolute_reward_error_percent=pooled.absolute_reward_error,
-        normalised_error_percent=pooled.normalised_error,
+        **{name: getattr(pooled, name) for name in compare.ERRORS},
         verdict=pooled.verdict,
         losing=None if single else losses,
         unseen_percent=unseen,

@@ -256,8 +256,8 @@ def test_results_are_those_of_the_statistics_and_costs_those_of_native_files(sin
     assert row["return_mean"] == expected.returns.mean
     assert row["difference_low"] == expected.difference.low
     assert row["difference_high"] == expected.difference.high
-    assert row["reward_error_percent"] == expected.reward_error
-    assert row["normalised_error_percent"] == expected.normalised_error
+    assert row["reward_error_percent"] == expected.reward_error_percent
+    assert row["normalised_error_percent"] == expected.normalised_error_percent
     assert row["verdict"] == expected.verdict == "loss"
     assert results_of(single)["cells"][0]["notes"] == []
     costs = ("size_bytes", "latency_median_us", "compression", "speedup")

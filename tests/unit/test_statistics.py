@@ -136,7 +136,7 @@ def test_compare_by_hand() -> None:
     result = compare.compare(*played, random)
     assert (result.scheme, result.episodes) == ("int8", 21)
     assert (result.returns.mean, result.reference_mean) == (18.0, 20.0)
-    figures = result.difference.mean, result.reward_error, result.normalised_error
+    figures = result.difference.mean, result.reward_error_percent, result.normalised_error_percent
     assert figures == pytest.approx((-2.0, 10.0, 100 * 2 / 18))
     assert result.verdict == "loss"
     same = compare.compare(played[0], replace(played[0], scheme="fp16"), None)
@@ -238,11 +238,11 @@ def test_pool_takes_the_training_as_the_unit() -> None:
     assert (compare.pool([single]), single.verdict) == (single, "loss")
     # Signed errors cancel, absolute ones do not.
     pooled = compare.pool([comparison(-10.0), comparison(10.0)])
-    errors = pooled.reward_error, pooled.absolute_reward_error, pooled.normalised_error
-    assert errors == pytest.approx((0.0, 10.0, 0.0))
+    errors = [getattr(pooled, name) for name in compare.ERRORS]
+    assert errors == pytest.approx([0.0, 10.0, 0.0])
     # No mean over the known ones alone.
     pooled = compare.pool([comparison(-10.0), comparison(-10.0, reference=0.0)])
-    assert pooled.reward_error is pooled.absolute_reward_error is None
+    assert pooled.reward_error_percent is pooled.absolute_reward_error_percent is None
 
 
 def test_pooled_intervals_are_no_narrower_than_episodes_allow() -> None:
