@@ -46,11 +46,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE, REPORTS, MODELS = ROOT / "quarl_tf", ROOT / "reports", Path("tflite_models")
 
 #: From the ground up.
-ROOMS = (
-    *("foundation", "spec", "presets", "environments", "networks", "store", "agents"),
-    *("quantization", "runtime", "training", "export", "evaluation", "report", "pipeline"),
-    *("study", "cli"),
-)
+ROOMS = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/design/rooms.md").read_text(), re.MULTILINE)
 
 #: For a missing value.
 DASH = "\N{EN DASH}"

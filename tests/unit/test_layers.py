@@ -1,6 +1,7 @@
 """Imports point down, change nothing, and load no more than they need."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,8 @@ import quarl_tf
 PACKAGE = Path(quarl_tf.__file__).parent
 
 #: From the lowest: a room may import from itself and from those before it.
-ROOMS = [
-    *("foundation", "spec", "presets", "environments", "networks", "store", "agents"),
-    *("quantization", "runtime", "training", "export", "evaluation", "report", "pipeline"),
-    *("study", "cli"),
-]
+TABLE = (Path(__file__).parents[2] / "docs/design/rooms.md").read_text()
+ROOMS = re.findall(r"^\| `(\w+)` \|", TABLE, re.MULTILINE)
 TENSORFLOW = {"tensorflow", "keras", "tf_keras", "tf_agents", "tensorflow_probability"}
 #: What boards lack besides.
 USUAL = {"flatbuffers", "gymnasium", "jinja2", "pandas", "rich", "scipy", "yaml"}
