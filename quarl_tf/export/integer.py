@@ -142,14 +142,14 @@ class _Writer:
             raise QuarlError(f"Kernels of int8 layers are constants. Received: layer={layer!r}")
         name, steps = graph.name(operator), self._steps[layer]
         per_channel = name == "CONV_2D" or weights.per_channel
-        codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
+        codes, scales = coded(kernel, weights, per_channel=per_channel, steps=steps)
         source_scale = graph.tensors[source].quantization.scale[0]
         least_scales = _least_scales(bias, float(source_scale))
         if len(scales) == 1:
             least_scales = least_scales.max(keepdims=True)
         if (scales < least_scales).any():
             steps = np.maximum(scales, least_scales)
-            codes, scales = integers(kernel, weights, per_channel=per_channel, steps=steps)
+            codes, scales = coded(kernel, weights, per_channel=per_channel, steps=steps)
         bias_scales = source_scale * scales
         inputs = [source, graph.add_integers(operator.inputs[1], np.int8, scales, 0, codes), -1]
         if bias is not None:
@@ -238,7 +238,7 @@ def _least_scales(bias: Array | None, source_scale: float) -> Array:
     return np.maximum(values / source_scale / 2**30, np.finfo(np.float32).tiny)
 
 
-def integers(
+def coded(
     kernel: Array, form: TensorFormat, *, per_channel: bool, steps: Array | None = None
 ) -> tuple[Array, Array]:
     """Return the codes of a kernel, output channels first, and its scale or scales.

@@ -135,7 +135,7 @@ class QuantizedLayer(_Wrapper):
             quantizer.freeze(self.grid_variables[part], low, high)
 
     @property
-    def ranges(self) -> list[Any]:
+    def range_variables(self) -> list[Any]:
         """The variables of the observed range and of the grids."""
         grids = (v for grid in self.grid_variables.values() for v in grid.values())
         return [*self._watched.output_range.values(), *grids]

@@ -169,7 +169,8 @@ def freeze(network: keras.Model, copies: Sequence[keras.Model] = ()) -> None:
             )
     for copy in copies:
         for layer, layer_copy in zip(layers, quantized_layers(copy), strict=True):
-            for variable, variable_copy in zip(layer.ranges, layer_copy.ranges, strict=True):
+            pairs = zip(layer.range_variables, layer_copy.range_variables, strict=True)
+            for variable, variable_copy in pairs:
                 variable_copy.assign(variable)
 
 

@@ -42,10 +42,10 @@ def heads(content: bytes, observations: np.ndarray = OBSERVATIONS) -> np.ndarray
 def test_codes_and_scales_of_a_kernel() -> None:
     kernel = np.array([[1.27, -0.64], [0.0, 2.54]], np.float32)
     form = TensorFormat(bits=8, symmetric=True)
-    codes, scales = integer.integers(kernel, form, per_channel=True)
+    codes, scales = integer.coded(kernel, form, per_channel=True)
     np.testing.assert_allclose(scales, [0.01, 0.02], rtol=1e-6)
     np.testing.assert_array_equal(codes, [[127, -64], [0, 127]])
-    codes, scales = integer.integers(kernel, form, per_channel=False)
+    codes, scales = integer.coded(kernel, form, per_channel=False)
     np.testing.assert_allclose(scales, [0.02], rtol=1e-6)
     np.testing.assert_array_equal(codes, [[64, -32], [0, 127]])
 
