@@ -52,22 +52,29 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     content = prepared(content, observations, policy.sidecar.num_actions)
     seen = auto.seen(observations)
     reference_heads = auto.heads(content, policy, seen)
-    graph = Graph(content)
-    layers = graph.layers()
-
-    def heads(recipe: Recipe) -> Array:
-        return auto.heads(integer.quantized(content, observations, recipe), policy, seen)
-
-    errors = {name: np.square(heads(auto.only(name)) - reference_heads).mean() for name in layers}
-    effects = [
-        _effect(
+    graph, errors = Graph(content), auto.errors(content, policy, observations)
+    effects = []
+    for name, layer in graph.layers().items():
+        outputs = tensor_values(graph, layer, "outputs", observations)
+        low, high = float(outputs.min()), float(outputs.max())
+        grid = grid_between(np.array(low), np.array(high), BYTE)
+        rounded = snap(outputs, grid, BYTE)
+        noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
+        # Zeros of ReLU are not saturated.
+        saturated = (rounded >= rounded.max()) | ((rounded <= rounded.min()) & (low < 0))
+        quantized = integer.quantized(content, observations, auto.without(auto.INT8, name))
+        heads = auto.heads(quantized, policy, seen)
+        effect = Blame(
             name,
-            tensor_values(graph, layer, "outputs", observations),
-            float(errors[name] / max(sum(errors.values()), 1e-30)),
-            _disagreement(heads(auto.without(auto.INT8, name)), reference_heads, policy),
+            low,
+            high,
+            codes=len(np.unique(np.rint(rounded / grid.step))),
+            saturated=float(saturated.mean()),
+            noise=10 * float(np.log10(max(float(outputs.var()), 1e-30) / noise)),
+            share=float(errors[name] / max(sum(errors.values()), 1e-30)),
+            disagreement=_disagreement(heads, reference_heads, policy),
         )
-        for name, layer in layers.items()
-    ]
+        effects.append(effect)
 
     def selection_returns(recipe: Recipe) -> list[float]:
         quantized = Policy(integer.quantized(content, observations, recipe), policy.sidecar)
@@ -88,22 +95,3 @@ def _disagreement(heads: Array, reference_heads: Array, policy: Policy) -> float
     low, high = np.array(policy.sidecar.action_low), np.array(policy.sidecar.action_high)
     distances = np.abs(np.clip(heads, low, high) - np.clip(reference_heads, low, high))
     return float((distances > AGREEMENT_TOLERANCE * (high - low)).any(axis=1).mean())
-
-
-def _effect(layer: str, outputs: Array, share: float, disagreement: float) -> Blame:
-    low, high = float(outputs.min()), float(outputs.max())
-    grid = grid_between(np.array(low), np.array(high), BYTE)
-    rounded = snap(outputs, grid, BYTE)
-    noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
-    # Zeros of ReLU are not saturated.
-    saturated = (rounded >= rounded.max()) | ((rounded <= rounded.min()) & (low < 0))
-    return Blame(
-        layer,
-        low,
-        high,
-        codes=len(np.unique(np.rint(rounded / grid.step))),
-        saturated=float(saturated.mean()),
-        noise=10 * float(np.log10(max(float(outputs.var()), 1e-30) / noise)),
-        share=share,
-        disagreement=disagreement,
-    )

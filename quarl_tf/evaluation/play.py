@@ -56,11 +56,19 @@ def evaluate(
     """
     policy = Policy.load(artifact)
     sidecar = policy.sidecar
-    guide = None if reference is None else _load_reference(reference, sidecar)
-    observations: list[NDArray[Any]] = []
+    guide = None if reference is None else Policy.load(reference)
+    if (
+        guide is not None
+        and guide.sidecar.run_id == sidecar.run_id
+        and guide.sidecar.network_sha256 != sidecar.network_sha256
+    ):
+        raise QuarlError(
+            "Actions can be compared only with a policy of the same network; export both again. "
+            f"Received: {reference} of another network than {sidecar.scheme}"
+        )
     facts: dict[str, Any] = {}
     with closing(matching_env(sidecar, chance)) as env:
-        episodes = _play_all(env, policy, seeds, chance, observations, update)
+        episodes, observations = _play_all(env, policy, seeds, chance, update)
         if guide is not None:
             states = sum(episode.length for episode in episodes[:AGREEMENT_EPISODES])
             agreement = {"fraction": 1.0, "states": states}
@@ -150,17 +158,6 @@ def evaluate_and_save(
     return evaluation.first(episodes)
 
 
-def _load_reference(path: Path, sidecar: Sidecar) -> Policy:
-    reference = Policy.load(path)
-    same_run = reference.sidecar.run_id == sidecar.run_id
-    if same_run and reference.sidecar.network_sha256 != sidecar.network_sha256:
-        raise QuarlError(
-            "Actions can be compared only with a policy of the same network; export both again. "
-            f"Received: {path} of another network than {sidecar.scheme}"
-        )
-    return reference
-
-
 def matching_env(sidecar: Sidecar, chance: Chance = GREEDY, **options: Any) -> gym.Env[Any, Any]:
     """Make a policy's environment; a QuarlError if its spaces have changed."""
     for name, value in environments.env_spec(sidecar.env_id).facts.items():
@@ -194,18 +191,14 @@ def _actor(policy: Policy, seed: int, chance: Chance) -> _Act:
 
 
 def _play_all(
-    env: gym.Env[Any, Any],
-    policy: Policy,
-    seeds: Sequence[int],
-    chance: Chance,
-    observations: list[NDArray[Any]],
-    update: Update,
-) -> list[Episode]:
-    """Play the episodes of an evaluation; collect the first of its `observations`.
+    env: gym.Env[Any, Any], policy: Policy, seeds: Sequence[int], chance: Chance, update: Update
+) -> tuple[list[Episode], list[NDArray[Any]]]:
+    """Play the episodes of an evaluation; return them and their first observations.
 
     A game has 30 starts and is deterministic: greedy episodes from the same start are played once.
     """
     episodes: list[Episode] = []
+    observations: list[NDArray[Any]] = []
     by_start: dict[int, Episode] = {}
 
     def act(observation: NDArray[Any], choose: _Act) -> Any:
@@ -228,7 +221,7 @@ def _play_all(
             by_start[start] = episode
         episodes.append(episode)
         update(done, len(seeds))
-    return episodes
+    return episodes, observations
 
 
 def _agreement(

@@ -32,14 +32,8 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     int8_content = prepared(content, observations, choices)
     centred_content = centred(content, choices)
     float_head_content = prepared(content, observations, choices, float_head=True)
-    reference_heads = heads(int8_content, policy, seen(observations))
-    layers = list(Graph(int8_content).layers())
-
-    def error(layer: str) -> float:
-        file = integer.quantized(int8_content, observations, only(layer))
-        return float(np.square(heads(file, policy, seen(observations)) - reference_heads).mean())
-
-    worst = max([layer for layer in layers if layer != "head"] or layers, key=error)
+    layer_errors = errors(int8_content, policy, observations)
+    worst = max(layer_errors, key=lambda layer: (layer != "head", layer_errors[layer]))
     recipes = {
         "int8": (int8_content, INT8),
         "not equalised": (centred_content, INT8),
@@ -57,6 +51,18 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
     return files[best], {"recipe": best, "selection_returns": mean_returns}
 
 
+def errors(content: bytes, policy: Policy, observations: Array) -> dict[str, Any]:
+    """Return the mean squared error of the heads by layer, each alone in int8."""
+    reference_heads = heads(content, policy, seen(observations))
+
+    def error(layer: str) -> Any:
+        recipe = Recipe(observation=INT8.observation, by_layer={layer: INT8.of(layer)})
+        file = integer.quantized(content, observations, recipe)
+        return np.square(heads(file, policy, seen(observations)) - reference_heads).mean()
+
+    return {layer: error(layer) for layer in Graph(content).layers()}
+
+
 def seen(observations: Array) -> Array:
     """Return evenly spread observations to compare layers on."""
     return observations[:: math.ceil(len(observations) / _SEEN)]
@@ -65,11 +71,6 @@ def seen(observations: Array) -> Array:
 def without(recipe: Recipe, layer: str) -> Recipe:
     """Return a recipe that leaves a layer in float."""
     return replace(recipe, by_layer={**recipe.by_layer, layer: LayerFormat()})
-
-
-def only(layer: str) -> Recipe:
-    """Return the recipe with one layer alone in int8."""
-    return Recipe(observation=INT8.observation, by_layer={layer: INT8.of(layer)})
 
 
 def heads(content: bytes, policy: Policy, observations: Array) -> Array:

@@ -35,11 +35,12 @@ class Collector:
         """Start new episodes, with seeds that follow from the step."""
         seed = environment_seed(self._seed, "training", self.step)
         self.observations, _ = self.envs.reset(seed=seed)
-        self._ticks = ticks(self.envs, self._act, self.observations)
-        self._running_returns[:] = 0.0
 
-    def _act(self, observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._agent.act(observations, self.step / self._steps)
+        def act(observations: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return self._agent.act(observations, self.step / self._steps)
+
+        self._ticks = ticks(self.envs, act, self.observations)
+        self._running_returns[:] = 0.0
 
     def tick(self) -> None:
         """Let the agent act once in every environment and observe the results."""
