@@ -138,15 +138,8 @@ def evaluate(
         QuarlError: A file is damaged, or the environment is not the one it was trained in.
     """
     from quarl_tf.evaluation.play import evaluate_and_save
-    from quarl_tf.store.records import Sidecar
-    from quarl_tf.store.workspace import reference_path, sidecar_path
 
-    path = Path(artifact)
-    if sidecar_path(path).exists():
-        reference = reference_path(path, Sidecar.load(sidecar_path(path)))
-        if reference.exists() and reference.resolve() != path.resolve():
-            evaluate_and_save(reference, episodes, update, chance=chance)
-    return evaluate_and_save(path, episodes, update, chance=chance)
+    return evaluate_and_save(Path(artifact), episodes, update, chance=chance)
 
 
 def report(

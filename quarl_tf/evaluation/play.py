@@ -130,9 +130,9 @@ def evaluate_and_save(
 ) -> Evaluation:
     """Evaluate a flatbuffer and, for a plain training, the random baseline; save both beside it.
 
-    Seeds follow from the run's; the reference is the `reference_path`, if it exists. The first
-    episodes of a saved evaluation of the same bytes, rules and reference are returned if it has as
-    many. Errors are those of `evaluate`, and a UsageError without an episode.
+    Seeds follow from the run's; the reference is the `reference_path`, if it exists, and evaluated
+    first. The first episodes of a saved evaluation of the same bytes, rules and reference are
+    returned if it has as many. Errors are those of `evaluate`, and a UsageError without an episode.
     """
     if episodes < 1:
         raise UsageError(f"An evaluation needs one episode or more. Received: episodes={episodes}")
@@ -140,6 +140,8 @@ def evaluate_and_save(
     run = Run.from_dict(sidecar.run)
     seeds = evaluation_seeds(run.seed, episodes)
     reference, path = reference_path(artifact, sidecar), evaluation_path(artifact, chance)
+    if reference.exists() and reference.resolve() != artifact.resolve():
+        evaluate_and_save(reference, episodes, update, chance=chance)
     evaluation = None
     with suppress(QuarlError):  # A damaged one is replaced.
         saved_evaluation = Evaluation.load(path)

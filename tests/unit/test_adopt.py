@@ -125,11 +125,11 @@ def test_unfit_options_and_sidecars_are_refused(
     assert not Path("tflite_models").exists()
 
 
-def test_a_policy_is_adopted_before_it_acts(file: Path) -> None:
+def test_a_policy_is_adopted_before_it_acts(file: Path, capsys: Capsys) -> None:
     describe(file, env_id="CartPole-v1", head="logits")
     message = refused(Policy.load, file)
-    assert "quarl adopt" in message
-    assert "delete" not in message
+    assert "adopt it (quarl adopt)" in message
+    assert message in refusal(capsys, "evaluate", str(file), code=1)
 
 
 def test_another_meaning_of_the_head_needs_another_name(file: Path, capsys: Capsys) -> None:
