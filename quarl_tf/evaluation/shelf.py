@@ -66,19 +66,14 @@ def entries(models: Path, name: str = _ANY) -> list[Entry]:
     A QuarlError where a sidecar is damaged.
     """
     policies = []
-    for path in _sidecar_paths(models, name):
-        if has_sidecar(path):
+    *folders, scheme = name.split("/")
+    for path in sorted(models.glob("/".join([*folders, "*", f"{scheme}.json"]))):
+        if not path.name.endswith(".eval.json") and has_sidecar(path):
             sidecar = Sidecar.load(path)
             policies.append(Entry(path.with_suffix(".tflite"), sidecar, Run.from_dict(sidecar.run)))
     ranks = {entry.artifact.parent: _selection_returns(entry) for entry in policies}
     best_first = sorted(policies, key=lambda entry: ranks[entry.artifact.parent], reverse=True)
     return sorted(best_first, key=lambda entry: entry.name)
-
-
-def _sidecar_paths(models: Path, name: str) -> list[Path]:
-    *folders, scheme = name.split("/")
-    paths = sorted(models.glob("/".join([*folders, "*", f"{scheme}.json"])))
-    return [path for path in paths if not path.name.endswith(".eval.json")]
 
 
 def _name(artifact: Path) -> str:
