@@ -5,15 +5,13 @@ normaliser inside. Schemes after training are made of the fp32 flatbuffer (`expo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quarl_tf import agents, environments, networks, presets
-from quarl_tf.environments import EnvSpec
 from quarl_tf.export import int4, integer, ptq
 from quarl_tf.export.converter import converted, of_function
 from quarl_tf.export.graph import with_scaled_head
@@ -42,23 +40,27 @@ _SAMPLE = 200
 _STEPS_APART, _STEPS_APART_NATIVE = 0.02, 0.25
 
 
-@dataclass(frozen=True)
 class TrainedNetwork:
     """A finished training."""
 
-    record: TrainingRecord
-    run: Run
-    spec: EnvSpec
-    build: Callable[[], keras.Model]
-    weights: Weights
-    #: Greedy rollout observations [n, ...] to calibrate and check with.
-    observations: npt.NDArray[Any]
+    def __init__(self, workspace: Workspace, run: Run) -> None:
+        """Load it; a QuarlError where it is missing, or its files were changed."""
+        folder = workspace.run_dir(run.run_id)
+        self.run, self.record = run, TrainingRecord.load(folder / "training.json")
+        self.record.verify(folder)
+        self.spec = environments.env_spec(run.env_id)
+        self._preset = replace(presets.restore(run.algo, self.record.preset), precision="float32")
+        self.weights = networks.load_weights(folder / "network.npz")
+        #: Greedy rollout observations [n, ...] to calibrate and check with.
+        self.observations = networks.load_weights(folder / "calibration.npz")["observations"]
 
     def network(self, weights: Weights) -> keras.Model:
         """Build the network with given weights."""
         # Keras numbers nameless layers within a process: begun anew, files have the same names.
         keras.backend.reset_uids()
-        network = self.build()
+        run = self.run
+        network = agents.build_network(run.algo, self.spec, self._preset, run.seed)
+        network = quantizing(run.quantization)(network)
         networks.set_weights(network, weights)
         return network
 
@@ -80,41 +82,23 @@ class TrainedNetwork:
         return with_scaled_head(content, scaling.half, scaling.middle)
 
 
-def load(workspace: Workspace, run: Run) -> TrainedNetwork:
-    """Load a finished training; a QuarlError where it is missing, or its files were changed."""
-    folder = workspace.run_dir(run.run_id)
-    record = TrainingRecord.load(folder / "training.json")
-    record.verify(folder)
-    spec = environments.env_spec(run.env_id)
-    preset = replace(presets.restore(run.algo, record.preset), precision="float32")
-    prepare = quantizing(run.quantization)
-    return TrainedNetwork(
-        record,
-        run,
-        spec,
-        lambda: prepare(agents.build_network(run.algo, spec, preset, run.seed)),
-        networks.load_weights(folder / "network.npz"),
-        networks.load_weights(folder / "calibration.npz")["observations"],
-    )
-
-
 def exporter(workspace: Workspace, run: Run) -> Callable[[Scheme], None]:
     """Return a function that exports a trained run in a possible scheme.
 
     It raises a QuarlError where the flatbuffer differs from its network.
     """
-    training = load(workspace, run)
-    return lambda scheme: _export(training, scheme, workspace.artifact(run.run_id, scheme.name))
+    training = TrainedNetwork(workspace, run)
 
+    def export(scheme: Scheme) -> None:
+        convert = _convert_aware if scheme.aware else _convert_float
+        content, expected = convert(training, scheme)
+        policy = Policy(content, _describe(training, scheme, content))
+        sidecar = replace(policy.sidecar, check=_compare(policy, expected, training.observations))
+        if scheme.post_training:
+            content, sidecar = ptq.copied(policy, content, scheme, training.observations)
+        write_artifact(workspace.artifact(run.run_id, scheme.name), content, sidecar)
 
-def _export(training: TrainedNetwork, scheme: Scheme, path: Path) -> None:
-    convert = _convert_aware if scheme.aware else _convert_float
-    content, expected = convert(training, scheme)
-    policy = Policy(content, _describe(training, scheme, content))
-    sidecar = replace(policy.sidecar, check=_compare(policy, expected, training.observations))
-    if scheme.post_training:
-        content, sidecar = ptq.copied(policy, content, scheme, training.observations)
-    write_artifact(path, content, sidecar)
+    return export
 
 
 def _describe(training: TrainedNetwork, scheme: Scheme, content: bytes) -> Sidecar:

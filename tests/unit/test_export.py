@@ -24,7 +24,7 @@ from quarl_tf import networks, pipeline
 from quarl_tf.agents import build_network
 from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
-from quarl_tf.export.convert import TrainedNetwork, load
+from quarl_tf.export.convert import TrainedNetwork
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
 from quarl_tf.foundation import provenance
@@ -89,7 +89,7 @@ def test_sidecars_describe_the_file(
     assert ends == [((1, 4), "float32"), ((1, 2), "float32")]
     signatures = Interpreter(model_path=str(path)).get_signature_list()
     assert list(signatures.values()) == [{"inputs": ["observation"], "outputs": ["head"]}]
-    check, count = sidecar.check, len(load(trained, tiny_run).observations)
+    check, count = sidecar.check, len(TrainedNetwork(trained, tiny_run).observations)
     assert min(count, 100) <= check["observations"] <= count
     assert 0 <= check["action_agreement"] <= 1
     assert check["action_agreement"] == 1 or name != "fp32"
@@ -318,7 +318,7 @@ def test_damaged_files_are_remade(copy: Workspace, tiny_run: Run, suffix: str, d
 def test_flatbuffers_of_another_network_or_scheme_are_replaced(
     copy: Workspace, exported: Artifacts, tiny_run: Run
 ) -> None:
-    training, shift = load(copy, tiny_run), np.array([1, -1], np.float32)
+    training, shift = TrainedNetwork(copy, tiny_run), np.array([1, -1], np.float32)
     training.weights["head/bias:0"] += shift
     write_network(copy.run_dir(tiny_run.run_id), training.weights)
     (path,) = make(copy, tiny_run, "fp32")
@@ -359,7 +359,7 @@ def test_what_cannot_be_made_is_refused(
         patch.setattr(convert, "of_function", lambda *_: Speechless())
         assert refusal(copy, run_id).startswith("The TFLite converter failed: MemoryError")
     mean = {"normalizer/mean:0": np.full(4, 1e6, np.float32)}
-    write_network(copy.run_dir(run_id), load(copy, tiny_run).weights | mean)
+    write_network(copy.run_dir(run_id), TrainedNetwork(copy, tiny_run).weights | mean)
     few_bits.unlink()
     message = refusal(copy, run_id, "fp16", "ptq_w4")
     assert re.search(r"up to 65504.*--schemes.*Received: normalizer/mean:0 up to 1000000", message)
@@ -386,7 +386,7 @@ def test_missing_and_damaged_trainings_are_refused_and_flatbuffers_are_kept(
         (folder / name).write_bytes(content[:-1])
         assert f"{folder / name} was changed or damaged after training" in refusal(copy, run_id)
         (folder / name).write_bytes(content)
-    write_network(folder, load(copy, tiny_run).weights | lost)
+    write_network(folder, TrainedNetwork(copy, tiny_run).weights | lost)
     assert "nan" in refusal(copy, run_id)
     (folder / "training.json").unlink()
     assert "The run is not finished; train it first" in refusal(copy, run_id)
