@@ -63,11 +63,18 @@ def quantized(
     require_layers(recipe, layers)
     forms = {layer.inputs[1]: recipe.of(name).weights for name, layer in layers.items()}
     axes = {"FULLY_CONNECTED": None, "DEPTHWISE_CONV_2D": 3}
-
-    def change(operator: str, index: int, kernel: Array) -> Array:
-        return fake_quantize(kernel, forms.get(index) or form, axes.get(operator, 0))
-
-    return flatbuffer.with_kernels(content, change)
+    copy, changed_addresses = bytearray(content), set()
+    for graph in flatbuffer.parsed(copy):
+        for op in graph.operators:
+            kernel = graph.tensors[op.inputs[1]] if op.name in flatbuffer.WEIGHTED else None
+            if kernel is None or kernel.data is None or kernel.dtype != "float32":
+                continue
+            values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `copy`.
+            if values.ctypes.data not in changed_addresses:  # Operators may share a kernel.
+                kernel_form = forms.get(op.inputs[1]) or form
+                values[...] = fake_quantize(values, kernel_form, axes.get(op.name, 0))
+                changed_addresses.add(values.ctypes.data)
+    return bytes(copy)
 
 
 def _require_quantisable(content: bytes, names: Collection[str]) -> None:

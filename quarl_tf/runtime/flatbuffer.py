@@ -9,7 +9,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -208,28 +208,6 @@ def kernel_scales_bytes(graph: Graph) -> bool:
     casts = {i for op in graph.operators if op.name == "CAST" for i in op.outputs}
     scaled = {i for op in graph.operators if op.name == "MUL" for i in op.inputs}
     return bool(casts - scaled)
-
-
-def with_kernels(
-    content: bytes, change: Callable[[str, int, NDArray[np.float32]], NDArray[np.float32]]
-) -> bytes:
-    """Return a flatbuffer with changed float32 kernels and all other bytes the same.
-
-    `change` takes an operator's name, the index of its kernel, and the kernel, output channels
-    first (depthwise: last), and returns the new one. One that several operators share is changed
-    once.
-    """
-    copy, changed_addresses = bytearray(content), set()
-    for graph in parsed(copy):
-        for operator in graph.operators:
-            kernel = graph.tensors[operator.inputs[1]] if operator.name in WEIGHTED else None
-            if kernel is None or kernel.data is None or kernel.dtype != "float32":
-                continue
-            values = kernel.data.view(np.float32).reshape(kernel.shape)  # A view of `copy`.
-            if values.ctypes.data not in changed_addresses:
-                values[...] = change(operator.name, operator.inputs[1], values)
-                changed_addresses.add(values.ctypes.data)
-    return bytes(copy)
 
 
 def activations(source: Path | bytes) -> list[Activation]:
