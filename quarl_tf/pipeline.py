@@ -60,13 +60,15 @@ def train(
     """
     from quarl_tf.environments import import_environments
     from quarl_tf.store.state import finished_training
-    from quarl_tf.store.workspace import Workspace
+    from quarl_tf.store.workspace import Workspace, delete_checkpoints
 
     workspace, preset = Workspace(Path(root)), preset_of(run)
     if origin is not None:
         run = with_origin(workspace, origin, run, preset)
     record = finished_training(workspace, run, preset)
     if record is not None:
+        # A process that was killed at the end of the training has left them.
+        delete_checkpoints(workspace.run_dir(run.run_id))
         return record
     from quarl_tf.training import loop
 

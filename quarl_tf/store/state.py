@@ -14,13 +14,7 @@ from quarl_tf.foundation.seeding import evaluation_seeds
 from quarl_tf.presets import Preset
 from quarl_tf.spec import BASELINE, GREEDY, REFERENCE, Chance, Origin, Run
 from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
-from quarl_tf.store.workspace import (
-    Workspace,
-    delete_checkpoints,
-    evaluation_path,
-    reference_path,
-    sidecar_path,
-)
+from quarl_tf.store.workspace import Workspace, evaluation_path, reference_path, sidecar_path
 
 
 class State(StrEnum):
@@ -174,17 +168,13 @@ def baseline(artifact: Path, run: Run, seeds: Sequence[int]) -> Evaluation | Non
 
 
 def finished_training(workspace: Workspace, run: Run, preset: Preset) -> TrainingRecord | None:
-    """Return the record of a finished training, else None; a QuarlError for other settings.
-
-    Deletes checkpoints that remain where a process was killed at the end of the training.
-    """
+    """Return the record of a finished training, else None; a QuarlError for other settings."""
     folder = workspace.run_dir(run.run_id)
     if not (folder / "training.json").exists():
         return None
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
     require_same_settings(folder, asdict(record), run, preset)
-    delete_checkpoints(folder)
     return record
 
 
