@@ -158,14 +158,13 @@ class _Pool:
         for job in [job for job in self.waiting if job.reference_id not in unfinished]:
             if len(self.running) >= self._engine.slots:
                 break
-            if not self._is_free(job):
-                continue
-            self.waiting.remove(job)
-            self.running.add(job.run_id)
-            self._engine.start(job)
+            if self._admit(job):
+                self.waiting.remove(job)
+                self.running.add(job.run_id)
+                self._engine.start(job)
 
-    def _is_free(self, job: Job) -> bool:
-        """Tell whether no other process does or did a job; claim it where workers share."""
+    def _admit(self, job: Job) -> bool:
+        """Tell whether to start a job; claim it where workers share, settle one that has ended."""
         folder = job.log.parent
         self._claims.renew()
         if is_locked(folder) or (self._sharing and not self._claims.take(folder)):
