@@ -25,6 +25,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformObservation
 
+from quarl_tf.environments.registry import GAME
 from quarl_tf.environments.spaces import VectorEnv
 from quarl_tf.foundation.errors import UsageError
 
@@ -56,7 +57,7 @@ _RULES = {
 
 def rules(env_id: str, sticky: float = 0.0) -> dict[str, Any] | None:
     """Return the rules of a game's evaluation; None for other environments."""
-    if not env_id.endswith("NoFrameskip-v4"):
+    if not env_id.endswith(GAME):
         return None
     opening = {"opening": f"FIRE twice and action {_AFTER_FIRE}"} if sticky else {}
     return _RULES | {"sticky_actions": sticky} | opening
@@ -66,10 +67,10 @@ def plays(registration: Registration) -> bool:
     """Tell whether this is a game of the papers' protocol; a UsageError for other variants."""
     if not str(registration.entry_point).startswith("ale_py."):
         return False
-    if not registration.id.endswith("NoFrameskip-v4"):
+    if not registration.id.endswith(GAME):
         raise UsageError(
             "Atari games are played by the papers' protocol; name the game's id that ends in "
-            f"NoFrameskip-v4. Received: environment={registration.id!r}"
+            f"{GAME}. Received: environment={registration.id!r}"
         )
     return True
 

@@ -27,6 +27,9 @@ _REGISTERING_PACKAGES = {
     "pybullet_envs_gymnasium": re.compile(r"BulletEnv-v\d+$"),
 }
 
+#: The end of the ids of games that are played by the papers' protocol (`environments.atari`).
+GAME = "NoFrameskip-v4"
+
 #: Names on PyPI that differ from the module's.
 _PIP_NAMES = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
 
@@ -50,7 +53,7 @@ def find(env_id: str) -> Registration:
         env_ids = [
             name
             for name, entry in gym.registry.items()
-            if name.endswith("NoFrameskip-v4") or not str(entry.entry_point).startswith("ale_py.")
+            if name.endswith(GAME) or not str(entry.entry_point).startswith("ale_py.")
         ]
         hint = "One of your own needs --import MODULE, the module that registers it."
         raise unknown("environment", env_id, env_ids, hint)

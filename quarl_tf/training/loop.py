@@ -222,10 +222,9 @@ class _Training:
         content, origin = checkpoint.load_newest(self._checkpoints), self._run.origin
         if content is None and origin is not None and origin.step:
             content = checkpoint.load_to_go_on(Path(origin.file))
-        if content is not None:
-            require_same_settings(self._folder, content[1], self._run, self._preset)
         rows: list[dict[str, Any]] = []
         if content is not None:
+            require_same_settings(self._folder, content[1], self._run, self._preset)
             try:
                 rows = self._restore(*content)
             except (KeyError, ValueError) as error:
