@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quarl_tf.evaluation import memory
+from quarl_tf.evaluation.latency import percentiles, time_calls
 from quarl_tf.export import c_source
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.runtime.policy import Policy, percentiles, time_calls
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import GREEDY
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import sidecar_path

@@ -4,20 +4,32 @@
 """
 
 import gc
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ai_edge_litert.interpreter import Interpreter
 
 from quarl_tf.foundation.errors import QuarlError, one_line
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.runtime.flatbuffer import Activation
 
 _ALIGNMENT = 64  #: Of tensors in the arena, in bytes.
+
+
+class Activation(NamedTuple):
+    """The bytes of a computed tensor, and the operators that compute it and use it last.
+
+    Inputs are written before the first operator; inputs and outputs are read after the last one.
+    """
+
+    size: int
+    first: int
+    last: int
 
 
 def measure(path: Path) -> dict[str, int]:
@@ -40,7 +52,7 @@ def arena_bytes(source: Path | bytes) -> int:
     that fits. The real arena may be smaller, where an operator overwrites its input, or larger by
     the scratch memory of operators; that of delegates such as XNNPACK is in `process_bytes`.
     """
-    tensors = flatbuffer.activations(source)
+    tensors = activations(source)
     end = max((tensor.last for tensor in tensors), default=0)
 
     def order(tensor: Activation) -> tuple[bool, int, int]:
@@ -57,6 +69,24 @@ def arena_bytes(source: Path | bytes) -> int:
         ]
         placements.append((_place(tensor.size, overlapping), tensor))
     return max((start + tensor.size for start, tensor in placements), default=0)
+
+
+def activations(source: Path | bytes) -> list[Activation]:
+    """Return the computed tensors of the main graph, inputs first."""
+    graph = flatbuffer.parsed(source)[0]
+    end = len(graph.operators) - 1
+    starts = dict.fromkeys(graph.inputs, 0)
+    last_uses = {}
+    for number, operator in enumerate(graph.operators):
+        starts.update({i: number for i in operator.outputs if i not in starts})
+        last_uses.update(dict.fromkeys(operator.inputs, number))
+    last_uses.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
+    return [
+        # An unused tensor is never freed.
+        Activation(flatbuffer.byte_size(t.dtype, math.prod(t.shape)), start, last_uses.get(i, end))
+        for i, start in starts.items()
+        if (t := graph.tensors[i]).data is None
+    ]
 
 
 def _place(size: int, overlapping: Sequence[tuple[int, int]]) -> int:

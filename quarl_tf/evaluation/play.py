@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from quarl_tf import environments
 from quarl_tf.environments.acting import Episode, play
+from quarl_tf.evaluation.latency import percentiles, time_calls
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.foundation.files import require_writable
 from quarl_tf.foundation.seeding import environment_seed, evaluation_seeds, generator
-from quarl_tf.runtime.policy import Policy, percentiles, time_calls
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import BASELINE, GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.state import baseline, evaluation_flaw, protocol

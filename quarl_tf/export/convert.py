@@ -25,6 +25,7 @@ from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace, write_artifact
+from quarl_tf.training.exported import kernel_scales_bytes
 
 #: Largest difference between flatbuffer and network, relative to the largest head value (at least
 #: 1): float32 sums in another order. Sums over the 28224 bytes of four frames differ by 2e-5 on
@@ -151,7 +152,7 @@ def _half_weights(training: TrainedNetwork, content: bytes) -> Weights:
     A QuarlError where one would overflow.
     """
     scales: dict[str, np.float32] = {}
-    if flatbuffer.kernel_scales_bytes(flatbuffer.parsed(content)[0]):
+    if kernel_scales_bytes(flatbuffer.parsed(content)[0]):
         first = next(name for name in training.weights if name.endswith("/kernel:0"))
         scales[first] = np.float32(255)
 

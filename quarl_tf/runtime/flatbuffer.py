@@ -6,10 +6,9 @@ damaged or no TFLite flatbuffer.
 """
 
 import math
-import re
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -91,17 +90,6 @@ class FlatbufferAudit:
     outputs: list[TensorSpec]
 
 
-class Activation(NamedTuple):
-    """The bytes of a computed tensor, and the operators that compute it and use it last.
-
-    Inputs are written before the first operator; inputs and outputs are read after the last one.
-    """
-
-    size: int
-    first: int
-    last: int
-
-
 class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
@@ -170,62 +158,8 @@ def weights(source: Path | bytes) -> dict[str, NDArray[np.float32]]:
         for index in _tensors_in_use(graph):
             tensor = graph.tensors[index]
             if tensor.data is not None and len(tensor.shape) > 1 and tensor.dtype in _DECODABLE:
-                arrays[tensor.name] = _decode(tensor, tensor.data)
+                arrays[tensor.name] = decode(tensor, tensor.data)
     return arrays
-
-
-def variables(
-    source: Path | bytes, action_std: Sequence[float] | None = None
-) -> dict[str, NDArray[np.float32]]:
-    """Return the variables of the network of an exported fp32 flatbuffer, by their names.
-
-    The deviation of a normal distribution comes from the sidecar. Variables that acting does not
-    need are missing, and those of layer normalisation.
-    """
-    arrays: dict[str, NDArray[np.float32]] = {}
-    if action_std is not None:
-        arrays["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
-    graph = parsed(source)[0]
-    scales_bytes = kernel_scales_bytes(graph)
-    for op in graph.operators:
-        constants = [graph.tensors[i] for i in op.inputs[1:]]
-        values = [_decode(t, t.data) for t in constants if t.data is not None and t.shape]
-        layer = re.search(r"policy/(\w+)/", constants[0].name) if constants else None
-        if layer is None:
-            continue
-        if op.name in WEIGHTED:
-            kernel = np.moveaxis(values[0], 0, -1) * np.float32(255 if scales_bytes else 1)
-            scales_bytes = False
-            arrays |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": values[1]}
-        elif layer[1] == "normalizer" and op.name in ("SUB", "MUL"):
-            name = {"SUB": "mean", "MUL": "inverse_deviation"}[op.name]
-            arrays[f"normalizer/{name}:0"] = values[0]
-    return arrays
-
-
-def kernel_scales_bytes(graph: Graph) -> bool:
-    """Return whether bytes are scaled within the first kernel, and not by an operator."""
-    casts = {i for op in graph.operators if op.name == "CAST" for i in op.outputs}
-    scaled = {i for op in graph.operators if op.name == "MUL" for i in op.inputs}
-    return bool(casts - scaled)
-
-
-def activations(source: Path | bytes) -> list[Activation]:
-    """Return the computed tensors of the main graph, inputs first."""
-    graph = parsed(source)[0]
-    end = len(graph.operators) - 1
-    starts = dict.fromkeys(graph.inputs, 0)
-    last_uses = {}
-    for number, operator in enumerate(graph.operators):
-        starts.update({i: number for i in operator.outputs if i not in starts})
-        last_uses.update(dict.fromkeys(operator.inputs, number))
-    last_uses.update(dict.fromkeys((*graph.inputs, *graph.outputs), end))
-    return [
-        # An unused tensor is never freed.
-        Activation(byte_size(tensor.dtype, math.prod(tensor.shape)), start, last_uses.get(i, end))
-        for i, start in starts.items()
-        if (tensor := graph.tensors[i]).data is None
-    ]
 
 
 def byte_size(dtype: str, elements: int) -> int:
@@ -340,7 +274,8 @@ def _tensors_in_use(graph: Graph) -> Iterator[int]:
             yield from (sources.get(i, i) for i in operator.inputs)
 
 
-def _decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+def decode(tensor: _Tensor, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the numbers of a constant, dequantised."""
     if tensor.dtype == "int4":  # Two to a byte, the first in the lower half.
         pairs = np.stack([data << 4, data], axis=1).view(np.int8) >> 4
         numbers = pairs.reshape(-1)[: math.prod(tensor.shape)]

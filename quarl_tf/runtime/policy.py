@@ -3,10 +3,7 @@
 import hashlib
 import math
 import os
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import cycle, islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,8 +21,6 @@ try:
     from ai_edge_litert.interpreter import Interpreter
 except ModuleNotFoundError:  # LiteRT's former name, on boards without a wheel of the new one.
     from tflite_runtime.interpreter import Interpreter
-
-_WARM_UP_CALLS = 100
 
 
 class Policy:
@@ -221,35 +216,6 @@ class Policy:
         if self._scale:
             values = (values - np.float32(self._zero_point)) * np.float32(self._scale)
         return values
-
-
-def percentiles(durations: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """Return the "median", "p95" and "p99" of durations [n]."""
-    values = np.percentile(durations, [50, 95, 99]).tolist()
-    return dict(zip(("median", "p95", "p99"), values, strict=True))
-
-
-def time_calls(
-    policy: Policy,
-    observations: Sequence[NDArray[Any]],
-    calls: int = 2000,
-    random: np.random.Generator | None = None,
-) -> NDArray[np.float64]:
-    """Return the microseconds of single calls [calls] of `act`, or of `sample` with a generator.
-
-    Calls take the observations in turn, after a warm-up, and count no ties.
-    """
-    act: Callable[[NDArray[Any]], Any] = policy.act
-    if random is not None:
-        act = partial(policy.sample, random=random)
-    clock, ties = time.perf_counter_ns, policy.ties
-    durations = []
-    for observation in islice(cycle(observations), _WARM_UP_CALLS + calls):
-        start = clock()
-        act(observation)
-        durations.append(clock() - start)
-    policy.ties = ties
-    return np.array(durations[_WARM_UP_CALLS:]) / 1000
 
 
 def _interface(interpreter: Interpreter, sidecar: Sidecar) -> tuple[dict[str, Any], dict[str, Any]]:

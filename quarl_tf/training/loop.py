@@ -27,7 +27,6 @@ from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
 from quarl_tf.networks.layers import Floats
 from quarl_tf.quantization import quantizing, watching
-from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import Origin, Run
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import (
@@ -38,7 +37,7 @@ from quarl_tf.store.state import (
     starting_from,
 )
 from quarl_tf.store.workspace import Workspace, checkpoint_dir, delete_checkpoints
-from quarl_tf.training import checkpoint, rollout
+from quarl_tf.training import checkpoint, exported, rollout
 from quarl_tf.training.collector import Collector
 
 #: Observations kept for the calibration of int8 activations.
@@ -211,7 +210,7 @@ class _Training:
             )
         path, record = origin_network(workspace, run_id)
         if isinstance(record, Sidecar):
-            weights, count = flatbuffer.variables(path, record.action_std), record.preset["steps"]
+            weights, count = exported.variables(path, record.action_std), record.preset["steps"]
         else:
             weights, count = networks.load_weights(path), record.best_step
         self.agent.start_from(weights, count)

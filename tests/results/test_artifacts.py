@@ -14,11 +14,12 @@ from quarl_tf.evaluation.play import evaluate
 from quarl_tf.evaluation.shelf import shelf
 from quarl_tf.export.ptq import quantized
 from quarl_tf.networks import inference
-from quarl_tf.runtime import POLICIES, flatbuffer
+from quarl_tf.runtime import POLICIES
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import REFERENCE, Run, Scheme
 from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
+from quarl_tf.training.exported import variables
 
 WORKSPACE = Workspace(Path(__file__).parents[2])
 
@@ -82,7 +83,7 @@ def test_constants_of_a_flatbuffer_are_a_network_to_start_from(cell: str) -> Non
     run, spec = Run.from_dict(policy.sidecar.run), environments.env_spec(policy.sidecar.env_id)
     preset = replace(presets.restore(run.algo, policy.sidecar.preset), precision="float32")
     network = agents.build_network(run.algo, spec, preset, run.seed)
-    networks.set_weights(network, flatbuffer.variables(path, policy.sidecar.action_std))
+    networks.set_weights(network, variables(path, policy.sidecar.action_std))
     observations = 255 * np.random.default_rng(0).random((9, *spec.observation_shape))
     observations = observations.astype(spec.observation_dtype)
     heads = np.stack([policy.head(observation) for observation in observations])

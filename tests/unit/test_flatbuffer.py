@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from samples import Artifacts, Patch, refused
 
 from quarl_tf.evaluation import memory
+from quarl_tf.evaluation.memory import Activation, activations
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.runtime.flatbuffer import Activation, audit, byte_size, weights
+from quarl_tf.runtime.flatbuffer import audit, byte_size, weights
 
 LAYERS, KERNELS, BIASES = 3, 4 * 64 + 64 * 64 + 64 * 2, 64 + 64 + 2
 
@@ -102,8 +103,7 @@ def test_sizes_of_numbers() -> None:
 
 def test_the_arena_of_tensors_from_their_operator_to_their_last_user(artifacts: Artifacts) -> None:
     # 4 inputs, two hidden layers of 64, 2 outputs; inputs and outputs belong to the caller.
-    activations = flatbuffer.activations(artifacts["fp32"])
-    assert activations == [(16, 0, 2), (256, 0, 1), (256, 1, 2), (8, 2, 2)]
+    assert activations(artifacts["fp32"]) == [(16, 0, 2), (256, 0, 1), (256, 1, 2), (8, 2, 2)]
     # Input at 0, first hidden layer at 64, second behind it at 320, output where the first was.
     assert memory.arena_bytes(artifacts["fp32"]) == 320 + 256
     # Hidden layers of bytes at 64 and 128; behind them the 2 bytes of the head, which live together
@@ -114,7 +114,7 @@ def test_the_arena_of_tensors_from_their_operator_to_their_last_user(artifacts: 
 def test_a_tensor_goes_into_the_smallest_gap_that_fits(monkeypatch: Patch) -> None:
     # In this order: at 0, 1024, 1536 and, after the first is gone, before them.
     spans = (1000, 0, 1), (512, 1, 4), (100, 1, 4), (300, 2, 4)
-    monkeypatch.setattr(flatbuffer, "activations", lambda _: [Activation(*span) for span in spans])
+    monkeypatch.setattr(memory, "activations", lambda _: [Activation(*span) for span in spans])
     assert memory.arena_bytes(b"") == 1536 + 100
     # Gaps of 448 and of 64 bytes, and what is behind.
     overlapping = [(448, 64), (576, 64)]

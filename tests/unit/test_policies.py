@@ -14,7 +14,8 @@ from ai_edge_litert.interpreter import Interpreter
 from conftest import Network
 from samples import Artifacts, Copy, Describe, Patch, refused
 
-from quarl_tf.runtime.policy import Policy, percentiles, time_calls
+from quarl_tf.evaluation.latency import percentiles, time_calls
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 

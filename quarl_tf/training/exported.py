@@ -1,0 +1,46 @@
+"""Read the network of an exported fp32 flatbuffer, as of a training that is not here."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quarl_tf.runtime.flatbuffer import WEIGHTED, Graph, decode, parsed
+
+
+def variables(
+    source: Path | bytes, action_std: Sequence[float] | None = None
+) -> dict[str, NDArray[np.float32]]:
+    """Return the variables of the network of an exported fp32 flatbuffer, by their names.
+
+    The deviation of a normal distribution comes from the sidecar. Variables that acting does not
+    need are missing, and those of layer normalisation.
+    """
+    arrays: dict[str, NDArray[np.float32]] = {}
+    if action_std is not None:
+        arrays["action/log_deviation:0"] = np.log(np.array(action_std, np.float32))
+    graph = parsed(source)[0]
+    scales_bytes = kernel_scales_bytes(graph)
+    for op in graph.operators:
+        constants = [graph.tensors[i] for i in op.inputs[1:]]
+        values = [decode(t, t.data) for t in constants if t.data is not None and t.shape]
+        layer = re.search(r"policy/(\w+)/", constants[0].name) if constants else None
+        if layer is None:
+            continue
+        if op.name in WEIGHTED:
+            kernel = np.moveaxis(values[0], 0, -1) * np.float32(255 if scales_bytes else 1)
+            scales_bytes = False
+            arrays |= {f"{layer[1]}/kernel:0": kernel, f"{layer[1]}/bias:0": values[1]}
+        elif layer[1] == "normalizer" and op.name in ("SUB", "MUL"):
+            name = {"SUB": "mean", "MUL": "inverse_deviation"}[op.name]
+            arrays[f"normalizer/{name}:0"] = values[0]
+    return arrays
+
+
+def kernel_scales_bytes(graph: Graph) -> bool:
+    """Return whether bytes are scaled within the first kernel, and not by an operator."""
+    casts = {i for op in graph.operators if op.name == "CAST" for i in op.outputs}
+    scaled = {i for op in graph.operators if op.name == "MUL" for i in op.inputs}
+    return bool(casts - scaled)
