@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
@@ -45,10 +46,11 @@ def copied(artifact: Path, folder: Path) -> Path:
     return folder / artifact.name
 
 
-def described(content: bytes, sidecar: Sidecar, path: Path) -> Path:
-    """Write a flatbuffer with the sidecar of another."""
+def described(content: bytes, source: Path, path: Path, **changes: Any) -> Path:
+    """Write a flatbuffer with the sidecar of another, but for changes."""
     path.write_bytes(content)
-    replace(sidecar, sha256=sha256(path)).save(sidecar_path(path))
+    sidecar = Sidecar.load(sidecar_path(source))
+    replace(sidecar, sha256=sha256(path), **changes).save(sidecar_path(path))
     return path
 
 
@@ -126,7 +128,10 @@ def check(artifact: Path, observations: np.ndarray, flags: tuple[str, ...] = STR
         np.testing.assert_array_equal(actions[:, 0], expected.argmax(axis=1))
         # Convolutions may differ by a code there, which decides between actions that nearly tie.
         limit = 0.02 if policy.sidecar.observation_dtype == "uint8" else 0
-        assert (actions[:, 0] != runtime_actions).mean() <= limit
+        unequal = actions[:, 0] != runtime_actions
+        assert unequal.mean() <= limit
+        leads = heads.max(axis=1) - heads[np.arange(len(heads)), runtime_actions]
+        assert leads[unequal].max(initial=0) < 2.5 * np.diff(np.unique(heads)).min()
     else:
         bounds = policy.sidecar.action_low, policy.sidecar.action_high
         low, high = (np.array(bound, np.float32) for bound in bounds)

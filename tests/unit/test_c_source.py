@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,7 @@ def test_all_int8_schemes_compute_the_same(name: str, scheme: str, tmp_path: Pat
     reference = compiled.copied(MODELS / name / "fp32.tflite", tmp_path)
     observations = compiled.around(reference, 300)
     content = quantized(reference.read_bytes(), Scheme.parse(scheme), observations)
-    artifact = compiled.described(
-        content, Policy.load(reference).sidecar, tmp_path / f"{scheme}.tflite"
-    )
+    artifact = compiled.described(content, reference, tmp_path / f"{scheme}.tflite")
     compiled.check(artifact, observations, compiled.SANITIZED)
     # A float head has no codes.
     header = artifact.with_suffix(".h").read_text()
@@ -85,7 +82,7 @@ def test_actions_without_floats_are_the_same_but_near_ties(run: str, tmp_path: P
     # Floats get the same multiples of 1/65536; some lie where the normaliser clips.
     integers = np.rint(np.array([*states, *compiled.around(reference, 200) * 20]) * 65536)
     content = quantized(reference.read_bytes(), Scheme.parse("int8"), np.array(states))
-    artifact = compiled.described(content, policy.sidecar, tmp_path / "int8.tflite")
+    artifact = compiled.described(content, reference, tmp_path / "int8.tflite")
     heads, actions = compiled.run(artifact, integers / 65536)
     multiples = compiled.run(artifact, integers, compiled.SANITIZED, fixed=True)
     fixed_heads, fixed_actions = multiples / 65536
@@ -134,22 +131,16 @@ def test_the_header_has_origin_and_size(tmp_path: Path) -> None:
 def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: Capsys) -> None:
     padded = Graph(PONG.read_bytes())
     padded.operators[1].builtinOptions.padding = 0
-    padded_file = compiled.described(
-        padded.pack(), Policy.load(PONG).sidecar, tmp_path / "padded.tflite"
-    )
-    several = replace(Policy.load(CARTPOLE).sidecar, head="logits", num_actions=[1, 1])
-    several_file = compiled.described(CARTPOLE.read_bytes(), several, tmp_path / "several.tflite")
+    padded_file = compiled.described(padded.pack(), PONG, tmp_path / "padded.tflite")
+    several = CARTPOLE.read_bytes(), CARTPOLE, tmp_path / "several.tflite"
+    several_file = compiled.described(*several, head="logits", num_actions=[1, 1])
     far = Graph(CARTPOLE.read_bytes())
     far.set_constant(far.operators[0].inputs[1], np.array([0, 1e5, 0, 0], np.float32))
-    far_file = compiled.described(
-        far.pack(), Policy.load(CARTPOLE).sidecar, tmp_path / "far.tflite"
-    )
+    far_file = compiled.described(far.pack(), CARTPOLE, tmp_path / "far.tflite")
     reference = MODELS / "MountainCarContinuous-v0/ddpg/s0/fp32.tflite"
     observations, scheme = compiled.around(reference, 100), Scheme.parse("int8_head32")
     content = quantized(reference.read_bytes(), scheme, observations)
-    float_file = compiled.described(
-        content, Policy.load(reference).sidecar, tmp_path / "head32.tflite"
-    )
+    float_file = compiled.described(content, reference, tmp_path / "head32.tflite")
     for artifact, text, *options in (
         (artifacts["fp32"], "Received: FULLY_CONNECTED float32"),
         (artifacts["dynamic_int8"], "FULLY_CONNECTED float32\N{MULTIPLICATION SIGN}int8"),
@@ -164,11 +155,6 @@ def test_unfit_policies_are_named(artifacts: Artifacts, tmp_path: Path, capsys: 
         assert line.count("Received: ") == 1
         assert not artifact.with_suffix(".c").exists()
     assert "add --target c" in refusal(capsys, "export", str(far_file), "--no-float")
-
-
-def test_a_file_has_its_scheme(capsys: Capsys) -> None:
-    words = ["export", "LunarLander-v3/ppo/int8", "--target", "c", "--schemes", "int8_tensor"]
-    assert "leave out --schemes. Received: --schemes int8_tensor" in refusal(capsys, *words)
 
 
 def test_a_policy_of_the_shelf_becomes_c_and_the_examples_compile(
