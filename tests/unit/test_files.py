@@ -69,10 +69,3 @@ def test_folders_and_missing_files_are_named(tmp_path: Path) -> None:
     message = f"No such file or directory). Received: path='{path}'"
     for function in (files.sha256, files.read_json, TrainingRecord.load):
         assert message in refused(function, path)
-
-
-@pytest.mark.parametrize("content", ["{", "[" * 100_000])
-def test_damaged_json_is_named(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "damaged.json"
-    path.write_text(content)
-    assert f"{path} cannot be read as JSON" in refused(files.read_json, path)

@@ -158,9 +158,7 @@ def test_a_fitted_kernel_compensates_for_changed_inputs() -> None:
     np.testing.assert_allclose(shift, -kernel.sum(axis=1) / 2, atol=1e-2)
 
 
-def test_wide_kernels_are_fitted_by_a_system_of_the_observations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wide_kernels_are_fitted_by_a_system_of_the_observations(monkeypatch: Patch) -> None:
     rng = np.random.default_rng(0)
     inputs, kernel = rng.normal(size=(20, 5000)), rng.normal(size=(3, 5000)).astype(np.float32)
     other_inputs = inputs + rng.normal(0, 0.1, inputs.shape)

@@ -34,8 +34,7 @@ def test_overrides_change_the_values_they_name_and_no_others() -> None:
     changed = presets.load(*DQN, changes)
     assert asdict(changed) == defaults | changes | {"network": (3, 5)}
     assert type(changed.discount) is float
-    with pytest.raises(UsageError, match="Received: steps=0"):
-        replace(changed, steps=0)
+    assert "Received: steps=0" in refused(replace, changed, steps=0, error=UsageError)
     assert "did you mean learning_rate" in refusal({"learning_rat": 0.1})
     assert "Received: preset key='dueling'" in refusal({"dueling": True}, DDPG)
 
@@ -84,8 +83,8 @@ def test_recorded_presets_must_be_complete() -> None:
 
 def test_a_delay_leaves_a_burst_behind_it_and_learning_before_it() -> None:
     preset = presets.load("ppo", "CartPole-v1", {"steps": 1000, "train_frequency": 256})
-    presets.require_possible_delay(744, preset)
-    with pytest.raises(UsageError, match="Received: delay=745,"):
-        presets.require_possible_delay(745, preset)
-    with pytest.raises(UsageError, match=r"Received: delay=10, learning_starts="):
-        presets.require_possible_delay(10, presets.load(*DQN))
+    require = presets.require_possible_delay
+    require(744, preset)
+    assert "Received: delay=745," in refused(require, 745, preset, error=UsageError)
+    message = refused(require, 10, presets.load(*DQN), error=UsageError)
+    assert "Received: delay=10, learning_starts=" in message

@@ -4,6 +4,7 @@ import runpy
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,15 +23,22 @@ from quarl_tf.spec import Scheme
 from quarl_tf.store.workspace import sidecar_path
 
 
-@pytest.mark.parametrize("name", ["ptq_w2", "ptq_w8", "ptq_paper_w4", "ptq_w32"])
-def test_kernels_are_put_on_grids_and_nothing_else_changes(artifacts: Artifacts, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        *((name, (name,) * 3) for name in ("ptq_w2", "ptq_w8", "ptq_paper_w4", "ptq_w32")),
+        ("ptq_w2-head=8-hidden_0=4", ("ptq_w4", "ptq_w2", "ptq_w8")),
+    ],
+)
+def test_kernels_are_put_on_grids_and_nothing_else_changes(
+    artifacts: Artifacts, name: str, layers: tuple[str, ...]
+) -> None:
     content = artifacts["fp32"].read_bytes()
     changed = quantized(content, Scheme.parse(name))
-    form = Scheme.parse(name).recipe.default.weights
-    assert form is not None
+    forms: list[Any] = [Scheme.parse(layer).recipe.default.weights for layer in layers]
     before, after = flatbuffer.weights(content), flatbuffer.weights(changed)
-    expected = {name: fake_quantize(kernel, form) for name, kernel in before.items()}
-    np.testing.assert_equal(after, expected)
+    kernels = map(fake_quantize, before.values(), forms)
+    np.testing.assert_equal(after, dict(zip(before, kernels, strict=True)))
     size = sum(kernel.nbytes for kernel in before.values())
     differing = np.frombuffer(content, np.uint8) != np.frombuffer(changed, np.uint8)
     assert 0 < differing.sum() <= size
@@ -109,6 +117,8 @@ def test_other_schemes_and_files_are_refused(artifacts: Artifacts) -> None:
         message = refused(quantize, artifacts[name], Scheme.parse(scheme), error=UsageError)
         assert f"scheme='{received}'" in message
     assert "identifier" in refused(quantized, b"none", Scheme.parse("ptq_w4"))
+    content, scheme = artifacts["fp32"].read_bytes(), Scheme.parse("ptq_w2-hiden_0=4")
+    assert "hidden_0" in refused(quantized, content, scheme, error=UsageError)
 
 
 @pytest.mark.parametrize("description", [None, '{"env_id": "CartPole-v1"}', "of ptq_w4"])
@@ -128,19 +138,6 @@ def test_a_copy_replaces_no_other_file(copy_artifact: Copy, description: str | N
         in message
     )
     assert snapshot(path.parent) == before
-
-
-def test_single_layers_have_grids_of_their_own(artifacts: Artifacts) -> None:
-    content = artifacts["fp32"].read_bytes()
-    changed = quantized(content, Scheme.parse("ptq_w2-head=8-hidden_0=4"))
-    kernels = flatbuffer.weights(changed).values()
-    assert [len(np.unique(kernel)) > 4 for kernel in kernels] == [True, False, True]
-    first, _, head = flatbuffer.weights(content).values()
-    for bits, kernel in ((4, first), (8, head)):
-        form = Scheme.parse(f"ptq_w{bits}").recipe.default.weights
-        assert any(np.array_equal(fake_quantize(kernel, form), x) for x in kernels)
-    message = refused(quantized, content, Scheme.parse("ptq_w2-hiden_0=4"), error=UsageError)
-    assert "hidden_0" in message
 
 
 def test_the_index_has_commands_for_missing_files(copy_artifact: Copy) -> None:

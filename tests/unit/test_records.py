@@ -26,7 +26,10 @@ CONTINUOUS = replace(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        *((content, "cannot be read as JSON") for content in (b"", b'{"run": ', b"\xff\xfe\x00")),
+        *(
+            (content, "/training.json cannot be read as JSON")
+            for content in (b"", b'{"run": ', b"[" * 100_000, b"\xff\xfe\x00")
+        ),
         *((content, "holds no JSON object. Received: ") for content in (b"[1, 2]", b"null")),
         (b"{}", "no valid TrainingRecord"),
         (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import refused
 from scipy import stats
 
 from quarl_tf.agents.replay import Replay, Transitions
@@ -196,8 +197,8 @@ def test_every_transition_is_as_likely_as_any_other_and_depends_on_the_generator
 
 @pytest.mark.parametrize(("spec", "least"), [(VECTORS, 4), (STACKS, 9)])
 def test_a_replay_too_small_to_draw_from_is_refused(spec: EnvSpec, least: int) -> None:
-    with pytest.raises(UsageError, match=f"Received: {least - 1} of each of 2"):
-        Replay(spec, 2 * least - 1, 2)
+    message = refused(Replay, spec, 2 * least - 1, 2, error=UsageError)
+    assert f"Received: {least - 1} of each of 2" in message
     Replay(spec, 2 * least, 2)
 
 

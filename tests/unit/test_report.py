@@ -604,7 +604,8 @@ def test_names(workspace: Workspace) -> None:
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Workspace) -> None:
-    runs = [RUN, replace(RUN, overrides=SLOW), LANDER, SEEDS[1], AWARE, EARLY]
+    tuned = [replace(run, origin=Origin(run, str(run.seed) * 64)) for run in SEEDS[:2]]
+    runs = [RUN, replace(RUN, overrides=SLOW), LANDER, SEEDS[1], AWARE, EARLY, *tuned]
     for run in runs:
         add_run(drawn, run)
     # An older record lacks a setting that had its default.
@@ -612,14 +613,15 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     change(drawn.artifact_dir(runs[0].run_id) / "fp32.json", preset=preset)
     folder = write(drawn, *runs, name="all")
     results = results_of(folder)
-    assert [len(cell["runs"]) for cell in results["cells"]] == [2, 1, 1, 1, 1]
+    assert [len(cell["runs"]) for cell in results["cells"]] == [2, 1, 1, 1, 1, 2]
+    assert results["cells"][-1]["runs"] == [run.run_id for run in tuned]
     titles = [cell["title"] for cell in results["cells"]]
-    assert len(set(titles)) == 5
+    assert len(set(titles)) == 6
     # A cell has the schemes of its own runs; no other is missing.
     assert results["missing"] == []
     assert {path.name for path in (folder / "figures").iterdir()} == {
         *("return_against_bits.png", "performance_profile.png"),
-        *(f"{number}_learning_curves.png" for number in range(1, 6)),
+        *(f"{number}_learning_curves.png" for number in range(1, 7)),
     }
     markdown, _ = pages_of(folder)
     assert all(f"| {title} |" in markdown for title in titles)
@@ -650,15 +652,6 @@ def test_shared_trainings_count_once_over_cells(workspace: Workspace) -> None:
     report.write(source, cells, name="x", title="x", command=COMMAND)
     (row,) = results_of(workspace.report_dir("x"))["aggregates"]
     assert (row["scheme"], row["cells"], len(row["errors"])) == ("int8", 2, 4)
-
-
-def test_fine_tuned_runs_that_differ_in_the_seed_are_one_cell(workspace: Workspace) -> None:
-    runs = [
-        add_run(workspace, replace(add_run(workspace, run), origin=Origin(run, str(run.seed) * 64)))
-        for run in SEEDS[:2]
-    ]
-    (cell,) = results_of(write(workspace, *runs))["cells"]
-    assert cell["runs"] == [run.run_id for run in runs]
 
 
 STUDY = """

@@ -28,8 +28,7 @@ def test_every_part_of_a_run_enters_its_name() -> None:
     runs += [Run("dqn", "CartPole-v1", 1), Run("dqn", "CartPole-v0", 0)]
     assert len({run.run_id for run in runs}) == len(runs)
     assert len({Run("dqn", "X", 0, {"network": n}).run_id for n in ([8, 8], (8, 8))}) == 1
-    with pytest.raises(UsageError, match="Received: seed=-1"):
-        Run("dqn", "CartPole-v1", -1)
+    assert "Received: seed=-1" in refused(Run, "dqn", "CartPole-v1", -1, error=UsageError)
 
 
 def read_back(run: Run) -> Run:
@@ -113,8 +112,8 @@ def test_a_quantisation_recorded_by_another_version_is_refused() -> None:
     head = {"head": {**current["recipe"]["head"], "weights": {"bits": 9}}}
     other = current | {"recipe": current["recipe"] | head}
     for record in (former, {"recipe": [], "schedule": {}}, other):
-        with pytest.raises(UsageError, match="recorded by another version"):
-            Quantization.restore(record)
+        message = refused(Quantization.restore, record, error=UsageError)
+        assert "recorded by another version" in message
     given = {name: former[name] for name in ("bits", "delay", "ranges")}
     assert Quantization.from_mapping(former).options() == given
 

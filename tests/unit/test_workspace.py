@@ -8,30 +8,18 @@ import pytest
 from samples import SIDECAR, Patch, refused
 
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.spec import Chance
 from quarl_tf.store import workspace as paths
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
 
-def test_every_file_has_its_own_place(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    artifact = workspace.artifact("dqn-CartPole-v1-s0", "ptq_w8")
-    assert artifact == tmp_path / "tflite_models/CartPole-v1/dqn/s0/ptq_w8.tflite"
-    assert sidecar_path(artifact).name == "ptq_w8.json"
-    assert paths.evaluation_path(artifact).name == "ptq_w8.eval.json"
-    sampled = paths.evaluation_path(artifact, Chance("sampled"))
-    assert sampled.name == "ptq_w8.sampled.eval.json"
-    assert workspace.run_dir("ppo-A-s1") == tmp_path / "runs" / "ppo-A-s1"
-    assert workspace.report_dir("x") == tmp_path / "reports" / "x"
-    # An adopted policy may have the name of a seed.
-    named = workspace.artifact_dir("adopted-CartPole-v1-s0-s3")
-    assert named == tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
-
-
 def test_runs_are_listed_by_their_ids(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    ids = ["a2c-a_b-v0-s1", "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d", "ppo-Foo-s3-v1-s12"]
+    named = "adopted-CartPole-v1-s0-s3"  # An adopted policy may have the name of a seed.
+    place = tmp_path / "tflite_models/CartPole-v1/adopted/s0-s3"
+    assert workspace.artifact_dir(named) == place
+    aware = "dqn-CartPole-v1-s0-1c09e6d5-q4d50-0a1b2c3d"
+    ids = ["a2c-a_b-v0-s1", named, aware, "ppo-Foo-s3-v1-s12"]
     # Folders of other names were moved away by hand.
     others = [tmp_path / "runs/old", tmp_path / "tflite_models/CartPole-v1/dqn/backup"]
     for folder in (*map(workspace.artifact_dir, ids), *others):
