@@ -3,8 +3,9 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import settings
-from samples import SIDECAR, silent
+from samples import SIDECAR, Drawn, Patch, register, silent
 
 from quarl_tf.foundation.files import write_bytes
 from quarl_tf.runtime import flatbuffer
@@ -183,7 +184,7 @@ def describe(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def shots(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def shots(monkeypatch: Patch) -> list[Any]:
     """Return a list of the shots of every image of a film, filled as they are drawn."""
     from quarl_tf.evaluation import video
 
@@ -219,27 +220,15 @@ def trained(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Workspac
     return workspace
 
 
-class BrokenReward(gym.Env[np.ndarray, int]):
-    """End after three steps, the second of which has a reward that is not a number."""
+class BrokenReward(Drawn):
+    """The reward of its second step is not a number."""
 
-    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        reward = float("nan") if self.steps == 2 else 1.0
-        return np.zeros(4, np.float32), reward, self.steps == 3, False, {}
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, float("nan") if self.steps == 2 else reward, *rest
 
 
 @pytest.fixture
-def broken_reward() -> Iterator[str]:
-    gym.register("BrokenReward-v0", BrokenReward)
-    yield "BrokenReward-v0"
-    del gym.registry["BrokenReward-v0"]
+def broken_reward(monkeypatch: Patch) -> str:
+    spaces = gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2)
+    return register(monkeypatch, "BrokenReward-v0", partial(BrokenReward, *spaces))

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec as Registration
 
 from quarl_tf import networks, presets
 from quarl_tf.cli import main
@@ -156,6 +157,12 @@ def write_study(folder: Path, text: str) -> Path:
     return path
 
 
+def write_presets(path: Path, algo: str, env_id: str, preset: Any) -> Path:
+    """Write a file of presets that holds one."""
+    path.write_text(json.dumps({algo: {env_id: preset}}))
+    return path
+
+
 def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run code in a new process."""
     command = [sys.executable, "-c", code]
@@ -204,6 +211,23 @@ class Drawn(gym.Env[Any, Any]):
         self.steps += 1
         self.received = action
         return self.observation_space.sample(), 1.0, self.steps == 3, False, {}
+
+
+def register(patch: Patch, env_id: str, create: Any, **options: Any) -> str:
+    """Register an environment for one test; return its id."""
+    patch.setitem(gym.registry, env_id, Registration(env_id, create, **options))
+    return env_id
+
+
+def step(env: gym.Env[Any, Any], act: Callable[[np.ndarray], Any], seed: int) -> tuple[float, int]:
+    """Step Gymnasium by hand; return the return and the length of an episode."""
+    observation, _ = env.reset(seed=seed)
+    rewards, over = [], False
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(act(observation))
+        rewards.append(float(reward))
+        over = terminated or truncated
+    return sum(rewards), len(rewards)
 
 
 #: Spaces of environments of draws, and whose presets they take.

@@ -8,10 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import yaml
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec as Registration
-from samples import Patch
+from samples import Patch, register, write_presets
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -72,8 +70,7 @@ ENVIRONMENTS: dict[str, tuple[Any, ...]] = {
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: Patch) -> None:
     for name, parts in ENVIRONMENTS.items():
-        registration = Registration(name, partial(Copying, *parts), max_episode_steps=20)
-        monkeypatch.setitem(gym.registry, name, registration)
+        register(monkeypatch, name, partial(Copying, *parts), max_episode_steps=20)
 
 
 SHORT = {"steps": 4096, "evaluation_every": 2048, "evaluation_episodes": 8, "discount": 0.1}
@@ -91,9 +88,8 @@ def test_a_policy_is_trained_quantised_and_played(
     algo: str, env_id: str, changes: dict[str, Any], least: float, chance: float, tmp_path: Path
 ) -> None:
     base = presets.load(algo, "MountainCarContinuous-v0" if algo == "ddpg" else "CartPole-v1")
-    file = tmp_path / "presets.yaml"
     values = {**asdict(base), **SHORT, **changes, "network": [32]}
-    file.write_text(yaml.safe_dump({algo: {env_id: values}}))
+    file = write_presets(tmp_path / "presets.yaml", algo, env_id, values)
     words = ["run", env_id, "--algo", algo, "--presets", str(file), "--root", str(tmp_path)]
     assert verbs.main([*words, "--schemes", "fp32,int8", "--episodes", "20", "--no-report"]) == 0
     artifact = Workspace(tmp_path).artifact(f"{algo}-{env_id}-s0", "int8")

@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 import random
 import re
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import samples
+from conftest import write_flatbuffer
 from rich.console import Console
 from samples import Artifacts, Capsys, Copy, Patch, printed, products, python, refusal, snapshot
 
@@ -22,7 +23,7 @@ from quarl_tf.cli import arguments, doctor, verbs
 from quarl_tf.export.graph import Graph
 from quarl_tf.foundation import display
 from quarl_tf.foundation.errors import QuarlError
-from quarl_tf.foundation.files import sha256, write_bytes
+from quarl_tf.foundation.files import sha256
 from quarl_tf.spec import DEFAULT_SCHEMES, GREEDY, Chance, Run
 from quarl_tf.store.records import Evaluation, Protocol, Sidecar
 from quarl_tf.store.workspace import Workspace, evaluation_path, reference_path, sidecar_path
@@ -132,9 +133,8 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
 def test_a_run_with_bits_is_refused_beside_a_plain_one_of_other_settings(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
-    file = tmp_path / "own.yaml"
-    preset = asdict(presets.load("dqn", "CartPole-v1")) | {"learning_rate": 0.5}
-    file.write_text(json.dumps({"dqn": {"CartPole-v1": preset}}))
+    preset = asdict(samples.PRESET) | {"learning_rate": 0.5}
+    file = samples.write_presets(tmp_path / "own.yaml", "dqn", "CartPole-v1", preset)
     words = ["run", *TINY, "--bits", "4", "--presets", str(file), "--root", str(finished.root)]
     assert "learning_rate=0.5 for " in refusal(capsys, *words, code=1)
 
@@ -200,6 +200,7 @@ def test_defaults_are_the_usual_ones(words: str, trained: str, capsys: Capsys) -
         (["train", "CartPole-v9"], "did you mean CartPole-v1"),
         (["evaluate", "/data/int8"], "'/data/int8'"),
         (["export", "CartPole-v1/dqn/int8"], "add --target c"),
+        (["export", "a.tflite", "--target", "c", "--schemes", "fp16"], "Received: --schemes fp16"),
         (["evaluate", "CartPole-v1/dqn/int9"], "did you mean CartPole-v1/dqn/int8"),
         (["train", "--algo", "dqm", "--env", "CartPole-v1"], "did you mean dqn"),
         (["train", "--algo", "dqn", "--env", "MountainCar-v0"], "preset"),
@@ -281,9 +282,7 @@ def stochastic(artifacts: Artifacts, tmp_path: Path) -> tuple[Path, str]:
     described["preset"] = asdict(presets.load("ppo", "CartPole-v1"))
     for name, scheme in (("balancer", "fp32"), ("balancer_int8", "int8")):
         artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
-        write_bytes(artifact, artifacts[name].read_bytes())
-        sidecar = Sidecar.load(sidecar_path(artifacts[name]))
-        replace(sidecar, scheme=scheme, **described).save(sidecar_path(artifact))
+        write_flatbuffer(artifact, artifacts[name].read_bytes(), scheme=scheme, **described)
     return tmp_path, run.run_id
 
 
@@ -460,9 +459,8 @@ def test_the_reference_may_be_deleted_once_evaluated(
 
 
 def test_the_reference_to_train_first_is_a_command_to_copy(tmp_path: Path, capsys: Capsys) -> None:
-    presets_file = tmp_path / "own.yaml"
-    shipped = json.dumps({"dqn": {"CartPole-v1": asdict(presets.load("dqn", "CartPole-v1"))}})
-    presets_file.write_text(shipped)
+    cell = "dqn", "CartPole-v1", asdict(samples.PRESET)
+    presets_file = samples.write_presets(tmp_path / "own.yaml", *cell)
     options = ["--import", "json", "--presets", str(presets_file), "--root", str(tmp_path)]
     error = refusal(capsys, "run", *TINY, *options, "--bits", "4", code=1)
     (advised,) = re.findall(r"comes first: quarl (.+)\. Received: ", error)

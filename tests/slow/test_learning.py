@@ -1,13 +1,12 @@
 """Does it learn? Every algorithm, end to end, on a task of seconds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from samples import silent
+from samples import Patch, register, silent
 
 from quarl_tf import agents, environments, networks, presets
 from quarl_tf.networks import inference
@@ -54,11 +53,9 @@ class Approach(gym.Env[Any, Any]):
 
 
 @pytest.fixture(autouse=True)
-def tasks() -> Iterator[None]:
-    gym.register("Corridor-v0", Corridor, max_episode_steps=40)
-    gym.register("Approach-v0", Approach, max_episode_steps=10)
-    yield
-    del gym.registry["Corridor-v0"], gym.registry["Approach-v0"]
+def tasks(monkeypatch: Patch) -> None:
+    register(monkeypatch, "Corridor-v0", Corridor, max_episode_steps=40)
+    register(monkeypatch, "Approach-v0", Approach, max_episode_steps=10)
 
 
 _COMMON: dict[str, Any] = {"steps": 3000, "num_envs": 4, "network": [32], "discount": 0.95}

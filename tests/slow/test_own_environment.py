@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from samples import Capsys, Patch, refusal, run_python
+from samples import Capsys, Patch, refusal, register, run_python, write_presets
 
 from quarl_tf import presets
 from quarl_tf.cli import verbs
@@ -135,14 +135,11 @@ def test_an_environment_that_cannot_be_made_is_no_traceback(
     entry_point: str, options: dict[str, Any], words: str, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, ""])
-    gym.register("Mistaken-v0", entry_point, kwargs=options)
+    register(monkeypatch, "Mistaken-v0", entry_point, kwargs=options)
     preset = yaml.safe_load(Path("examples/docking.yaml").read_text())["ppo"]["Docking-v0"]
-    file = write(Path("mistaken.yaml"), preset, "Mistaken-v0")
+    file = write_presets(Path("mistaken.yaml"), "ppo", "Mistaken-v0", preset)
     task = ["--algo", "ppo", "--env", "Mistaken-v0", "--presets", str(file)]
-    try:
-        line = refusal(capsys, "train", *task, "--root", "elsewhere")
-    finally:
-        del gym.registry["Mistaken-v0"]
+    line = refusal(capsys, "train", *task, "--root", "elsewhere")
     assert words in line
     assert "pip install" not in line
 
@@ -151,15 +148,12 @@ def shipped(**changes: Any) -> dict[str, Any]:
     return asdict(presets.load("ppo", "CartPole-v1")) | changes
 
 
-def write(path: Path, content: Any, env_id: str = "CartPole-v1") -> Path:
-    # Tuples are lists in YAML.
-    values = {k: list(v) if isinstance(v, tuple) else v for k, v in content.items()}
-    path.write_text(yaml.safe_dump({"ppo": {env_id: values}}))
-    return path
+def own(folder: Path, **changes: Any) -> Path:
+    return write_presets(folder / "own.yaml", "ppo", "CartPole-v1", shipped(**changes))
 
 
 def test_own_presets_go_before_the_package_s_and_overrides_before_both(tmp_path: Path) -> None:
-    path = write(tmp_path / "own.yaml", shipped(epochs=3, clip=0.3))
+    path = own(tmp_path, epochs=3, clip=0.3)
     assert asdict(presets.load("ppo", "CartPole-v1", file=path)) == shipped(epochs=3, clip=0.3)
     overridden = presets.load("ppo", "CartPole-v1", {"clip": 0.1}, path)
     assert asdict(overridden) == shipped(epochs=3, clip=0.1)
@@ -205,7 +199,7 @@ def test_files_of_other_forms(content: str, words: str, tmp_path: Path, capsys: 
 
 
 def test_values_are_checked_and_files_are_named(tmp_path: Path, capsys: Capsys) -> None:
-    path, missing = write(tmp_path / "own.yaml", shipped(num_envs=7)), tmp_path / "missing.yaml"
+    path, missing = own(tmp_path, num_envs=7), tmp_path / "missing.yaml"
     for file, words in (
         (path, "Received: train_frequency=256, num_envs=7"),
         (missing, f"(No such file or directory); name a YAML file. Received: path='{missing}'"),

@@ -5,10 +5,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import Patch, refused
+from samples import Patch, refused, register, step
 
 from quarl_tf import environments
 from quarl_tf.environments import make_vector
@@ -26,19 +25,15 @@ def lean(observations: np.ndarray, _: Any = None) -> np.ndarray:
 def test_rollout_is_one_episode_of_every_environment_stepped_by_hand(monkeypatch: Patch) -> None:
     # CartPole with a time limit that some episodes reach.
     entry_point = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
-    limited = EnvSpec(ENV_ID, entry_point, max_episode_steps=LIMIT)
-    monkeypatch.setitem(gym.registry, ENV_ID, limited)
+    register(monkeypatch, ENV_ID, entry_point, max_episode_steps=LIMIT)
     played = rollout(make_vector(ENV_ID, 12), lean, seed=3, keep=1000)
-    returns, observations = [], []
-    for seed in range(3, 3 + 12):
-        env, total, over = gym.make(ENV_ID), 0.0, False
-        observation, _ = env.reset(seed=seed)
-        while not over:
-            observations.append(observation.tolist())
-            observation, reward, ended, cut, _ = env.step(int(lean(observation)))
-            total += float(reward)
-            over = ended or cut
-        returns.append(total)
+    observations = []
+
+    def act(observation: np.ndarray) -> int:
+        observations.append(observation.tolist())
+        return int(lean(observation))
+
+    returns = [step(gym.make(ENV_ID), act, seed)[0] for seed in range(3, 3 + 12)]
     assert played.returns == returns
     assert min(returns) < LIMIT == max(returns)  # Both kinds of end are among them.
     # Those acted on, each once; an episode's last observation is not acted on.

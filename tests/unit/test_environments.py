@@ -10,12 +10,11 @@ from functools import partial
 from itertools import islice, pairwise, product
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from samples import python, refused
+from samples import Drawn, Patch, python, refused, register
 
 from quarl_tf.environments import canonical_id, env_spec, loops, make, make_vector, registry
 from quarl_tf.environments.acting import Tick, ticks
@@ -124,26 +123,16 @@ def test_slow_environments_are_divided_but_not_by_the_workers_of_a_pool() -> Non
         assert pool.apply(kind, ("LunarLander-v3", 8)) == "SyncVectorEnv"
 
 
-SOUND_STEP: tuple[Any, ...] = (np.zeros(3), 1.0, False, False, {})
-
-
-class Faulty(gym.Env[Any, Any]):
+class Faulty(Drawn):
     """An environment whose third step may go wrong."""
 
-    observation_space = spaces.Box(-1, 1, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, third: Callable[[], Any] = lambda: SOUND_STEP) -> None:
+    def __init__(self, third: Callable[[], Any] | None = None) -> None:
+        super().__init__(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
         self._third = third
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._steps = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: int) -> Any:
-        self._steps += 1
-        return self._third() if self._steps == 3 else SOUND_STEP
+    def step(self, action: Any) -> Any:
+        outcome = super().step(action)
+        return self._third() if self._third and self.steps == 3 else outcome
 
 
 @pytest.mark.parametrize(
@@ -255,7 +244,7 @@ print(len(loaded()))
     assert process.stdout.split() == ["True"] * len(packages) + ["4"]
 
 
-def test_a_broken_package_hides_no_misspelt_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_package_hides_no_misspelt_name(monkeypatch: Patch) -> None:
     def broken(name: str) -> None:
         raise ImportError(f"{name}: libstdc++ is too old")
 
@@ -263,16 +252,14 @@ def test_a_broken_package_hides_no_misspelt_name(monkeypatch: pytest.MonkeyPatch
     assert "did you mean" in refused(make, "CartPoe-v1", error=UsageError)
 
 
-class Drawing(Faulty):
+class Drawing(Drawn):
     """Its observations may be of another type than their space."""
 
     def __init__(self, kind: Any, drawn: Any) -> None:
-        super().__init__(tuple)
-        self.observation_space = spaces.Box(0, 255, (3,), kind)
+        super().__init__(spaces.Box(0, 255, (3,), kind), spaces.Discrete(2))
         self._drawn = np.arange(3, dtype=drawn) + 255 * (drawn == np.int16)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
         return self._drawn, {}
 
 
@@ -280,22 +267,21 @@ class Drawing(Faulty):
     ("kind", "drawn"),
     [*product([np.float32, np.uint8], [np.int64, np.float64]), (np.uint8, np.int16)],
 )
-def test_observations_have_the_type_of_their_space(kind: Any, drawn: Any) -> None:
-    gym.register("Drawing-v0", partial(Drawing, kind, drawn), max_episode_steps=9)
-    try:
-        for create in (make, partial(make_vector, num_envs=2)):
-            envs = create("Drawing-v0")
-            if (kind, drawn) == (np.uint8, np.float64):
-                assert "floats, its space has integers" in refused(envs.reset, seed=0)
-                continue
-            if drawn == np.int16:
-                assert "integers beyond uint8" in refused(envs.reset, seed=0)
-                continue
-            observations = envs.reset(seed=0)[0]
-            assert observations.dtype == kind
-            assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
-    finally:
-        del gym.registry["Drawing-v0"]
+def test_observations_have_the_type_of_their_space(
+    kind: Any, drawn: Any, monkeypatch: Patch
+) -> None:
+    env_id = register(monkeypatch, "Drawing-v0", partial(Drawing, kind, drawn), max_episode_steps=9)
+    for create in (make, partial(make_vector, num_envs=2)):
+        envs = create(env_id)
+        if (kind, drawn) == (np.uint8, np.float64):
+            assert "floats, its space has integers" in refused(envs.reset, seed=0)
+            continue
+        if drawn == np.int16:
+            assert "integers beyond uint8" in refused(envs.reset, seed=0)
+            continue
+        observations = envs.reset(seed=0)[0]
+        assert observations.dtype == kind
+        assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -311,15 +297,14 @@ def test_observations_have_the_type_of_their_space(kind: Any, drawn: Any) -> Non
         (lambda: random.choice([]), r"raised IndexError in step \(.*test_environments.py:\d+\)"),
     ],
 )
-def test_mistakes_of_a_users_environment_are_named(third: Callable[[], Any], words: str) -> None:
-    gym.register("Faulty-v0", partial(Faulty, third), max_episode_steps=9)
-    try:
-        for create in (make, partial(make_vector, num_envs=2)):
-            envs = create("Faulty-v0")
-            envs.reset(seed=1)
-            actions = envs.action_space.sample()
-            for _ in range(2):
-                envs.step(actions)
-            assert re.search(f"^Faulty-v0 .*{words}", refused(envs.step, actions))
-    finally:
-        del gym.registry["Faulty-v0"]
+def test_mistakes_of_a_users_environment_are_named(
+    third: Callable[[], Any], words: str, monkeypatch: Patch
+) -> None:
+    register(monkeypatch, "Faulty-v0", partial(Faulty, third), max_episode_steps=9)
+    for create in (make, partial(make_vector, num_envs=2)):
+        envs = create("Faulty-v0")
+        envs.reset(seed=1)
+        actions = envs.action_space.sample()
+        for _ in range(2):
+            envs.step(actions)
+        assert re.search(f"^Faulty-v0 .*{words}", refused(envs.step, actions))

@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from conftest import Network
-from samples import Artifacts, Describe, Patch, refused
+from conftest import Network, write_flatbuffer
+from samples import Artifacts, Describe, Patch, refused, register, step
 
 from quarl_tf import environments
 from quarl_tf.environments import acting, airnav
@@ -22,7 +22,6 @@ from quarl_tf.evaluation.compare import effective_n
 from quarl_tf.evaluation.play import evaluate, evaluate_and_save, evaluate_random
 from quarl_tf.foundation import files, provenance
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.files import write_bytes
 from quarl_tf.foundation.seeding import evaluation_seeds, generator
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import GREEDY, Chance, Quantization, Run
@@ -38,17 +37,6 @@ def fits(path: Path, seeds: Sequence[int], chance: Chance = GREEDY) -> bool:
     """Tell whether the saved evaluation of a flatbuffer has these seeds."""
     sidecar, saved = Policy.load(path).sidecar, Evaluation.load(evaluation_path(path, chance))
     return evaluation_flaw(saved, sidecar, reference_path(path, sidecar), seeds, chance) is None
-
-
-def step(env: gym.Env[Any, Any], act: Callable[[np.ndarray], Any], seed: int) -> tuple[float, int]:
-    """Step Gymnasium by hand; return the return and the length of an episode."""
-    observation, _ = env.reset(seed=seed)
-    rewards, over = [], False
-    while not over:
-        observation, reward, terminated, truncated, _ = env.step(act(observation))
-        rewards.append(float(reward))
-        over = terminated or truncated
-    return sum(rewards), len(rewards)
 
 
 def outcomes(result: Evaluation) -> list[tuple[float, int]]:
@@ -205,10 +193,9 @@ def test_saved_evaluations_are_reused(stochastic: Describe) -> None:
 
 def test_evaluations_of_games_state_their_rules(stochastic: Describe, monkeypatch: Patch) -> None:
     assert evaluate(stochastic("fp32", "fp32"), SEEDS[:2]).protocol.game is None
-    game = "PoleNoFrameskip-v4"  # CartPole under the name of a game.
+    # CartPole under the name of a game.
     entry = "gymnasium.envs.classic_control:CartPoleEnv"
-    spec = gym.envs.registration.EnvSpec(game, entry_point=entry)
-    monkeypatch.setitem(gym.registry, game, spec)
+    game = register(monkeypatch, "PoleNoFrameskip-v4", entry)
     path = stochastic("fp32", "fp32", env_id=game)
     evaluations = [
         evaluate(path, SEEDS[:2], chance, reference=path) for chance in (GREEDY, SAMPLED)
@@ -300,10 +287,8 @@ def test_the_random_policy_plays_beside_the_plain_run(artifacts: Artifacts, tmp_
     aware_run = replace(plain_run, quantization=Quantization.from_mapping({"bits": 4, "delay": 5}))
     for run, scheme in ((plain_run, "fp32"), (aware_run, "qat_w4a4")):
         artifact = Workspace(tmp_path).artifact(run.run_id, scheme)
-        write_bytes(artifact, artifacts["tied"].read_bytes())
-        sidecar = Sidecar.load(sidecar_path(artifacts["tied"]))
         changes = {"run": run.to_dict(), "run_id": run.run_id, "scheme": scheme}
-        replace(sidecar, **changes).save(sidecar_path(artifact))
+        write_flatbuffer(artifact, artifacts["tied"].read_bytes(), **changes)
         evaluate_and_save(artifact, 2)
         assert state(Workspace(tmp_path), run, scheme, episodes=2).state == State.EVALUATED
         assert state(Workspace(tmp_path), run, scheme, episodes=3).state == State.EXPORTED

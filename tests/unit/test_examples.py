@@ -11,6 +11,7 @@ import compiled
 import numpy as np
 import pytest
 import yaml
+from samples import Patch
 
 from quarl_tf.cli import main
 from quarl_tf.runtime.policy import Policy
@@ -21,9 +22,7 @@ MODELS = ROOT / "tflite_models"
 
 
 @pytest.mark.parametrize("run", ["LunarLander-v3/ppo/s0", "MountainCarContinuous-v0/ddpg/s0"])
-def test_the_node_publishes_the_action_of_each_observation(
-    run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_node_publishes_the_action_of_each_observation(run: str, monkeypatch: Patch) -> None:
     artifact = MODELS / run / "int8.tflite"
     observations = compiled.around(artifact, 3)
     rclpy, node = MagicMock(), MagicMock()
@@ -61,7 +60,7 @@ def test_images_are_bytes_for_the_node(number: float) -> None:
         act(image.tolist())
 
 
-def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: Patch) -> None:
     folder = tmp_path / "policies/CartPole-v1/dqn/s0"
     folder.mkdir(parents=True)
     for scheme in ("fp32", "int8"):

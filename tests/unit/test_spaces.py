@@ -1,7 +1,8 @@
 """Spaces: observations become one array of numbers, actions indices or a vector."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import samples
 from conftest import Network
 from gymnasium import spaces
-from samples import Drawn, refused
+from samples import Drawn, Patch, refused
 from scipy.special import log_softmax
 
 from quarl_tf.agents.distributions import Categorical
@@ -58,22 +60,19 @@ Register = Callable[..., str]
 
 
 @pytest.fixture
-def register() -> Iterator[Register]:
+def register(monkeypatch: Patch) -> Register:
     """Return a function that registers an environment, optionally with a vector entry point."""
 
     def add(observation: Any, action: Any, *, vectorised: bool = False, **mode: Any) -> str:
-        def create() -> Drawn:
-            return Drawn(observation, action)
+        create = partial(Drawn, observation, action)
 
         def create_vector(num_envs: int, **_: Any) -> Any:
             return gym.vector.SyncVectorEnv([create] * num_envs, **mode)
 
-        gym.registry.pop("Drawn-v0", None)
-        gym.register("Drawn-v0", create, vector_entry_point=create_vector if vectorised else None)
-        return "Drawn-v0"
+        vector = create_vector if vectorised else None
+        return samples.register(monkeypatch, "Drawn-v0", create, vector_entry_point=vector)
 
-    yield add
-    gym.registry.pop("Drawn-v0", None)
+    return add
 
 
 @pytest.mark.parametrize("vectorised", [False, True])
