@@ -18,16 +18,18 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from quarl_tf import networks, presets
+from quarl_tf import agents, networks, presets
 from quarl_tf.cli import main
-from quarl_tf.environments import EnvSpec, make_vector
+from quarl_tf.environments import EnvSpec, env_spec, make_vector
 from quarl_tf.foundation.errors import QuarlError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.networks import Weights
 from quarl_tf.networks.normalizer import RunningStatistics
+from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Run
 from quarl_tf.store.records import PROTOCOL_VERSION, Evaluation, Protocol, Sidecar, TrainingRecord
 from quarl_tf.store.workspace import Workspace
+from quarl_tf.training import loop
 
 Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 Artifacts, Copy, Describe = dict[str, Path], Callable[[str], Path], Callable[..., Path]
@@ -253,6 +255,23 @@ def preset(run: Run, **changes: Any) -> presets.Preset:
     return presets.load(run.algo, env_id, {**run.overrides, **changes})
 
 
+def built(run: Run) -> Any:
+    """Build a network as it is exported: float32, whatever it was trained in."""
+    settings = preset(run, precision="float32")
+    return agents.build_network(run.algo, env_spec(run.env_id), settings, run.seed)
+
+
+def begun(folder: Path, run: Run) -> Any:
+    """Return a training whose state was neither started nor resumed."""
+    return loop._Training(folder, run, preset(run))
+
+
+def heads(path: Path, observations: np.ndarray) -> np.ndarray:
+    """Return the heads of a flatbuffer: [n, outputs]."""
+    policy = Policy.load(path)
+    return np.stack([policy.head(observation) for observation in observations])
+
+
 def observed(env_id: str, num_envs: int, ticks: int) -> np.ndarray:
     """Observe random play."""
     envs = make_vector(env_id, num_envs)
@@ -275,19 +294,15 @@ def settle(network: Any, observations: np.ndarray, seed: int) -> None:
 
 
 def write_training(
-    workspace: Workspace,
-    run: Run,
-    preset: presets.Preset,
-    weights: Weights,
-    observations: np.ndarray,
+    workspace: Workspace, run: Run, weights: Weights, observations: np.ndarray
 ) -> None:
     """Write a finished training."""
     folder = workspace.run_dir(run.run_id)
     networks.save_weights(folder / "calibration.npz", {"observations": observations})
     (folder / "progress.csv").write_text("step\n1\n")
-    record = replace(TRAINING, run=run.to_dict(), run_id=run.run_id, preset=asdict(preset))
+    values = {"run": run.to_dict(), "run_id": run.run_id, "preset": asdict(preset(run))}
     hashed = sha256(folder / "calibration.npz")
-    replace(record, calibration_sha256=hashed).save(folder / "training.json")
+    replace(TRAINING, calibration_sha256=hashed, **values).save(folder / "training.json")
     write_network(folder, weights)
 
 

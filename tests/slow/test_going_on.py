@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Capsys, Patch, refusal, refused, silent
+from samples import Capsys, Patch, begun, refusal, refused, silent
 
 from quarl_tf import networks, pipeline, presets
 from quarl_tf.cli import verbs
@@ -58,9 +58,8 @@ def test_a_saved_training_goes_on_where_it_was(kind: str, tmp_path: Path, capsys
     assert expected.run_id.startswith(f"{run.run_id}-from")
     assert expected.plain == (expected if run.quantization is None else run.plain)
     # What it starts with.
-    preset = presets.load(run.algo, run.env_id, run.overrides)
     elsewhere = Workspace(tmp_path / "elsewhere")
-    training = loop._Training(elsewhere.root / "begun", expected, preset)
+    training = begun(elsewhere.root / "begun", expected)
     training.resume()
     assert training.step == state["step"] >= 256
     assert training.collector.episodes == state["episodes"]
@@ -106,8 +105,8 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     preset = presets.load("dqn", "CartPole-v1", overrides)
     message = refusal(capsys, *shlex.split(run.command("train"))[1:], "--root", str(tmp_path))
     assert "name it (--from RUN). Received: distillation=0.5" in message
-    with pytest.raises(UsageError, match="--from RUN"):
-        loop.train(Workspace(tmp_path), run, silent)
+    message = refused(loop.train, Workspace(tmp_path), run, silent, error=UsageError)
+    assert "--from RUN" in message
     assert not list(tmp_path.iterdir())
     loop.train(Workspace(tmp_path), first, silent)
     run = pipeline.with_origin(Workspace(tmp_path), first.run_id, run, preset)
@@ -117,7 +116,7 @@ def test_what_a_training_is_held_to_is_saved_with_it(tmp_path: Path, capsys: Cap
     continued = pipeline.with_origin(
         Workspace(tmp_path / "elsewhere"), file, replace(run, origin=None), preset
     )
-    training = loop._Training(tmp_path / "elsewhere/runs/begun", continued, preset)
+    training = begun(tmp_path / "elsewhere/runs/begun", continued)
     training.resume()
     assert training.step == state["step"]
     weights = networks.load_weights(tmp_path / "runs" / first.run_id / "network.npz")
@@ -147,12 +146,11 @@ def test_what_cannot_be_saved_or_gone_on_from_is_one_line(
     arrays, state = checkpoint.load_to_go_on(file)
     monkeypatch.setattr(checkpoint, "LIMIT", 1000)
     large = checkpoint.save(tmp_path / "large", 256, arrays, state)
-    with pytest.raises(checkpoint.QuarlError, match="larger than 1,000 bytes"):
-        checkpoint.save_to_go_on(large.parent, tmp_path / "large.npz")
+    message = refused(checkpoint.save_to_go_on, large.parent, tmp_path / "large.npz")
+    assert "larger than 1,000 bytes" in message
     assert not (tmp_path / "large.npz").exists()
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 255  # Within a compressed array.
-    file.write_bytes(content)
-    assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)
-    file.write_bytes(content[:-100])
-    assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)
+    for damaged in (content, content[:-100]):
+        file.write_bytes(damaged)
+        assert "no whole file of `quarl checkpoint" in refusal(capsys, *task, code=1)

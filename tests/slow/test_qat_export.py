@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import Patch, observed, preset, refused, settle, write_training
+from samples import Patch, built, heads, observed, refused, settle, write_training
 
-from quarl_tf import agents, networks, pipeline
-from quarl_tf.environments import env_spec
+from quarl_tf import networks, pipeline
 from quarl_tf.export import convert, int4
 from quarl_tf.export.graph import Graph
 from quarl_tf.foundation.errors import QuarlError, UsageError
 from quarl_tf.quantization import qat, watching
 from quarl_tf.runtime import flatbuffer
-from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run, default_schemes
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
@@ -58,15 +56,14 @@ class Bench:
 
     def build(self, run: Run) -> Any:
         """Build the network of a run with biases, and statistics of the observations."""
-        settings = preset(run, precision="float32")
-        network = agents.build_network(run.algo, env_spec(run.env_id), settings, run.seed)
+        network = built(run)
         settle(network, self.observations(run.env_id), run.seed)
         return network
 
     def write(self, run: Run, network: Any) -> None:
         """Write a finished training of a network."""
-        weights, observations = networks.weights(network), self.observations(run.env_id)
-        write_training(self.workspace, run, preset(run), weights, observations)
+        observations = self.observations(run.env_id)
+        write_training(self.workspace, run, networks.weights(network), observations)
 
     def export(self, run: Run, scheme: str) -> Path:
         return pipeline.export(run.run_id, [scheme], root=self.workspace.root)[0]
@@ -85,8 +82,7 @@ class Bench:
         return self.workspace.artifact(run.run_id, scheme)
 
     def heads(self, run: Run, scheme: str) -> np.ndarray:
-        policy = Policy.load(self.export(run, scheme))
-        return np.stack([policy.head(observation) for observation in self.observations(run.env_id)])
+        return heads(self.export(run, scheme), self.observations(run.env_id))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import samples
 from samples import (
-    PRESET,
     SIDECAR,
     STUDY,
     Capsys,
@@ -28,7 +29,6 @@ from samples import (
     refused,
     silent,
     write_study,
-    write_training,
 )
 
 from quarl_tf.cli import verbs
@@ -315,23 +315,26 @@ def test_quantised_runs_wait_for_their_reference(tmp_path: Path) -> None:
     assert log.parent.name == plain_ids[0]
 
 
+def evaluated_elsewhere(monkeypatch: Patch, holds: Callable[[Status], object]) -> None:
+    """Let the states be as if all for which this holds were evaluated."""
+
+    def changed(*arguments: Any) -> list[Status]:
+        statuses = plan(*arguments)
+        return [replace(s, state=State.EVALUATED) if holds(s) else s for s in statuses]
+
+    monkeypatch.setattr(engine, "plan", changed)
+
+
 def test_a_failed_scheme_stops_no_run_whose_reference_is_there(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     study = read(write_study(tmp_path, STUDY + "bits: [4]\n"))
     plain_id, aware_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
     failing = _Recorder(1, plain_id)
-
-    def with_references(*arguments: Any) -> list[Status]:
-        """Return the states as if fp32 of all started runs were evaluated."""
-        return [
-            replace(status, state=State.EVALUATED)
-            if status.scheme.name == REFERENCE and status.run.run_id in failing.started
-            else status
-            for status in plan(*arguments)
-        ]
-
-    monkeypatch.setattr(engine, "plan", with_references)
+    started = failing.started
+    evaluated_elsewhere(
+        monkeypatch, lambda s: s.scheme.name == REFERENCE and s.run.run_id in started
+    )
     play(tmp_path, study, failing)
     assert failing.started == [plain_id, aware_id]
 
@@ -348,7 +351,7 @@ def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
     assert recorder.started == [origin_id, later_id]
     origin = Run("ppo", "CartPole-v1", 0, {"steps": 4000})
     workspace = Workspace(tmp_path)
-    write_training(workspace, origin, PRESET, {}, np.zeros((2, 4)))
+    samples.write_training(workspace, origin, {}, np.zeros((2, 4)))
     log = failure_path(workspace, study.experiments()[0].run)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("out of memory")
@@ -396,16 +399,8 @@ def test_what_another_process_has_done_is_not_started(tmp_path: Path, monkeypatc
     study = read(write_study(tmp_path, STUDY.replace("[0]", "[0, 1]")))
     first_id, second_id = dict.fromkeys(run.run_id for run, _ in study.experiments())
     recorder = _Recorder(1)
-
-    def with_others(*arguments: Any) -> list[Status]:
-        """Return the states as if another process ended the second run during the first."""
-        others = {second_id} if recorder.started else set()
-        return [
-            replace(status, state=State.EVALUATED) if status.run.run_id in others else status
-            for status in plan(*arguments)
-        ]
-
-    monkeypatch.setattr(engine, "plan", with_others)
+    # Another process ends the second run during the first.
+    evaluated_elsewhere(monkeypatch, lambda s: recorder.started and s.run.run_id == second_id)
     play(tmp_path, study, recorder)
     assert recorder.started == [first_id]
 

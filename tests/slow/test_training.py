@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from samples import Capsys, Patch, products, refusal, refused, silent, snapshot
+from samples import Capsys, Patch, begun, built, heads, products, refusal, refused, silent, snapshot
 
-from quarl_tf import agents, environments, networks, presets
+from quarl_tf import environments, networks, presets
 from quarl_tf.foundation.files import locked
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks import inference
 from quarl_tf.networks.layers import unwrap
 from quarl_tf.pipeline import evaluate, export
 from quarl_tf.quantization import quantizing
-from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Quantization, Run
 from quarl_tf.store.records import Sidecar, TrainingRecord
 from quarl_tf.store.state import finished_training, starting_from
@@ -43,26 +42,21 @@ def copy(trained: Workspace, tmp_path: Path) -> Workspace:
 
 def with_weights(run: Run, folder: Path) -> Any:
     """Return a network in float32 with what a training in this folder has kept."""
-    preset = presets.load(run.algo, run.env_id, run.overrides | {"precision": "float32"})
-    network = agents.build_network(run.algo, environments.env_spec(run.env_id), preset, 0)
+    network = built(run)
     networks.set_weights(network, networks.load_weights(folder / "network.npz"))
     return network
 
 
-def train_and_cut(workspace: Workspace, run: Run, cut: Path) -> None:
-    """Train, and copy the run as a kill after the last step leaves it."""
+@pytest.fixture(scope="module")
+def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train, and return a copy of the run as a kill after the last step leaves it."""
+    cut, uncut = (tmp_path_factory.mktemp(name) for name in ("killed", "uncut"))
 
     def keep(step: int, steps: int, _: str) -> None:
         if step >= steps:
-            shutil.copytree(workspace.root / "runs", cut / "runs")
+            shutil.copytree(uncut / "runs", cut / "runs")
 
-    train(workspace, run, keep)
-
-
-@pytest.fixture(scope="module")
-def killed(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cut = tmp_path_factory.mktemp("killed")
-    train_and_cut(Workspace(tmp_path_factory.mktemp("uncut")), tiny_run, cut)
+    train(Workspace(uncut), tiny_run, keep)
     return cut
 
 
@@ -228,10 +222,6 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
     assert snapshot(cut_off.root) == before
 
 
-def begun(folder: Path, run: Run) -> loop._Training:
-    return loop._Training(folder, run, presets.load(run.algo, run.env_id, run.overrides))
-
-
 @pytest.mark.parametrize("steps_between_evaluations", [64, 5000])
 def test_a_reward_that_is_not_finite_is_not_called_divergence(
     steps_between_evaluations: int, tiny_run: Run, broken_reward: str, tmp_path: Path
@@ -286,20 +276,15 @@ def test_the_value_network_sees_what_the_network_to_start_from_saw(tmp_path: Pat
     np.testing.assert_allclose(value.inverse_deviation, policy.inverse_deviation, rtol=1e-5)
 
 
-def test_a_training_from_another_starts_there_and_resumes_to_the_same_bytes(
-    copy: Workspace, tiny_run: Run, tmp_path: Path
+def test_a_training_from_another_starts_there_and_is_compared_with_it(
+    copy: Workspace, tiny_run: Run
 ) -> None:
     quantization = Quantization.from_mapping({"bits": 4, "delay": 450})
     preset = presets.load("dqn", tiny_run.env_id, tiny_run.overrides)
     run = starting_from(copy, tiny_run.run_id, replace(tiny_run, quantization=quantization), preset)
     weights = networks.load_weights(copy.run_dir(tiny_run.run_id) / "network.npz")
     require_start(copy, run, weights)
-    cut = Workspace(tmp_path / "cut")
-    train_and_cut(copy, run, cut.root)
-    started: list[int] = []
-    train(cut, run, lambda done, *_: started.append(done))
-    assert started[0] > preset.checkpoint_every
-    assert products(cut.run_dir(run.run_id)) == products(copy.run_dir(run.run_id))
+    train(copy, run, silent)
     # Its reference is the network that it started from.
     export(tiny_run.run_id, ["fp32"], root=copy.root)
     (artifact,) = export(run.run_id, ["qat_w4a4"], root=copy.root)
@@ -356,9 +341,8 @@ def test_a_policy_trained_in_bfloat16_is_exported_like_any_other(
     folder = workspace.run_dir(run.run_id)
     fp32, *_ = export(run.run_id, ["fp32", "int8", "ptq_w4"], root=tmp_path)
     observations = networks.load_weights(folder / "calibration.npz")["observations"][:200]
-    policy, network = Policy.load(fp32), with_weights(run, folder)
-    heads = np.stack([policy.head(observation) for observation in observations])
-    np.testing.assert_allclose(heads, network(observations), rtol=1e-5, atol=1e-5)
+    expected = with_weights(run, folder)(observations)
+    np.testing.assert_allclose(heads(fp32, observations), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -374,11 +358,9 @@ def test_what_is_chosen_by_is_the_network_as_exported(tmp_path: Path, monkeypatc
         return act(frames, np.ones(len(frames), np.bool_))
 
     monkeypatch.setattr("quarl_tf.training.loop.rollout.rollout", act_on_frames)
-    preset = replace(state._preset, precision="float32")
-    plain_network = agents.build_network(run.algo, state._spec, preset, run.seed)
-    network = quantizing(quantization)(plain_network)
+    network = quantizing(quantization)(built(run))
     networks.set_weights(network, networks.weights(state.agent.network))
-    heads = inference.forward(network)(frames)
-    np.testing.assert_array_equal(state.greedy("selection"), heads.argmax(axis=1))
+    exported = inference.forward(network)(frames)
+    np.testing.assert_array_equal(state.greedy("selection"), exported.argmax(axis=1))
     # In bfloat16, as trained, some differ.
-    assert not np.array_equal(inference.forward(state.agent.network)(frames), heads)
+    assert not np.array_equal(inference.forward(state.agent.network)(frames), exported)

@@ -8,21 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import samples
 from ai_edge_litert.interpreter import Interpreter
-from samples import (
-    Artifacts,
-    observed,
-    preset,
-    refused,
-    settle,
-    snapshot,
-    write_network,
-    write_training,
-)
+from samples import Artifacts, Patch, built, heads, refused, snapshot, write_network
 
 from quarl_tf import networks, pipeline
-from quarl_tf.agents import build_network
-from quarl_tf.environments import env_spec
 from quarl_tf.export import convert
 from quarl_tf.export.convert import TrainedNetwork
 from quarl_tf.export.graph import Graph
@@ -57,11 +47,6 @@ def copy(exported: Artifacts, tmp_path: Path) -> Workspace:
     """Return a copy of the workspace with all flatbuffers, to be damaged."""
     shutil.copytree(exported["fp32"].parents[4], tmp_path, dirs_exist_ok=True)
     return Workspace(tmp_path)
-
-
-def heads(path: Path, observations: np.ndarray) -> np.ndarray:
-    policy = Policy.load(path)
-    return np.stack([policy.head(observation) for observation in observations])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -123,13 +108,6 @@ class Bench:
         self._workspace = workspace
         self.network = cache(self._make)
 
-    @staticmethod
-    def build(kind: str) -> Any:
-        """Build a network as it is exported: float32, whatever it was trained in."""
-        run = KINDS[kind]
-        settings = preset(run, precision="float32")
-        return build_network(run.algo, env_spec(run.env_id), settings, run.seed)
-
     def export(self, kind: str, scheme: str) -> Path:
         """Return a flatbuffer."""
         self.network(kind)
@@ -146,21 +124,20 @@ class Bench:
     def _make(self, kind: str) -> tuple[Any, np.ndarray]:
         """Return a network, and the observations that it is calibrated on."""
         run = KINDS[kind]
-        observations, network = observed(run.env_id, 4, 49), self.build(kind)
+        observations, network = samples.observed(run.env_id, 4, 49), built(run)
         if observations.dtype == np.uint8:
             # Frames are alike: half of them become noise. No byte is at an end of its range, as in
             # many games.
             noise = np.random.default_rng(0).integers(40, 200, observations[::2].shape, np.uint8)
             observations = np.clip(observations, 40, 200)
             observations[::2] = noise
-        settle(network, observations, run.seed)
+        samples.settle(network, observations, run.seed)
         if run.algo == "ppo":
             deviation = network.get_layer("action").log_deviation
             deviation.assign(np.full(deviation.shape, np.log(0.3)))
             head = network.get_layer("head").kernel
             head.assign(300 * head)  # As large as after a training.
-        weights = networks.weights(network)
-        write_training(self._workspace, run, preset(run), weights, observations)
+        samples.write_training(self._workspace, run, networks.weights(network), observations)
         return network, observations
 
 
@@ -182,7 +159,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 )
 def test_float_flatbuffers_are_their_networks(bench: Bench, kind: str, scheme: str) -> None:
     (network, observations), path = bench.network(kind), bench.export(kind, scheme)
-    twin, values = bench.build(kind), networks.weights(network)
+    twin, values = built(KINDS[kind]), networks.weights(network)
     if scheme == "fp16":
         values = {name: np.float32(value.astype(np.float16)) for name, value in values.items()}
     networks.set_weights(twin, values)
@@ -197,7 +174,7 @@ def test_a_flatbuffer_does_not_depend_on_networks_built_before(bench: Bench) -> 
     path = bench.export("dueling", "fp32")
     before = path.read_bytes()
     path.unlink()
-    bench.build("dueling")
+    built(KINDS["dueling"])
     assert bench.export("dueling", "fp32").read_bytes() == before
 
 
@@ -335,9 +312,7 @@ def refusal(workspace: Workspace, run_id: str, *schemes: str) -> str:
     return refused(pipeline.export, run_id, schemes or ["ptq_w16"], root=workspace.root)
 
 
-def test_what_cannot_be_made_is_refused(
-    copy: Workspace, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_made_is_refused(copy: Workspace, tiny_run: Run, monkeypatch: Patch) -> None:
     run_id = tiny_run.run_id
     half, few_bits = (copy.artifact(run_id, scheme) for scheme in ("fp16", "ptq_w4"))
     half.unlink()
