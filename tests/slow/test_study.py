@@ -35,7 +35,7 @@ from quarl_tf.cli import verbs
 from quarl_tf.foundation.errors import BusyError
 from quarl_tf.foundation.files import locked, sha256, write_bytes
 from quarl_tf.spec import REFERENCE, Origin, Run
-from quarl_tf.store import records
+from quarl_tf.store.records import Evaluation
 from quarl_tf.store.state import require_origin
 from quarl_tf.store.workspace import Workspace, evaluation_path, sidecar_path
 from quarl_tf.study import State, Status, Study, engine, failure_path, plan, read
@@ -148,15 +148,8 @@ def test_results_stand_without_the_run_folders_as_in_a_fresh_clone(
     longer = read(write_study(tmp_path, TINY_STUDY.replace("episodes: 2", "episodes: 3")))
     assert set(states(tmp_path, longer)[:6]) == {"exported"}
     path = evaluation_path(workspace.artifact(cell.run(1, None).run_id, "int8"))
-    for change in (
-        {"reference_sha256": "0" * 64},
-        {"seeds": [1, 2]},
-        {"protocol": records.Protocol(0, "greedy")},
-    ):
-        saved = path.read_text()
-        replace(records.Evaluation.load(path), **change).save(path)
-        assert states(tmp_path, study)[3] == "exported"
-        path.write_text(saved)
+    replace(Evaluation.load(path), reference_sha256="0" * 64).save(path)
+    assert states(tmp_path, study)[3] == "exported"
 
 
 def test_states_follow_from_the_files_alone(finished: Finished, tmp_path: Path) -> None:
@@ -458,30 +451,14 @@ def test_a_cluster_needs_ray(tmp_path: Path, capsys: Capsys, monkeypatch: Patch)
     assert "pip install '.[cluster]'" in refusal(capsys, *words, code=1)
 
 
-def test_the_report_names_what_is_missing_and_averages_nothing_else(
-    finished: Finished, tmp_path: Path
-) -> None:
+def test_the_report_names_what_is_missing(finished: Finished, capsys: Capsys) -> None:
     path, root, _ = finished
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
-    study, workspace = read(path), Workspace(tmp_path)
-    damaged = evaluation_path(workspace.artifact(study.cells[0].run(1, None).run_id, "int8"))
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    folder, contents = workspace.report_dir("tiny"), []
-    for _ in range(2):
-        assert verbs.main(["study", "report", str(path), "--root", str(tmp_path)]) == 0
-        contents.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
-    assert contents[0] == contents[1]
-    results = json.loads(contents[0]["results.json"])
-    rows = {row["scheme"]: row for row in results["pooled"][:3]}
-    assert rows["int8"]["return_mean"] is None
-    assert rows["qat_w2a2"]["return_mean"] is not None
-    # The damaged one, and all of the cell that diverged.
-    assert len(results["missing"]) == 4
-    assert len(results["runs"]) == 9
-    text = contents[0]["report.md"].decode()
+    printed(capsys, "study", "report", str(path), "--root", str(root))
+    folder = Workspace(root).report_dir("tiny")
+    results = json.loads((folder / "results.json").read_text())
+    # All of the cell that diverged.
+    assert (len(results["runs"]), len(results["missing"])) == (9, 3)
+    text = (folder / "report.md").read_text()
     assert all(f"{row['scheme']} of {row['run_id']} " in text for row in results["missing"])
-    assert f"quarl study run {path} --root {tmp_path}" in text
-    assert contents[0].keys() >= {
-        *("return_against_bits.png", "1_learning_curves.png"),
-        "action_variance_ppo_CartPole-v1.png",
-    }
+    assert f"quarl study run {path} --root {root}" in text
+    assert (folder / "figures/action_variance_ppo_CartPole-v1.png").exists()
