@@ -12,8 +12,7 @@ parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
 parser.add_argument("study", help="the study's file")
 parser.add_argument("--root", default=".", help="folder of runs/, tflite_models/ and reports/")
 args, run_options = parser.parse_known_args()  # Others are those of `quarl study run`.
-study = [args.study, "--root", args.root]
-code = main(["study", "run", *study, *run_options])
-if code in (0, 1):  # The report names the runs that failed.
-    code = main(["study", "report", *study]) or code
-sys.exit(code)
+for action, options in (("run", run_options), ("report", [])):
+    code = main(["study", action, args.study, "--root", args.root, *options])
+    if code:
+        sys.exit(code)

@@ -145,7 +145,9 @@ def _episode(policy: Policy, scene: Scene, stride: int) -> Generator[_Shot, None
     total = 0.0
     with closing(matching_env(policy.sidecar, render_mode="rgb_array")) as env:
         observation, _ = env.reset(seed=scene.seed)
-        yield _Shot(_screen(env), total, end="")
+        with making(policy.sidecar.env_id):
+            screen = _screen(env)
+        yield _Shot(screen, total, end="")
         for step, tick in enumerate(ticks(env, policy.act, observation), start=1):
             total += float(tick.rewards)
             end = "done" if tick.done else "stopped" if step == scene.max_steps else ""
@@ -157,15 +159,14 @@ def _episode(policy: Policy, scene: Scene, stride: int) -> Generator[_Shot, None
 
 
 def _screen(env: gym.Env[Any, Any]) -> Any:
-    """Draw an environment; a UsageError where that fails or is no image of bytes."""
-    env_id = "" if env.spec is None else env.spec.id
-    with making(env_id):
-        screen: Any = env.render()
-    if np.ndim(screen) not in (2, 3) or np.asarray(screen).dtype != np.uint8:
+    """Draw an environment; a UsageError where it makes no image of bytes."""
+    screen: Any = env.render()
+    shape = np.shape(screen)
+    is_image = len(shape) > 1 and shape[2:] in ((), (3,), (4,))
+    if not is_image or np.asarray(screen).dtype != np.uint8:
         raise UsageError(
-            f"{env_id} declares the render mode 'rgb_array', whose images are bytes [height, "
-            f"width, 3]; correct its `render`. Received: {type(screen).__name__}, "
-            f"shape={np.shape(screen)}"
+            "The images of the render mode 'rgb_array' are bytes [height, width, 3]; correct the "
+            f"environment's `render`. Received: {type(screen).__name__}, shape={shape}"
         )
     return screen
 

@@ -70,11 +70,11 @@ def test_all_is_drawn_in_colour(env_id: str, action: Any, size: tuple[int, int],
     assert (np.ptp(screen, axis=2) > 20).any()
 
 
-@pytest.mark.parametrize("screen", [None, np.zeros((4, 4, 3))])
+@pytest.mark.parametrize("screen", [None, np.zeros((4, 4, 3)), np.zeros((3, 8, 8), np.uint8)])
 def test_what_is_no_image_is_refused(screen: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(CartPoleEnv, "render", lambda _: screen)
     scene = video.scene([balancing()], 0, 2)
-    assert "correct its `render`" in refused(list, scene.images(100), error=UsageError)
+    assert "correct the environment's `render`" in refused(list, scene.images(100), error=UsageError)
 
 
 def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch) -> None:
