@@ -360,7 +360,13 @@ def _chosen_engine(args: argparse.Namespace) -> engine.Engine:
             )
     if args.engine == "ray":
         gather_in = args.root.resolve() if args.gather else None
-        return engine.RayEngine(args.address, args.cores or 1, gather_in)
+        cluster = engine.RayEngine(args.address, args.cores or 1, gather_in)
+        if (args.cores or 1) > cluster.most_cores:
+            _warn(
+                f"no node of the cluster has {args.cores} cores, the largest {cluster.most_cores}: "
+                "runs wait until such a node joins; give fewer --cores."
+            )
+        return cluster
     return engine.LocalEngine(args.jobs or len(engine.available_cores()))
 
 

@@ -25,6 +25,7 @@ from quarl_tf.report.page import dtypes, provenance, write_pages
 from quarl_tf.report.play import animation
 from quarl_tf.report.results import Cell, CellResults, Column, Missing, Source, finite, load
 from quarl_tf.spec import (
+    ADOPTED,
     BASELINE,
     DEFAULT_SCHEMES,
     REFERENCE,
@@ -46,7 +47,7 @@ def write_report(
     margin_percent: float,
     chance: Chance,
 ) -> Path:
-    """Write a `pipeline.report`: one cell for runs that differ in their seed alone.
+    """Write the report of `pipeline.report`: one cell for runs that differ in their seed alone.
 
     The default name is the run's, without its seed for several.
     """
@@ -241,7 +242,7 @@ def _remedy(source: Source, missing: Missing, command: str, options: str) -> str
     if not is_begun(workspace, missing.run_id):
         if missing.exported and artifact.exists():
             return f"quarl evaluate {shlex.quote(str(artifact))}{options}"
-        if any(artifact.parent.glob("*.tflite")):
+        if not missing.run_id.startswith(f"{ADOPTED}-") and any(artifact.parent.glob("*.tflite")):
             return f"{command}{options} --root DIR"
     return workspace.command(command + options)
 

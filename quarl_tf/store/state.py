@@ -241,12 +241,11 @@ def require_origin(workspace: Workspace, origin: Origin) -> None:
     except QuarlError:
         return
     if (received := sha256(path)) != origin.network_sha256:
-        others = f"another network of {run_id} than the one that is here"
+        problem = f"another network of {run_id} than the one that is here; work with that one"
         if record.network_sha256 == origin.network_sha256:
-            others = f"the network of {run_id}, of which only {path.name} is here"
+            problem = f"the network of {run_id}, of which only {path.name} is here; train it"
         raise QuarlError(
-            f"A training starts from {others}; copy its folder {workspace.run_dir(run_id)} here, "
-            "train it here, or correct the hash. "
+            f"A training starts from {problem} elsewhere (--root DIR), or correct its hash. "
             f"Received: {received}, expected {origin.network_sha256}"
         )
 

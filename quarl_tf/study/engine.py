@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quarl_tf.foundation.display import Update
-from quarl_tf.foundation.errors import BusyError, QuarlError, UsageError
+from quarl_tf.foundation.errors import BusyError, QuarlError
 from quarl_tf.foundation.files import is_locked, unwritable, write_bytes
 from quarl_tf.foundation.provenance import import_path
 from quarl_tf.spec import REFERENCE
@@ -140,6 +140,11 @@ class _Pool:
         runs = {run.run_id: run for run, _ in study.experiments()}
         number, workers = shard or (1, 1)
         turn = {run_id: (i - number + 1) % workers for i, run_id in enumerate(runs)}
+        if any(run.origin for run in runs.values()):
+            _jobs(workspace, study, plan(workspace, study))  # Refused with all failures kept.
+        for run_id, run in runs.items():
+            if turn[run_id] == 0:
+                failure_path(workspace, run).unlink(missing_ok=True)
         statuses = plan(workspace, study)
         self._claims, self._sharing = claims, shard is not None
         #: Numbers of evaluated experiments by run.
@@ -147,9 +152,6 @@ class _Pool:
         self.total = len(statuses)
         self.running: set[str] = set()
         self.waiting = sorted(_jobs(workspace, study, statuses), key=lambda job: turn[job.run_id])
-        for run_id, run in runs.items():
-            if turn[run_id] == 0:
-                failure_path(workspace, run).unlink(missing_ok=True)
 
     def start(self) -> None:
         """Start jobs that are ready and unclaimed while the engine has room."""
@@ -379,22 +381,19 @@ class RayEngine:
         environment = {"env_vars": {"PYTHONPATH": import_path()}}
         try:
             options = {"log_to_driver": False, "logging_level": "ERROR"}
-            ray.init(address or "local", runtime_env=environment, **options)
+            ray.init(
+                address or os.environ.get("RAY_ADDRESS", "local"),
+                runtime_env=environment,
+                **options,
+            )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise QuarlError(
                 "There is no Ray cluster at this address; start one with `ray start --head`. "
                 f"Received: address={address!r} ({error})"
             ) from error
 
-        # The task of more cores would wait for ever; a node without any may start others.
-        most = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
-        if 0 < most < cores:
-            ray.shutdown()
-            raise UsageError(
-                f"A run takes no more cores than a node of the cluster has, {most}; give fewer, or "
-                f"start a node with so many. Received: --cores {cores}"
-            )
-
+        #: Of the largest node; a run of more waits for another node.
+        self.most_cores = max(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["Alive"])
         files: Any = None
         if gather_in is not None:
             # On this node, where the workspace is.

@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -62,20 +61,6 @@ def test_each_script_does_its_stage(tmp_path: Path) -> None:
     assert page in script("pipelines/run.py", "ppo", "CartPole-v1", "0")
     assert "action: " in script("examples/api.py", ".")
     script("pipelines/study.py", "none.yaml", code=2)
-
-
-def test_a_study_with_failures_is_reported(monkeypatch: Patch) -> None:
-    actions = []
-
-    def fails(words: list[str]) -> int:
-        actions.append(words[1])
-        return int(words[1] == "run")
-
-    monkeypatch.setattr("quarl_tf.cli.main", fails)
-    monkeypatch.setattr("sys.argv", ["study.py", "study.yaml"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(ROOT / "pipelines/study.py"), run_name="__main__")
-    assert (actions, end.value.code) == (["run", "report"], 1)
 
 
 def test_public_names_are_there() -> None:

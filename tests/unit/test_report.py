@@ -617,6 +617,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_cells_of_their_own(drawn: Wo
     assert results["cells"][-1]["runs"] == [run.run_id for run in tuned]
     titles = [cell["title"] for cell in results["cells"]]
     assert len(set(titles)) == 6
+    assert titles[:2] == ["dqn on CartPole-v1", "dqn on CartPole-v1 (learning_rate=0.01)"]
     # A cell has the schemes of its own runs; no other is missing.
     assert results["missing"] == []
     assert {path.name for path in (folder / "figures").iterdir()} == {
