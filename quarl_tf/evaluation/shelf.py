@@ -52,7 +52,8 @@ class Entry:
         """Return the command that plays it or, if the file is not kept, makes it."""
         scheme = Scheme.parse(self.sidecar.scheme)
         if self.artifact.exists():
-            return f"quarl evaluate {self.name}"
+            # Several adopted policies may have its name.
+            return f"quarl evaluate {self.artifact if self.run.adopted else self.name}"
         reference = self.artifact.with_name(f"{REFERENCE}.tflite")
         if reference.exists() and scheme.post_training:
             return f"quarl quantize {reference} --scheme {scheme.name}"
@@ -108,11 +109,12 @@ def find(name: str, models: Path) -> Entry:
     adopted policies have it, of which none is known to be the best.
     """
     entry = _best(name, models)
-    folders = {found.artifact.parent for found in entries(models, glob.escape(name))}
-    if entry.run.adopted and len(folders) > 1:
+    artifacts = [found.artifact for found in entries(models, glob.escape(name))]
+    artifacts = [artifact for artifact in artifacts if artifact.exists()]
+    if entry.run.adopted and len(artifacts) > 1:
         raise UsageError(
-            f"{name} is the name of {len(folders)} adopted policies; give the path of one, of "
-            f"which the first is {entry.artifact}. Received: {name!r}"
+            f"{name} is the name of {len(artifacts)} adopted policies; give the path of one. "
+            f"Received: {', '.join(map(str, artifacts))}"
         )
     return entry
 
@@ -142,9 +144,10 @@ def take(name: str, models: Path) -> Path:
     if not entry.artifact.is_relative_to(POLICIES):
         return entry.artifact
     target = models / entry.artifact.relative_to(POLICIES)
-    reference, network = target.with_name(f"{REFERENCE}.json"), entry.sidecar.network_sha256
+    others = entries(models, f"{glob.escape(name.rpartition('/')[0])}/*")
+    networks = {o.sidecar.network_sha256 for o in others if o.artifact.parent == target.parent}
     if (target.exists() and sha256(target) != entry.sidecar.sha256) or (
-        reference.exists() and Sidecar.load(reference).network_sha256 != network
+        networks - {entry.sidecar.network_sha256}
     ):
         raise QuarlError(
             f"{name} of the package would be among the files of another training; work in another "

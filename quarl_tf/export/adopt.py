@@ -105,7 +105,7 @@ def adopt(
 
 
 def _require_same(target: Path, sidecar: Sidecar) -> None:
-    """Refuse to replace another policy, to join its copies, or another meaning of the head."""
+    """Refuse to replace another policy or to join its copies; its head may have another meaning."""
     saved_sidecars = []
     for path in target.parent.glob("*.json"):
         with contextlib.suppress(QuarlError):  # Evaluations, and sidecars that are damaged.
@@ -113,13 +113,17 @@ def _require_same(target: Path, sidecar: Sidecar) -> None:
     if target.exists() and REFERENCE not in {saved.scheme for saved in saved_sidecars}:
         saved_sidecars.append(replace(sidecar, network_sha256=sha256(target)))
     for saved in saved_sidecars:
-        names = ("network_sha256", "action_std", *["head"] * (saved.scheme == REFERENCE))
-        for name in names:
-            value, expected = getattr(sidecar, name), getattr(saved, name)
+        pairs = {
+            "network_sha256": (sidecar.network_sha256, saved.network_sha256),
+            "head": (sidecar.head, saved.run["overrides"]["head"]),
+            "action_std": (sidecar.action_std, saved.action_std),
+        }
+        for name, (value, expected) in pairs.items():
             if value != expected:
                 raise UsageError(
-                    f"{target.parent} holds another policy; give another --name, or delete that "
-                    f"folder. Received: {name}={value}, there is {expected}"
+                    f"{target.parent} holds another policy, or this one by another converter; give "
+                    "another --name, or delete that folder. "
+                    f"Received: {name}={value}, there is {expected}"
                 )
 
 
@@ -184,12 +188,17 @@ def _require_interface(audit: FlatbufferAudit, spec: EnvSpec, env_id: str) -> No
 def _require_logits(content: bytes, head: str) -> None:
     """Refuse probabilities as logits, whose samples would be of another distribution."""
     graph = flatbuffer.parsed(content)[0]
-    producers = {i: operator.name for operator in graph.operators for i in operator.outputs}
-    if head == "logits" and producers.get(graph.outputs[0]) == "SOFTMAX":
-        raise UsageError(
-            "Logits are what comes before the softmax; leave it out, or give --head q_values, "
-            "whose greatest value is the action. Received: --head logits of a SOFTMAX"
-        )
+    producers = {i: operator for operator in graph.operators for i in operator.outputs}
+    ends = [*graph.outputs]
+    while ends and head == "logits":
+        operator = producers.get(ends.pop())
+        if operator is not None and operator.name in ("RESHAPE", "CONCATENATION"):
+            ends += operator.inputs
+        if operator is not None and operator.name == "SOFTMAX":
+            raise UsageError(
+                "Logits are what comes before the softmax; leave it out, or give --head q_values, "
+                "whose greatest value is the action. Received: --head logits of a SOFTMAX"
+            )
 
 
 def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Sidecar:

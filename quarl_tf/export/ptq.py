@@ -80,13 +80,20 @@ def quantized(
 def _require_quantisable(content: bytes, names: Collection[str]) -> None:
     """Refuse weights that would stay in float without a word.
 
-    They are those of other operators than these, and kernels that another operator computes.
+    They are those of other operators than these, and kernels computed from constants. Products of
+    what is computed from the observation have no weights.
     """
     for graph in flatbuffer.parsed(content):
+        observed = {*graph.inputs}
         for operator in graph.operators:
-            constants = [graph.tensors[i].data is not None for i in operator.inputs[:2]]
-            unfit = not constants[1] if operator.name in names else any(constants)
-            if operator.name in _PRODUCTS and unfit:
+            if observed & {*operator.inputs}:
+                observed |= {*operator.outputs}
+            weights = {*operator.inputs[:2]} - observed
+            if operator.name in names:
+                weights = {
+                    i for i in weights & {operator.inputs[1]} if graph.tensors[i].data is None
+                }
+            if operator.name in _PRODUCTS and weights:
                 raise UsageError(
                     f"This scheme quantises the constant kernels of {', '.join(sorted(names))} "
                     f"alone; name another scheme. Received: operator={operator.name}"

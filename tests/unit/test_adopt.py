@@ -151,7 +151,7 @@ def test_only_floats_are_adopted(artifacts: Artifacts, file: Path, capsys: Capsy
     assert "float16" not in Policy.load(FOLDER / "fp32.tflite").sidecar.tensor_dtypes
     shutil.copy(artifacts["fp32"], "other.tflite")
     message = refusal(capsys, "adopt", "other.tflite", *MINE)
-    assert f"{FOLDER} holds another policy; give another --name" in message
+    assert f"{FOLDER} holds another policy, or this one" in message
     # Its file is not here.
     (FOLDER / "fp32.tflite").write_bytes(b"damaged")
     assert "adopt it again" in refusal(capsys, "export", RUN, "--schemes", "fp32", code=1)
@@ -165,8 +165,10 @@ def test_copies_of_another_policy_need_another_name(
         (FOLDER / f"fp32.{suffix}").unlink()
         shutil.copy(artifacts["fp32"], file)
         message = refusal(capsys, "adopt", str(file), *MINE)
-        assert f"{FOLDER} holds another policy; give another --name" in message
+        assert f"{FOLDER} holds another policy, or this one" in message
         shutil.copy(artifacts["balancer"], file)
+    other = ["q_values" if word == "logits" else word for word in MINE]
+    assert "head=q_values, there is logits" in refusal(capsys, "adopt", str(file), *other)
     assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
     words = ("export", RUN, "--root", str(Path("..").resolve()), "--schemes", "fp32")
     shutil.copytree("tflite_models", "../tflite_models")
@@ -175,8 +177,12 @@ def test_copies_of_another_policy_need_another_name(
 
 
 def test_heads_that_are_none_of_an_observation_are_refused(file: Path, capsys: Capsys) -> None:
-    file.write_bytes(converted(of_function(lambda x: tf.nn.softmax(x[:, :2]), (4,), "float32")))
-    assert "Received: --head logits of a SOFTMAX" in refusal(capsys, "adopt", str(file), *MINE)
+    def softmax(x: Any) -> Any:
+        return tf.concat([tf.nn.softmax(x[:, :1]), tf.nn.softmax(x[:, 1:2])], axis=1)
+
+    for network in (softmax, lambda x: tf.nn.softmax(x[:, :2])):
+        file.write_bytes(converted(of_function(network, (4,), "float32")))
+        assert "Received: --head logits of a SOFTMAX" in refusal(capsys, "adopt", str(file), *MINE)
     words = ("--env", "CartPole-v1", "--head", "q_values", "--episodes", "1")
     assert main(["adopt", str(file), *words]) == 0
 
@@ -195,6 +201,8 @@ def test_one_name_of_several_adopted_policies_is_refused(file: Path, capsys: Cap
     assert f"{name} is the name of 2 adopted policies" in line
     assert str(FOLDER / "fp32.tflite") in line
     assert name in printed(capsys, "list")
+    (FOLDER.with_name("s0-yours") / "fp32.tflite").unlink()
+    assert str(FOLDER) in printed(capsys, "inspect", name)
 
 
 def test_nan_heads_and_crashes_get_one_line(file: Path, capsys: Capsys, monkeypatch: Patch) -> None:

@@ -130,7 +130,7 @@ def test_policies_of_the_package_are_copied_to_where_results_can_lie(tmp_path: P
     assert artifact.read_bytes() == b"mine"
     # Nor does one of the package join another training.
     artifact.unlink()
-    SIDECAR.save(artifact.with_name("fp32.json"))
+    SIDECAR.save(artifact.with_name("ptq_w4.json"))
     assert "among the files of another training" in refused(take, *where)
     assert not artifact.exists()
 
