@@ -165,8 +165,8 @@ def _screen(env: gym.Env[Any, Any]) -> Any:
     is_image = len(shape) > 1 and shape[2:] in ((), (3,), (4,))
     if not is_image or np.asarray(screen).dtype != np.uint8:
         raise UsageError(
-            "The images of the render mode 'rgb_array' are bytes [height, width, 3]; correct the "
-            f"environment's `render`. Received: {type(screen).__name__}, shape={shape}"
+            "An environment draws bytes [height, width, 3] in the render mode 'rgb_array'; correct "
+            f"its `render`. Received: {type(screen).__name__}, shape={shape}"
         )
     return screen
 

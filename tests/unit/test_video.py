@@ -74,7 +74,7 @@ def test_all_is_drawn_in_colour(env_id: str, action: Any, size: tuple[int, int],
 def test_what_is_no_image_is_refused(screen: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(CartPoleEnv, "render", lambda _: screen)
     scene = video.scene([balancing()], 0, 2)
-    assert "correct the environment's `render`" in refused(list, scene.images(100), error=UsageError)
+    assert "its `render`" in refused(list, scene.images(100), error=UsageError)
 
 
 def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch) -> None:
