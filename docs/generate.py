@@ -52,7 +52,10 @@ ROOMS = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/design/rooms.md").read_text(
 DASH = "\N{EN DASH}"
 
 #: Reports that are pages of their own.
-STUDIES = ("ptq", "games", "games-sampled", "qat", "li", "regularisation", "options", "airnav")
+STUDIES = (
+    *("ptq", "games", "games-again", "games-sampled", "qat", "li", "regularisation", "options"),
+    "airnav",
+)
 
 
 def write(path: str, text: str, *, after: bool = False) -> None:
@@ -228,7 +231,8 @@ def results_index() -> str:
         "[all schemes on all tasks](ptq.md) and [games with sticky actions](games.md). Percent of "
         "fp32's return; positive is worse.\n\n"
         + table(["cell", "verdict", "trainings", "return of int8", "reward error"], rows, 3)
-        + "\n* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"
+        + "\n* [Games with sticky actions in other episodes](games-again.md), where a loss was seen\n"
+        "* [Games with sampled actions](games-sampled.md), as PPO and A2C are trained\n"
         "* [Full int8, ours and the converter's](int8.md)\n"
         "* [Quantisation-aware training from 8 to 2 bits](qat.md), and "
         "[with more trainings of each](few-bits.md)\n"
