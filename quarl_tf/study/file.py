@@ -207,7 +207,9 @@ def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
 def _settings(cell: Cell) -> dict[str, Any]:
     origin = cell.base.origin
     start = {} if origin is None else {"from": origin.run.run_id}
-    return {**cell.base.overrides, **cell.options, **start}
+    # Columns name other delays, where they differ.
+    first_step = {"delay": 1} if {q.delay for q in cell.quantizations} == {1} else {}
+    return {**cell.base.overrides, **first_step, **cell.options, **start}
 
 
 def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None) -> Cell:
