@@ -120,7 +120,7 @@ def find(name: str, models: Path) -> Entry:
 
 
 def _best(name: str, models: Path) -> Entry:
-    """Return the best policy of a name; a QuarlError if its file is not kept."""
+    """Return the best policy of a name; errors are those of `find` but for several adopted ones."""
     pattern = glob.escape(name)
     found = [entry for folder in (models, POLICIES) for entry in shelf(folder, pattern)]
     if not found:

@@ -105,7 +105,7 @@ def adopt(
 
 
 def _require_same(target: Path, sidecar: Sidecar) -> None:
-    """Refuse to replace another policy or to join its copies; its head may have another meaning."""
+    """Refuse a folder of another policy or its copies, or of this one with another kind of head."""
     saved_sidecars = []
     for path in target.parent.glob("*.json"):
         with contextlib.suppress(QuarlError):  # Evaluations, and sidecars that are damaged.
@@ -115,7 +115,7 @@ def _require_same(target: Path, sidecar: Sidecar) -> None:
     for saved in saved_sidecars:
         pairs = {
             "network_sha256": (sidecar.network_sha256, saved.network_sha256),
-            "head": (sidecar.head, saved.run["overrides"]["head"]),
+            "head": (sidecar.head, saved.run["overrides"].get("head")),
             "action_std": (sidecar.action_std, saved.action_std),
         }
         for name, (value, expected) in pairs.items():

@@ -248,7 +248,7 @@ def _remedy(source: Source, missing: Missing, command: str, options: str) -> str
 
 
 def _commands(cells: Sequence[CellResults]) -> dict[str, str]:
-    """Return the command that makes the results of each training, but for the last options."""
+    """Return the command that makes the results of each training, but for its episodes."""
     runs: dict[str, Run] = {}
     schemes: dict[str, list[str]] = {}
     for column in chain.from_iterable(cell.cell.columns for cell in cells):

@@ -141,7 +141,8 @@ class _Pool:
         number, workers = shard or (1, 1)
         turn = {run_id: (i - number + 1) % workers for i, run_id in enumerate(runs)}
         if any(run.origin for run in runs.values()):
-            _jobs(workspace, study, plan(workspace, study))  # Refused with all failures kept.
+            # Another network to start from is refused before a failure is forgotten.
+            _jobs(workspace, study, plan(workspace, study))
         for run_id, run in runs.items():
             if turn[run_id] == 0:
                 failure_path(workspace, run).unlink(missing_ok=True)
@@ -380,11 +381,11 @@ class RayEngine:
         self.slots = sys.maxsize  # Ray queues the tasks.
         environment = {"env_vars": {"PYTHONPATH": import_path()}}
         try:
-            options = {"log_to_driver": False, "logging_level": "ERROR"}
             ray.init(
                 address or os.environ.get("RAY_ADDRESS", "local"),
                 runtime_env=environment,
-                **options,
+                log_to_driver=False,
+                logging_level="ERROR",
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise QuarlError(

@@ -207,7 +207,7 @@ def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
 def _settings(cell: Cell) -> dict[str, Any]:
     origin = cell.base.origin
     start = {} if origin is None else {"from": origin.run.run_id}
-    # Columns name other delays, where they differ.
+    # Columns of several delays name theirs; from the first step is another way to train.
     first_step = {"delay": 1} if {q.delay for q in cell.quantizations} == {1} else {}
     return {**cell.base.overrides, **first_step, **cell.options, **start}
 
