@@ -1,6 +1,6 @@
 """Train by an algorithm of Stable-Baselines3 with its defaults, for from_sb3.py to convert.
 
-    pip install stable-baselines3==2.9.2 Box2D pybullet_envs_gymnasium==0.6.0
+    pip install stable-baselines3==2.9.2 Box2D pygame pybullet_envs_gymnasium==0.6.0
     python train_sb3.py PPO LunarLander-v3 500000 ppo.zip
 
 It runs in an environment of its own, as from_sb3.py does; docs/results/sb3.md shows what became of

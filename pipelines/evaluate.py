@@ -1,6 +1,6 @@
 """Stage 3: flatbuffers in, `<scheme>.eval.json` out, with every episode's seed and return.
 
-python pipelines/evaluate.py tflite_models/CartPole-v1/ppo/s0/int8.tflite
+python pipelines/evaluate.py mine/tflite_models/CartPole-v1/ppo/s0/int8.tflite
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Stage 2: a trained run in, one `.tflite` a scheme out, each with its sidecar.
 
-python pipelines/export.py ppo-CartPole-v1-s0 fp32 int8
+python pipelines/export.py ppo-CartPole-v1-s0 fp32 int8 --root mine
 """
 
 import argparse

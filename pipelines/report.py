@@ -1,6 +1,6 @@
 """Stage 4: evaluated runs in, `reports/<name>/` out: tables, figures and what they say.
 
-python pipelines/report.py ppo-CartPole-v1-s0
+python pipelines/report.py ppo-CartPole-v1-s0 --root mine
 """
 
 import argparse

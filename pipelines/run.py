@@ -1,6 +1,6 @@
 """All four stages of one run: train, export, evaluate, report.
 
-python pipelines/run.py ppo CartPole-v1 0
+python pipelines/run.py ppo CartPole-v1 0 --root mine
 """
 
 import argparse

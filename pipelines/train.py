@@ -1,6 +1,6 @@
 """Stage 1: a task and a seed in, `runs/<run_id>/` out, with the network and its learning curve.
 
-python pipelines/train.py ppo CartPole-v1 0
+python pipelines/train.py ppo CartPole-v1 0 --root mine
 """
 
 import argparse

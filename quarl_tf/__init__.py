@@ -6,11 +6,11 @@ from typing import Any
 import quarl_tf.export
 import quarl_tf.report  # noqa: F401
 from quarl_tf.pipeline import evaluate, export, report, train
-from quarl_tf.spec import Recipe, Run
+from quarl_tf.spec import Chance, Recipe, Run
 
 __version__ = "0.2.0"
 
-__all__ = ["Policy", "Recipe", "Run", "evaluate", "export", "report", "train"]
+__all__ = ["Chance", "Policy", "Recipe", "Run", "evaluate", "export", "report", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,8 @@ Deviations from the paper (advantage actor-critic, Mnih et al., arXiv 1602.01783
 2. Observations are normalised by running statistics inside both networks, and truncated episodes
    bootstrap from the value of their last observation, as in `ppo`.
 3. Policy and value share layers for images only.
-4. RMSprop has its epsilon under the root, as in OpenAI's baselines; the preset sets it.
+4. RMSprop has its epsilon under the root, as in OpenAI's baselines; the preset sets it. Its mean
+   square starts at 0, there at 1: the first updates are larger.
 5. Rollouts may be longer than the paper's 5 steps, lambda below 1, and the step size may fall to 0,
    as the preset sets them.
 6. Continuous actions and the policy's last layer are as in `ppo`.

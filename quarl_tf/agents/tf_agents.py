@@ -154,7 +154,7 @@ def adam(
 
 
 def rmsprop(preset: A2cPreset, variables: Sequence[Any]) -> Any:
-    """Return RMSprop with its moments, with A2C's constants (OpenAI baselines, a2c.py).
+    """Return RMSprop with its moments, with the constants of OpenAI baselines' a2c.py.
 
     Epsilon is under the root. Keras' legacy version adds it to the root, where 1e-5 is too small.
     """

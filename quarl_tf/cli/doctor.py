@@ -8,8 +8,8 @@ from packaging.requirements import Requirement
 
 PACKAGE = "quarl-tf"
 
-#: Extras by a package that is installed where they are.
-_EXTRAS = {"rich": "evaluate", "jinja2": "report", "tensorflow": "train"}
+#: Extras by a package that is hardly installed without them.
+_EXTRAS = {"rich": "evaluate", "seaborn": "report", "tf-agents": "train"}
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ def examine() -> list[Finding]:
     for sign, extra in _EXTRAS.items():
         if _version(sign) is not None:
             findings += _requirements(PACKAGE, extra)
-    # Many machine-learning packages break its exact pin of typing-extensions.
     if _version("tf-agents") is not None:
+        # Many machine-learning packages break its exact pin of typing-extensions.
         findings += _requirements("tf-agents", extra="")
-    if _version("pygame-ce") is not None:
-        remedy = "pip uninstall -y pygame-ce && pip install --force-reinstall pygame==2.1.3"
-        findings.append(Finding("pygame-ce", "has overwritten TF-Agents' own pygame", remedy))
+        if _version("pygame-ce") is not None:
+            remedy = "pip uninstall -y pygame-ce && pip install --force-reinstall pygame==2.1.3"
+            findings.append(Finding("pygame-ce", "has overwritten TF-Agents' own pygame", remedy))
     return findings
 
 

@@ -25,6 +25,7 @@ from quarl_tf.store.records import Evaluation, Sidecar
 from quarl_tf.store.workspace import (
     evaluation_path,
     has_sidecar,
+    reference_path,
     sidecar_path,
 )
 from quarl_tf.study import State, Status
@@ -224,13 +225,15 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
     for path in artifacts:
         comparison = _comparison(path, args)
         if comparison is None:
-            plain = Run.from_dict(Sidecar.load(sidecar_path(path)).run).plain
+            sidecar = Sidecar.load(sidecar_path(path))
+            plain, reference_file = Run.from_dict(sidecar.run).plain, reference_path(path, sidecar)
             remedy = f"`quarl export {plain.run_id} --schemes {REFERENCE}`"
             if plain.adopted:
                 remedy = f"copy {REFERENCE}.tflite and its .json beside it"
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
-                f"file with; {remedy} and evaluate again. Received: {path}"
+                f"file with; {remedy} and evaluate again. Received: {path}, fp32 is expected at "
+                f"{reference_file}"
             )
         error, low = comparison.reward_error_percent, comparison.difference.low
         if error is not None and args.confident and comparison.scheme != REFERENCE:

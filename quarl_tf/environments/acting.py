@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quarl_tf import environments
+from quarl_tf.foundation.errors import UsageError
 
 
 class Tick(NamedTuple):
@@ -27,11 +28,19 @@ class Tick(NamedTuple):
 
 
 def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Tick]:
-    """Act in an environment or a vector without end, from the `observations` of a reset."""
+    """Act in an environment or a vector without end, from the `observations` of a reset.
+
+    A UsageError for a vector whose steps write into the observations it has returned.
+    """
     starts: Any = np.ones(getattr(env, "num_envs", ()), np.bool_)
     while True:
         actions = act(observations)
         following, rewards, terminated, truncated, info = env.step(actions)
+        if starts.ndim and np.may_share_memory(observations, following):
+            raise UsageError(
+                "A vector environment must return observations of their own at each step; copy "
+                f"them. Received: the array of the step before, of {env.unwrapped}"
+            )
         yield Tick(observations, actions, rewards, terminated, starts, truncated, following, info)
         starts = np.logical_not(terminated | truncated)
         observations = following

@@ -156,7 +156,7 @@ def evaluate_and_save(
     # Last, so that errors of the policy come at once. It is saved beside fp32.
     random_artifact = artifact.with_name(f"{BASELINE}.tflite")
     if reference.parent == artifact.parent and baseline(random_artifact, run, seeds) is None:
-        random_evaluation = evaluate_random(sidecar.env_id, sidecar.run_id, seeds)
+        random_evaluation = evaluate_random(sidecar.env_id, run.plain.run_id, seeds)
         random_evaluation.save(evaluation_path(random_artifact))
     return evaluation.first(episodes)
 

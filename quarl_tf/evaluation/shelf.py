@@ -58,7 +58,14 @@ class Entry:
         if reference.exists() and scheme.post_training:
             return f"quarl quantize {reference} --scheme {scheme.name}"
         # Beside other files of a training that is not here, it would be refused.
-        return f"{self.run.command('run')} --schemes {scheme.name} --root DIR"
+        trainings = [(self.run, scheme.name)]
+        if self.run.quantization is not None:
+            trainings = [(self.run.plain, REFERENCE), *trainings]
+        elif self.run.origin is not None:
+            trainings = [(self.run.origin.run, REFERENCE), *trainings]
+        return " && ".join(
+            f"{run.command('run')} --schemes {name} --root DIR" for run, name in trainings
+        )
 
 
 def entries(models: Path, name: str = _ANY) -> list[Entry]:

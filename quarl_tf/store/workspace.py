@@ -99,14 +99,14 @@ def blame_path(artifact: Path) -> Path:
 def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     """Return the fp32 flatbuffer that one is compared with.
 
-    It is in the same folder, or in that of the plain training for a quantisation-aware one.
+    It is in the same folder or, of a quantisation-aware training, in that of its plain one.
     """
     run = Run.from_dict(sidecar.run)
-    folder = artifact.parent
-    if run.quantization is not None:
-        # `parent` alone is wrong for "." and "..".
-        folder = Path(os.path.abspath(folder)).parent / run.plain.folder
-    return folder / f"{REFERENCE}.tflite"
+    reference = artifact.with_name(f"{REFERENCE}.tflite")
+    if run.quantization is None or has_sidecar(reference):
+        return reference
+    # `parent` alone is wrong for "." and "..".
+    return Path(os.path.abspath(artifact.parent)).parent / run.plain.folder / reference.name
 
 
 def checked_report_name(name: object) -> str:

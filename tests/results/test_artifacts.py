@@ -66,7 +66,9 @@ def test_trainings_of_the_shelf_are_made_by_their_commands() -> None:
     trained = [entry for entry in shelf(models) if entry.command().startswith("quarl run")]
     assert trained
     for entry in trained:
-        args = arguments.build().parse_args(shlex.split(entry.command())[1:])
+        *first, command = entry.command().split(" && ")
+        assert len(first) == bool(entry.run.quantization or entry.run.origin)
+        args = arguments.build().parse_args(shlex.split(command)[1:])
         # Of another root, where a run to start from would have to be trained first.
         args.origin, args.presets = None, args.presets and WORKSPACE.root / args.presets
         run, _ = verbs._requested_run(args)

@@ -130,6 +130,25 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     assert snapshot(folder) == before
 
 
+def test_a_run_with_bits_is_released_beside_its_fp32(
+    aware: tuple[Path, str, str], tmp_path: Path, capsys: Capsys
+) -> None:
+    root, plain_id, run_id = aware
+    workspace = Workspace(root)
+    artifact, fp32 = workspace.artifact(run_id, "qat_w4a4"), workspace.artifact(plain_id, "fp32")
+    for path in (artifact, sidecar_path(artifact), fp32):
+        shutil.copy(path, tmp_path)
+    gate = ["evaluate", str(tmp_path / artifact.name), "--episodes", "5", "--gate", "1000"]
+    assert f"expected at {tmp_path.parent / 's0'}" in refusal(capsys, *gate, code=3)
+    shutil.copy(sidecar_path(fp32), tmp_path)
+    printed(capsys, *gate)
+    names = {path.name for path in tmp_path.glob("*.eval.json")}
+    assert names == {"qat_w4a4.eval.json", "fp32.eval.json", "random.eval.json"}
+    before = snapshot(tmp_path)
+    printed(capsys, *gate)
+    assert snapshot(tmp_path) == before
+
+
 def test_a_run_with_bits_is_refused_beside_a_plain_one_of_other_settings(
     finished: Finished, tmp_path: Path, capsys: Capsys
 ) -> None:
@@ -571,6 +590,15 @@ def test_doctor_tells_what_is_sound_and_what_is_not(monkeypatch: Patch, capsys: 
     monkeypatch.setattr(doctor, "examine", lambda: [finding])
     assert verbs.main(["doctor"]) == 1
     assert finding.remedy in capsys.readouterr().out
+
+
+def test_doctor_asks_nothing_of_extras_that_are_not_installed(monkeypatch: Patch) -> None:
+    others = dict.fromkeys(("jinja2", "tensorflow", "pygame-ce", "rich"), "1")
+    versions = others | {doctor.PACKAGE: "0"}
+    monkeypatch.setattr(doctor, "_version", versions.get)
+    packages = {finding.package for finding in doctor.examine()}
+    assert "numpy" in packages
+    assert not packages & {"pygame-ce", "seaborn", "tf-agents"}
 
 
 def test_training_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:

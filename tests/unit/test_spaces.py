@@ -97,6 +97,13 @@ def test_observations_become_floats_in_single_and_vector(
         assert all(observation in singles[0].observation_space for observation in row)
 
 
+def test_a_vector_that_overwrites_its_observations_is_refused(register: Register) -> None:
+    envs = make_vector(register(THREE, TWO, vectorised=True, copy=False), 2)
+    stream = ticks(envs, lambda _: np.zeros(2, int), envs.reset(seed=0)[0])
+    with pytest.raises(UsageError, match="copy them"):
+        next(stream)
+
+
 def flat(space: Any, sample: Any) -> np.ndarray:
     """Flatten by hand, discrete spaces one-hot."""
     match space:
