@@ -339,7 +339,8 @@ def papers() -> str:
                 ]
             )
             if row := sticky or here:
-                common.append((cell["task"], abs(errors[-1]), abs(row["reward_error_percent"])))
+                error_here = row["absolute_reward_error_percent"]
+                common.append((cell["task"], abs(errors[-1]), error_here))
         tasks, theirs, mine = zip(*common, strict=True)
         averaged = (errors, map(abs, errors), theirs, mine)
         means.append([algo, ", ".join(tasks), *(percent(statistics.fmean(x)) for x in averaged)])
@@ -841,16 +842,14 @@ def policies() -> str:
 def _index_row(found: list[Entry]) -> list[str]:
     by_scheme = {entry.sidecar.scheme: entry for entry in found}
     entry = by_scheme.get("int8") or found[0]
-    comparison, evaluation = entry.comparison(), entry.evaluation()
-    if comparison is None or evaluation is None:
-        return [DASH] * 6
+    outcome = entry.outcome()
     return [
-        number_text(comparison.reference_mean),
-        number_text(comparison.returns.mean),
-        percent(comparison.reward_error_percent),
-        comparison.verdict,
+        number_text(outcome.reference_mean),
+        number_text(outcome.mean_return),
+        percent(outcome.error_percent),
+        outcome.verdict or DASH,
         size(entry.sidecar.size_bytes),
-        number_text((evaluation.latency_us or {}).get("median")),
+        number_text(outcome.latency_us),
     ]
 
 
@@ -879,7 +878,7 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
         ["rules of an episode", rules],
         ["licence", "Apache-2.0"],
     ]
-    header = ["scheme", "verdict", "run", "sha256", "return", "error", "size", "µs"]
+    header = ["scheme", "verdict", "run", "sha256", "return", "fp32", "error", "size", "µs"]
     found = sorted(found, key=lambda e: (-Scheme.parse(e.sidecar.scheme).weight_bits, e.name))
     commands = "".join(f"{entry.command()}\n" for entry in found)
     again = "" if native.run.adopted else f"{native.run.command('run')}\n"
@@ -890,7 +889,8 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
     return (
         f"# {algo} on {env_id}\n\n"
         + table(["task", env_id], facts)
-        + "## Schemes\n\nOf each scheme the run that did best on selection seeds.\n\n"
+        + "## Schemes\n\nOf each scheme the run that did best on selection seeds, and its fp32 "
+        "in the same episodes.\n\n"
         + table(header, map(_card_row, found), 4)
         + "\n## Play or make them\n\nFiles that another command makes again are not kept.\n\n"
         + f"```\n{commands}{again}```\n"
@@ -903,18 +903,17 @@ def card(env_id: str, algo: str, found: list[Entry]) -> str:
 
 
 def _card_row(entry: Entry) -> list[str]:
-    comparison, evaluation, sidecar = entry.comparison(), entry.evaluation(), entry.sidecar
-    latency = (evaluation.latency_us or {}).get("median") if evaluation else None
-    reference = sidecar.scheme == "fp32"
+    sidecar, outcome = entry.sidecar, entry.outcome()
     return [
         f"`{sidecar.scheme}`",
-        "reference" if reference else comparison.verdict if comparison else DASH,
+        outcome.verdict or DASH,
         entry.artifact.parent.name,
         f"`{sidecar.sha256[:12]}`",
-        number_text(comparison.returns.mean if comparison else None),
-        DASH if reference else percent(comparison and comparison.reward_error_percent),
+        number_text(outcome.mean_return),
+        number_text(outcome.reference_mean),
+        percent(outcome.error_percent),
         size(sidecar.size_bytes) if sidecar.native else "simulated",
-        number_text(latency) if sidecar.native else "",
+        number_text(outcome.latency_us) if sidecar.native else "",
     ]
 
 

@@ -7,16 +7,15 @@ from pathlib import Path
 
 from quarl_tf.evaluation.shelf import Entry, shelf
 from quarl_tf.foundation.files import write_text
-from quarl_tf.spec import REFERENCE
 
 _TITLE = """# Policies
 
 Of each task, algorithm and scheme the run that did best on selection seeds. Mean returns of greedy
-actions; errors against fp32, in percent of its return. Files that are not kept have their size in
-brackets; their command makes them again, a training in another folder, DIR.
+actions, and of fp32 in the same episodes; errors in percent of that. Files that are not kept have
+their size in brackets; their command makes them again, a training in another folder, DIR.
 
-| task | algorithm | scheme | run | return | error | verdict | kB | µs | sha256 | command |
-|---|---|---|---|--:|--:|---|--:|--:|---|---|
+| task | algorithm | scheme | run | return | fp32 | error | verdict | kB | µs | sha256 | command |
+|---|---|---|---|--:|--:|--:|---|--:|--:|---|---|
 """
 
 
@@ -29,21 +28,23 @@ def index(models: Path) -> Path:
 
 
 def _row(entry: Entry) -> list[str]:
-    sidecar, evaluation, comparison = entry.sidecar, entry.evaluation(), entry.comparison()
-    latency = (evaluation.latency_us or {}).get("median") if evaluation else None
-    error = comparison.reward_error_percent if comparison else None
-    size = f"{sidecar.size_bytes / 1000:,.1f}"
-    reference = sidecar.scheme == REFERENCE
+    sidecar, outcome = entry.sidecar, entry.outcome()
+    size = f"{sidecar.size_bytes / 1000:,.1f}" if sidecar.native else "simulated"
     return [
         *(entry.run.env_id, entry.run.algo, sidecar.scheme, entry.artifact.parent.name),
-        f"{comparison.returns.mean:,.1f}" if comparison else "",
-        "" if error is None or reference else f"{error:z.2f}",
-        "reference" if reference else comparison.verdict if comparison else "",
+        _number(outcome.mean_return, ",.1f"),
+        _number(outcome.reference_mean, ",.1f"),
+        _number(outcome.error_percent, "z.2f"),
+        outcome.verdict or "",
         size if entry.artifact.exists() else f"({size})",
-        f"{latency:.1f}" if latency is not None and sidecar.native else "",
+        _number(outcome.latency_us, ".1f"),
         f"`{sidecar.sha256[:12]}`",
         f"`{entry.command()}`",
     ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
 
 
 if __name__ == "__main__":

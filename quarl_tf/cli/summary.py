@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import JustifyMethod
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from quarl_tf.evaluation import compare
 from quarl_tf.evaluation.compare import Comparison, Interval
+from quarl_tf.evaluation.shelf import Outcome
 from quarl_tf.foundation.errors import GateError, QuarlError
 from quarl_tf.foundation.files import sha256
 from quarl_tf.spec import REFERENCE, Run
@@ -161,21 +161,18 @@ def boards_table(board: str, fits: Sequence[Fit]) -> Table:
 
 def shelf_table(entries: Sequence[Entry]) -> Table:
     """Return a table of the policies on the shelf."""
-    table = Table("policy", "run", "return", "error", "verdict", "bytes")
+    table = Table("policy", "run", "return", "fp32", "error", "verdict", "bytes")
     for entry in entries:
-        reference = entry.sidecar.scheme == REFERENCE
-        evaluation = comparison = None
+        outcome = Outcome()
         with suppress(QuarlError):  # A damaged evaluation hides no other policy.
-            evaluation = entry.evaluation()
-            # Its intervals take most of the time.
-            comparison = None if reference else entry.comparison()
-        error = comparison and comparison.reward_error_percent
+            outcome = entry.outcome()
+        returns = (outcome.mean_return, outcome.reference_mean)
         table.add_row(
             entry.name,
             entry.artifact.parent.name,
-            f"{fmean(evaluation.returns):,.1f}" if evaluation else "",
-            "" if error is None else f"{error:z.2f} %",
-            "reference" if reference else comparison.verdict if comparison else "",
+            *("" if value is None else f"{value:,.1f}" for value in returns),
+            "" if outcome.error_percent is None else f"{outcome.error_percent:z.2f} %",
+            outcome.verdict or "",
             f"{entry.sidecar.size_bytes:,}" if entry.sidecar.native else "simulated",
         )
     return table

@@ -304,8 +304,7 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
     max(d + m, -d) with the margin m, which excludes a loss beyond m or excludes none. None for
     more than a million, too.
     """
-    difference, mean = comparison.difference, comparison.difference.mean
-    bound = max(mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean)
+    difference, bound = comparison.difference, max(_reaches(comparison))
     if comparison.verdict != INCONCLUSIVE or not difference.bounded or bound <= 0:
         return None
 
@@ -322,6 +321,12 @@ def more_needed(comparison: Comparison, observations: int) -> int | None:
     while half_width(count) * deviation > bound:
         count += 1
     return count - observations
+
+
+def _reaches(comparison: Comparison) -> tuple[float, float]:
+    """Return how far a difference is from a loss beyond the margin, and from none."""
+    mean = comparison.difference.mean
+    return mean + comparison.margin_percent / 100 * abs(comparison.reference_mean), -mean
 
 
 def effective_n(*evaluations: Evaluation) -> float | None:
@@ -362,7 +367,8 @@ def pool(comparisons: Sequence[Comparison]) -> Comparison:
     first, *others = comparisons
     if not others:
         return first
-    difference = _over_trainings([c.difference for c in comparisons])
+    differences = [c.difference for c in comparisons]
+    difference = _over_trainings(differences)
     reference_mean = float(np.mean([c.reference_mean for c in comparisons]))
     fewest = min(c.episodes for c in comparisons)
     errors: Any = {name: mean_of_all([getattr(c, name) for c in comparisons]) for name in ERRORS}
@@ -376,21 +382,41 @@ def pool(comparisons: Sequence[Comparison]) -> Comparison:
         verdict=verdict(difference, reference_mean, first.margin_percent, fewest),
     )
     enough = fewest >= MIN_EPISODES
-    return replace(pooled, more_needed=more_needed(pooled, len(comparisons)) if enough else None)
+    return replace(pooled, more_needed=_more_trainings(pooled, differences) if enough else None)
+
+
+def _more_trainings(pooled: Comparison, differences: Sequence[Interval]) -> int | None:
+    """Estimate how many more trainings decide a comparison, by both intervals of a pooled one."""
+    between = student_interval([interval.mean for interval in differences])
+    more = more_needed(replace(pooled, difference=between), len(differences))
+    reaches, widths = _reaches(pooled), _within(differences)
+    if pooled.verdict != INCONCLUSIVE or max(reaches) <= 0 or (more is None and not between.alike):
+        return None
+    # Each further training has the same errors of its episodes.
+    width, reach = widths[reaches[1] > reaches[0]], max(reaches)
+    count = math.ceil(len(differences) * (width / reach) ** 2)
+    more = max(more or 1, count - len(differences))
+    return more if more <= _MOST_NEEDED else None
 
 
 def _over_trainings(intervals: Sequence[Interval]) -> Interval:
     """Return the mean over trainings, with the wider interval: between them, or within them."""
     between = student_interval([interval.mean for interval in intervals])
-    varying = [interval for interval in intervals if not interval.alike]
-    if not varying:
+    if all(interval.alike for interval in intervals):
         return between
     mean = between.mean
     low, high = (mean, mean) if between.alike else (between.low, between.high)
+    below, above = _within(intervals)
+    return Interval(mean, min(low, mean - below), max(high, mean + above))
+
+
+def _within(intervals: Sequence[Interval]) -> tuple[float, float]:
+    """Return the reach of the mean's interval within trainings, to each side."""
+    varying = [interval for interval in intervals if not interval.alike]
     # The means are independent: squared errors add up.
     below = math.hypot(*(interval.mean - interval.low for interval in varying)) / len(intervals)
     above = math.hypot(*(interval.high - interval.mean for interval in varying)) / len(intervals)
-    return Interval(mean, min(low, mean - below), max(high, mean + above))
+    return below, above
 
 
 def mean_of_all(values: Sequence[float | None]) -> float | None:

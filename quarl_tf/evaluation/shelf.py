@@ -7,7 +7,7 @@ import contextlib
 import csv
 import glob
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,20 @@ from quarl_tf.store.workspace import evaluation_path, has_sidecar, sidecar_path,
 
 #: The pattern of all names.
 _ANY = "*/*/*"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluation tells, None where it is unknown.
+
+    Compared with fp32, returns are means over the episodes that both played.
+    """
+
+    mean_return: float | None = None
+    reference_mean: float | None = None
+    error_percent: float | None = None
+    verdict: str | None = None
+    latency_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,29 @@ class Entry:
     def comparison(self) -> Comparison | None:
         """Compare it with its fp32, if both played the same episodes by the same rules."""
         return compare_saved(self.artifact, self.sidecar)
+
+    def outcome(self) -> Outcome:
+        """Return what its greedy evaluation tells."""
+        evaluation, is_reference = self.evaluation(), self.sidecar.scheme == REFERENCE
+        if evaluation is None:
+            return Outcome()
+        # Intervals take most of the time.
+        comparison = None if is_reference else self.comparison()
+        latency = (evaluation.latency_us or {}).get("median")
+        outcome = Outcome(
+            mean_return=fmean(evaluation.returns),
+            verdict="reference" if is_reference else None,
+            latency_us=latency if self.sidecar.native else None,
+        )
+        if comparison is None:
+            return outcome
+        return replace(
+            outcome,
+            mean_return=comparison.returns.mean,
+            reference_mean=comparison.reference_mean,
+            error_percent=comparison.reward_error_percent,
+            verdict=comparison.verdict,
+        )
 
     def command(self) -> str:
         """Return the command that plays it or, if the file is not kept, makes it."""
@@ -174,15 +211,13 @@ def take(name: str, models: Path) -> Path:
 def _selection_returns(entry: Entry) -> tuple[float, float]:
     """Return the highest and the mean greedy return on selection seeds in the curve beside a file.
 
-    Of equally good networks, that of the steadier training comes first. Up to the delay it was
-    another network.
+    Of equally good networks, that of the steadier training comes first.
     """
-    path, quantization = entry.artifact.with_name("progress.csv"), entry.run.quantization
-    delay = 0 if quantization is None else quantization.delay
+    path, first = entry.artifact.with_name("progress.csv"), entry.sidecar.quantized_from
     returns = []
     # Missing, not a learning curve, or cut off.
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
         rows = csv.DictReader(path.read_text().splitlines())
-        greedy_returns = (row["greedy_return"] for row in rows if int(row["step"]) > delay)
+        greedy_returns = (row["greedy_return"] for row in rows if int(row["step"]) >= first)
         returns = [float(value) for value in greedy_returns if value]
     return (max(returns), fmean(returns)) if returns else (-math.inf, -math.inf)

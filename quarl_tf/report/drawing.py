@@ -82,7 +82,7 @@ def _detailed(workspace: Workspace, cell: CellResults, number: int) -> Iterator[
         yield Picture("paired_returns", number, returns.paired_returns(pairs, cell.cell.title))
     if not cell.references:
         return
-    run_id = cell.cell.references[0].run_id
+    run_id = cell.references[0].sidecar.run_id
     path = workspace.artifact(run_id, REFERENCE)
     # Only its hash may have been kept.
     kernels = flatbuffer.weights(path.read_bytes()) if path.exists() else {}

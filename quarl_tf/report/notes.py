@@ -58,11 +58,14 @@ def last_networks(cell: CellResults) -> list[dict[str, Any]]:
     if not any(column.runs[0].quantization for column in columns):
         return []
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    firsts = {result.sidecar.run_id: result.sidecar.quantized_from for result in cell.results}
     for column in columns:
         ids = tuple(run.run_id for run in column.runs)
-        curves = [cell.curves[run_id] for run_id in ids if run_id in cell.curves]
-        # Up to the delay it was another network.
-        lines = [curve.line("greedy_return").loc[(curve.delay or 0) + 1 :] for curve in curves]
+        lines = [
+            cell.curves[run_id].line("greedy_return").loc[firsts[run_id] :]
+            for run_id in ids
+            if run_id in cell.curves and run_id in firsts
+        ]
         if len(lines) == len(ids) and all(map(len, lines)):
             best, last = fmean(line.max() for line in lines), fmean(line.iloc[-1] for line in lines)
             rows.setdefault(ids, {"label": column.label, "best": best, "last": last})

@@ -94,6 +94,7 @@ def write(
     memories = memory_rows(source.workspace, cell_results) if memory else []
     summaries = [_summary(cell) for cell in cell_results]
     aggregates = results.aggregates(cell_results)
+    figures = list(draw(source.workspace, cell_results, aggregates, x))
     rows, pooled = _rows(cell_results)
     content = {
         "name": name,
@@ -112,7 +113,6 @@ def write(
     write_json(folder / "results.json", content)
     csv_rows = [row | {"weight_dtypes": dtypes(row["weight_dtypes"])} for row in rows]
     write_csv(folder / "results.csv", csv_rows)
-    figures = list(draw(source.workspace, cell_results, aggregates, x))
     context = {
         "title": title,
         "cells": cell_results,

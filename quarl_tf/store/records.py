@@ -169,6 +169,16 @@ class Sidecar(_JsonRecord):
     commit: str | None
     sources: str
 
+    @property
+    def quantized_from(self) -> int:
+        """The first step whose greedy return in training is of a network of this kind.
+
+        The burst of learning that crosses the delay is in float to its end.
+        """
+        quantization = Run.from_dict(self.run).quantization
+        frequency: int = self.preset.get("train_frequency", 0)
+        return 0 if quantization is None else quantization.delay + frequency
+
     @classmethod
     def of(cls, stored: dict[str, Any], path: Path) -> Self:
         """Build the record, with one deviation for each component of the action if any."""

@@ -223,7 +223,8 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
         raise UsageError(f"Seeds are 0 or more, none comes twice. Received: seeds={list(seeds)}")
     schemes = values.get("schemes", list(_DEFAULT_SCHEMES))
     options = values.get("quantization", {})
-    quantizations = tuple(_quantizations(values, options, preset))
+    # Bits that are given twice, and a share of the steps that equals a number of them, count once.
+    quantizations = tuple({q.tag: q for q in _quantizations(values, options, preset)}.values())
     base = Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file)
     require_possible(base, map(Scheme.parse, schemes))
     if "from" in values:

@@ -314,6 +314,26 @@ def test_how_many_more_observations_decide() -> None:
     assert pooled.more_needed == compare.more_needed(pooled, 3) > 3
 
 
+def test_episodes_that_vary_take_more_trainings() -> None:
+    # Two alike trainings, whose episodes reach 20 to each side of 0 beside a margin of 2.
+    wide = [
+        replace(comparison(mean), reference_mean=100.0, difference=Interval(mean, low, 20.0))
+        for mean, low in ((-0.01, -20.0), (0.01, -20.0))
+    ]
+    pooled = compare.pool(wide)
+    assert pooled.verdict == "inconclusive"
+    # Half the width is 20 / sqrt(n).
+    assert pooled.more_needed == pytest.approx(100 - 2, abs=1)
+    same = compare.pool([replace(one, difference=Interval(0.0, -20.0, 20.0)) for one in wide])
+    assert same.more_needed == pytest.approx(100 - 2, abs=1)
+    # The upper side decides.
+    short = [
+        replace(one, difference=Interval(-9.0 + mean, -29.0, -9.0 + 20.0))
+        for one, mean in zip(wide, (-0.01, 0.01), strict=True)
+    ]
+    assert compare.pool(short).more_needed == math.ceil(2 * 200 / 9**2) - 2
+
+
 def covers(difference: Interval, chance: float, mean: float) -> bool:
     """Tell whether the interval of failures covers their mean, or else the bound their chance."""
     if difference.alike:
