@@ -12,7 +12,5 @@ parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
 parser.add_argument("study", help="the study's file")
 parser.add_argument("--root", default=".", help="folder of runs/, tflite_models/ and reports/")
 args, run_options = parser.parse_known_args()  # Others are those of `quarl study run`.
-for action, options in (("run", run_options), ("report", [])):
-    code = main(["study", action, args.study, "--root", args.root, *options])
-    if code:
-        sys.exit(code)
+where = [args.study, "--root", args.root]
+sys.exit(main(["study", "run", *where, *run_options]) or main(["study", "report", *where]))

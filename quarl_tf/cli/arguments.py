@@ -200,7 +200,7 @@ _SAVE_EXAMPLE = "checkpoint save dqn-CartPole-v1-s0 dqn.npz --root mine"
 _SAVE_HELP = "what to write, .npz, 20 MB at most: no replay"
 _POLICY_HELP = "a run id, an fp32 file or its name on the shelf"
 _OUT_HELP = "the .gif to write, below 2 MB (default: %(default)s)"
-_COMMANDS_HELP = "print a command for each unfinished run, those with --bits last"
+_COMMANDS_HELP = "print a command for each unfinished run, those that wait for others last"
 _COMMANDS = _option("--commands", action="store_true", help=_COMMANDS_HELP)
 _ENGINE = (
     _option("--engine", choices=("local", "ray"), default="local", help="where runs are executed"),

@@ -100,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; Python would report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is None:  # Not of a file.
             raise
@@ -124,7 +124,8 @@ def _run(args: argparse.Namespace) -> None:
         raise QuarlError(
             "A quantisation-aware training is compared with its plain reference, which comes "
             f"first: {workspace.command(run.plain.command('run'))}. "
-            f"Received: no {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()}"
+            f"Received: {REFERENCE} of {run.plain.run_id!r} in {workspace.root.resolve()} "
+            f"{reference.reason}"
         )
     if run.quantization and run.origin is None and reference.sidecar is not None:
         folder = workspace.artifact_dir(run.plain.run_id)
@@ -142,7 +143,8 @@ def _run(args: argparse.Namespace) -> None:
             lines.append(f"report   {workspace.report_dir(name)}")
         _say("\n".join(lines))
         return
-    artifacts = _export_and_evaluate(args, run.run_id, schemes)
+    with workspace.working_on(run.run_id):
+        artifacts = _export_and_evaluate(args, run.run_id, schemes)
     if not args.no_report:
         args.runs, args.name = [run.run_id], None
         _report(args)

@@ -3,6 +3,7 @@
 import re
 import reprlib
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,12 @@ def parse_file(path: Path, what: str) -> Any:
         ) from error
 
 
+@cache
 def shipped(algo: str) -> Table:
-    """Read the package's presets of an algorithm, and its defaults as "quantization"."""
+    """Read the package's presets of an algorithm, and its defaults as "quantization".
+
+    They are read once: callers copy what they change.
+    """
     return _without_templates(parse(Path(__file__).with_name(f"{algo}.yaml").read_bytes()))
 
 

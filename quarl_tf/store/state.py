@@ -175,7 +175,17 @@ def finished_training(workspace: Workspace, run: Run, preset: Preset) -> Trainin
     record = TrainingRecord.load(folder / "training.json")
     record.verify(folder)
     require_same_settings(folder, asdict(record), run, preset)
+    require_same_run(folder, record.run_id, run)
     return record
+
+
+def require_same_run(folder: Path, recorded_id: str, run: Run) -> None:
+    """Raise a QuarlError for a folder with the training of another run, as after a copy."""
+    if recorded_id != run.run_id:
+        raise QuarlError(
+            f"{folder} holds another run; move it away or use another --root. "
+            f"Received: {recorded_id!r}, expected {run.run_id!r}"
+        )
 
 
 def require_same_settings(

@@ -4,11 +4,12 @@ import os
 import re
 import shlex
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from quarl_tf.foundation.errors import UsageError
-from quarl_tf.foundation.files import atomic_path, read_json, sync
+from quarl_tf.foundation.files import atomic_path, locked, read_json, sync
 from quarl_tf.spec import GREEDY, REFERENCE, Chance, Run
 from quarl_tf.store.records import Sidecar
 
@@ -48,6 +49,11 @@ class Workspace:
     def report_dir(self, name: str) -> Path:
         """Return the folder of one report."""
         return self.root / "reports" / name
+
+    def working_on(self, run_id: str) -> AbstractContextManager[None]:
+        """Lock a run while a block runs; a BusyError where another process works on it."""
+        refusal = f"Another process works on this run; wait for it. Received: run={run_id!r}"
+        return locked(self.run_dir(run_id), refusal)
 
     def command(self, line: str) -> str:
         """Return a command line with this workspace's --root, unless it is the current folder."""

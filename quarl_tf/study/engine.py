@@ -174,6 +174,13 @@ class _Pool:
             return False
         statuses = plan(self._workspace, self._study, job.run_id)
         failed = any(status.failure is not None for status in statuses)
+        if not failed and (origin := statuses[0].run.origin) is not None:
+            try:
+                require_origin(self._workspace, origin)
+            except QuarlError as error:  # It was trained since the study began.
+                failed = True
+                job.log.write_text(f"quarl: {error}\n")
+                self._say(_ending(job, 1))
         to_do = not failed and any(status.state != State.EVALUATED for status in statuses)
         if not to_do:
             if self._sharing:
@@ -186,13 +193,13 @@ class _Pool:
         """Record the jobs that have ended."""
         for job, code in self._engine.ended():
             self.running.remove(job.run_id)
-            if self._sharing:
-                self._claims.release(job.log.parent)
-            if code == BusyError.exit_code:  # Another process trains it.
+            if code == BusyError.exit_code:  # Another process works on it.
                 self.waiting.append(job)
-                continue
-            self._say(_ending(job, code))
-            self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
+            else:
+                self._say(_ending(job, code))
+                self._settle(job, plan(self._workspace, self._study, job.run_id), failed=code != 0)
+            if self._sharing:  # Last, so that other workers see how it ended.
+                self._claims.release(job.log.parent)
 
     def _settle(self, job: Job, statuses: Sequence[Status], *, failed: bool) -> None:
         """Count the evaluated experiments of a job; drop the jobs whose reference is missing."""

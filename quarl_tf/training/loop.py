@@ -21,7 +21,7 @@ from quarl_tf import agents, environments, networks, presets
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.display import Update
 from quarl_tf.foundation.errors import QuarlError, one_line
-from quarl_tf.foundation.files import locked, sha256, write_csv, write_json
+from quarl_tf.foundation.files import sha256, write_csv, write_json
 from quarl_tf.foundation.keras import keras, tf
 from quarl_tf.foundation.seeding import environment_seed
 from quarl_tf.networks.inference import Snapshot
@@ -33,6 +33,7 @@ from quarl_tf.store.state import (
     finished_training,
     origin_network,
     refuse_overwrite,
+    require_same_run,
     require_same_settings,
     starting_from,
 )
@@ -67,8 +68,7 @@ def train(
     training = _Training(folder, run, preset)
     if run.origin is not None and not run.origin.step:
         training.start_from(workspace, run.origin)
-    refusal = f"Another process is training this run; wait for it. Received: run={run.run_id!r}"
-    with locked(folder, refusal):
+    with workspace.working_on(run.run_id):
         # Another process may have finished it in the meantime.
         return finished_training(workspace, run, preset) or training.complete(update)
 
@@ -224,6 +224,8 @@ class _Training:
         rows: list[dict[str, Any]] = []
         if content is not None:
             require_same_settings(self._folder, content[1], self._run, self._preset)
+            if "lacking" not in content[1]:
+                require_same_run(self._folder, Run.from_dict(content[1]["run"]).run_id, self._run)
             try:
                 rows = self._restore(*content)
             except (KeyError, ValueError) as error:

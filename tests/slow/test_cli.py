@@ -130,6 +130,17 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     assert snapshot(folder) == before
 
 
+def test_a_run_is_exported_by_one_process_alone(
+    finished: Finished, monkeypatch: Patch, capsys: Capsys
+) -> None:
+    monkeypatch.setattr(verbs, "_train_one", lambda *_: None)
+    before = snapshot(finished.root)
+    words = ["run", *TINY, "--episodes", "7", "--root", str(finished.root)]
+    with Workspace(finished.root).working_on(finished.run_id):
+        assert "Another process works on this run" in refusal(capsys, *words, code=4)
+    assert snapshot(finished.root) == before
+
+
 def test_a_run_with_bits_is_released_beside_its_fp32(
     aware: tuple[Path, str, str], tmp_path: Path, capsys: Capsys
 ) -> None:
@@ -573,7 +584,7 @@ def test_who_has_read_enough_is_not_told_of_a_failure() -> None:
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
         completed = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
-    assert completed.stderr == b""
+    assert (completed.returncode, completed.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_a_folder_that_cannot_be_entered_is_one_line(monkeypatch: Patch, capsys: Capsys) -> None:

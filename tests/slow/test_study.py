@@ -354,6 +354,42 @@ def test_a_training_waits_for_the_one_it_starts_from(tmp_path: Path) -> None:
     assert log.read_text() == "out of memory"
 
 
+def test_no_training_starts_from_another_network_of_its_study(tmp_path: Path) -> None:
+    start = "from: {sha256: abc}, overrides: {steps: 4000}}, {algo: ppo, env: CartPole-v1}]"
+    study = read(write_study(tmp_path, STUDY.replace("v1}]", f"v1, {start}")))
+    later, origin = {run.run_id: run for run, _ in study.experiments()}.values()
+    workspace = Workspace(tmp_path)
+
+    class Trained(_Recorder):
+        def ended(self) -> list[tuple[engine.Job, int]]:
+            ended = super().ended()
+            if ended:
+                samples.write_training(workspace, origin, {}, np.zeros((2, 4)))
+            return ended
+
+    recorder = Trained(2)
+    play(tmp_path, study, recorder)
+    assert recorder.started == [origin.run_id]
+    assert "another network" in failure_path(workspace, later).read_text()
+
+
+def test_a_failure_is_on_record_before_its_claim_is_given_up(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    study = read(write_study(tmp_path, STUDY))
+    (run_id,) = dict.fromkeys(run.run_id for run, _ in study.experiments())
+    ending, claims = engine._ending, list[str]()
+
+    def recorded(job: engine.Job, code: int) -> str:
+        claims.extend(path.name for path in job.log.parent.glob("claim.*"))
+        return ending(job, code)
+
+    monkeypatch.setattr(engine, "_ending", recorded)
+    engine.run(Workspace(tmp_path), study, _Recorder(1, run_id), silent, silent, shard=(1, 1))
+    assert claims == ["claim.0"]
+    assert not list(tmp_path.glob("runs/*/claim.*"))
+
+
 def test_a_flatbuffer_is_not_the_network_that_a_training_starts_from(tmp_path: Path) -> None:
     workspace, origin = Workspace(tmp_path), Origin(Run("dqn", "CartPole-v1", 0), "abc")
     artifact = workspace.artifact(origin.run.run_id, REFERENCE)

@@ -222,6 +222,18 @@ def test_unfinished_run_of_another_preset_is_refused(cut_off: Workspace, tiny_ru
     assert snapshot(cut_off.root) == before
 
 
+@pytest.mark.parametrize("progress", ["cut_off", "copy"])
+def test_the_folder_of_another_seed_is_refused(
+    progress: str, tiny_run: Run, request: pytest.FixtureRequest
+) -> None:
+    workspace: Workspace = request.getfixturevalue(progress)
+    other = replace(tiny_run, seed=tiny_run.seed + 1)
+    workspace.run_dir(tiny_run.run_id).rename(workspace.run_dir(other.run_id))
+    before = snapshot(workspace.root)
+    assert f"Received: {tiny_run.run_id!r}" in refused(train, workspace, other, silent)
+    assert snapshot(workspace.root) == before
+
+
 @pytest.mark.parametrize("steps_between_evaluations", [64, 5000])
 def test_a_reward_that_is_not_finite_is_not_called_divergence(
     steps_between_evaluations: int, tiny_run: Run, broken_reward: str, tmp_path: Path
