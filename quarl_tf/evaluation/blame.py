@@ -16,13 +16,16 @@ from quarl_tf.evaluation.compare import (
 from quarl_tf.evaluation.play import AGREEMENT_TOLERANCE
 from quarl_tf.export import auto, calibration, integer
 from quarl_tf.export.activations import tensor_values
-from quarl_tf.export.graph import Graph
+from quarl_tf.export.graph import BETWEEN_ONES, Graph, fused_activation
 from quarl_tf.export.preparation import prepared
 from quarl_tf.quantization.grid import BYTE, Array, grid_between, snap
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Recipe
 from quarl_tf.spec.actions import agreement
+
+#: Sixteen int8 numbers.
+_SPREAD = replace(BYTE, bits=12)
 
 _WORST = 3  #: Layers whose gain in return is measured, those with the largest share of the error.
 
@@ -34,7 +37,7 @@ class Blame:
     layer: str
     low: float  #: Smallest output over rollouts, and the largest.
     high: float
-    codes: int  #: Codes that the outputs take, of 256.
+    codes: int  #: Codes that the outputs take, of 256; of 4096 for a head of images.
     saturated: float  #: Share of the outputs at the ends of the grid.
     noise: float  #: Signal to rounding noise of the outputs, in dB.
     share: float  #: Share of the squared error of the head, each layer alone in int8.
@@ -55,10 +58,12 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     graph, errors = Graph(content), auto.errors(content, policy, observations)
     effects = []
     for name, layer in graph.layers().items():
-        outputs = tensor_values(graph, layer, "outputs", observations)
+        form, outputs = BYTE, tensor_values(graph, layer, "outputs", observations)
+        if fused_activation(layer) == BETWEEN_ONES:  # The parts of a spread head.
+            form, outputs = _SPREAD, auto.heads(content, policy, observations)
         low, high = float(outputs.min()), float(outputs.max())
-        grid = grid_between(np.array(low), np.array(high), BYTE)
-        rounded = snap(outputs, grid, BYTE)
+        grid = grid_between(np.array(low), np.array(high), form)
+        rounded = snap(outputs, grid, form)
         noise = max(float(np.square(rounded - outputs).mean()), 1e-30)
         # Zeros of ReLU are not saturated.
         saturated = (rounded >= rounded.max()) | ((rounded <= rounded.min()) & (low < 0))

@@ -387,13 +387,13 @@ def pool(comparisons: Sequence[Comparison]) -> Comparison:
 
 def _more_trainings(pooled: Comparison, differences: Sequence[Interval]) -> int | None:
     """Estimate how many more trainings decide a comparison, by both intervals of a pooled one."""
-    between = student_interval([interval.mean for interval in differences])
+    reaches, between = _reaches(pooled), student_interval([d.mean for d in differences])
     more = more_needed(replace(pooled, difference=between), len(differences))
-    reaches, widths = _reaches(pooled), _within(differences)
-    if pooled.verdict != INCONCLUSIVE or max(reaches) <= 0 or (more is None and not between.alike):
+    is_open = pooled.verdict == INCONCLUSIVE and pooled.difference.bounded and max(reaches) > 0
+    if not is_open or (more is None and not between.alike):
         return None
     # Each further training has the same errors of its episodes.
-    width, reach = widths[reaches[1] > reaches[0]], max(reaches)
+    width, reach = _within(differences)[reaches[1] > reaches[0]], max(reaches)
     count = math.ceil(len(differences) * (width / reach) ** 2)
     more = max(more or 1, count - len(differences))
     return more if more <= _MOST_NEEDED else None

@@ -212,7 +212,7 @@ def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Si
         ) from error
     for name in sorted(fields.keys() - {"action_std"}):
         value, expected = getattr(json_sidecar, name), getattr(sidecar, name)
-        if name in ("action_low", "action_high"):
+        if name in ("action_low", "action_high") and value is not None:
             with np.errstate(over="ignore"):  # Bounds are those of float32.
                 value = np.array(value, np.float32).tolist()
         if value != expected:
@@ -220,7 +220,7 @@ def _checked_sidecar(sidecar: Sidecar, fields: dict[str, Any], path: Path) -> Si
                 f"{path} is of another flatbuffer or environment than these. "
                 f"Received: {name}={value}, expected {expected}"
             )
-    return replace(sidecar, action_std=json_sidecar.action_std)
+    return replace(sidecar, action_std=json_sidecar.action_std or None)
 
 
 def _converted_model(file: Path, shape: tuple[int, ...], dtype: str) -> bytes:

@@ -12,7 +12,7 @@ from quarl_tf.export.graph import Graph
 from quarl_tf.export.preparation import centred, prepared
 from quarl_tf.quantization.grid import Array
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import LayerFormat, Recipe, Scheme
+from quarl_tf.spec import LayerFormat, Recipe, Scheme, actions
 
 #: About how many observations layers are compared on at most.
 _SEEN = 1000
@@ -53,12 +53,16 @@ def chosen(content: bytes, policy: Policy, observations: Array) -> tuple[bytes, 
 
 def errors(content: bytes, policy: Policy, observations: Array) -> dict[str, Any]:
     """Return the mean squared error of the heads by layer, each alone in int8."""
-    reference_heads = heads(content, policy, seen(observations))
+    choices, sample = policy.sidecar.num_actions, seen(observations)
+    reference_heads = heads(content, policy, sample)
 
     def error(layer: str) -> Any:
         recipe = Recipe(observation=INT8.observation, by_layer={layer: INT8.of(layer)})
         file = integer.quantized(content, observations, recipe)
-        return np.square(heads(file, policy, seen(observations)) - reference_heads).mean()
+        differences = heads(file, policy, sample) - reference_heads
+        if choices is not None:  # What all actions share changes none.
+            differences = actions.centred(differences, choices)
+        return np.square(differences).mean()
 
     return {layer: error(layer) for layer in Graph(content).layers()}
 

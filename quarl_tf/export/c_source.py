@@ -63,8 +63,8 @@ def size(artifact: Path) -> Size:
     return _make_writer(artifact, fixed=False)[0].size()
 
 
-#: What generated files begin with; a header has the first, its C file may have the second alone.
-_MARKS = ("Written by quarl_tf", ": see the header. */")
+#: What generated files begin with.
+_MARK = "Written by quarl_tf"
 
 
 def write(artifact: Path, *, fixed: bool = False) -> str:
@@ -96,8 +96,7 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     names["prototype"] = names["act"].partition("\n")[0]
     files = {artifact.with_suffix(suffix): f"policy{suffix}" for suffix in (".h", ".c")}
     for path in files:
-        start = path.read_text(errors="replace")[:200] if path.exists() else _MARKS[0]
-        if not any(mark in start for mark in _MARKS):
+        if path.exists() and _MARK not in path.read_text(errors="replace")[:200]:
             raise UsageError(
                 f"{path} was not written by this program; move it away. "
                 f"Received: path={str(path)!r}"

@@ -3,17 +3,23 @@
 Each step but `centred` leaves what the network computes as it is.
 """
 
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from quarl_tf.export.activations import kernel_inputs, ranges, visit
-from quarl_tf.export.graph import BETWEEN_ONES, NONE, RELU, Graph, fused_activation
+from quarl_tf.export.graph import BETWEEN_ONES, LAYERS, NONE, RELU, Graph, fused_activation
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.quantization.grid import BYTE, Array, grid_between
+from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import actions
 from quarl_tf.spec.actions import Choices
 from quarl_tf.spec.architectures import LEAST_DEVIATION
+
+#: Operators that multiply by weights.
+_PRODUCTS = {*flatbuffer.WEIGHTED, "BATCH_MATMUL", "CONV_3D"}
 
 #: Largest ratio of a channel's bias to its weights that `equalised` ignores. A channel that is
 #: mostly its bias would, with weights like the others', take the grid that all share.
@@ -39,12 +45,39 @@ _ROUNDING = 1e-6
 def prepared(
     content: bytes, observations: Array, choices: Choices | None, *, float_head: bool = False
 ) -> bytes:
-    """Return the float flatbuffer from which `int8`, or `int8_head32`, is made."""
+    """Return the float flatbuffer from which `int8`, or `int8_head32`, is made.
+
+    A UsageError for one with weights that int8 would leave in float.
+    """
+    require_quantisable(content, LAYERS)
     content = centred(content, choices)
     if Graph(content).takes_floats:
         return refined(widened(equalised(content), observations), observations)
     content = smoothed(content, observations)
     return content if float_head or choices is None else spread(content, observations)
+
+
+def require_quantisable(content: bytes, names: Collection[str]) -> None:
+    """Refuse weights that would stay in float without a word.
+
+    They are those of other operators than these, and kernels computed from constants. Products of
+    what is computed from the observation have no weights.
+    """
+    for graph in flatbuffer.parsed(content):
+        observed = {*graph.inputs}
+        for operator in graph.operators:
+            if observed & {*operator.inputs}:
+                observed |= {*operator.outputs}
+            weights = {*operator.inputs[:2]} - observed
+            if operator.name in names:
+                weights = {
+                    i for i in weights & {operator.inputs[1]} if graph.tensors[i].data is None
+                }
+            if operator.name in _PRODUCTS and weights:
+                raise UsageError(
+                    f"This scheme quantises the constant kernels of {', '.join(sorted(names))} "
+                    f"alone; name another scheme. Received: operator={operator.name}"
+                )
 
 
 def centred(content: bytes, choices: Choices | None) -> bytes:

@@ -10,7 +10,6 @@ several int8 numbers; see benchmarks/int8_recipes.json.
 
 import contextlib
 import hashlib
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from quarl_tf.export import auto, calibration, integer, preparation, rounding
 from quarl_tf.export.graph import LAYERS, Graph, in_float32
 from quarl_tf.foundation import provenance
 from quarl_tf.foundation.errors import QuarlError, UsageError
-from quarl_tf.foundation.files import write_bytes
+from quarl_tf.foundation.files import sha256, write_bytes
 from quarl_tf.quantization.grid import Array, fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -32,9 +31,6 @@ from quarl_tf.store.workspace import has_sidecar, sidecar_path, write_artifact
 
 #: Schemes that others are made from.
 _SOURCES = (REFERENCE, "fp16")
-
-#: Operators that multiply by weights.
-_PRODUCTS = {*flatbuffer.WEIGHTED, "BATCH_MATMUL", "CONV_3D"}
 
 
 def quantized(
@@ -58,7 +54,7 @@ def quantized(
             f"Without its training a flatbuffer can become {', '.join(CALIBRATED)}, or ptq_wN, "
             f"ptq_opt_wN and ptq_paper_wN for N = 2 ... 32. Received: scheme={scheme.name!r}"
         )
-    _require_quantisable(content, flatbuffer.WEIGHTED)
+    preparation.require_quantisable(content, flatbuffer.WEIGHTED)
     layers = Graph(content).layers() if scheme.single_layers else {}
     require_layers(recipe, layers)
     forms = {layer.inputs[1]: recipe.of(name).weights for name, layer in layers.items()}
@@ -77,29 +73,6 @@ def quantized(
     return bytes(copy)
 
 
-def _require_quantisable(content: bytes, names: Collection[str]) -> None:
-    """Refuse weights that would stay in float without a word.
-
-    They are those of other operators than these, and kernels computed from constants. Products of
-    what is computed from the observation have no weights.
-    """
-    for graph in flatbuffer.parsed(content):
-        observed = {*graph.inputs}
-        for operator in graph.operators:
-            if observed & {*operator.inputs}:
-                observed |= {*operator.outputs}
-            weights = {*operator.inputs[:2]} - observed
-            if operator.name in names:
-                weights = {
-                    i for i in weights & {operator.inputs[1]} if graph.tensors[i].data is None
-                }
-            if operator.name in _PRODUCTS and weights:
-                raise UsageError(
-                    f"This scheme quantises the constant kernels of {', '.join(sorted(names))} "
-                    f"alone; name another scheme. Received: operator={operator.name}"
-                )
-
-
 def _calibrated(
     content: bytes, scheme: Scheme, observations: Array, choices: Choices | None
 ) -> bytes:
@@ -107,7 +80,7 @@ def _calibrated(
         from quarl_tf.export import converter  # Loads TensorFlow, which the others do not need.
 
         return converter.stock_int8(content, observations)
-    _require_quantisable(content, LAYERS)
+    preparation.require_quantisable(content, LAYERS)
     is_integer = scheme.name in CALIBRATED
     if is_integer and scheme.name != "int8_tensor":
         float_head = scheme.recipe.head.activations is None
@@ -165,7 +138,8 @@ def quantize(source: Path, scheme: Scheme) -> Path:
     """Write a quantised copy of an fp32 or fp16 flatbuffer with its sidecar; return its path.
 
     It is `<scheme>.tflite` beside it. Activations are calibrated on greedy rollouts of the
-    flatbuffer. A sidecar with the hash of the copy is kept.
+    flatbuffer. A sidecar with the hash of the copy is kept, and so is the file that the training
+    itself was exported to, calibrated on other rollouts.
 
     Raises:
         UsageError: The scheme needs a training, the flatbuffer is not one of floats, or another
@@ -180,6 +154,8 @@ def quantize(source: Path, scheme: Scheme) -> Path:
             f"Received: scheme={sidecar.scheme!r} of {str(source)!r}"
         )
     target = source.with_name(f"{scheme.name}.tflite")
+    if _is_export(target, sidecar):
+        return target
     content = flatbuffer.read(source)
     if "float16" in sidecar.weight_dtypes:
         content = in_float32(content)
@@ -194,6 +170,16 @@ def quantize(source: Path, scheme: Scheme) -> Path:
         copy_sidecar = replace(copy_sidecar, check=check)
     write_artifact(target, copy, copy_sidecar)
     return target
+
+
+def _is_export(target: Path, source: Sidecar) -> bool:
+    """Tell whether a file is what the training of another flatbuffer was exported to, intact."""
+    with contextlib.suppress(QuarlError):
+        sidecar = Sidecar.load(sidecar_path(target))
+        same = sidecar.network_sha256 == source.network_sha256 and source.scheme == REFERENCE
+        is_export = same and sidecar.calibration_sha256 is not None
+        return is_export and target.exists() and sha256(target) == sidecar.sha256
+    return False
 
 
 def _former_sidecar(target: Path, scheme: Scheme, made_from: str, copy: bytes) -> Sidecar | None:

@@ -77,12 +77,21 @@ def test_a_policy_without_layers_is_not_quantised(file: Path, capsys: Capsys) ->
 
 
 def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys: Capsys) -> None:
-    describe(file, env_id="CartPole-v1", head="q_values", observation_shape=[4], num_actions=2)
+    unbounded = {"action_low": None, "action_high": None, "action_std": []}
+    describe(
+        file,
+        env_id="CartPole-v1",
+        head="q_values",
+        observation_shape=[4],
+        num_actions=2,
+        **unbounded,
+    )
     printed(capsys, "adopt", str(file), "--episodes", "1")
     assert "can be adopted" in printed(capsys, "inspect", str(file))
     (folder,) = Path("tflite_models/CartPole-v1/adopted").iterdir()
     sidecar = Sidecar.load(folder / "fp32.json")
     assert (sidecar.head, folder.name) == ("q_values", f"s0-{sidecar.sha256[:12]}")
+    assert sidecar.action_std is None
     assert main(["adopt", str(file), *MINE, "--episodes", "1"]) == 0
     assert Sidecar.load(FOLDER / "fp32.json").head == "logits"
     # Continuous actions keep their deviation.

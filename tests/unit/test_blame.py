@@ -13,7 +13,7 @@ from quarl_tf.evaluation.compare import mean_interval
 from quarl_tf.export import calibration, integer
 from quarl_tf.export.ptq import quantize
 from quarl_tf.runtime.policy import Policy
-from quarl_tf.spec import Scheme
+from quarl_tf.spec import Scheme, actions
 from quarl_tf.store.workspace import Workspace, blame_path, sidecar_path
 
 
@@ -21,6 +21,19 @@ def test_layers_before_a_tanh_are_judged_up_to_where_int8_ends() -> None:
     path = Path(__file__).parents[2] / "tflite_models/CartPole-v1/ppo/s0/fp32.tflite"
     hidden = blame(path.read_bytes(), Policy.load(path), episodes=1)[:-1]
     assert max(max(-row.low, row.high) for row in hidden) == 3.5
+
+
+def test_a_spread_head_is_judged_as_a_whole(artifacts: Artifacts, monkeypatch: Patch) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (200, 6, 6, 2), np.uint8)
+    monkeypatch.setattr(calibration, "observations", lambda _: frames)
+    monkeypatch.setattr(calibration, "selection_returns", lambda *_: [1.0] * 20)
+    path = artifacts["frames"]
+    policy = Policy.load(path)
+    row = blame(path.read_bytes(), policy, 20)[-1]
+    heads = actions.centred(np.array([policy.head(frame) for frame in frames]), 2)
+    assert (row.low, row.high) == pytest.approx((heads.min(), heads.max()), rel=1e-3)
+    assert row.saturated < 0.1
+    assert row.codes > 200
 
 
 def test_actions_beyond_their_bounds_agree(artifacts: Artifacts) -> None:

@@ -294,6 +294,29 @@ def test_inner_activations_have_few_values(artifacts: Artifacts, name: str, bits
         assert 2**bits < len(outer) <= 256
 
 
+def test_a_tensor_that_several_layers_read_has_one_grid() -> None:
+    network = NETWORKS["maximum of two layers"]
+    content = converted(of_function(network, (6,), "float32"))
+    graph = Graph(quantized(content, Scheme.parse("ptq_opt_w2a2"), FEATURES))
+    for name in ("hidden_0", "hidden_1"):
+        inputs = activations.tensor_values(graph, graph.layers()[name], "inputs", FEATURES)
+        assert 4 < len(np.unique(inputs)) <= 256
+
+
+def test_an_error_that_all_actions_share_is_none() -> None:
+    content = converted(
+        of_function(lambda x: head(hidden(x)) + 100 * hidden(x, 9, 1), (6,), "float32")
+    )
+    policy = Policy(content, replace(SIDECAR, observation_shape=[6], num_actions=3))
+    errors, graph = auto.errors(content, policy, FEATURES), Graph(content)
+    (value,) = (
+        name
+        for name, layer in graph.layers().items()
+        if graph.tensors[layer.outputs[0]].shape[-1] == 1
+    )
+    assert errors[value] < 0.01 * max(errors.values())
+
+
 #: Of networks as others build them.
 FEATURES = np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32)
 INTEGERS = ("int8", "int8_tensor", "ptq_opt_w8a8")
@@ -401,6 +424,9 @@ def test_weights_that_would_stay_in_float_are_refused(
     for scheme in schemes:
         message = refused(quantized, content, Scheme.parse(scheme), FEATURES, error=UsageError)
         assert f"Received: operator={name}" in message
+    # As `int8_auto` and `quarl blame` begin.
+    message = refused(preparation.prepared, content, FEATURES, None, error=UsageError)
+    assert f"Received: operator={name}" in message
 
 
 def test_kernels_that_are_computed_are_refused() -> None:

@@ -15,11 +15,13 @@ from quarl_tf.export import converter
 from quarl_tf.export.graph import in_float32
 from quarl_tf.export.ptq import quantize, quantized
 from quarl_tf.foundation.errors import UsageError
+from quarl_tf.foundation.files import sha256
 from quarl_tf.foundation.keras import keras
 from quarl_tf.quantization.grid import fake_quantize
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.spec import Scheme
+from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
 
 
@@ -82,6 +84,22 @@ def test_the_copy_has_a_sidecar_and_acts(copy_artifact: Copy) -> None:
     sidecar_path(copied).unlink()
     quantize(path, scheme)
     assert Policy.load(copied).sidecar == policy.sidecar
+
+
+def test_what_a_training_was_exported_to_is_kept(copy_artifact: Copy) -> None:
+    path, scheme = copy_artifact("fp32"), Scheme.parse("int8")
+    copied = quantize(path, scheme)
+    made = copied.read_bytes()
+    exported = quantize(path, Scheme.parse("int8_tensor")).read_bytes()
+    copied.write_bytes(exported)
+    sidecar = Sidecar.load(sidecar_path(copied))
+    facts = {"sha256": sha256(copied), "calibration_sha256": "ab" * 32}
+    replace(sidecar, **facts).save(sidecar_path(copied))
+    before = snapshot(path.parent)
+    assert quantize(path, scheme) == copied
+    assert snapshot(path.parent) == before
+    copied.write_bytes(b"damaged")
+    assert quantize(path, scheme).read_bytes() == made
 
 
 def test_halves_are_widened(artifacts: Artifacts) -> None:

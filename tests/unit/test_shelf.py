@@ -94,6 +94,18 @@ def test_a_policy_is_compared_by_the_episodes_that_its_fp32_played_too(tmp_path:
         assert (comparison and (comparison.reference_mean, comparison.returns.mean)) == means
 
 
+def test_returns_stand_beside_fp32_in_the_same_episodes(models: Path) -> None:
+    (entry,) = shelf(models)
+    longer = replace(EVALUATION, seeds=[1, 2, 3], returns=[9.0, 10.0, 99.0], lengths=[9, 10, 99])
+    longer.save(entry.artifact.with_name("fp32.eval.json"))
+    played = {"scheme": "int8", "artifact_sha256": entry.sidecar.sha256}
+    evaluation = replace(EVALUATION, seeds=[1, 2], returns=[7.0, 9.0], **played)
+    evaluation.save(entry.artifact.with_name("int8.eval.json"))
+    outcome = entry.outcome()
+    assert (outcome.mean_return, outcome.reference_mean) == (8.0, 9.5)
+    assert outcome.error_percent == pytest.approx(100 * 1.5 / 9.5)
+
+
 def test_episodes_of_another_flatbuffer_are_not_compared(models: Path) -> None:
     folder = models / "CartPole-v1/dqn/s1"
     evaluation = replace(EVALUATION, artifact_sha256=sha256(folder / "int8.tflite"))

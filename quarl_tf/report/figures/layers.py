@@ -1,6 +1,7 @@
 """Draw the layers of a policy: weights with the grids of few bits, and errors of int8."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from quarl_tf.quantization.grid import grid_between
+from quarl_tf.quantization.grid import own_grid
 from quarl_tf.report.figures.style import GREY, grid, legend_below, scheme_colour, styled
 from quarl_tf.spec import Scheme
 
@@ -21,7 +22,7 @@ HISTOGRAM_SCHEMES = ("ptq_w4", "ptq_w2")
 _MEASURES = {
     "share of the error, %": ("share", 100),
     "at the grid's ends, %": ("saturated", 100),
-    "codes used, of 256": ("codes", 1),
+    "codes used": ("codes", 1),
 }
 
 
@@ -61,11 +62,8 @@ def _grid_values(values: npt.NDArray[np.float32], scheme: str) -> npt.NDArray[np
     if values.ndim > 2:
         channels = values.reshape(len(values), -1)
         values = channels[np.argmax(np.ptp(channels, axis=1))]
-    form = Scheme.parse(scheme).recipe.default.weights
-    if form is None:
-        return np.empty(0)
-    low, high = (end.astype(np.float64) for end in (values.min(), values.max()))
-    return grid_between(low, high, form).values()
+    form: Any = Scheme.parse(scheme).recipe.default.weights
+    return own_grid(values.astype(np.float64), form, None).values()
 
 
 @styled
