@@ -36,7 +36,7 @@ def _row(entry: Entry) -> list[str]:
         _number(outcome.reference_mean, ",.1f"),
         _number(outcome.error_percent, "z.2f"),
         outcome.verdict or "",
-        size if entry.artifact.exists() else f"({size})",
+        size if entry.artifact.exists() or not sidecar.native else f"({size})",
         _number(outcome.latency_us, ".1f"),
         f"`{sidecar.sha256[:12]}`",
         f"`{entry.command()}`",

@@ -8,8 +8,12 @@ from packaging.requirements import Requirement
 
 PACKAGE = "quarl-tf"
 
-#: Extras by a package that is hardly installed without them.
-_EXTRAS = {"rich": "evaluate", "seaborn": "report", "tf-agents": "train"}
+#: Extras, and packages that are hardly installed without them.
+_EXTRAS = {
+    "evaluate": {"rich"},
+    "report": {"seaborn"},
+    "train": {"tensorflow-model-optimization", "tf-agents", "tf-keras"},
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,8 @@ def examine() -> list[Finding]:
     if _version(PACKAGE) is None:
         return [Finding(PACKAGE, "not installed", "pip install .")]
     findings = list(_requirements(PACKAGE, extra=""))
-    for sign, extra in _EXTRAS.items():
-        if _version(sign) is not None:
+    for extra, signs in _EXTRAS.items():
+        if any(map(_version, signs)):
             findings += _requirements(PACKAGE, extra)
     if _version("tf-agents") is not None:
         # Many machine-learning packages break its exact pin of typing-extensions.

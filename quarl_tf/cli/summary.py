@@ -224,9 +224,9 @@ def require_gate(artifacts: Sequence[Path], args: Namespace) -> None:
         if comparison is None:
             sidecar = Sidecar.load(sidecar_path(path))
             plain, reference_file = Run.from_dict(sidecar.run).plain, reference_path(path, sidecar)
-            remedy = f"`quarl export {plain.run_id} --schemes {REFERENCE}`"
-            if plain.adopted:
-                remedy = f"copy {REFERENCE}.tflite and its .json beside it"
+            remedy = f"copy {REFERENCE}.tflite and its .json beside it"
+            if not plain.adopted:
+                remedy += f" (`quarl export {plain.run_id} --schemes {REFERENCE}`)"
             raise GateError(
                 "There is no fp32 result on the same seeds, by the same rules, to compare the "
                 f"file with; {remedy} and evaluate again. Received: {path}, fp32 is expected at "

@@ -1,6 +1,7 @@
 """The verbs of the command `quarl`, one function each.
 
-Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong use, 3 failed quality gate, 4 busy, 130 interrupted,
+141 output closed.
 """
 
 import argparse
@@ -158,10 +159,11 @@ def _train(args: argparse.Namespace) -> None:
 def _checkpoint_save(args: argparse.Namespace) -> None:
     if args.file.suffix != ".npz":
         raise UsageError(f"The name of the file ends in .npz. Received: file={str(args.file)!r}")
-    folder = Workspace(args.root).run_dir(args.run)
+    workspace = Workspace(args.root)
+    folder = workspace.run_dir(args.run)
     run = checkpoint.save_to_go_on(checkpoint_dir(folder), args.file)
     _say(f"saved     {args.file}  ({args.file.stat().st_size:,} bytes)")
-    _say(f"resume by {run.command('train')}")
+    _say(f"resume by {workspace.command(run.command('train'))}")
 
 
 def _export(args: argparse.Namespace) -> None:

@@ -30,13 +30,13 @@ class Tick(NamedTuple):
 def ticks(env: Any, act: Callable[[Any], Any], observations: Any) -> Iterator[Tick]:
     """Act in an environment or a vector without end, from the `observations` of a reset.
 
-    A UsageError for a vector whose steps write into the observations it has returned.
+    A UsageError for a vector whose step writes into the observations of the step before.
     """
     starts: Any = np.ones(getattr(env, "num_envs", ()), np.bool_)
     while True:
         actions = act(observations)
         following, rewards, terminated, truncated, info = env.step(actions)
-        if starts.ndim and np.may_share_memory(observations, following):
+        if starts.ndim and np.shares_memory(observations, following):
             raise UsageError(
                 "A vector environment must return observations of their own at each step; copy "
                 f"them. Received: the array of the step before, of {env.unwrapped}"

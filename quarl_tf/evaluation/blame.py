@@ -58,9 +58,11 @@ def blame(content: bytes, policy: Policy, episodes: int) -> list[Blame]:
     graph, errors = Graph(content), auto.errors(content, policy, observations)
     effects = []
     for name, layer in graph.layers().items():
-        form, outputs = BYTE, tensor_values(graph, layer, "outputs", observations)
-        if fused_activation(layer) == BETWEEN_ONES:  # The parts of a spread head.
+        is_inner = layer.outputs[0] not in graph.outputs
+        if name == "head" and is_inner and fused_activation(layer) == BETWEEN_ONES:  # Spread.
             form, outputs = _SPREAD, auto.heads(content, policy, observations)
+        else:
+            form, outputs = BYTE, tensor_values(graph, layer, "outputs", observations)
         low, high = float(outputs.min()), float(outputs.max())
         grid = grid_between(np.array(low), np.array(high), form)
         rounded = snap(outputs, grid, form)

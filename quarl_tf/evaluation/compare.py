@@ -393,9 +393,9 @@ def _more_trainings(pooled: Comparison, differences: Sequence[Interval]) -> int 
     if not is_open or (more is None and not between.alike):
         return None
     # Each further training has the same errors of its episodes.
-    width, reach = _within(differences)[reaches[1] > reaches[0]], max(reaches)
-    count = math.ceil(len(differences) * (width / reach) ** 2)
-    more = max(more or 1, count - len(differences))
+    widths = zip(_within(differences), reaches, strict=True)
+    share = min(width / reach for width, reach in widths if reach > 0)
+    more = max(more or 1, math.ceil(len(differences) * share**2) - len(differences))
     return more if more <= _MOST_NEEDED else None
 
 

@@ -68,7 +68,9 @@ class Entry:
         if evaluation is None:
             return Outcome()
         # Intervals take most of the time.
-        comparison = None if is_reference else self.comparison()
+        comparison = None
+        with contextlib.suppress(QuarlError):  # A damaged evaluation of fp32.
+            comparison = None if is_reference else self.comparison()
         latency = (evaluation.latency_us or {}).get("median")
         outcome = Outcome(
             mean_return=fmean(evaluation.returns),
@@ -95,14 +97,18 @@ class Entry:
         if reference.exists() and scheme.post_training:
             return f"quarl quantize {reference} --scheme {scheme.name}"
         # Beside other files of a training that is not here, it would be refused.
-        trainings = [(self.run, scheme.name)]
-        if self.run.quantization is not None:
-            trainings = [(self.run.plain, REFERENCE), *trainings]
-        elif self.run.origin is not None:
-            trainings = [(self.run.origin.run, REFERENCE), *trainings]
-        return " && ".join(
-            f"{run.command('run')} --schemes {name} --root DIR" for run, name in trainings
-        )
+        return _trained_by(self.run, scheme.name)
+
+
+def _trained_by(run: Run, scheme: str) -> str:
+    """Return the command that trains a run, after those of the runs that it needs."""
+    needed = None
+    if run.quantization is not None:
+        needed = run.plain
+    elif run.origin is not None and not run.origin.step:
+        needed = run.origin.run
+    first = "" if needed is None else f"{_trained_by(needed, REFERENCE)} && "
+    return f"{first}{run.command('run')} --schemes {scheme} --root DIR"
 
 
 def entries(models: Path, name: str = _ANY) -> list[Entry]:

@@ -75,8 +75,8 @@ def require_quantisable(content: bytes, names: Collection[str]) -> None:
                 }
             if operator.name in _PRODUCTS and weights:
                 raise UsageError(
-                    f"This scheme quantises the constant kernels of {', '.join(sorted(names))} "
-                    f"alone; name another scheme. Received: operator={operator.name}"
+                    f"Quantised are the constant kernels of {', '.join(sorted(names))} alone, "
+                    f"others in another scheme at most. Received: operator={operator.name}"
                 )
 
 

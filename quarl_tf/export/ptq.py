@@ -177,7 +177,8 @@ def _is_export(target: Path, source: Sidecar) -> bool:
     with contextlib.suppress(QuarlError):
         sidecar = Sidecar.load(sidecar_path(target))
         same = sidecar.network_sha256 == source.network_sha256 and source.scheme == REFERENCE
-        is_export = same and sidecar.calibration_sha256 is not None
+        is_export = sidecar.scheme == target.stem and sidecar.calibration_sha256 is not None
+        is_export = is_export and same
         return is_export and target.exists() and sha256(target) == sidecar.sha256
     return False
 

@@ -74,10 +74,9 @@ def _round_tensor(
     QUANTIZE and DEQUANTIZE do it with at most 256 codes from the lowest of int8; MINIMUM clips what
     is above the grid.
     """
-    index = getattr(operator, side)[0]
-    producer = next((op for op in graph.operators if index in op.outputs), None)
+    rounding = graph.producers().get(getattr(operator, side)[0])
     # Of a tensor that several layers read, the first grid counts.
-    if form is None or (producer is not None and graph.name(producer) == "DEQUANTIZE"):
+    if form is None or (rounding is not None and graph.name(rounding) == "DEQUANTIZE"):
         return
     values = tensor_values(graph, operator, side, observations).reshape(1, -1)
     values = values[:, :: max(1, values.size // _MOST_VALUES)].astype(np.float64)

@@ -64,7 +64,7 @@ def write_report(
             "A report on runs that differ in more than their seed needs a name; give --name NAME. "
             f"Received: runs={[run.run_id for run in runs]}"
         )
-    name = report_name(name or (runs[0].run_id if len(runs) == 1 else names.pop()), chance)
+    name = name or report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
         key = f"{run.seedless_id} {settings(run, sidecar.preset)}"

@@ -89,7 +89,7 @@ class Run:
         """The name of the runs that differ from this one only in their seed."""
         origin = [] if self.origin is None else [f"from-{self.origin.run.seedless_id}"]
         if self.origin is not None and self.origin.step:
-            origin.append(f"at{self.origin.step}")
+            origin.append("saved")
         return "-".join([self._task, *self._settings, *origin])
 
     @property

@@ -171,7 +171,7 @@ class Sidecar(_JsonRecord):
 
     @property
     def quantized_from(self) -> int:
-        """The first step whose greedy return in training is of a network of this kind.
+        """A step from which on greedy returns in training are of networks of this kind.
 
         The burst of learning that crosses the delay is in float to its end.
         """

@@ -109,7 +109,8 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     """
     run = Run.from_dict(sidecar.run)
     reference = artifact.with_name(f"{REFERENCE}.tflite")
-    if run.quantization is None or has_sidecar(reference):
+    is_beside = has_sidecar(reference) or any(reference.parent.glob(f"{REFERENCE}.*eval.json"))
+    if run.quantization is None or is_beside:
         return reference
     # `parent` alone is wrong for "." and "..".
     return Path(os.path.abspath(artifact.parent)).parent / run.plain.folder / reference.name

@@ -130,10 +130,7 @@ def test_a_run_with_bits_is_compared_with_the_plain_one_on_the_same_episodes(
     assert snapshot(folder) == before
 
 
-def test_a_run_is_exported_by_one_process_alone(
-    finished: Finished, monkeypatch: Patch, capsys: Capsys
-) -> None:
-    monkeypatch.setattr(verbs, "_train_one", lambda *_: None)
+def test_a_run_is_exported_by_one_process_alone(finished: Finished, capsys: Capsys) -> None:
     before = snapshot(finished.root)
     words = ["run", *TINY, "--episodes", "7", "--root", str(finished.root)]
     with Workspace(finished.root).working_on(finished.run_id):
@@ -610,6 +607,9 @@ def test_doctor_asks_nothing_of_extras_that_are_not_installed(monkeypatch: Patch
     packages = {finding.package for finding in doctor.examine()}
     assert "numpy" in packages
     assert not packages & {"pygame-ce", "seaborn", "tf-agents"}
+    # What an extra lacks is told where some of it is there.
+    versions["tf-keras"] = "2.21.0"
+    assert any(f.package == "tf-agents" and f.remedy for f in doctor.examine())
 
 
 def test_training_that_was_cut_off_goes_on_and_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
