@@ -139,8 +139,8 @@ def make(env_id: str, *, sticky: float = 0.0, **options: Any) -> gym.Env[Any, An
         if atari.plays(registration):
             return atari.make(registration, sticky, **options)
         keeps_state = wrappers.keeps_state(registration)
-        env = spaces.plain(wrappers.RebuildOnReset(create) if keeps_state else create())
-    return env if registry.is_versioned(env_id) else wrappers.UserEnvironment(env)
+        env = wrappers.RebuildOnReset(create) if keeps_state else create()
+        return spaces.plain(env if registry.is_versioned(env_id) else wrappers.UserEnvironment(env))
 
 
 def make_vector(

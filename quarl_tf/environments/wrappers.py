@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.spaces import Box, Dict, Tuple
 from numpy.typing import NDArray
 
 from quarl_tf.foundation import native_output
@@ -65,21 +66,28 @@ class RebuildOnReset(gym.Wrapper[Any, Any, Any, Any]):
 class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
     """Raises a QuarlError for exceptions, and for observations that do not fit their space.
 
-    A vector that the user has vectorised is not wrapped.
+    It is inside `spaces.plain`, which turns all that it gets into numbers that fit. A vector that
+    the user has vectorised is not wrapped.
     """
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         """Start an episode."""
         with self._naming_errors("reset"):
             observation, info = self.env.reset(seed=seed, options=options)
-        return self._checked(observation, "reset"), info
+        return self._fitting(self.observation_space, observation, "reset"), _mapping(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Take one step."""
         with self._naming_errors("step"):
             observation, reward, terminated, truncated, info = self.env.step(action)
-            reward = float(reward)
-        return self._checked(observation, "step"), reward, terminated, truncated, info
+            reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        observation = self._fitting(self.observation_space, observation, "step")
+        return observation, reward, terminated, truncated, _mapping(info)
+
+    def close(self) -> None:
+        """Close the environment."""
+        with self._naming_errors("close"):
+            self.env.close()
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:
@@ -94,9 +102,24 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
                 one_line(error),
             ) from error
 
-    def _checked(self, observation: Any, method: str) -> NDArray[Any]:
-        """Return an observation in the type of its space."""
-        space, flaw = self.observation_space, f"in {method} returned an observation"
+    def _fitting(self, space: gym.Space[Any], observation: Any, method: str) -> Any:
+        """Return an observation in the types of its space, or of the parts of a Dict or Tuple."""
+        flaw = f"in {method} returned an observation"
+        if isinstance(space, Dict | Tuple):
+            keys = range(len(space.spaces)) if isinstance(space, Tuple) else space.spaces.keys()
+            try:
+                parts = {key: observation[key] for key in keys}
+            except (IndexError, KeyError, TypeError) as error:
+                raise self._error(f"{flaw} without parts of its space", one_line(error)) from error
+            fitting = {key: self._fitting(space[key], part, method) for key, part in parts.items()}
+            return tuple(fitting.values()) if isinstance(space, Tuple) else fitting
+        values = self._typed(space, observation, flaw)
+        if not isinstance(space, Box) and not space.contains(values):
+            raise self._error(f"{flaw} beyond its space, {space}", f"observation={values}"[:200])
+        return values
+
+    def _typed(self, space: gym.Space[Any], observation: Any, flaw: str) -> NDArray[Any]:
+        """Return an array in the type of its space, equal to the observation."""
         try:
             source = np.asarray(observation)
             with np.errstate(all="ignore"):  # What is beyond the type is not finite in it.
@@ -122,3 +145,8 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
             f"{env_id} {flaw}; fix it, gymnasium.utils.env_checker.check_env may help. "
             f"Received: {received}"
         )
+
+
+def _mapping(info: Any) -> dict[str, Any]:
+    """Return the info of a step, which may be anything; empty if it has no names."""
+    return info if isinstance(info, dict) else {}

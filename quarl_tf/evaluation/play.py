@@ -93,24 +93,21 @@ def evaluate(
 def _evaluation(episodes: Sequence[Episode], seeds: Sequence[int], **facts: Any) -> Evaluation:
     optional = ("artifact_sha256", "latency_us", "reference_sha256", "agreement")
     facts = dict.fromkeys(optional) | facts
-    starts = _listed([episode.start for episode in episodes])
+    starts = [episode.start for episode in episodes if episode.start is not None]
+    reported = any(episode.success is not None for episode in episodes)
     return Evaluation(
         seeds=list(seeds),
         returns=[episode.result for episode in episodes],
         lengths=[episode.length for episode in episodes],
-        starts=starts if starts and len(set(starts)) < len(starts) else None,
-        successes=_listed([episode.success for episode in episodes]),
+        starts=starts if len(set(starts)) < len(starts) else None,
+        # An environment may report successes alone.
+        successes=[bool(episode.success) for episode in episodes] if reported else None,
         ties=sum(episode.ties for episode in episodes),
         versions=provenance.package_versions(),
         processor=provenance.processor(),
         sources=provenance.sources(),
         **facts,
     )
-
-
-def _listed(facts: Sequence[Any]) -> list[Any] | None:
-    """Return the facts of all episodes, None if one has none."""
-    return None if None in facts else list(facts)
 
 
 def evaluate_random(env_id: str, run_id: str, seeds: Sequence[int]) -> Evaluation:

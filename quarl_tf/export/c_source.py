@@ -89,7 +89,8 @@ def write(artifact: Path, *, fixed: bool = False) -> str:
     names = vars(sidecar) | writer.scales | {"summary": summary, "body": body}
     names["declarations"] = "\n\n".join([*_used_kernels(body), *writer.constants, buffers])
     names["include"] = "<math.h>" if "tanhf(" in body else "<stdint.h>"
-    names.update(algo=sidecar.run["algo"], stem=artifact.stem, numbers=_NUMBERS[writer.number])
+    names.update(algo=sidecar.run["algo"], stem=artifact.stem, tag=sidecar.sha256[:8])
+    names.update(numbers=_NUMBERS[writer.number])
     names.update(type=writer.observation_type, number=writer.number)
     names.update(observation_size=math.prod(source.shape), head_size=math.prod(head.shape))
     names["act"] = _template("discrete.c" if discrete else "continuous.c").substitute(names).strip()

@@ -440,9 +440,12 @@ def aggregates(cells: Sequence[CellResults]) -> list[Aggregate]:
     too few different episodes, and left out.
     """
     first_cells = {cell.cell.references[0].seedless_id: cell.cell for cell in reversed(cells)}
-    titles = Counter(cell.title for cell in first_cells.values())
+    # What several cells share is of none of their quantisations.
+    numbers = Counter(cell.cell.references[0].seedless_id for cell in cells)
+    titles = {k: c.title if numbers[k] == 1 else c.task for k, c in first_cells.items()}
+    counts = Counter(titles.values())
     names = {
-        key: cell.title + f" ({cell.references[0].run_id})" * (titles[cell.title] > 1)
+        key: titles[key] + f" ({cell.references[0].run_id})" * (counts[titles[key]] > 1)
         for key, cell in first_cells.items()
     }
     #: Trainings by scheme, cell and run.

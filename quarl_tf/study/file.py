@@ -207,9 +207,7 @@ def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
 def _settings(cell: Cell) -> dict[str, Any]:
     origin = cell.base.origin
     start = {} if origin is None else {"from": origin.run.run_id}
-    # Columns of several delays name theirs; from the first step is another way to train.
-    first_step = {"delay": 1} if {q.delay for q in cell.quantizations} == {1} else {}
-    return {**cell.base.overrides, **first_step, **cell.options, **start}
+    return {**cell.base.overrides, **cell.options, **start}
 
 
 def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str | None) -> Cell:
@@ -225,6 +223,9 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
     options = values.get("quantization", {})
     # Bits that are given twice, and a share of the steps that equals a number of them, count once.
     quantizations = tuple({q.tag: q for q in _quantizations(values, options, preset)}.values())
+    # Columns of several delays name theirs.
+    delays = {q.delay for q in quantizations} if "delays" in values else set()
+    delay = {"delay": delays.pop()} if len(delays) == 1 else {}
     base = Run(algo, env_id, 0, overrides, modules=modules, presets=presets_file)
     require_possible(base, map(Scheme.parse, schemes))
     if "from" in values:
@@ -239,7 +240,7 @@ def _cell(entry: Mapping[str, Any], modules: tuple[str, ...], presets_file: str 
         given_env_id=values["env"],
         seeds=seeds,
         schemes=tuple(dict.fromkeys((REFERENCE, *schemes))),
-        options=options if quantizations else {},
+        options=delay | options if quantizations else {},
         quantizations=quantizations,
         remark=values.get("remark", ""),
     )

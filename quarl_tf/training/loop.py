@@ -323,7 +323,7 @@ class _Training:
         """Return the progress in a few words."""
         mean = self.collector.mean_return()
         score = f", best greedy {self.best.score:.1f}" if math.isfinite(self.best.score) else ""
-        return "" if mean is None else f"return {mean:.1f}{score}"
+        return "no episode has ended" if mean is None else f"return {mean:.1f}{score}"
 
     def _diverged(self, received: str) -> QuarlError:
         return QuarlError(

@@ -39,6 +39,40 @@ def test_dense_heads_are_those_of_the_reference_kernels(name: str, tmp_path: Pat
     compiled.check(artifact, compiled.around(artifact, 2000))
 
 
+def test_a_program_may_have_several_policies(tmp_path: Path) -> None:
+    actions, objects = [], []
+    for name in ("CartPole-v1/dqn", "LunarLander-v3/ppo"):
+        folder = tmp_path / Path(name).name
+        folder.mkdir()
+        artifact = compiled.copied(MODELS / f"{name}/s0/int8.tflite", folder)
+        c_source.write(artifact)
+        caller = f"""#include "int8.h"
+int {folder.name}(void);
+int {folder.name}(void)
+{{
+    static float observation[POLICY_OBSERVATION_SIZE];
+    return policy_act(observation);
+}}
+"""
+        (folder / "caller.c").write_text(caller)
+        for file in ("int8", "caller"):
+            objects.append(str(folder / f"{file}.o"))
+            words = ["gcc", *compiled.STRICT, "-c", f"{file}.c", "-o", objects[-1]]
+            subprocess.run(words, cwd=folder, check=True)
+        policy = Policy.load(artifact)
+        actions.append(policy.act(np.zeros(policy.sidecar.observation_shape)))
+    main = "#include <stdio.h>\nint dqn(void);\nint ppo(void);\n"
+    main += 'int main(void) { printf("%d %d", dqn(), ppo()); return 0; }\n'
+    (tmp_path / "main.c").write_text(main)
+    subprocess.run(["gcc", "main.c", *objects, "-o", "program"], cwd=tmp_path, check=True)
+    assert subprocess.check_output(tmp_path / "program", text=True).split() == [*map(str, actions)]
+    # The names of one policy in each file.
+    (tmp_path / "both.c").write_text('#include "dqn/int8.h"\n#include "ppo/int8.h"\n')
+    both = ["gcc", "-fsyntax-only", "both.c"]
+    refused = subprocess.run(both, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "header of one policy" in refused.stderr
+
+
 @pytest.mark.parametrize("scale", [0.5, 0.3, 1.0, 3.7, 0.00123456789, 1e-5])
 def test_multipliers_round_as_doubles(scale: float) -> None:
     sums = np.arange(-300_000, 300_001)

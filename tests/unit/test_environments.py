@@ -284,6 +284,44 @@ def test_observations_have_the_type_of_their_space(
         assert observations.reshape(-1, 3)[0].tolist() == [0, 1, 2]
 
 
+BYTES = spaces.Box(0, 255, (2,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "words"),
+    [
+        (spaces.Box(0, 9, (2,), np.int32), [0.7, 1.9], "of floats, its space has integers"),
+        (spaces.Box(-1, 1, (3, 4), np.float64), np.zeros((4, 3)), "another shape"),
+        (spaces.Dict(image=BYTES), {"image": np.array([300, 0])}, "integers beyond uint8"),
+        (spaces.Dict(image=BYTES), {"picture": np.zeros(2)}, "without parts of its space"),
+        (spaces.Tuple([spaces.Discrete(2), BYTES]), (0,), "without parts of its space"),
+        (spaces.Discrete(5), -1, "beyond its space, Discrete(5)"),
+        (spaces.MultiDiscrete([3, 2]), [3, 0], "beyond its space"),
+    ],
+)
+def test_observations_fit_their_space_before_they_become_numbers(
+    space: Any, observation: Any, words: str, monkeypatch: Patch
+) -> None:
+    class Observing(Drawn):
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            return observation, {}
+
+    env_id = register(monkeypatch, "Observing-v0", partial(Observing, space, spaces.Discrete(2)))
+    for create in (make, partial(make_vector, num_envs=2)):
+        assert words in refused(create(env_id).reset, seed=0)
+
+
+def test_flags_may_be_numbers_and_infos_anything(monkeypatch: Patch) -> None:
+    third = (np.zeros(3), np.float32(1), np.float32(1), None, None)
+    register(monkeypatch, "Faulty-v0", partial(Faulty, lambda: third), max_episode_steps=9)
+    env = make("Faulty-v0")
+    env.reset(seed=1)
+    *_, last = (env.step(0)[2:] for _ in range(3))
+    assert last == (True, False, {})
+    monkeypatch.setattr(Faulty, "close", lambda _: {}["viewer"])
+    assert "raised KeyError in close" in refused(env.close)
+
+
 @pytest.mark.parametrize(
     ("third", "words"),
     [

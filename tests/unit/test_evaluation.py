@@ -317,3 +317,7 @@ def test_success_is_what_the_last_step_of_an_episode_tells(monkeypatch: Patch) -
     assert set(result.successes or ()) == {True, False}
     for success, total in zip(result.successes or (), result.returns, strict=True):
         assert success == (total > 0)
+    # Where only successes are told, the others are none.
+    outcomes = iter([Episode(1.0, 3, True), Episode(0.0, 3, None)])
+    monkeypatch.setattr(play, "play", lambda *_: next(outcomes))
+    assert evaluate_random("CartPole-v1", "run", SEEDS[:2]).successes == [True, False]

@@ -2,6 +2,7 @@
 
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,9 +69,12 @@ def test_the_workflow_gates_a_policy(tmp_path: Path, monkeypatch: Patch) -> None
     monkeypatch.chdir(tmp_path)
     steps = yaml.safe_load((EXAMPLES / "gate.yml").read_text())["jobs"]["policy"]["steps"]
     commands = [shlex.split(step["run"]) for step in steps if "run" in step]
-    verbs = [words[1] for words in commands if words[0] == "quarl"]
-    assert verbs == ["evaluate", "inspect"]
-    for words in commands[1:]:
+    _, delete, evaluate, inspect = commands
+    assert [evaluate[1], inspect[1]] == ["evaluate", "inspect"]
+    (folder / "int8.eval.json").write_text("made elsewhere")
+    subprocess.run(delete, check=True)
+    assert not (folder / "int8.eval.json").exists()
+    for words in (evaluate, inspect):
         assert main(words[1:]) == 0
     (folder / "int8.tflite").write_bytes((folder / "fp32.tflite").read_bytes())
-    assert main(commands[1][1:]) == 1
+    assert main(evaluate[1:]) == 1

@@ -70,12 +70,15 @@ cells:
   - {algo: dqn, env: CartPole-v1, overrides: {discount: 0.9}}
   - {algo: ppo, env: CartPole-v1, delays: [20000, 0.5]}
   - {algo: ppo, env: CartPole-v1, seeds: [2], delays: [1], quantization: {edge_bits: 4}}
+  - {algo: ppo, env: CartPole-v1, delays: [0.25]}
 """
     path = write_study(tmp_path, text)
     first, second, *others = read(path).cells
     assert (first.base.env_id, first.seeds, first.quantizations) == ("LunarLander-v3", (7,), ())
     assert (second.distinction, second.seeds) == ("", (0, 1))
-    assert [cell.distinction for cell in others] == ["discount=0.9", "", "delay=1, edge_bits=4"]
+    assert [cell.distinction for cell in others] == [
+        *("discount=0.9", "", "delay=1, edge_bits=4", "delay=25000")
+    ]
     assert main(["study", "plan", str(path)]) == 0
     assert capsys.readouterr().err.count("LunarLander-v2 is now LunarLander-v3") == 1
 

@@ -8,9 +8,16 @@
  * $summary
  * Static buffers: one call at a time. $numbers
  */
-#ifndef POLICY_H
-#define POLICY_H
+#ifndef POLICY_${tag}_H
+#define POLICY_${tag}_H
+#ifdef POLICY_HEAD_SIZE
+#error "Include the header of one policy in a file; their names are the same."
+#endif
 #include <stdint.h>
+
+/* What the linker sees, so that a program may have several policies. */
+#define policy_head policy_head_$tag
+#define policy_act policy_act_$tag
 
 #define POLICY_OBSERVATION_SIZE $observation_size
 #define POLICY_HEAD_SIZE $head_size
