@@ -12,7 +12,7 @@ PACKAGE = "quarl-tf"
 _EXTRAS = {
     "evaluate": {"rich"},
     "report": {"seaborn"},
-    "train": {"tensorflow-model-optimization", "tf-agents", "tf-keras"},
+    "train": {"tensorflow-model-optimization", "tf-agents"},
 }
 
 

@@ -106,13 +106,16 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
         """Return an observation in the types of its space, or of the parts of a Dict or Tuple."""
         flaw = f"in {method} returned an observation"
         if isinstance(space, Dict | Tuple):
-            keys = range(len(space.spaces)) if isinstance(space, Tuple) else space.spaces.keys()
+            is_tuple = isinstance(space, Tuple)
+            spaces: Any = dict(enumerate(space.spaces)) if is_tuple else space.spaces
             try:
-                parts = {key: observation[key] for key in keys}
+                parts, count = {key: observation[key] for key in spaces}, len(observation)
             except (IndexError, KeyError, TypeError) as error:
                 raise self._error(f"{flaw} without parts of its space", one_line(error)) from error
-            fitting = {key: self._fitting(space[key], part, method) for key, part in parts.items()}
-            return tuple(fitting.values()) if isinstance(space, Tuple) else fitting
+            if is_tuple and count > len(spaces):
+                raise self._error(f"{flaw} of more parts than its space", f"{count} parts")
+            fitting = {key: self._fitting(spaces[key], part, method) for key, part in parts.items()}
+            return tuple(fitting.values()) if is_tuple else fitting
         values = self._typed(space, observation, flaw)
         if not isinstance(space, Box) and not space.contains(values):
             raise self._error(f"{flaw} beyond its space, {space}", f"observation={values}"[:200])
@@ -129,12 +132,15 @@ class UserEnvironment(gym.Wrapper[Any, Any, Any, Any]):
         if values.shape != space.shape:
             received = f"{values.shape}, the space has {space.shape}"
             raise self._error(f"{flaw} of another shape than its space", received)
-        if source.dtype.kind == "f" and values.dtype.kind in "iu":
+        changed = source.dtype.kind == "f" and values.dtype.kind in "iu"
+        if changed and (space.dtype == np.uint8 or (values != source).any()):
             raise self._error(f"{flaw} of floats, its space has integers", f"dtype={source.dtype}")
         if values.dtype.kind != "f" and values is not source and (values != source).any():
             received = f"observation={source.tolist()}"[:200]
             raise self._error(f"{flaw} with integers beyond {values.dtype}", received)
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        with np.errstate(over="ignore"):  # Observations become float32.
+            is_finite = values.dtype.kind != "f" or np.isfinite(values.astype(np.float32)).all()
+        if not is_finite:
             received = f"observation={values.tolist()}"[:200]
             raise self._error(f"{flaw} that is not finite", received)
         return values

@@ -67,7 +67,10 @@ def write_report(
     name = name or report_name(runs[0].run_id if len(runs) == 1 else names.pop(), chance)
     groups: dict[str, list[Run]] = {}
     for run, sidecar in zip(runs, sidecars, strict=True):
+        # One for each seed: a training may go on from several of its checkpoints.
         key = f"{run.seedless_id} {settings(run, sidecar.preset)}"
+        while run.seed in (other.seed for other in groups.get(key, ())):
+            key += " again"
         groups.setdefault(key, []).append(run)
     cells = [_cell_of(workspace, group, chance) for group in groups.values()]
     title = cells[0].title if len(cells) == 1 else name
@@ -167,7 +170,8 @@ def _cell_of(workspace: Workspace, runs: Sequence[Run], chance: Chance) -> Cell:
     first = runs[0]
     options = dict(first.overrides)
     if first.origin is not None:
-        options["from"] = first.origin.run.seedless_id
+        step = f" at {first.origin.step}" if first.origin.step and len(runs) == 1 else ""
+        options["from"] = first.origin.run.seedless_id + step
     if first.quantization is not None:
         options |= first.quantization.options()
     details = [f"{key}={value}" for key, value in options.items()]

@@ -79,7 +79,7 @@ class Cell:
         base: The plain training of seed 0, of which the others are variants.
         given_env_id: Id of the environment in the file, which may be an old one.
         schemes: Schemes of the plain trainings, fp32 first.
-        options: Options of quantisation in the file, besides bits and delays.
+        options: Options of quantisation in the file, and a single delay that it gives, but no bits.
         distinction: Settings that other cells of its algorithm and environment do not have.
     """
 
@@ -195,11 +195,13 @@ def _titled(cells: Sequence[Cell]) -> Iterator[Cell]:
     """Yield the cells; those of one algorithm and environment say which settings differ."""
     for cell in cells:
         task = cell.base.algo, cell.base.env_id
-        others = [_settings(o) for o in cells if (o.base.algo, o.base.env_id) == task]
+        others = [o for o in cells if (o.base.algo, o.base.env_id) == task]
         differences = [
             f"{key}={value}"
             for key, value in _settings(cell).items()
-            if any(settings.get(key) != value for settings in others)
+            if any(
+                _settings(o).get(key) != value for o in others if key != "delay" or o.quantizations
+            )
         ]
         yield replace(cell, distinction=", ".join(differences))
 

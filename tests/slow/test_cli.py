@@ -608,7 +608,7 @@ def test_doctor_asks_nothing_of_extras_that_are_not_installed(monkeypatch: Patch
     assert "numpy" in packages
     assert not packages & {"pygame-ce", "seaborn", "tf-agents"}
     # What an extra lacks is told where some of it is there.
-    versions["tf-keras"] = "2.21.0"
+    versions["tensorflow-model-optimization"] = "0.8.1"
     assert any(f.package == "tf-agents" and f.remedy for f in doctor.examine())
 
 

@@ -295,6 +295,8 @@ BYTES = spaces.Box(0, 255, (2,), np.uint8)
         (spaces.Dict(image=BYTES), {"image": np.array([300, 0])}, "integers beyond uint8"),
         (spaces.Dict(image=BYTES), {"picture": np.zeros(2)}, "without parts of its space"),
         (spaces.Tuple([spaces.Discrete(2), BYTES]), (0,), "without parts of its space"),
+        (spaces.Tuple([spaces.Discrete(2)]), (0, 1), "more parts than its space"),
+        (spaces.Box(-np.inf, np.inf, (1,), np.float64), [1e300], "not finite"),
         (spaces.Discrete(5), -1, "beyond its space, Discrete(5)"),
         (spaces.MultiDiscrete([3, 2]), [3, 0], "beyond its space"),
     ],
