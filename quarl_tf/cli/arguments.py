@@ -312,7 +312,7 @@ _VERBS: tuple[tuple[Any, ...], ...] = (
         _ROOT,
         _option("runs", metavar="RUN", nargs="+", help="run ids"),
         _option("--name", help="name of the report's folder (default: after the runs)"),
-        *(_chance, _MARGIN),
+        *(_chance, _MARGIN, _IMPORT),
     ),
     (
         "study",

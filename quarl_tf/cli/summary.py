@@ -130,14 +130,15 @@ def content_table(artifact: Path, audit: FlatbufferAudit) -> Table:
     table.add_row("operators", escape("\n".join(audit.operators)))
     table.add_row("tensors", ", ".join(f"{n} {t}" for t, n in audit.tensor_dtypes.items()))
     table.add_row("weights", ", ".join(f"{n:,} {t}" for t, n in audit.weight_dtypes.items()))
-    for name, value in _provenance(artifact):
+    for name, value in _provenance(artifact, is_float="int8" not in audit.weight_dtypes):
         table.add_row(name, escape(value))
     return table
 
 
-def _provenance(artifact: Path) -> list[tuple[str, str]]:
+def _provenance(artifact: Path, *, is_float: bool) -> list[tuple[str, str]]:
     if not has_sidecar(artifact):
-        return [("sidecar", "none: this file can be adopted (quarl adopt), not evaluated")]
+        remedy = "can be adopted (quarl adopt)" if is_float else "needs the .json it came with"
+        return [("sidecar", f"none: this file {remedy}, and cannot be evaluated")]
     sidecar = Sidecar.load(sidecar_path(artifact))
     intact = sidecar.sha256 == sha256(artifact)
     return [

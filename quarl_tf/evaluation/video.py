@@ -65,8 +65,7 @@ class Scene(NamedTuple):
             while repeats >= 0:
                 yield _compose(self.names, shots, height)
                 repeats -= all(shot.end for shot in shots)
-                # An episode that has ended keeps its last shot.
-                shots = [next(*pair) for pair in zip(episodes, shots, strict=True)]
+                shots = [next(episode) for episode in episodes]
 
 
 def scene(policies: Sequence[Policy], seed: int, max_steps: int) -> Scene:
@@ -142,25 +141,29 @@ def watch(scene: Scene) -> None:
 
 
 def _episode(policy: Policy, scene: Scene, stride: int) -> Generator[_Shot, None, None]:
+    """Yield the shots of an episode, the last one without end.
+
+    Its environment stays open: many end pygame in `close`, with which those of others draw.
+    """
     total = 0.0
     with closing(matching_env(policy.sidecar, render_mode="rgb_array")) as env:
         observation, _ = env.reset(seed=scene.seed)
-        with making(policy.sidecar.env_id):
-            screen = _screen(env)
-        yield _Shot(screen, total, end="")
+        yield _Shot(_screen(env), total, end="")
         for step, tick in enumerate(ticks(env, policy.act, observation), start=1):
             total += float(tick.rewards)
             end = "done" if tick.done else "stopped" if step == scene.max_steps else ""
             if end or step % stride == 0:
                 environments.require_finite(total, f"seed={scene.seed}")
-                yield _Shot(_screen(env), total, end)
-            if end:
-                return
+                shot = _Shot(_screen(env), total, end)
+                yield shot
+            while end:
+                yield shot
 
 
 def _screen(env: gym.Env[Any, Any]) -> Any:
-    """Draw an environment; a UsageError where it makes no image of bytes."""
-    screen: Any = env.render()
+    """Draw an environment; a UsageError where it cannot, or makes no image of bytes."""
+    with making(env.spec.id if env.spec is not None else "?"):
+        screen: Any = env.render()
     shape = np.shape(screen)
     is_image = len(shape) > 1 and shape[2:] in ((), (3,), (4,))
     if not is_image or np.asarray(screen).dtype != np.uint8:

@@ -5,7 +5,6 @@ So a file that exists is complete.
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import io
 import json
@@ -128,6 +127,8 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
 
     The lock ends with the process at the latest.
     """
+    import fcntl  # Windows, where policies can act, has none.
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)

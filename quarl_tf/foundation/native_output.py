@@ -4,9 +4,13 @@ import ctypes
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
+
+#: Threads that took turns in between would restore each other's file.
+_LOCK = threading.RLock()
 
 
 @contextmanager
@@ -16,7 +20,7 @@ def caught() -> Iterator[Callable[[], str]]:
         yield str
         return
     sys.stderr.flush()
-    with _memory_file() as file:
+    with _LOCK, _memory_file() as file:
         stderr_handle = os.dup(2)
         os.dup2(file.fileno(), 2)
 

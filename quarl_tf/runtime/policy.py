@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quarl_tf.foundation import native_output
+from quarl_tf.foundation import kinds, native_output
 from quarl_tf.foundation.errors import QuarlError, UsageError, one_line
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.spec import actions
@@ -32,7 +32,11 @@ class Policy:
     """
 
     def __init__(self, content: bytes, sidecar: Sidecar, threads: int = 1) -> None:
-        """Load verified bytes; a QuarlError where they do not match the sidecar."""
+        """Load verified bytes; a QuarlError where they do not match the sidecar.
+
+        A UsageError for less than one thread.
+        """
+        kinds.COUNT.require("threads", threads)
         try:
             # The first one of a process prints its delegate.
             with native_output.caught():
@@ -79,8 +83,8 @@ class Policy:
             if has_sidecar(path):
                 raise
             raise QuarlError(
-                f"{path} has no sidecar {source.name} beside it; copy both files, or adopt it "
-                f"(quarl adopt). Received: path={str(path)!r}"
+                f"{path} has no sidecar {source.name} beside it; copy both files, or adopt one of "
+                f"floats (quarl adopt). Received: path={str(path)!r}"
             ) from error
         digest = hashlib.sha256(content).hexdigest()
         if digest != sidecar.sha256:

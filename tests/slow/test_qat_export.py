@@ -110,8 +110,8 @@ def test_simulated_flatbuffers_are_the_network_at_every_width(
     per_channel = Run.from_dict(sidecar.run).quantization.recipe.default.weights.per_channel
     for kernel in flatbuffer.weights(path).values():
         # The head has eight bits.
-        if kernel.ndim == 2 and len(kernel) > 4:
-            grids = kernel if per_channel else [kernel]
+        if kernel.ndim == 4 or (kernel.ndim == 2 and len(kernel) > 4):
+            grids = kernel if per_channel or kernel.ndim == 4 else [kernel]
             assert all(len(np.unique(grid)) <= 2**bits + paper for grid in grids)
     assert not sidecar.native
     assert "int8" not in sidecar.weight_dtypes

@@ -88,6 +88,8 @@ def test_sidecars_give_missing_options(artifacts: Artifacts, file: Path, capsys:
     )
     printed(capsys, "adopt", str(file), "--episodes", "1")
     assert "can be adopted" in printed(capsys, "inspect", str(file))
+    shutil.copy(artifacts["int8"], file.with_name("lone.tflite"))
+    assert "needs the .json" in printed(capsys, "inspect", str(file.with_name("lone.tflite")))
     (folder,) = Path("tflite_models/CartPole-v1/adopted").iterdir()
     sidecar = Sidecar.load(folder / "fp32.json")
     assert (sidecar.head, folder.name) == ("q_values", f"s0-{sidecar.sha256[:12]}")

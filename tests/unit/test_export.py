@@ -18,6 +18,7 @@ from quarl_tf.export.convert import TrainedNetwork
 from quarl_tf.export.graph import Graph
 from quarl_tf.export.ptq import described
 from quarl_tf.foundation import provenance
+from quarl_tf.foundation.files import sha256
 from quarl_tf.networks import Weights
 from quarl_tf.runtime import flatbuffer
 from quarl_tf.runtime.policy import Policy
@@ -67,9 +68,16 @@ def test_sidecars_describe_the_file(
         "trained_on": [provenance.processor()],
         "trained_commits": record.commits,
         "head": "advantages" if name == "int8" else "q_values",
+        "sha256": sha256(path),
+        "size_bytes": path.stat().st_size,
+        "run_id": tiny_run.run_id,
+        "env_id": "CartPole-v1",
+        "num_actions": 2,
+        **dict.fromkeys(("action_low", "action_high", "action_std")),
+        "observation_shape": [4],
+        "observation_dtype": "float32",
     }
-    assert {key: expected.get(key, value) for key, value in vars(sidecar).items()} == vars(sidecar)
-    assert (sidecar.num_actions, sidecar.observation_shape) == (2, [4])
+    assert vars(sidecar) == expected
     ends = [(spec.shape, spec.dtype) for spec in (*audit.inputs, *audit.outputs)]
     assert ends == [((1, 4), "float32"), ((1, 2), "float32")]
     signatures = Interpreter(model_path=str(path)).get_signature_list()

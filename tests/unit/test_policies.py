@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from conftest import Network
 from samples import Artifacts, Copy, Describe, Patch, refused
 
 from quarl_tf.evaluation.latency import percentiles, time_calls
+from quarl_tf.foundation import native_output
+from quarl_tf.foundation.errors import UsageError
 from quarl_tf.runtime.policy import Policy
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import sidecar_path
@@ -215,6 +218,36 @@ def test_sidecar_of_another_policy_is_refused(
 ) -> None:
     path = describe(artifacts["fp32"].read_bytes(), **changes)
     assert message in refused(Policy.load, path)
+
+
+def test_threads_that_load_policies_keep_standard_error() -> None:
+    before = os.fstat(2)
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with native_output.caught():
+            first_in.set()
+            second_in.wait(0.2)  # In vain.
+        first_out.set()
+
+    def second() -> None:
+        first_in.wait()
+        with native_output.caught():
+            second_in.set()
+            first_out.wait(0.2)
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.path.samestat(os.fstat(2), before)
+
+
+@pytest.mark.parametrize("threads", [0, 1.5])
+def test_threads_are_whole_numbers_above_0(artifacts: Artifacts, threads: Any) -> None:
+    message = refused(Policy.load, artifacts["int8"], threads=threads, error=UsageError)
+    assert f"Received: threads={threads}" in message
 
 
 def test_a_policy_acts_without_error_output_and_temporary_folder(artifacts: Artifacts) -> None:

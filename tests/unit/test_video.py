@@ -77,6 +77,27 @@ def test_what_is_no_image_is_refused(screen: Any, monkeypatch: Patch) -> None:
     assert "its `render`" in refused(list, scene.images(100), error=UsageError)
 
 
+def test_an_image_that_cannot_be_drawn_is_one_line(monkeypatch: Patch) -> None:
+    scene, draw, drawn = video.scene([balancing()], 0, 9), CartPoleEnv.render, list[Any]()
+
+    def render(env: Any) -> Any:
+        drawn.append(draw(env))
+        return drawn[-1] if len(drawn) < 3 else {}["trail"]
+
+    monkeypatch.setattr(CartPoleEnv, "render", render)
+    message = refused(list, scene.images(100), error=UsageError)
+    assert "CartPole-v1 cannot be made or drawn (KeyError: 'trail')" in message
+
+
+def test_no_environment_closes_before_the_last_image(monkeypatch: Patch) -> None:
+    scene, closed = video.scene([acting(0), balancing()], 3, 40), list[Any]()
+    monkeypatch.setattr(CartPoleEnv, "close", closed.append)
+    for image in scene.images(100):
+        assert image.size
+        assert not closed
+    assert len(closed) == 2
+
+
 def test_a_gif_is_a_loop_of_the_right_length(tmp_path: Path, monkeypatch: Patch) -> None:
     scene, target = video.scene([acting(0), balancing()], 0, 30), tmp_path / "new/film.gif"
     video.record(scene, target)
