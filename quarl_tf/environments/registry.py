@@ -81,8 +81,9 @@ def making(env_id: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UsageError(
-            f"{env_id} cannot be made or drawn ({type(error).__name__}: {one_line(error).rstrip('.')}); "
-            f"gymnasium.make alone would show where. Received: environment={env_id!r}"
+            f"{env_id} cannot be made or drawn ({type(error).__name__}: "
+            f"{one_line(error).rstrip('.')}); gymnasium.make alone would show where. "
+            f"Received: environment={env_id!r}"
         ) from error
 
 
