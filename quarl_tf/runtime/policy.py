@@ -83,8 +83,8 @@ class Policy:
             if has_sidecar(path):
                 raise
             raise QuarlError(
-                f"{path} has no sidecar {source.name} beside it; copy both files, or adopt one of "
-                f"floats (quarl adopt). Received: path={str(path)!r}"
+                f"{path} has no sidecar {source.name} beside it; copy both files, or adopt it "
+                f"(quarl adopt) if it is of floats. Received: path={str(path)!r}"
             ) from error
         digest = hashlib.sha256(content).hexdigest()
         if digest != sidecar.sha256:
