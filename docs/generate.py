@@ -913,7 +913,7 @@ def _card_row(entry: Entry) -> list[str]:
         number_text(outcome.reference_mean),
         percent(outcome.error_percent),
         size(sidecar.size_bytes) if sidecar.native else "simulated",
-        number_text(outcome.latency_us) if sidecar.native else "",
+        number_text(outcome.latency_us),
     ]
 
 

@@ -162,7 +162,13 @@ def boards_table(board: str, fits: Sequence[Fit]) -> Table:
 
 def shelf_table(entries: Sequence[Entry]) -> Table:
     """Return a table of the policies on the shelf."""
-    table = Table("policy", "run", "return", "fp32", "error", "verdict", "bytes")
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    table.add_column("run")
+    for name in ("return", "fp32", "error"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    table.add_column("bytes", justify="right")
     for entry in entries:
         outcome = Outcome()
         with suppress(QuarlError):  # A damaged evaluation hides no other policy.

@@ -7,7 +7,7 @@ import contextlib
 import csv
 import glob
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -67,24 +67,20 @@ class Entry:
         evaluation, is_reference = self.evaluation(), self.sidecar.scheme == REFERENCE
         if evaluation is None:
             return Outcome()
-        # Intervals take most of the time.
+        latency = (evaluation.latency_us or {}).get("median") if self.sidecar.native else None
         comparison = None
-        with contextlib.suppress(QuarlError):  # A damaged evaluation of fp32.
-            comparison = None if is_reference else self.comparison()
-        latency = (evaluation.latency_us or {}).get("median")
-        outcome = Outcome(
-            mean_return=fmean(evaluation.returns),
-            verdict="reference" if is_reference else None,
-            latency_us=latency if self.sidecar.native else None,
-        )
+        if not is_reference:  # Of which intervals would take most of the time.
+            with contextlib.suppress(QuarlError):  # A damaged evaluation of fp32.
+                comparison = self.comparison()
         if comparison is None:
-            return outcome
-        return replace(
-            outcome,
-            mean_return=comparison.returns.mean,
-            reference_mean=comparison.reference_mean,
-            error_percent=comparison.reward_error_percent,
-            verdict=comparison.verdict,
+            verdict = "reference" if is_reference else None
+            return Outcome(fmean(evaluation.returns), verdict=verdict, latency_us=latency)
+        return Outcome(
+            comparison.returns.mean,
+            comparison.reference_mean,
+            comparison.reward_error_percent,
+            comparison.verdict,
+            latency,
         )
 
     def command(self) -> str:
@@ -102,12 +98,7 @@ class Entry:
 
 def _trained_by(run: Run, scheme: str) -> str:
     """Return the command that trains a run, after those of the runs that it needs."""
-    needed = None
-    if run.quantization is not None:
-        needed = run.plain
-    elif run.origin is not None and not run.origin.step:
-        needed = run.origin.run
-    first = "" if needed is None else f"{_trained_by(needed, REFERENCE)} && "
+    first = "" if run.needed is None else f"{_trained_by(run.needed, REFERENCE)} && "
     return f"{first}{run.command('run')} --schemes {scheme} --root DIR"
 
 

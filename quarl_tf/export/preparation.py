@@ -75,8 +75,8 @@ def require_quantisable(content: bytes, names: Collection[str]) -> None:
                 }
             if operator.name in _PRODUCTS and weights:
                 raise UsageError(
-                    f"Quantised are the constant kernels of {', '.join(sorted(names))} alone, "
-                    f"others in another scheme at most. Received: operator={operator.name}"
+                    f"Only constant kernels of {', '.join(sorted(names))} are quantised here; "
+                    f"another scheme may take others. Received: operator={operator.name}"
                 )
 
 

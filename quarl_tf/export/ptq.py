@@ -176,10 +176,10 @@ def _is_export(target: Path, source: Sidecar) -> bool:
     """Tell whether a file is what the training of another flatbuffer was exported to, intact."""
     with contextlib.suppress(QuarlError):
         sidecar = Sidecar.load(sidecar_path(target))
-        same = sidecar.network_sha256 == source.network_sha256 and source.scheme == REFERENCE
-        is_export = sidecar.scheme == target.stem and sidecar.calibration_sha256 is not None
-        is_export = is_export and same
-        return is_export and target.exists() and sha256(target) == sidecar.sha256
+        expected = target.stem, source.network_sha256, sha256(target) if target.exists() else None
+        is_intact = (sidecar.scheme, sidecar.network_sha256, sidecar.sha256) == expected
+        is_calibrated = sidecar.calibration_sha256 is not None
+        return is_intact and is_calibrated and source.scheme == REFERENCE
     return False
 
 

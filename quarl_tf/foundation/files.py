@@ -127,7 +127,7 @@ def locked(folder: Path, refusal: str) -> Iterator[None]:
 
     The lock ends with the process at the latest.
     """
-    import fcntl  # Windows, where policies can act, has none.
+    import fcntl  # Of POSIX systems; acting needs none.
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
-#: Threads that took turns in between would restore each other's file.
+#: One thread at a time: a second one would take the first one's file for standard error.
 _LOCK = threading.RLock()
 
 

@@ -111,6 +111,13 @@ class Run:
         return replace(self, quantization=None)
 
     @property
+    def needed(self) -> Run | None:
+        """The run that comes first: its reference, or the one whose network it starts from."""
+        if self.quantization is not None:
+            return self.plain
+        return self.origin.run if self.origin is not None and not self.origin.step else None
+
+    @property
     def default_schemes(self) -> tuple[str, ...]:
         """The names of the schemes that it is exported as by default."""
         names = default_schemes(self.quantization)

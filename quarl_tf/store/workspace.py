@@ -109,8 +109,9 @@ def reference_path(artifact: Path, sidecar: Sidecar) -> Path:
     """
     run = Run.from_dict(sidecar.run)
     reference = artifact.with_name(f"{REFERENCE}.tflite")
-    is_beside = has_sidecar(reference) or any(reference.parent.glob(f"{REFERENCE}.*eval.json"))
-    if run.quantization is None or is_beside:
+    if run.quantization is None or has_sidecar(reference):
+        return reference
+    if any(reference.parent.glob(f"{REFERENCE}.*eval.json")):
         return reference
     # `parent` alone is wrong for "." and "..".
     return Path(os.path.abspath(artifact.parent)).parent / run.plain.folder / reference.name

@@ -233,10 +233,9 @@ def _jobs(workspace: Workspace, study: Study, statuses: Sequence[Status]) -> lis
         words += ["--episodes", f"{study.episodes + study.skip_episodes}", "--no-report"]
         words += study.chance.option.split()
         command = (*_QUARL, *words, "--root", f"{workspace.root.resolve()}")
-        needed_id = run.plain.run_id
+        needed_id = run_id if run.needed is None else run.needed.run_id
         paths = [workspace.run_dir(run_id), workspace.artifact_dir(run_id)]
         if run.origin is not None:
-            needed_id = run.origin.run.run_id
             paths.append(workspace.run_dir(needed_id))
         if needed_id != run_id:
             paths.append(workspace.artifact_dir(needed_id))
