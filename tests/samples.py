@@ -244,6 +244,12 @@ DRAWN = {
         gym.spaces.Discrete(3),
         "CartPole-v1",
     ),
+    # As a game's, but smaller, and with no byte at an end of its range, as in many games.
+    "Frames-v0": (
+        gym.spaces.Box(40, 200, (28, 28, 4), np.uint8),
+        gym.spaces.Discrete(4),
+        "BreakoutNoFrameskip-v4",
+    ),
 }
 for _name, (*_spaces, _) in DRAWN.items():
     gym.register(_name, partial(Drawn, *_spaces))

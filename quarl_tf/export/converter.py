@@ -28,10 +28,10 @@ def of_function(network: Callable[[Any], Any], shape: tuple[int, ...], dtype: st
     """Return a converter of a function of one observation, from "observation" to "head"."""
     signature = [tf.TensorSpec((1, *shape), dtype, name="observation")]
     serve = tf.function(lambda observation: {"head": network(observation)}, signature)
-    variables = network if isinstance(network, keras.Model) else tf.Module()
-    return tf.lite.TFLiteConverter.from_concrete_functions(
-        [serve.get_concrete_function()], variables
-    )
+    # With the network itself, the converter would trace and save each of its layers, too.
+    owner = tf.Module()
+    owner.kept = network.variables if isinstance(network, keras.Model) else []
+    return tf.lite.TFLiteConverter.from_concrete_functions([serve.get_concrete_function()], owner)
 
 
 def converted(converter: Any) -> bytes:

@@ -19,7 +19,7 @@ _FIT_DAMPING = 0.02
 _BLOCK = 2048
 
 #: Inputs whose errors are passed on to all later weights at once.
-_BATCH = 512
+_BATCH = 128
 
 #: Candidate ranges of a channel's grid, as shares of the channel's range.
 _PARTS = np.linspace(0.4, 1.0, 25)
@@ -73,16 +73,18 @@ def _round_block(
     order = np.argsort(-np.diag(moments))
     # Row i of the inverse's factor is for the inputs from i on: those before are rounded.
     factor = np.linalg.cholesky(np.linalg.inv(moments[np.ix_(order, order)])).T
-    corrected, rounded = weights[:, order], np.empty_like(weights)
+    # A row for each input, so that one input's weights lie side by side.
+    corrected, grid = np.ascontiguousarray(weights[:, order].T), Grid(*(x[:, 0] for x in grid))
+    rounded = np.empty_like(corrected)
     for start in range(0, len(order), _BATCH):
         end = min(start + _BATCH, len(order))
-        errors = np.empty((len(weights), end - start))
+        errors = np.empty((end - start, len(weights)))
         for i in range(start, end):
-            rounded[:, i] = snap(corrected[:, i : i + 1], grid, form)[:, 0]
-            errors[:, i - start] = (corrected[:, i] - rounded[:, i]) / factor[i, i]
-            corrected[:, i:end] -= errors[:, i - start, None] * factor[i, i:end]
-        corrected[:, end:] -= errors @ factor[start:end, end:]
-    return rounded[:, np.argsort(order)]
+            rounded[i] = snap(corrected[i], grid, form)
+            errors[i - start] = (corrected[i] - rounded[i]) / factor[i, i]
+            corrected[i:end] -= factor[i, i:end, None] * errors[i - start]
+        corrected[end:] -= factor[start:end, end:].T @ errors
+    return rounded[np.argsort(order)].T
 
 
 def best_grid(weights: Array, importance: Array, form: TensorFormat) -> Grid:

@@ -21,14 +21,14 @@ from quarl_tf.spec import Quantization, Run, default_schemes
 from quarl_tf.store.records import Sidecar
 from quarl_tf.store.workspace import Workspace, sidecar_path
 
-POLE, CARS, GAME = "CartPole-v1", "MountainCarContinuous-v0", "BreakoutNoFrameskip-v4"
+POLE, CARS, FRAMES = "CartPole-v1", "MountainCarContinuous-v0", "Frames-v0"
 KINDS: Mapping[str, Run] = {
     "values": Run("dqn", POLE, 0, {"network": [32, 32]}),
     "dueling": Run("dqn", POLE, 1, {"network": [32, 32], "dueling": True}),
     "logits": Run("ppo", POLE, 0, {"network": [32, 32]}),
     "action": Run("ddpg", CARS, 0, {"network": [32, 32]}),
     "steering": Run("ppo", "Steering-v0", 0, {"network": [32, 32]}),
-    "images": Run("dqn", GAME, 0, {"network": "li"}),
+    "images": Run("dqn", FRAMES, 0, {"network": "li"}),
 }
 
 
@@ -37,7 +37,7 @@ class Bench:
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self.observations = cache(lambda env_id: observed(env_id, 8, 9 if env_id == GAME else 99))
+        self.observations = cache(lambda env_id: observed(env_id, 8, 99))
 
     def run(self, kind: str, bits: int, **options: Any) -> tuple[Run, Any]:
         """Write a finished quantisation-aware training; return it and its network."""
